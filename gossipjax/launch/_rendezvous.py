@@ -2,10 +2,11 @@
 
 If the coordinator is unreachable, or a process is missing or was started twice, JAX aborts the
 process: the program cannot catch it, and the message does not name the process. So the processes
-first meet at the coordinator's address themselves.
+first meet at the coordinator's address themselves. Each sends one line to process 0, which answers
+all of them at the end: `JSON`, or `HMAC JSON` if the job has a secret.
 
 Anybody who reaches the port can connect. So everything that arrives is checked before it is used,
-connections are read concurrently, and there is a bounded number of them and one deadline for all.
+connections are read concurrently, and there is one deadline for all.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ import dataclasses
 import errno
 import hashlib
 import hmac
-import ipaddress
 import json
 import os
 import reprlib
 import selectors
 import socket
 import time
-from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from gossipjax.launch._process_info import MAX_PROCESSES, ProcessInfo, parse_address
 
@@ -31,8 +30,7 @@ BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # JAX's coordinator uses it, too
 RESOLVE_SECONDS = 0.5  # between two attempts to resolve a name
 RETRY_SECONDS = 0.05  # between two attempts to reach process 0
 MARGIN_SECONDS = 5.0  # for process 0's answer to arrive after its timeout
-MAX_STRANGERS = 64  # silent connections, beside one of each process; then the oldest is dropped
-MAX_SHOWN = 8  # missing processes, and events, in an error
+MAX_SHOWN = 8  # missing processes, and dropped connections, in an error
 MAX_HELLO_BYTES = 4096
 MAX_ANSWER_BYTES = 1 << 16
 MAX_HOST_LENGTH = 300
@@ -53,42 +51,11 @@ def rendezvous(address: str, info: ProcessInfo, timeout: float, secret: str | No
         raise ConnectionError(error)
 
 
-# The messages: lines of `JSON`, or of `HMAC JSON` if the job has a secret.
-
-
 class MessageError(Exception):
     """A message is not one of the job; the text describes it."""
 
 
-class Hello(NamedTuple):
-    """Introduction of a process to process 0. `host` describes the process for errors."""
-
-    info: ProcessInfo
-    host: str
-
-
-def encode_hello(hello: Hello, secret: str | None) -> bytes:
-    return _encode({**hello.info._asdict(), "host": hello.host}, secret)
-
-
-def _decode_hello(line: bytes, secret: str | None) -> Hello:
-    """Check and return the introduction of a process other than 0, or raise `MessageError`."""
-    message = _decode(line, secret)
-    process_id, num_processes, host = map(message.get, ("process_id", "num_processes", "host"))
-    if not (
-        type(process_id) is int  # not True
-        and type(num_processes) is int
-        and 0 < process_id < num_processes <= MAX_PROCESSES
-    ):
-        raise MessageError(
-            f"a message from process {reprlib.repr(process_id)} of {reprlib.repr(num_processes)}"
-        )
-    if not isinstance(host, str) or len(host) > MAX_HOST_LENGTH or not host.isprintable():
-        raise MessageError(f"a message with the host {reprlib.repr(host)}")
-    return Hello(ProcessInfo(process_id, num_processes), host)
-
-
-def _encode(message: dict[str, Any], secret: str | None) -> bytes:
+def encode(message: dict[str, Any], secret: str | None) -> bytes:
     text = json.dumps(message).encode()
     return text + b"\n" if secret is None else b"%s %s\n" % (_sign(text, secret), text)
 
@@ -113,18 +80,24 @@ def _sign(text: bytes, secret: str) -> bytes:
     return hmac.new(key, text, hashlib.sha256).hexdigest().encode()
 
 
+def _describe_process() -> str:
+    return f"{socket.gethostname()} pid {os.getpid()}"
+
+
 # The part of the processes other than 0.
 
 
 def _join(address: str, info: ProcessInfo, timeout: float, secret: str | None) -> str | None:
     """Introduce this process. Return process 0's error, or None if all have connected."""
-    with _reach(address, info, timeout) as connection:
-        with contextlib.suppress(OSError):
-            connection.sendall(encode_hello(Hello(info, _describe_process()), secret))
-        line = _receive_line(connection, timeout + MARGIN_SECONDS)
+    line = b""
+    with _reach(address, info, timeout) as connection, contextlib.suppress(OSError):
+        connection.settimeout(timeout + MARGIN_SECONDS)
+        connection.sendall(encode({**info._asdict(), "host": _describe_process()}, secret))
+        with connection.makefile("rb") as answer:
+            line = answer.readline(MAX_ANSWER_BYTES)
     error: Any = False
     with contextlib.suppress(MessageError):
-        error = _decode(line, secret).get("error", False)
+        error = _decode(line.rstrip(b"\n"), secret).get("error", False)
     if error is None:
         _reach(address, info, timeout).close()
         return None
@@ -161,24 +134,6 @@ def _connect(address: str, timeout: float) -> socket.socket:
     return connection
 
 
-def _receive_line(connection: socket.socket, timeout: float) -> bytes:
-    """Return the next line, or what has arrived of it after `timeout` seconds."""
-    deadline = time.monotonic() + timeout
-    received = b""
-    with contextlib.suppress(OSError):
-        while b"\n" not in received and len(received) < MAX_ANSWER_BYTES:
-            connection.settimeout(max(1e-3, deadline - time.monotonic()))
-            data = connection.recv(MAX_ANSWER_BYTES)
-            if not data or time.monotonic() > deadline:
-                break
-            received += data
-    return received.partition(b"\n")[0]
-
-
-def _describe_process() -> str:
-    return f"{socket.gethostname()} pid {os.getpid()}"
-
-
 # The part of process 0.
 
 
@@ -193,13 +148,7 @@ class _Connection:
 
 
 class Coordinator:
-    """Collects the processes of a job at process 0.
-
-    A process that signs with the job's secret is trusted: two processes with the same number, or
-    another `num_processes`, are an error for the whole job at once. Without a secret anybody could
-    send that: it is an error for this connection only, which the job's error names if processes are
-    missing at the deadline.
-    """
+    """Collects the processes of a job at process 0."""
 
     def __init__(self, address: str, info: ProcessInfo, timeout: float, secret: str | None):
         self._address = address
@@ -207,9 +156,8 @@ class Coordinator:
         self._timeout = timeout
         self._secret = secret
         self._hosts = {0: _describe_process()}  # by process_id
-        self._introduced: list[_Connection] = []  # they get an answer
-        self._strangers: list[_Connection] = []  # oldest first
-        self._events: Counter[str] = Counter()
+        self._connections: list[_Connection] = []
+        self._dropped: dict[str, None] = {}  # why, in the order of time
         self._error: str | None = None
 
     def run(self) -> str | None:
@@ -222,16 +170,17 @@ class Coordinator:
                 for server in servers:
                     stack.enter_context(server)
                     self._selector.register(server, selectors.EVENT_READ, server)
-                self._collect(deadline, _describe_listening(self._address, servers))
+                self._collect(deadline, [server.getsockname()[0] for server in servers])
             # The port is free again before anybody is answered: JAX may listen there at once.
-            for connection in self._introduced:
-                self._answer(connection, self._error)
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.socket.send(encode({"error": self._error}, self._secret))
         finally:
-            for connection in (*self._introduced, *self._strangers):
+            for connection in self._connections:
                 connection.socket.close()
         return self._error
 
-    def _collect(self, deadline: float, listening: str) -> None:
+    def _collect(self, deadline: float, listening: list[str]) -> None:
         """Handle connections until all processes are here, or there is an error."""
         while self._error is None and len(self._hosts) < self._num_processes:
             seconds = deadline - time.monotonic()
@@ -239,23 +188,18 @@ class Coordinator:
                 self._error = self._describe_missing(listening)
                 return
             for key, _ in self._selector.select(seconds):
-                if not isinstance(key.data, _Connection):
-                    self._accept(key.data)
-                elif key.data.socket.fileno() >= 0:  # not closed since the selector returned
+                if isinstance(key.data, _Connection):
                     self._receive(key.data)
+                else:
+                    self._accept(key.data)
 
     def _accept(self, server: socket.socket) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the connection is gone already
             accepted, (peer, *_) = server.accept()
-        except OSError:  # the connection is gone already
-            return
-        accepted.setblocking(False)
-        connection = _Connection(accepted, peer)
-        self._selector.register(accepted, selectors.EVENT_READ, connection)
-        self._strangers.append(connection)
-        if len(self._strangers) > MAX_STRANGERS + self._num_processes:
-            oldest = self._strangers[0]
-            self._close(oldest, f"{oldest.peer} sent nothing")
+            accepted.setblocking(False)
+            connection = _Connection(accepted, peer)
+            self._selector.register(accepted, selectors.EVENT_READ, connection)
+            self._connections.append(connection)
 
     def _receive(self, connection: _Connection) -> None:
         try:
@@ -268,39 +212,41 @@ class Coordinator:
             if not data:  # the process has left; it may be started again
                 host = self._hosts.pop(connection.process_id)
                 name = f"process {connection.process_id} ({host})"
-                self._close(connection, f"{name} connected and left")
+                self._drop(connection, f"{name} connected and left")
             return
         connection.received += data
         line, newline, _ = connection.received.partition(b"\n")
         if newline:
             self._introduce(connection, line)
         elif not data or len(connection.received) > MAX_HELLO_BYTES:
-            sent = "no whole message" if connection.received else "nothing"
-            self._close(connection, f"{connection.peer} sent {sent}")
+            self._drop(connection, f"{connection.peer} sent no whole message")
 
     def _introduce(self, connection: _Connection, line: bytes) -> None:
         """Handle the message of a connection."""
         try:
-            hello = _decode_hello(line, self._secret)
+            message = _decode(line, self._secret)
+            names = ("process_id", "num_processes", "host")
+            process_id, num_processes, host = map(message.get, names)
+            if not (
+                type(process_id) is int  # not True
+                and type(num_processes) is int
+                and 0 < process_id < num_processes <= MAX_PROCESSES
+                and isinstance(host, str)
+                and len(host) <= MAX_HOST_LENGTH
+                and host.isprintable()
+            ):
+                raise MessageError(f"a message with {reprlib.repr(message)}")
         except MessageError as error:
-            self._close(connection, f"{connection.peer} sent {error}")
+            self._drop(connection, f"{connection.peer} sent {error}")
             return
-        error = self._compare(hello)
-        if error is not None and self._secret is None:
-            self._answer(connection, error)
-            self._close(connection, error)
-            return
-        self._strangers.remove(connection)
-        self._introduced.append(connection)
+        error = self._compare(process_id, num_processes, host)
+        self._error = self._error or error
         if error is None:
-            connection.process_id = hello.info.process_id
-            self._hosts[hello.info.process_id] = hello.host
-        elif self._error is None:
-            self._error = error
+            connection.process_id = process_id
+            self._hosts[process_id] = host
 
-    def _compare(self, hello: Hello) -> str | None:
+    def _compare(self, process_id: int, num_processes: int, host: str) -> str | None:
         """Compare a process with process 0 and those that have connected. Return the error."""
-        (process_id, num_processes), host = hello
         if num_processes != self._num_processes:
             return (
                 f"num_processes must be the same for all processes, got {self._num_processes} in "
@@ -313,29 +259,23 @@ class Coordinator:
             )
         return None
 
-    def _close(self, connection: _Connection, event: str) -> None:
-        """Close a connection, and keep the reason for the error."""
+    def _drop(self, connection: _Connection, reason: str) -> None:
         self._selector.unregister(connection.socket)
         connection.socket.close()
-        is_stranger = connection.process_id is None
-        (self._strangers if is_stranger else self._introduced).remove(connection)
-        # Strangers cannot make the error, or the memory of this process, grow.
-        if event in self._events or len(self._events) < MAX_SHOWN:
-            self._events[event] += 1
+        self._connections.remove(connection)
+        if len(self._dropped) < MAX_SHOWN:  # strangers cannot make the error grow
+            self._dropped[reason] = None
 
-    def _answer(self, connection: _Connection, error: str | None) -> None:
-        with contextlib.suppress(OSError):
-            connection.socket.send(_encode({"error": error}, self._secret))
-
-    def _describe_missing(self, listening: str) -> str:
+    def _describe_missing(self, listening: list[str]) -> str:
         missing = [str(i) for i in range(self._num_processes) if i not in self._hosts]
         shown = ", ".join(missing[:MAX_SHOWN] + ["..."] * (len(missing) > MAX_SHOWN))
-        events = [f"{event} ({n} times)" if n > 1 else event for event, n in self._events.items()]
-        dropped = f" Dropped: {'; '.join(events)}." if events else ""
+        dropped = f" Dropped: {'; '.join(self._dropped)}." if self._dropped else ""
         return (
             f"process{'es' if len(missing) > 1 else ''} {shown} of {self._num_processes} did not "
             f"connect to {self._address} within {self._timeout:g} s. Were they started, did they "
-            f"fail, can they reach this address?{listening}{dropped}"
+            f"fail, can they reach {', '.join(listening)}, where process 0 listens? If not, give "
+            "coordinator_address the address of its machine in the network, or set "
+            f"{BIND_VARIABLE}=0.0.0.0:{parse_address(self._address)[1]}.{dropped}"
         )
 
 
@@ -352,32 +292,15 @@ def bind_address(address: str) -> str:
 
 
 def listen(address: str, num_processes: int, deadline: float) -> list[socket.socket]:
-    """Listen at the IP addresses of the coordinator that this machine has, without blocking.
-
-    A name that is not known is tried again until the `deadline`, by `time.monotonic()`: in
-    Kubernetes it is known some seconds after the start.
-    """
+    """Listen at the IP addresses of the coordinator that this machine has, without blocking."""
     where = bind_address(address)
     start = f"process 0 of {num_processes} cannot listen at {where}"
-    try:
-        resolved = _resolve(where, deadline)
-    except OSError as error:
-        raise ConnectionError(
-            f"{start}: the name is not known here ({error.strerror}). Give coordinator_address an "
-            f"address of this machine, or set {BIND_VARIABLE}."
-        ) from error
+    resolved = _resolve(where, deadline, start)
     servers: list[socket.socket] = []
-    for family, ip_address in resolved:
+    for family, place in resolved:
+        dual = place[0] == "::" and socket.has_dualstack_ipv6()
         try:
-            is_dualstack = ip_address[0] == "::" and socket.has_dualstack_ipv6()
-            server = socket.create_server(
-                ip_address,
-                family=family,
-                backlog=socket.SOMAXCONN,
-                dualstack_ipv6=is_dualstack,
-            )
-            server.setblocking(False)
-            servers.append(server)
+            server = socket.create_server(place, family=family, backlog=128, dualstack_ipv6=dual)
         except OSError as error:
             if error.errno in NOT_HERE:
                 continue
@@ -386,48 +309,32 @@ def listen(address: str, num_processes: int, deadline: float) -> list[socket.soc
             raise ConnectionError(
                 f"{start} ({error.strerror}): another job or a second process 0 may use this port."
             ) from error
+        server.setblocking(False)
+        servers.append(server)
     if not servers:
         port = parse_address(where)[1]
         raise ConnectionError(
-            f"{start}: it is {', '.join(ip_address[0] for _, ip_address in resolved)} here, which "
-            "is no address of this machine. Is this the host of process 0? If the address is "
-            f"forwarded to it, set {BIND_VARIABLE}=HOST:{port} with an address of this machine, or "
-            "with 0.0.0.0 for all of them."
+            f"{start}: it is {', '.join(place[0] for _, place in resolved)} here, which is no "
+            "address of this machine. Is this the host of process 0? If the address is forwarded "
+            f"to it, set {BIND_VARIABLE}=HOST:{port} with an address of this machine, or with "
+            "0.0.0.0 for all of them."
         )
     return servers
 
 
-def _describe_listening(address: str, servers: list[socket.socket]) -> str:
-    """A sentence for errors if other machines cannot reach `servers`, though `address` allows it.
+def _resolve(address: str, deadline: float, start: str) -> list[tuple[Any, Any]]:
+    """Families and addresses (as for `bind`) of `HOST:PORT`.
 
-    Debian, for example, gives the name of a machine the address 127.0.1.1 on this machine.
+    In Kubernetes a name is known some seconds after the start: so it is tried until the deadline.
     """
-    host, port = parse_address(address)
-    listening = [server.getsockname()[0] for server in servers]
-    if host == "localhost" or _is_loopback(host) or not all(map(_is_loopback, listening)):
-        return ""
-    return (
-        f" Process 0 listens at {', '.join(listening)}, the address of {host} there, which other "
-        "machines cannot reach: give coordinator_address the address of its machine in the "
-        f"network, or set {BIND_VARIABLE}=0.0.0.0:{port}."
-    )
-
-
-def _resolve(address: str, deadline: float) -> list[tuple[socket.AddressFamily, tuple]]:
-    """Families and addresses (as for `bind`) of `HOST:PORT`."""
-    host, port = parse_address(address)
     while True:
         try:
-            results = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except socket.gaierror:
+            results = socket.getaddrinfo(*parse_address(address), type=socket.SOCK_STREAM)
+            return list(dict.fromkeys((family, place) for family, *_, place in results))
+        except socket.gaierror as error:
             if time.monotonic() + RESOLVE_SECONDS >= deadline:
-                raise
+                raise ConnectionError(
+                    f"{start}: the name is not known here ({error.strerror}). Give "
+                    f"coordinator_address an address of this machine, or set {BIND_VARIABLE}."
+                ) from error
             time.sleep(RESOLVE_SECONDS)
-        else:
-            return list(dict.fromkeys((family, ip_address) for family, *_, ip_address in results))
-
-
-def _is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):  # of names
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    return False
