@@ -22,17 +22,13 @@ import orbax.checkpoint as ocp
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-import gossipjax as gx
-from experiments import results
 from experiments.fault_injection.options import LOG_EVERY, AsynchronousOptions, LockstepOptions
 from experiments.program import ProgramError
-from experiments.results import Record
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_LAST_LINES = 30  # of a failed run's output
+ACCURACY = "test_accuracy_average_model"
 STALL_TIMEOUT = 300.0  # seconds without output or a new step, after which a run counts as hanging
 RESUME_DELAY = 0.5  # seconds after which a resumed run has removed the lines that it repeats
-POLL_SECONDS = 0.1
 MIN_STEPS = 20  # of an asynchronous node, after which it is there
 SLOW = "experiments.fault_injection.slow"
 RESUMED = re.compile(r"\[0\] sgp resumes after step (\d+)")
@@ -46,17 +42,8 @@ class JobError(ProgramError):
 class LaunchedJob:
     """A program under the launcher, as a context that ends it.
 
-    Args:
-      launcher: options of `python -m gossipjax.launch`.
-      program: the module, and its options.
-      processes: number of processes.
-      out: the folder of the results.
-
-    Attributes:
-      out: that folder.
-      metrics: the file `metrics.jsonl` in it.
-      restarts: number of restarts that the launcher has reported.
-      startup_seconds: from the start of the job to its first line of metrics; 0 until then.
+    The results are in `out`, the first line of metrics came after `startup_seconds`, and
+    `restarts` counts what the launcher has reported.
     """
 
     PLACE = "GOSSIPJAX_PROCESS_ID"  # the environment variable that numbers the processes
@@ -66,7 +53,7 @@ class LaunchedJob:
         command = [*program, "--out", f"{out}"]
         self._command = [*launch, *launcher, "--", sys.executable, "-m", *command]
         self._processes = processes
-        self._last_lines = deque[str](maxlen=MAX_LAST_LINES)
+        self._last_lines = deque[str](maxlen=30)
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._metrics_size = 0
         self.out = out
@@ -87,8 +74,7 @@ class LaunchedJob:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._start_time = time.monotonic()
-        self._last_progress = self._start_time
+        self._start_time = self._last_progress = time.monotonic()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -108,7 +94,7 @@ class LaunchedJob:
         self._lines.put(None)
 
     def wait_for(self, condition: Callable[[], bool], description: str) -> bool:
-        """Waits until `condition` is true, and handles the output of the run meanwhile."""
+        """Waits until `condition` is true; False if the job ends before."""
         while not condition():
             has_ended = not self._handle_output()
             if condition():
@@ -122,8 +108,13 @@ class LaunchedJob:
             time.sleep(0.002)
         return True
 
+    def wait_for_seconds(self, seconds: float) -> bool:
+        """Waits; False if the job ends before."""
+        due = time.monotonic() + seconds
+        return self.wait_for(lambda: time.monotonic() > due, "a fault")
+
     def wait_for_end(self) -> None:
-        """Waits as `wait_for` does, for the end of the run."""
+        """Waits until the job has ended without an error."""
         self.wait_for(lambda: self._launcher.poll() is not None, "its end")
         while self._handle_output():
             time.sleep(0.002)
@@ -153,7 +144,7 @@ class LaunchedJob:
         self._last_lines.append(line.rstrip())
 
     def seconds(self) -> float:
-        """Returns the time since the start of the run."""
+        """Returns the time since the start of the job."""
         return time.monotonic() - self._start_time
 
     def pids(self) -> dict[int, int]:
@@ -178,31 +169,28 @@ def find_pids(launcher_pid: int, variable: str) -> dict[int, int]:
 class LockstepJob(LaunchedJob):
     """The image program in lockstep: where its training and its checkpoints are."""
 
-    def __init__(
-        self, options: LockstepOptions, out: Path, seeds: Sequence[int], max_restarts: int
-    ):
+    def __init__(self, options: LockstepOptions, out: Path, seeds: Sequence[int], restarts: int):
         program = ["experiments.image", "--algorithm", "sgp", "--nodes", f"{options.processes}"]
         program += ["--epochs", f"{options.epochs}", "--log-every", f"{LOG_EVERY}"]
         program += ["--checkpoint-every", f"{options.checkpoint_every}"]
         program += ["--seed", *map(str, seeds), *["--overwrite"] * options.overwrite]
-        launcher = ["--grace", "2", "--max-restarts", f"{max_restarts}"]
+        launcher = ["--grace", "2", "--max-restarts", f"{restarts}"]
         if options.fault == "stop":
             launcher += ["--stall", f"{options.stall}"]
         super().__init__(launcher, program, options.processes, out)
         self._checkpoints = out / "checkpoints"
-        # restart -> the step after which the program resumed
-        self.resumed_steps: dict[int, int] = {}
+        self._resumed_steps: dict[int, int] = {}  # restart -> where the program resumed after it
         self._last_resumed = 0.0
 
     def wait_for_startup(self, seconds: float) -> bool:
-        """Waits as `wait_for` does: for all processes, and then for a time, or until they train."""
+        """Waits for all processes, and then for a time, or until they train."""
         if not self.wait_for(lambda: len(self.pids()) == self._processes, "its processes start"):
             return False
         end = time.monotonic() + seconds
         return self.wait_for(lambda: time.monotonic() > end or self.is_training(), "a kill")
 
     def wait_for_step(self, step: int) -> bool:
-        """Waits as `wait_for` does, until the step is logged and the run will not repeat it."""
+        """Waits until the step is logged and the run will not repeat it."""
 
         def is_done() -> bool:
             has_resumed = time.monotonic() - self._last_resumed > RESUME_DELAY
@@ -210,21 +198,17 @@ class LockstepJob(LaunchedJob):
 
         return self.wait_for(is_done, f"step {step}")
 
-    def wait_for_restart(self, number: int) -> bool:
-        """Waits as `wait_for` does, for this restart."""
-        return self.wait_for(lambda: self.restarts >= number, f"restart {number}")
-
     def _handle_line(self, line: str) -> None:
         super()._handle_line(line)
         if match := RESTARTED.match(line):
             self.restarts = int(match[1])
         elif match := RESUMED.match(line):
-            self.resumed_steps[self.restarts] = int(match[1])
+            self._resumed_steps[self.restarts] = int(match[1])
             self._last_resumed = time.monotonic()
 
     def is_training(self) -> bool:
         """Whether the run has started, or resumed after the last restart."""
-        return self.restarts == 0 or self.restarts in self.resumed_steps
+        return self.restarts == 0 or self.restarts in self._resumed_steps
 
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
@@ -245,8 +229,8 @@ class LockstepJob(LaunchedJob):
 
     def resumed_from(self, restart: int) -> int | None:
         """Returns the step that the run first resumed from after this restart or a later one."""
-        steps = [step for number, step in self.resumed_steps.items() if number >= restart]
-        return steps[0] if steps else None
+        steps = (step for number, step in self._resumed_steps.items() if number >= restart)
+        return next(steps, None)
 
 
 class AsynchronousJob(LaunchedJob):
@@ -255,64 +239,48 @@ class AsynchronousJob(LaunchedJob):
     PLACE = "GOSSIPJAX_NODE"
 
     def __init__(
-        self, options: AsynchronousOptions, out: Path, seeds: Sequence[int], max_restarts: int
+        self, options: AsynchronousOptions, out: Path, seeds: Sequence[int], restarts: int
     ):
         program = [SLOW, "image", "--algorithm", options.algorithm]
         program += ["--nodes", f"{options.processes}", "--epochs", f"{options.epochs}"]
-        program += ["--step-seconds", f"{options.step_seconds}"]
-        program += ["--seed", *map(str, seeds)]
-        launcher = ["--asynchronous", "--max-restarts", f"{max_restarts}", "--restart-delay", "0"]
+        program += ["--step-seconds", f"{options.step_seconds}", "--seed", *map(str, seeds)]
+        launcher = ["--asynchronous", "--max-restarts", f"{restarts}", "--restart-delay", "0"]
         super().__init__(launcher, program, options.processes, out)
         self._offsets: dict[Path, int] = {}  # of what was read
         self._steps: dict[int, list[float]] = {}
 
     def read_steps(self) -> dict[int, list[float]]:
         """Returns place -> the times at which it has begun steps, in all runs so far."""
-        for path in self._list_journals():
+        for path in self.list_journals():
             with path.open("rb") as file:
                 file.seek(self._offsets.get(path, 0))
                 lines = file.read().split(b"\n")
             self._offsets[path] = self._offsets.get(path, 0) + sum(len(x) + 1 for x in lines[:-1])
-            times = self._steps.setdefault(int(path.stem), [])
-            for line in map(json.loads, lines[:-1]):
-                if line["event"] == "begin":
-                    times.append(line["time"])
+            found = map(json.loads, lines[:-1])
+            times = [line["time"] for line in found if line["event"] == "begin"]
+            self._steps.setdefault(int(path.stem), []).extend(times)
         return self._steps
 
     def wait_for_steps(self, place: int, since: float) -> bool:
-        """Waits until a node has made some steps since a time; False if the job ends first."""
+        """Waits until a node has made some steps since a time; False if the job ends before."""
 
         def has_made_steps() -> bool:
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.1)
             times = self.read_steps().get(place, [])
             return len(times) - bisect.bisect_right(times, since) >= MIN_STEPS
 
         return self.wait_for(has_made_steps, f"steps of node {place}")
 
-    def wait_for_seconds(self, seconds: float) -> bool:
-        """Waits; False if the job ends first."""
-        due = time.monotonic() + seconds
-        return self.wait_for(lambda: time.monotonic() > due, "a fault")
-
-    def read_runs(self) -> list[Record]:
-        """Returns the entries of the runs in `summary.json`."""
-        return results.read_summary(self.out)["runs"]
-
-    def add_up(self) -> gx.asynchronous.Account:
-        """Returns the account of the weight of a job with one run."""
-        return gx.asynchronous.account(self._list_journals())
-
-    def _list_journals(self) -> list[Path]:
+    def list_journals(self) -> list[Path]:
+        """Returns the files of all nodes."""
         return sorted(self.out.glob("nodes/*/journals/*/*.jsonl"))
 
 
-def make_table(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()
-) -> Table:
-    """Makes a table whose rows are numbered from 1 on; columns in `left` have text."""
+def make_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Makes a table whose rows are numbered from 1 on."""
     table = Table(box=SIMPLE_HEAD, padding=0)
-    for header in headers:
-        table.add_column(header, justify="left" if header in left else "right", no_wrap=True)
+    for header in ("", *headers):
+        table.add_column(header, justify="right", no_wrap=True)
     for number, row in enumerate(rows, 1):
         table.add_row(f"{number}", *row)
     return table

@@ -22,20 +22,17 @@ from typing import Literal
 from rich.progress import Progress
 
 from experiments import results
-from experiments.fault_injection.job import LockstepJob, make_table
+from experiments.fault_injection.job import ACCURACY, LockstepJob, make_table
 from experiments.fault_injection.options import LockstepOptions
 from experiments.results import Record
 
-ACCURACY = "test_accuracy_average_model"
 MAX_DELAY = 0.2  # seconds, from the step at which a kill is due to the kill
 MAX_SAVING_DELAY = 0.02  # seconds, from the start of a checkpoint to the kill
 CLOCK_FIELDS = {"seconds_per_step", "examples_per_second", "input_wait"}
 IDENTITY_FIELDS = {"run", "seed"}
 
-FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-
 Phase = Literal["training", "saving", "starting"]
-HEADERS = ("kill", "seconds", "process", "phase", "while\nsaving", "step\nlogged", "newest\nsaved")
+HEADERS = ("seconds", "process", "phase", "while\nsaving", "step\nlogged", "newest\nsaved")
 HEADERS += ("resumed\nfrom", "steps\nlost", "restart\nafter (s)")
 
 
@@ -61,15 +58,11 @@ def measure(options: LockstepOptions, out: Path, bar: Progress) -> list[str]:
         job.wait_for_end()
     bar.update(task, total=1, completed=1)
     task = bar.add_task("kills", total=options.kills, status="")
-
-    def report_progress(kill: Kill) -> None:
-        bar.update(task, advance=1, status=f"after step {kill.logged_step}, {kill.phase}")
-
     try:
         with LockstepJob(options, out / "killed", [0], options.kills) as job:
-            inject_kills(options, job, random.Random(options.seed), kills, report_progress)
+            inject_kills(options, job, kills, lambda: bar.update(task, advance=1))
     finally:
-        bar.console.print(make_table(HEADERS, map(make_row, kills), left=("phase",)))
+        bar.console.print(make_table(HEADERS, map(make_row, kills)))
     uninterrupted = results.read_summary(out / "uninterrupted")["runs"]
     (killed,) = results.read_summary(out / "killed")["runs"]
     violations = find_violations(options, kills, killed, uninterrupted)
@@ -94,18 +87,11 @@ def measure(options: LockstepOptions, out: Path, bar: Progress) -> list[str]:
 
 def make_row(kill: Kill) -> list[str]:
     """Returns the cells of a kill, without its number."""
-    is_resumed = kill.resumed_from is not None
-    return [
-        f"{kill.seconds:.1f}",
-        f"{kill.process_id}",
-        kill.phase,
-        "yes" if kill.saving else "",
-        f"{kill.logged_step}",
-        f"{kill.saved_step}",
-        f"{kill.resumed_from}" if is_resumed else "-",
-        f"{kill.logged_step - (kill.resumed_from or 0)}" if is_resumed else "-",
-        f"{kill.restart_seconds:.1f}",
-    ]
+    start = kill.resumed_from
+    resumed = ["-", "-"] if start is None else [f"{start}", f"{kill.logged_step - start}"]
+    row = [f"{kill.seconds:.1f}", f"{kill.process_id}", kill.phase, "yes" if kill.saving else ""]
+    row += [f"{kill.logged_step}", f"{kill.saved_step}", *resumed]
+    return [*row, f"{kill.restart_seconds:.1f}"]
 
 
 def plan_kills(options: LockstepOptions, rng: random.Random) -> list[tuple[int, Phase]]:
@@ -122,35 +108,33 @@ def plan_kills(options: LockstepOptions, rng: random.Random) -> list[tuple[int, 
 
 
 def inject_kills(
-    options: LockstepOptions,
-    job: LockstepJob,
-    rng: random.Random,
-    kills: list[Kill],
-    report_progress: Callable[[Kill], None],
+    options: LockstepOptions, job: LockstepJob, kills: list[Kill], report: Callable[[], None]
 ) -> None:
     """Kills processes as planned, and waits for the end of the run; appends to `kills`.
 
     Where steps are quick, the run may be complete before the moment of a kill: then that kill and
     those after it are left out.
     """
+    rng = random.Random(options.seed)
+    number = signal.SIGKILL if options.fault == "kill" else signal.SIGSTOP
     try:
-        for number, (step, phase) in enumerate(plan_kills(options, rng), start=1):
+        for restart, (step, phase) in enumerate(plan_kills(options, rng), start=1):
             if not wait_for_moment(job, rng, step, phase):
                 break
-            kill = kill_process(job, rng, phase, FAULTS[options.fault])
+            kill = kill_process(job, rng, phase, number)
             if kill is None:
                 break
-            kills.append(kill)
-            if not job.wait_for_restart(number):
-                kills.pop()  # it has hit a process that was done
+            has_hit = job.wait_for(lambda n=restart: job.restarts >= n, f"restart {restart}")
+            if not has_hit:  # the process was done
                 break
             kill.restart_seconds = job.seconds() - kill.seconds
             kill.saved_step = job.newest_checkpoint()
-            report_progress(kill)
+            kills.append(kill)
+            report()
         job.wait_for_end()
     finally:
-        for number, kill in enumerate(kills, start=1):
-            kill.resumed_from = job.resumed_from(number)
+        for restart, kill in enumerate(kills, start=1):
+            kill.resumed_from = job.resumed_from(restart)
 
 
 def wait_for_moment(job: LockstepJob, rng: random.Random, step: int, phase: Phase) -> bool:
