@@ -152,7 +152,6 @@ def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[
     """
     if mesh is None:
         return list(range(size))
-    _require_axis(mesh, size, axis_name)
     count = mesh.shape[axis_name]
     devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis_name), 0).reshape(count, -1)
     process_id = jax.process_index()
@@ -168,8 +167,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
     """Puts the rows of each process's nodes, `[local_nodes, ...]`, on the devices: `[N, ...]`.
 
     Raises:
-      ValueError: if a leaf is no array with a row for each node of this process, or the mesh has
-        no such axis of this size.
+      ValueError: if a leaf is no array with a row for each node of this process.
 
     >>> put(np.zeros((3, 2)), None, size=3).shape
     (3, 2)
@@ -247,14 +245,6 @@ def require_rows(tree: Any, count: int, name: str) -> None:
                 f"{count}, a row per node, got {got}: gx.Nodes.replicate stacks one value for all "
                 "nodes."
             )
-
-
-def _require_axis(mesh: Mesh, size: int, axis_name: str) -> None:
-    if axis_name not in mesh.axis_names or size < 1 or size % mesh.shape[axis_name]:
-        raise ValueError(
-            f"mesh must have an axis {axis_name!r} of {size} nodes, or of a number of devices that "
-            f"divides them, got the axes {dict(mesh.shape)}: give their name and size."
-        )
 
 
 @meshes.apart_from_set_mesh

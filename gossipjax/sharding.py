@@ -301,10 +301,9 @@ def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:
     >>> gx.fsdp_specs({"w": jnp.zeros((4, 6)), "b": jnp.zeros(())}, mesh)
     {'b': P(), 'w': P(None, 'fsdp')}
     """
-    if not isinstance(mesh, Mesh) or axis_name not in mesh.axis_names:
-        axes = mesh.axis_names if isinstance(mesh, Mesh) else repr(mesh)
+    if axis_name not in mesh.axis_names:
         raise ValueError(
-            f"mesh must be a jax.sharding.Mesh with the axis {axis_name!r}, got {axes}: "
+            f"mesh must have the axis {axis_name!r}, got {mesh.axis_names}: "
             f"gx.launch.mesh(nodes, {axis_name}=2) makes one."
         )
     devices = mesh.shape[axis_name]

@@ -26,7 +26,6 @@ from gossipjax.spmd.arguments import (
     Argnums,
     argument_numbers,
     is_int,
-    require_function,
     require_transform,
 )
 from gossipjax.spmd.program import Program
@@ -95,7 +94,6 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
     >>> [x.tolist() for x in gradients(jnp.float32(0), jnp.array([1.0, 2.0, 3.0, 6.0]))]
     [-6.0, [3.0, 9.0]]
     """
-    require_function(gradients, "gradients")
     every = require_int(every, "every of accumulate_gradients", 1)
     checked = check_gradients(gradients)
 
@@ -221,7 +219,6 @@ class TrainStep:
         max_programs: int | None = None,
         overlap_in_thread: bool | None = None,
     ):
-        require_function(gradients, "gradients")
         require_transform(tx)
         self.nodes = as_nodes(mesh, nodes, axis_name)
         if overlap_in_thread not in (None, True, False):

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import PartitionSpec
 
 from gossipjax.collectives._buffers import Layout, cast_like, pad_to_rows, upcast
@@ -25,7 +24,7 @@ from gossipjax.collectives._exchange import (
     sum_rows,
 )
 from gossipjax.collectives._rounds import is_simulated
-from gossipjax.sharding import axes_of, inner_axes, specs_here
+from gossipjax.sharding import axes_of, inner_axes
 from gossipjax.wire import (
     Codec,
     FloatCodec,
@@ -175,15 +174,6 @@ def sum_over_parts(values: Any, specs: Any) -> Any:
         return jax.lax.psum(value, axes) if axes else value
 
     return jax.tree.map(add_up, values, specs)
-
-
-def model_norm(tree: Any) -> jax.Array:
-    """The Euclidean norm over all leaves of a tree like the parameters, and over all parts."""
-    specs = specs_here()
-    if specs is None:
-        return optax.tree.norm(tree)
-    squares = jax.tree.map(lambda leaf: jnp.sum(jnp.square(leaf)), tree)
-    return jnp.sqrt(sum(jax.tree.leaves(sum_over_parts(squares, specs.of(tree, tree)))))
 
 
 def mean_of_encoded(

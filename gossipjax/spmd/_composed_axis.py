@@ -125,11 +125,6 @@ def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
 
 def _gather_group(axis: ComposedAxis, x: jax.Array, groups: Groups) -> jax.Array:
     """The rows of the nodes of this one's group, `[g, ...]`, in the group's order."""
-    if len(set(map(len, groups))) != 1:
-        raise ValueError(
-            "axis_index_groups must have groups of one size where devices hold several nodes "
-            f"each, got the sizes {sorted(set(map(len, groups)))}: use a node per device."
-        )
     table = np.array(groups)
     size = table.shape[1]
     positions = np.zeros(axis.size, int)

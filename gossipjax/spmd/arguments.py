@@ -45,20 +45,8 @@ class ArgumentKinds:
 
 
 def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
-    """Returns the numbers of arguments; raises `ValueError` unless they are from 0 on."""
-    numbers = argnums if isinstance(argnums, Sequence) else (argnums,)
-    if not all(is_int(n) and n >= 0 for n in numbers):
-        raise ValueError(
-            f"argument numbers must be an integer >= 0 or several, got {argnums!r}: count from the "
-            "first, 0."
-        )
-    return tuple(numbers)
-
-
-def require_function(function: Any, name: str) -> None:
-    """Raises `ValueError` unless `function` can be called."""
-    if not callable(function):
-        raise ValueError(f"{name} must be a function, got {function!r}: give the function itself.")
+    """The numbers of arguments, of one or of several."""
+    return tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
 
 
 def is_function(tree: Any) -> bool:
@@ -123,7 +111,7 @@ def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
     devices = mesh.shape[axis_name]
     if size is None:
         return devices
-    if not is_int(size) or size < 1 or size % devices:
+    if size < 1 or size % devices:
         raise ValueError(
             f"nodes must be the size of the mesh's axis {axis_name!r}, {devices}, or a multiple of "
             f"it, for several nodes per device, got {size}: give a multiple of {devices}, a mesh "

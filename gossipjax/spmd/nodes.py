@@ -26,7 +26,6 @@ from gossipjax.spmd.arguments import (
     argument_numbers,
     is_function,
     is_int,
-    require_function,
     require_no_arguments,
     require_numbers,
     require_size_of_mesh,
@@ -50,7 +49,6 @@ from gossipjax.spmd.rows import (
 )
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
-MAX_NODES = 2**31 - 1
 
 
 def spmd(
@@ -105,7 +103,6 @@ def spmd(
     >>> gx.spmd(lambda x: x - jax.lax.pmean(x, "nodes"), nodes=2)(jnp.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
-    require_function(fn, "fn")
     nodes = as_nodes(mesh, nodes, axis_name, local_axis_name)
     donated = argument_numbers(donate_argnums)
     kinds = ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
@@ -167,11 +164,6 @@ class Nodes:
     def __post_init__(self) -> None:
         size = self.size
         mesh = self.mesh
-        self._require_names()
-        if mesh is not None and not isinstance(mesh, Mesh):
-            raise ValueError(
-                f"mesh must be a jax.sharding.Mesh or None, got {mesh!r}: gx.launch.mesh makes one."
-            )
         if mesh is None and size is None:
             mesh = Mesh(jax.devices(), (self.axis_name,))
         if mesh is not None:
@@ -180,25 +172,8 @@ class Nodes:
             mesh = meshes.auto_mesh(mesh)
         if not is_int(size) or size < 1:
             raise ValueError(f"nodes must be an integer >= 1, got {size!r}.")
-        if size > MAX_NODES:
-            raise ValueError(
-                f"nodes must be at most {MAX_NODES}, got {size}: JAX numbers them in 32 bits."
-            )
         object.__setattr__(self, "size", int(size))
         object.__setattr__(self, "mesh", mesh)
-
-    def _require_names(self) -> None:
-        for field in ("axis_name", "local_axis_name"):
-            name = getattr(self, field)
-            if not isinstance(name, str) or not name:
-                raise ValueError(
-                    f"{field} must be the name of an axis, text, got {name!r}: as "
-                    f"{getattr(Nodes, field)!r}."
-                )
-        if self.axis_name == self.local_axis_name:
-            raise ValueError(
-                f"axis_name and local_axis_name must differ, got {self.axis_name!r} for both."
-            )
 
     @property
     def is_simulated(self) -> bool:
@@ -252,7 +227,6 @@ class Nodes:
 
         Arguments are node-stacked; `nodes.shared(x)` marks one without a node axis.
         """
-        require_function(fn, "fn")
         shared = tuple(i for i, arg in enumerate(args) if isinstance(arg, Shared))
         program = _kept_program(self, fn, shared)
         return program(*(arg.tree if isinstance(arg, Shared) else arg for arg in args))
@@ -413,10 +387,6 @@ def as_nodes(
             "mesh must be that of nodes, which says where nodes run already, got another: give "
             "one of the two."
         )
-    for field, name in (("axis_name", axis_name), ("local_axis_name", local_axis_name)):
-        expected = getattr(nodes, field)
-        if name not in (getattr(Nodes, field), expected):  # the default is not a contradiction
-            raise ValueError(f"{field} must be that of nodes, {expected!r}, got {name!r}.")
     return nodes
 
 

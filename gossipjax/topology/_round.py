@@ -33,18 +33,6 @@ def require_nodes(n: Any, call: str) -> int:
     return require_int(n, f"n of {call}", 1, MAX_NODES)
 
 
-def read_numbers(values: Any, shapes: str) -> np.ndarray:
-    """Return `values` as a new array of float64; raise `ValueError` if that fails."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"matrices must be numbers of shape {shapes}, got {type(values).__name__}: rows must "
-            "have the same length, and traced arrays have no values yet: build schedules outside "
-            "of jitted functions."
-        ) from error
-
-
 class Round:
     """One exchange: a mixing matrix `P` `[N, N]` and its decomposition into slots.
 
@@ -75,7 +63,7 @@ class Round:
     """
 
     def __init__(self, matrix: ArrayLike, name: str = "round 0"):
-        dense = read_numbers(matrix, "[N, N]")
+        dense = np.array(matrix, dtype=np.float64)
         if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not dense.size:
             raise ValueError(
                 f"the mixing matrix of {name} must have shape [N, N], got {list(dense.shape)}."
@@ -98,21 +86,14 @@ class Round:
         their values, or one value for all. The diagonal is included.
 
         Raises:
-          ValueError: as of `Round`, or if a node is not one of `0, ..., N - 1`, the lengths differ
-            or an entry is given twice.
+          ValueError: as of `Round`.
 
         >>> Round.from_entries(2, [0, 1, 1], [0, 0, 1], [0.5, 0.5, 1]).matrix.tolist()
         [[0.5, 0.0], [0.5, 1.0]]
         """
         size = require_int(size, f"the size of {name}", 1)
-        rows = _read_nodes(receivers, size, f"the receivers of {name}")
-        columns = _read_nodes(senders, size, f"the senders of {name}")
-        values = read_numbers(weights, "[E]")
-        if len(rows) != len(columns) or values.shape not in ((), rows.shape):
-            raise ValueError(
-                f"the receivers, senders and weights of {name} must have the same length, got "
-                f"{len(rows)}, {len(columns)} and {list(values.shape)}."
-            )
+        rows, columns = (np.asarray(nodes, np.int32) for nodes in (receivers, senders))
+        values = np.array(weights, np.float64)
         round_ = object.__new__(cls)
         round_._keep(size, rows, columns, np.broadcast_to(values, rows.shape), name)
         return round_
@@ -126,14 +107,6 @@ class Round:
         receivers = receivers[order]
         senders = senders[order]
         weights = weights[order]
-        keys = receivers * np.int64(size) + senders
-        is_repeated = keys[1:] == keys[:-1]
-        if is_repeated.any():
-            e = int(np.argmax(is_repeated))
-            raise ValueError(
-                f"the entries of {name} must be distinct, got two of "
-                f"P[{receivers[e]}, {senders[e]}]."
-            )
         valid = np.isfinite(weights) & (weights >= 0)
         if not valid.all():
             e = int(np.argmin(valid))
@@ -271,14 +244,6 @@ def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | N
         if count < len(reached):
             return f"node {first} can never {direction} node {int(np.argmin(reached))}"
     return None
-
-
-def _read_nodes(nodes: ArrayLike, size: int, what: str) -> np.ndarray:
-    array = np.asarray(nodes)
-    is_valid = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
-    if not is_valid or (array.size and not 0 <= array.min() <= array.max() < size):
-        raise ValueError(f"{what} must be a list of integers from 0 to {size - 1}, got {nodes!r}.")
-    return array.astype(np.int32, copy=False)
 
 
 def _freeze(array: np.ndarray) -> np.ndarray:

@@ -13,7 +13,6 @@ import numpy as np
 from gossipjax.topology._round import (
     Round,
     make_regular_round,
-    read_numbers,
     require_int,
     require_nodes,
 )
@@ -244,12 +243,12 @@ def from_matrices(matrices: ArrayLike) -> Schedule:
     Raises:
       ValueError: for a column that does not sum to 1 (within 1e-6), a negative weight, a zero on a
         diagonal, or rounds that never connect all nodes; it names the round, and the column, entry
-        or node. Also for rows of different lengths, and traced arrays, which have no values yet.
+        or node.
 
     >>> from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
     False
     """
-    stacked = read_numbers(matrices, "[N, N] or [T, N, N]")
+    stacked = np.array(matrices, np.float64)
     if stacked.ndim == 2:
         stacked = stacked[None]
     if stacked.ndim != 3:

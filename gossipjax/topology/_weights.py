@@ -12,11 +12,7 @@ def read_graph(graph: Any) -> tuple[int, np.ndarray]:
 
     Nodes labelled `0, ..., N - 1` keep their numbers; other labels are numbered in their order.
     """
-    if not (hasattr(graph, "nodes") and hasattr(graph, "is_directed")):
-        raise ValueError(f"graph must be a networkx graph, got {type(graph).__name__}.")
     labels = list(graph.nodes)
-    if not labels:
-        raise ValueError("graph must have at least one node, got an empty graph.")
     if set(labels) == set(range(len(labels))):
         labels = list(range(len(labels)))
     node_of = {label: node for node, label in enumerate(labels)}

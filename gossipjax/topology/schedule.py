@@ -76,7 +76,11 @@ class Schedule:
             raise ValueError(f"rounds must all have the same size, got N = {sizes}.")
         if segments is None:
             segments = [Segment(0, tuple(range(len(rounds))))]
-        _require_segments(segments, len(rounds))
+        steps = sum(len(cycle) for _, cycle in segments)
+        if steps > MAX_CYCLE:
+            raise ValueError(
+                f"the cycles of a schedule must have at most {MAX_CYCLE} steps in all, got {steps}."
+            )
         # Equal rounds are kept once, in the order of their first use.
         used = dict.fromkeys(rounds[k] for segment in segments for k in segment.cycle)
         index_by_round = {round_: index for index, round_ in enumerate(used)}
@@ -293,25 +297,3 @@ def _read_step(step: int) -> int:
             f"step must be an integer, got {step!r}. Rounds of a traced step are known only when "
             "the program runs: pass the step to gx.mix or to the update of an algorithm."
         ) from error
-
-
-def _require_segments(segments: Sequence[Segment], rounds: int) -> None:
-    """Raise `ValueError` unless the segments follow one another and name existing rounds."""
-    starts = [start for start, _ in segments]
-    if not starts or starts[0] != 0 or any(a >= b for a, b in itertools.pairwise(starts)):
-        raise ValueError(
-            f"segments must start at step 0 and then at later steps, got {reprlib.repr(starts)}."
-        )
-    if starts[-1] > MAX_STEP:
-        raise ValueError(f"steps must be below 2^31, got a segment that starts at {starts[-1]}.")
-    steps = sum(len(cycle) for _, cycle in segments)
-    if steps > MAX_CYCLE:
-        raise ValueError(
-            f"the cycles of a schedule must have at most {MAX_CYCLE} steps in all, got {steps}."
-        )
-    for start, cycle in segments:
-        if not cycle or not 0 <= min(cycle) <= max(cycle) < rounds:
-            raise ValueError(
-                f"the cycle from step {start} must hold indices from 0 to {rounds - 1}, at least "
-                f"one, got {reprlib.repr(cycle)}."
-            )

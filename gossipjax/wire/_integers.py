@@ -187,8 +187,7 @@ def int4(block: int = 256, seed: int = 0) -> IntegerCodec:
 
 
 def _integers(bits: int, block: int, seed: int) -> IntegerCodec:
-    is_integer = isinstance(block, int | np.integer) and not isinstance(block, bool)
-    if not is_integer or block < MIN_BLOCK or block & (block - 1):
+    if block < MIN_BLOCK or block & (block - 1):
         raise ValueError(
             f"block of int{bits} must be a power of two, {MIN_BLOCK} at least, such as 256, got "
             f"{block!r}."

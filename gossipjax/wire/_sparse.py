@@ -138,8 +138,7 @@ def random_k(fraction: float, seed: int = 0) -> RandomK:
 
 
 def _require_fraction(fraction: Any, name: str) -> float:
-    is_number = isinstance(fraction, int | float | np.integer | np.floating)
-    if isinstance(fraction, bool) or not is_number or not 0 < fraction <= 1:
+    if not 0 < fraction <= 1:
         raise ValueError(
             f"fraction of {name} must be a number above 0 and at most 1, got {fraction!r}."
         )

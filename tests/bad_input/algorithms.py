@@ -29,10 +29,6 @@ HALF = np.full((2, 2), 0.5)
 NAN = float("nan")
 
 
-def entries(*arguments: Any) -> Callable[[], Round]:
-    return lambda: Round.from_entries(*arguments)
-
-
 ROWS: list[Call] = []
 for builder in (
     T.one_peer_exponential,
@@ -66,11 +62,9 @@ for name, function, values, message in (
     ("bipartite size", T.bipartite_exponential, [7], "6 or 8"),
     ("star weights", lambda w: T.star(4, w), ["equal"], "'uniform' or 'metropolis'"),
     ("piecewise start", T.piecewise, [{}, {3: RING}], "step 0"),
-    ("piecewise key", lambda k: T.piecewise({0: RING, k: RING}), [-1, 1.5, 2**31], "start"),
-    ("piecewise of", lambda s: T.piecewise({0: s}), [np.eye(4)], "must be a Schedule"),
+    ("piecewise key", lambda k: T.piecewise({0: RING, k: RING}), [-1], "start"),
     ("piecewise sizes", lambda s: T.piecewise({0: RING, 2: s}), [T.ring(5)], "size"),
     ("piecewise twice", lambda s: T.piecewise({0: RING, 2: s}), [HYBRID], "piecewise"),
-    ("matrix rows of lengths", T.from_matrices, [[[0.5, 0.5], [0.5]]], "length"),
     ("matrix shape", T.from_matrices, [EYE[0], np.zeros((1, 2, 3))], "[N, N]"),
     ("matrix rows", T.from_matrices, [[[0.2, 0.8], [0.3, 0.7]]], "transpose"),
     ("matrix sum", T.from_matrices, [[[0.5, 0.5], [0.4, 0.5]]], "got 0.9 for column 0"),
@@ -80,8 +74,6 @@ for name, function, values, message in (
     ("matrix of a later round", T.from_matrices, [[HALF, -EYE]], "round 1"),
     ("matrix of two parts", T.from_matrices, [PAIRS], "node 0 can never send to node 2"),
     ("matrix one way", T.from_matrices, [[[0.5, 0], [0.5, 1]]], "can never receive from node 1"),
-    ("from_graph", T.from_graph, [[(0, 1)]], "must be a networkx graph"),
-    ("from_graph empty", T.from_graph, [nx.Graph()], "empty"),
     ("from_graph parts", T.from_graph, [nx.Graph([(0, 1), (2, 3)])], "connect all 4 nodes"),
     ("from_graph weights", lambda w: T.from_graph(nx.path_graph(3), w), ["equal"], "'uniform'"),
     (
@@ -93,7 +85,7 @@ for name, function, values, message in (
     (
         "optimal_weights",
         T.optimal_weights,
-        [nx.DiGraph([(0, 1), (1, 0)]), nx.Graph(), nx.Graph([(0, 1), (2, 3)]), np.eye(2)],
+        [nx.DiGraph([(0, 1), (1, 0)]), nx.Graph([(0, 1), (2, 3)])],
         "graph must",
     ),
     (
@@ -115,19 +107,7 @@ for name, function, values, message in (
 ):
     ROWS += calls(name, function, values, message)
 ROWS += [
-    Call(
-        "from_matrices traced",
-        lambda: jax.jit(lambda m: T.from_matrices(m) and m)(EYE[None]),
-        "outside of jitted functions",
-    ),
     Call("rounds of other sizes", lambda: gx.Schedule([Round(np.eye(1)), Round(EYE)]), "same size"),
-    Call("entries twice", entries(2, [0, 1, 0], [0, 1, 0], 1), "two of P[0, 0]"),
-    Call("receivers", entries(2, [0, 2], [0, 1], 1), "receivers of round 0"),
-    Call("senders", entries(2, [0, 1], [0, 0.5], 1), "senders of round 0"),
-    Call("lengths of entries", entries(2, [0, 1], [0], 1), "length"),
-    Call("nan of entries", entries(2, [0, 1], [0, 1], [1, np.nan]), "P[1, 1] = nan"),
-    Call("sum of entries", entries(2, [0, 1], [0, 1], 0.5), "0.5 for column 0"),
-    Call("self weight of entries", entries(2, [0, 0, 1], [0, 1, 1], [1, 1, 0]), "P[1, 1] = 0"),
 ]
 
 PARAMS = {"a": jnp.ones((4, 2)), "b": jnp.ones((4, 3))}
@@ -478,7 +458,6 @@ def mix(**changes: Any) -> Callable[[], Any]:
     return lambda: on_nodes(lambda x: gx.mix(x, **arguments))
 
 
-KEYS = jax.random.split(jax.random.key(0))
 ROWS += [
     Call("mix schedule", mix(schedule=EYE), "gx.Schedule"),
     Call("mix size", mix(schedule=T.ring(3)), "must"),
@@ -487,7 +466,6 @@ ROWS += [
     Call("mix wire", mix(wire="int8"), "wire"),
     Call("mix a sparse wire", mix(wire=TOP_K), "gx.choco"),
     Call("mix without a key", mix(wire=INT8), "key must be a PRNG key"),
-    Call("mix several keys", mix(wire=INT8, key=KEYS), "one PRNG"),
     Call("encode without a key", lambda: INT8.encode(jnp.ones(9), None), "key must be a PRNG key"),
     Call("mix weight of nodes", mix(weight=jnp.ones(4)), "weight"),
     Call("mix integers", lambda: on_nodes(lambda x: gx.mix(3, 1.0, RING, 0)), "floating-point"),
