@@ -23,8 +23,6 @@ else:
     NetworkName = tyro.extras.literal_type_from_choices(tuple(networks.ALL))
 
 MAX_NODES = 4096
-MAX_EXAMPLES = 10**9
-MAX_LATE_PRICE = 10.0
 MAX_OUTER_NODE_STEPS = 100 * MAX_NODES  # of all nodes between outer steps: a simulation of seconds
 
 
@@ -69,12 +67,6 @@ BANDWIDTH = Quantity(
 )
 
 Nodes = Annotated[PositiveInt, Check(f"at most {MAX_NODES}", lambda value: value <= MAX_NODES)]
-Examples = Annotated[
-    PositiveInt, Check(f"at most {MAX_EXAMPLES}", lambda value: value <= MAX_EXAMPLES)
-]
-LatePrice = Annotated[
-    NonNegativeFloat, Check(f"at most {MAX_LATE_PRICE:g}", lambda value: value <= MAX_LATE_PRICE)
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +82,7 @@ class PlanOptions:
     compute: str = "0.228"
     """Computation of a node's step without exchange, in seconds or as 228ms; if not given, of
     ResNet-50 on SGP's servers of 8 V100."""
-    examples: Examples = 256
+    examples: PositiveInt = 256
     """Examples of a node's step."""
     bandwidth: str | None = None
     """Of a node's link, each way, as 10gbit, 200mbit or 450GB/s."""
@@ -108,7 +100,7 @@ class PlanOptions:
     gossip-pga have float32, streaming-diloco int4, sparse-loco block_top_k."""
     outer_every: PositiveInt = 100
     """Steps between the outer steps of DiLoCo and SparseLoCo."""
-    late_price: LatePrice = LATE_PRICE
+    late_price: NonNegativeFloat = LATE_PRICE
     """Assumed: more examples, as a fraction, per doubling of the steps after which all nodes have
     what one has learned."""
     out: OptionalPath = None

@@ -8,7 +8,6 @@ import pytest
 
 import gossipjax as gx
 from experiments.averaging import __main__ as averaging
-from experiments.training.topologies import TOPOLOGIES
 
 
 def run(tmp_path, *arguments):
@@ -29,11 +28,6 @@ def median_errors(lines, topology, nodes):
 def test_default_topologies(tmp_path, capsys):
     summary, lines = run(tmp_path)
     assert len(lines) == 9 * (8 + 1)
-    for line in lines:
-        assert line.keys() == {
-            "topology", "nodes", "round", "error_median", "error_p10", "error_p90"
-        }  # fmt: skip
-        assert line["error_p10"] <= line["error_median"] <= line["error_p90"]
     for topology in ("one_peer_exponential", "bipartite_exponential", "base_graph"):
         errors = median_errors(lines, topology, 32)
         assert errors[0] == 1
@@ -117,18 +111,6 @@ def test_rings_of_rand20():
         assert record["ring_distance"] == pytest.approx(record["paper_ring_distance"])
         assert 0 < record["standard_deviation"] < record["mean"] < record["paper_bound"]
         assert record["paper_bound"] == pytest.approx(math.sqrt(record["nodes"] - 1) / 3**5)
-
-
-def test_one_seed_and_one_round_and_many_panels(tmp_path, capsys):
-    """No deviation to show, few rounds to draw, more curves than colors."""
-    names = [t for t in TOPOLOGIES if t != "hypercube"]
-    summary, _ = run(
-        tmp_path, "--seeds", "1", "--rounds", "1", "--nodes", "6", "8", "10", "4",
-        "--topology", *names,
-    )  # fmt: skip
-    assert summary["sgp18_appendix_a"][3]["standard_deviation"] is None
-    assert {r["error_after_5_rounds"] for r in summary["runs"]} == {None}
-    assert "±0" not in capsys.readouterr().out
 
 
 def test_impossible_topologies_are_refused_before_the_first(tmp_path, capsys):
