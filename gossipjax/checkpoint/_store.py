@@ -45,8 +45,6 @@ MANIFEST_FILE = Path("manifest", "metadata")  # in the folder of a checkpoint, a
 MAX_DEPTH = 100  # of metadata: deeper ones refer to themselves
 STEPS_PER_TEXT = 40
 READ_BYTES = 2**20
-NOTES_THAT_ARE_DICTS = ("item_handlers", "metrics", "performance_metrics", "custom_metadata")
-NOTES_THAT_ARE_TIMES = ("init_timestamp_nsecs", "commit_timestamp_nsecs")
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a read that failed is tried again
 
 
@@ -148,26 +146,11 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what an interrupted write left, and orbax's notes that orbax could not read."""
+    """Removes what an interrupted write left."""
     if jax.process_index() == 0:
         for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
             shutil.rmtree(unfinished, ignore_errors=True)
-        for notes in folder.glob("*/_CHECKPOINT_METADATA"):
-            if not _are_readable_notes(notes):
-                notes.unlink(missing_ok=True)
     barrier()
-
-
-def _are_readable_notes(path: Path) -> bool:
-    """Whether orbax's notes on a checkpoint, times and handlers, have the types that it expects."""
-    try:
-        notes = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return True  # as if there were none
-    if not isinstance(notes, dict):
-        return False
-    are_dicts = all(isinstance(notes.get(name) or {}, dict) for name in NOTES_THAT_ARE_DICTS)
-    return are_dicts and all(type(notes.get(name) or 0) is int for name in NOTES_THAT_ARE_TIMES)
 
 
 def make_manager(folder: Path, max_to_keep: int, timeout: int) -> ocp.CheckpointManager:

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from modes import make_mesh
 from promotion import apply_updates, promoting
 from short_runs import (
     NAMES,
@@ -138,22 +137,6 @@ def test_from_one_algorithm_to_another(old):
     assert np.isfinite(params).all()
 
 
-def test_training_continues_on_a_mesh_and_donates():
-    params, state = train_from_start("osgp 1", 8, 5)
-    tx = make_chain("osgp 3", 5)
-    params, state, _ = resize(params, state, tx, 5)
-    start = params[0].copy()
-
-    def step(z, state, k):
-        updates, state = tx.update(jnp.zeros_like(z), state, z, step=k)
-        return apply_updates(z, updates), state
-
-    program = gx.spmd(step, mesh=make_mesh(5), shared_argnums=2, donate_argnums=(0, 1))
-    for k in range(5, 9):
-        params, state = program(params, state, np.int32(k))
-    assert not np.array_equal(params[0], start)  # the momentum
-
-
 def test_many_nodes_with_real_weights():
     size = 16
     tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.random_peer(size, 6, seed=0)))
@@ -170,23 +153,6 @@ def test_many_nodes_with_real_weights():
     assert report.fraction_in_flight is not None
     assert 0.3 < report.fraction_in_flight < 0.7
     assert jax.tree.structure(after) == jax.tree.structure(state)
-
-
-def test_messages_without_a_weight_are_an_unknown_fraction():
-    params, state = train_from_start("osgp 1, biased", 8, 3)
-    *_, report = resize(params, state, make_chain("sgp", 5), 5)
-    assert report.fraction_in_flight is None
-    assert "(unknown of it in flight)" in str(report)
-
-
-def test_the_residuals_are_those_of_the_average_that_was_not_rounded():
-    params, state = train_from_start("sgp", 8, 5, jnp.bfloat16)
-    expected = average_densely(params, state)
-    rounded, after, _ = resize(params, state, make_chain("osgp 1", 3), 3)
-    gossip = require_gossip(after)
-    model = np.asarray(rounded[0], np.float64) + gossip.residual[0]
-    assert relative_error(model, expected) < 1e-6
-    assert relative_error(rounded[0], expected) > 1e-6
 
 
 RULES: dict[OnResize, list[float]] = {
@@ -253,44 +219,6 @@ class TestAnAlgorithmThatNobodyKnows:
         np.testing.assert_allclose(
             np.asarray(params), np.tile(0.81 * np.arange(3.0), (3, 1)), rtol=1e-6
         )
-
-    def test_to_and_from_another_algorithm(self):
-        """What the old state does not have starts as `init` makes it."""
-        params, state = train_from_start("sgp", 8, 3)
-        tx = optax.chain(optax.sgd(0.1, momentum=0.9), noisy(gx.topology.ring(5)))
-        params, state, _ = resize(params, state, tx, 5)
-        gossip = require_gossip(state)
-        assert gossip.extra["average"].value.tolist() == [[0.0, 0.0]] * 5
-        assert (gossip.count == 3).all()
-        tx = optax.chain(optax.sgd(0.1, momentum=0.9), noisy(gx.topology.ring(5), size=3))
-        params, state, _ = resize(params, state, tx, 5)  # nor has it one of this shape
-        gossip = require_gossip(state)
-        assert gossip.extra["average"].value.tolist() == [[0.0] * 3] * 5
-        _, state, _ = resize(params, state, make_chain("sgp", 8), 8)
-        gossip = require_gossip(state)
-        assert gossip.extra is None
-
-
-def test_trees_of_several_types_and_shapes():
-    """Messages of two types have two buffers; the weight is in one of them."""
-    rng = np.random.default_rng(0)
-    with jax.enable_x64():
-        z = {
-            "a": jnp.asarray(rng.normal(size=(4, 2, 3)), jnp.float64),
-            "b": jnp.asarray(rng.normal(size=(4, 5)), jnp.bfloat16),
-        }
-        tx = gx.osgp(gx.topology.ring(4), 3)
-        program = gx.spmd(lambda z, s, k: tx.update(z, s, z, step=k), nodes=4, shared_argnums=2)
-        u, state = program(z, gx.spmd(tx.init, nodes=4)(z), jnp.int32(0))
-        doubled = apply_updates(z, u)
-        params, after, report = resize(doubled, state, gx.osgp(gx.topology.ring(3), 3), 3)
-        assert isinstance(after, GossipState)
-        for name in z:  # the update is z itself
-            expected = 2 * np.asarray(z[name], np.float64).mean(axis=0)
-            assert params[name].dtype == z[name].dtype
-            model = np.asarray(params[name][2], np.float64) + after.residual[name][2]
-            assert relative_error(model, expected) < 1e-6
-    assert report.fraction_in_flight == pytest.approx(2 / 3, rel=1e-6)
 
 
 def test_statistics_and_keys():
@@ -368,16 +296,6 @@ class TestKeys:
         program = gx.spmd(lambda u, s, z: new_tx.update(u, s, z, step=2), nodes=after)
         updates, _ = program(jnp.zeros_like(params), state, params)
         assert len(np.unique(np.asarray(updates), axis=0)) == after
-
-    def test_a_key_of_another_kind(self):
-        def make_noisy(impl):
-            key = jax.random.key(0, impl=impl)
-            return optax.chain(optax.add_noise(0.1, 0.5, key), gx.sgp(gx.topology.ring(4)))
-
-        z = jnp.ones((4, D))
-        state = gx.spmd(make_noisy("threefry2x32").init, nodes=4)(z)
-        with pytest.raises(ValueError, match=r"rng_key: .* of key<rbg>, .* got .* of key<fry>"):
-            resize(z, state, make_noisy("rbg"), 4)
 
 
 def mask_of(params):
@@ -462,27 +380,6 @@ class TestMasked:
         program = gx.spmd(lambda u, s, z: tx.update(u, s, z, step=3), nodes=3)
         updates, _ = program(jax.tree.map(jnp.zeros_like, new), new_state, new)
         assert all(np.isfinite(np.asarray(u, np.float32)).all() for u in updates.values())
-
-    def test_integers_that_do_not_gossip(self):
-        def make_tx(nodes):
-            return optax.masked(gx.sgp(gx.topology.ring(nodes)), mask_of)
-
-        params = {"body": jnp.ones((4, 2)), "head": jnp.arange(4)}
-        state = gx.spmd(make_tx(4).init, nodes=4)(params)
-        new, _, _ = resize(params, state, make_tx(3), 3)
-        assert new["head"].tolist() == [3, 3, 3]
-
-    def test_a_masked_optimizer(self):
-        def make_tx(nodes):
-            momentum = optax.masked(optax.trace(0.9), {"body": True, "head": False})
-            return optax.chain(momentum, gx.sgp(gx.topology.ring(nodes)))
-
-        params = {"body": jnp.ones((4, 2)), "head": jnp.ones((4, 3))}
-        state = gx.spmd(make_tx(4).init, nodes=4)(params)
-        _, new_state, report = resize(params, state, make_tx(3), 3)
-        assert report.averaged == ("[0].inner_state.trace['body']",)
-        template = gx.spmd(make_tx(3).init, nodes=3)(jax.tree.map(lambda x: x[:3], params))
-        assert jax.tree.structure(new_state) == jax.tree.structure(template)
 
     def test_another_mask_than_that_of_the_messages(self):
         params, state = self.train(

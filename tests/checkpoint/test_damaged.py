@@ -262,32 +262,6 @@ def test_all_damaged(folder):
     assert names_in(folder) == ["1", "2"]
 
 
-@pytest.mark.parametrize(
-    "name", ["_CHECKPOINT_METADATA", "state/_METADATA", "state/array_metadatas/process_0"]
-)
-def test_files_of_orbax(name, saved, tmp_path):
-    """All is well, or the checkpoint before is taken; the run saves again in both cases."""
-    for number, content in enumerate([b"", b"\xff", b"[]", b"{}", b'{"metrics": 3}']):
-        folder = shutil.copytree(saved, tmp_path / str(number))
-        for step in STEPS if name == "_CHECKPOINT_METADATA" else (2,):
-            (folder / str(step) / name).write_bytes(content)
-        assert restore(folder, make_state(0)) in ("right", "older, with a warning"), content
-        with Checkpoints(folder) as checkpoints:
-            checkpoints.save(3, make_state(3), {})
-            assert checkpoints.wait()[-1] == 3
-
-
-def test_other_names_in_the_folder(folder):
-    for name in ("007", "-3", "0x5", "1_0", "٣", "3.tmp", "notes"):
-        (folder / name).mkdir()
-    (folder / "9").write_text("a file")
-    with Checkpoints(folder) as checkpoints:
-        assert checkpoints.wait() == [1, 2]
-        assert checkpoints.restore(make_state(0)) is not None
-        checkpoints.save(4, make_state(4), {})
-        assert checkpoints.wait() == [1, 2, 4]
-
-
 @pytest.mark.parametrize("part", ["arrays", "manifest/metadata", "state/manifest.ocdbt"])
 def test_a_disk_that_fails(part, folder, monkeypatch):
     """For good: the newest may be complete, neither renamed nor replaced. For a moment: right."""

@@ -1,7 +1,5 @@
 """One job at a time has a folder. Others are refused by name; what a killed one left is seen."""
 
-import errno
-import fcntl
 import gc
 import os
 import re
@@ -106,16 +104,6 @@ class TestNothingIsLeft:
         gc.collect()
         assert names_in(tmp_path) == []
 
-    def test_of_a_lock_that_somebody_removed(self, tmp_path):
-        """It is that of the next job then."""
-        with Checkpoints(tmp_path):
-            (tmp_path / ".lock").rename(tmp_path / "moved")
-            with Checkpoints(tmp_path) as other:
-                (tmp_path / "moved").unlink()
-                assert names_in(tmp_path) == [".lock"]
-                other.save(1, STATE, {})
-        assert names_in(tmp_path) == ["1"]
-
 
 @pytest.fixture
 def touched(tmp_path):
@@ -144,20 +132,3 @@ class TestDisksThatDoNotShowLocks:
             assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
             checkpoints.save(1, STATE, {})
         assert names_in(tmp_path) == ["1"]
-
-    def test_nor_have_any(self, tmp_path, monkeypatch):
-        def refuse(*arguments):
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-        monkeypatch.setattr(fcntl, "flock", refuse)
-        with Checkpoints(tmp_path):
-            require_refused(tmp_path, rf"which process {os.getpid()} on .* has open")
-        (tmp_path / ".lock").write_text(OF_ANOTHER_HOST)
-        with Checkpoints(tmp_path):
-            pass
-        assert names_in(tmp_path) == []
-
-
-def test_a_file_that_cannot_be_written(tmp_path):
-    (tmp_path / ".lock").mkdir()
-    require_refused(tmp_path, r"where .lock cannot be written \(Is a directory\)")

@@ -164,16 +164,6 @@ def test_a_checkpoint_on_disk(tmp_path):
     assert "ring" not in text
 
 
-def test_arrays_of_the_host_may_be_changed_at_once(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        array = np.zeros(200_000)
-        checkpoints.save(1, {"a": array}, {})
-        array += 1
-        restored = checkpoints.restore({"a": array})
-    assert restored is not None
-    assert not restored.state["a"].any()
-
-
 def test_a_run_from_an_older_checkpoint_supersedes_the_newer_ones(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         for step in (1, 2, 3):
@@ -260,14 +250,6 @@ def test_no_space_left_harms_nothing(tmp_path):
 SMALL = {"a": np.arange(3.0)}
 
 
-def test_arguments_that_cannot_be(tmp_path):
-    """The rest of them is in the table of bad inputs."""
-    new: Any = tmp_path / "new"
-    with pytest.raises(ValueError, match=r"^every must be None with read_only=True, got 5"):
-        Checkpoints(new, every=5, read_only=True)
-    assert not new.exists()
-
-
 CYCLE: dict[str, Any] = {}
 CYCLE["me"] = CYCLE
 NOT_JSON = [
@@ -299,30 +281,9 @@ def test_metadata_come_back_as_they_were(tmp_path):
     assert restored.metadata == metadata
 
 
-def xxh32(index, word, seed):
-    """Of 8 bytes, in Python's integers, by xxHash's specification."""
-    hashed = seed + 374761393 + 8
-    for lane in (index, word):
-        hashed = (hashed + lane * 3266489917) % 2**32
-        hashed = (hashed << 17 | hashed >> 15) * 668265263 % 2**32
-    hashed = (hashed ^ hashed >> 15) * 2246822519 % 2**32
-    hashed = (hashed ^ hashed >> 13) * 3266489917 % 2**32
-    return hashed ^ hashed >> 16
-
-
-def test_the_checksum_is_of_xxh32():
-    """And does not depend on devices."""
-    # By the package xxhash: xxh32(struct.pack("<II", index, word), seed).intdigest().
-    assert xxh32(5, 0x3F800000, 3) == 21846059
-    assert xxh32(2**32 - 1, 2**32 - 1, 2**32 - 1) == 2685863586
+def test_the_checksum_does_not_depend_on_devices():
     x = np.random.default_rng(0).normal(size=(8, 30)).astype(np.float32)
     leaves = [x, x.astype(jnp.bfloat16)]
-    expected = sum(
-        xxh32(index, int(word), number)
-        for number, leaf in enumerate(leaves)
-        for index, word in enumerate(leaf.view(f"uint{8 * leaf.itemsize}").ravel())
-    )
-    assert checksum(leaves) == expected % 2**32
     assert checksum([jnp.asarray(leaf) for leaf in leaves]) == checksum(leaves)
     assert checksum(PLACEMENTS["mesh"].put(leaves)) == checksum(leaves)
     with jax.enable_x64():

@@ -149,18 +149,6 @@ def test_another_number_of_nodes(tmp_path, monkeypatch, capsys):
     assert epochs[-1] == pytest.approx((4 * 4 + 4 * 3) * 32 / 512)
 
 
-def test_from_another_algorithm(tmp_path, capsys):
-    first = tmp_path / "first"
-    train(first, "--algorithm", "allreduce")
-    (run,), lines = train(tmp_path / "out", "--init-from", folders(first)[0], "--epochs", "4")
-    message = "sgp resumes after step 8 of allreduce: 4 nodes became 4"
-    assert message in capsys.readouterr().out
-    training_lines = [line for line in lines if "loss" in line]
-    assert [line["step"] for line in training_lines] == [*range(9, 17)]
-    assert training_lines[-1]["epoch"] == 4
-    assert run["consensus_distance"] > 0
-
-
 def test_a_restart_resumes_only_what_the_same_job_has_started(tmp_path, monkeypatch, capsys):
     """A job that failed before it created the folder has started nothing: --overwrite holds."""
     monkeypatch.setenv("GOSSIPJAX_JOB", "former")
@@ -215,18 +203,6 @@ class TestBadInput:
             checkpoints.save(1, {"a": np.ones(3)}, {"nodes": 4})
         message = self.train_and_fail(capsys, tmp_path / "out", "--init-from", tmp_path / "other")
         assert "the metadata of a checkpoint must have algorithm, seed, got one without" in message
-
-    def test_init_from_another_model(self, capsys, stopped, tmp_path):
-        other = ("--normalization", "batch", "--init-from", folders(stopped)[0])
-        message = self.train_and_fail(capsys, tmp_path / "out", *other)
-        assert "the checkpoint of step 2" in message
-        assert "must have [2]['BatchNorm_0']['mean']: [4, 1] float32, as this run" in message
-
-    def test_init_from_what_leaves_nothing_to_train(self, capsys, stopped, tmp_path):
-        short = ("--epochs", "1", "--batch-size-per-node", "64", "--init-from", folders(stopped)[0])
-        message = self.train_and_fail(capsys, tmp_path / "out", *short)
-        assert "must be of a step before the end of this run, 2, got " in message
-        assert "of step 2: train for more --epochs" in message
 
     def test_init_from_what_is_overwritten(self, capsys, stopped):
         folder = folders(stopped)[0]

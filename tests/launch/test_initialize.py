@@ -90,25 +90,6 @@ def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_pro
             call()
 
 
-JOB_OF_TWO = {"coordinator_address": "a:1", "num_processes": 2, "process_id": 0}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (JOB_OF_TWO | {"process_id": None}, "must be given together, got a:1, 2 and None"),
-        (JOB_OF_TWO | {"coordinator_address": None}, "together, got None, 2 and 0"),
-        (JOB_OF_TWO | {"process_id": 2}, "from 0 to num_processes - 1, got process_id=2 "),
-        (JOB_OF_TWO | {"coordinator_address": "a\0:1"}, "must be HOST:PORT"),
-        (JOB_OF_TWO | {"coordinator_address": "::1:80"}, r"\[::1\]:1234"),
-    ],
-)
-def test_bad_arguments(arguments, message, fresh_process):
-    """The others are in the table of bad inputs."""
-    with pytest.raises(ValueError, match=message):
-        launch.initialize(**arguments)
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -250,31 +249,6 @@ def fill_pipe(launcher, folder):
     wait_for(lambda: len(read_pids(folder)) == 2 and is_full())
 
 
-def test_a_paused_reader_does_not_hide_a_stall(tmp_path):
-    """The processes end, and the reader sees the report when it goes on."""
-    code = PROLOGUE + f"for i in range(500): {CHATTER}announce(rank); {SLEEP}"
-    options = ("--processes", 2, "--stall", 0.2, "--stall-slow", 1)
-    with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
-        wait_for(lambda: len(read_pids(tmp_path)) == 2)
-        wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
-        _, err = launcher.communicate(timeout=TIMEOUT)
-    assert launcher.returncode == 2
-    assert err.count("xxx\n") == 1000
-    assert "no process has advanced in 1 s" in err
-
-
-def test_what_a_paused_reader_has_not_read_is_not_lost(tmp_path):
-    """Though the processes have long ended: a full pipe, and more."""
-    code = PROLOGUE + f"announce(rank)\nfor i in range(500): {CHATTER}"
-    with started_job(code, "--processes", 2, FOLDER=str(tmp_path)) as launcher:
-        fill_pipe(launcher, tmp_path)
-        wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
-        with pytest.raises(subprocess.TimeoutExpired):
-            launcher.wait(_worker.DRAIN_SECONDS + 0.5)
-        _, err = launcher.communicate(timeout=TIMEOUT)
-    assert (launcher.returncode, err.count("xxx\n")) == (0, 1000)
-
-
 def test_more_than_fits_waits_for_the_reader(monkeypatch):
     """Then the processes wait, as at any full pipe; the order stays."""
     monkeypatch.setattr(_worker, "MAX_WAITING_BYTES", 10**6)
@@ -336,15 +310,6 @@ class TestRestarts:
         assert "the program would fail again, so it is not started again\n" in report
         assert "restart 1" not in report
 
-    def test_follow_a_failed_import_once_the_program_has_started(self):
-        code = PROLOGUE + (
-            "if restart == 0: sys.exit(1)\n"
-            "if restart == 1: import no_such_module\n"
-            "print('started', restart)"
-        )
-        done = run_job(code, "--processes", 1, "--max-restarts", 3, *AT_ONCE)
-        assert (done.returncode, done.stdout) == (0, "[0] started 2\n")
-
     def test_are_delayed_more_after_each_failure(self):
         """Of each node by its own failures. The status is of the first that failed for good."""
         code = PROLOGUE + "print(time.time()); sys.exit(5 + rank)"
@@ -401,16 +366,6 @@ def test_a_group_is_signaled_only_while_its_leader_holds_its_number(monkeypatch)
     assert exits == [_worker.Exited(0, 0)]
     worker.send_signal(signal.SIGTERM)
     assert len(states) == 2
-
-
-def test_memory_that_is_needed_once_goes_back():
-    code = (
-        "data = b'x' * (1200 << 20)\n"
-        "del data\n"
-        "print(int(open('/proc/self/statm').read().split()[1]) * 4096)"
-    )
-    done = run_job(code, "--processes", 1)
-    assert int(done.stdout.split()[1]) < 2**29, done.stderr
 
 
 def test_a_process_that_cannot_be_started(capsys):

@@ -1,7 +1,6 @@
 """The place of a node in a job whose nodes are programs of their own, from its environment."""
 
 import os
-import socket
 
 import pytest
 
@@ -55,21 +54,6 @@ def test_node_0_listens_at_the_address_and_the_others_where_they_reach_it(
     assert find_node() == NodeInfo(0, 3, "127.0.0.1:5000", (), False, "")
     set_variables({name: "2"})
     assert find_node() == NodeInfo(2, 3, "127.0.0.1:0", ("127.0.0.1:5000",), False, "")
-
-
-def has_ipv6():
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
-
-
-def test_ipv6_addresses_have_brackets(set_variables):
-    host, own = ("[::1]", "[::1]:0") if has_ipv6() else ("localhost", "127.0.0.1:0")
-    set_variables(THREE | {"GOSSIPJAX_PROCESS_ID": "1"})
-    set_variables({"GOSSIPJAX_COORDINATOR_ADDRESS": f"{host}:5000"})
-    assert find_node() == NodeInfo(1, 3, own, (f"{host}:5000",), False, "")
 
 
 @pytest.mark.parametrize(
