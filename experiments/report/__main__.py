@@ -79,7 +79,7 @@ COLORS = {"agrees": "green", "agrees in part": "yellow", "disagrees": "red", "er
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ReportOptions:
     """Runs the papers' experiments in miniature, and writes one report of what agrees."""
 
     quick: bool = False
@@ -192,7 +192,7 @@ def print_sections(sections: Sequence[Section], scale: Scale, console: Console) 
 
 
 def make_report(
-    options: Options, sections: Sequence[Section], out: Path, command: str
+    options: ReportOptions, sections: Sequence[Section], out: Path, command: str
 ) -> list[str]:
     """Runs everything, and writes and prints the report; returns what failed.
 
@@ -251,7 +251,7 @@ def make_report(
 
 
 def run_grid(
-    runs: Sequence[Run], options: Options, folder: Path, console: Console
+    runs: Sequence[Run], options: ReportOptions, folder: Path, console: Console
 ) -> tuple[dict[str, Result], bool]:
     """Runs what has not ended before.
 
@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out = None
     failures: list[str] = []
     with exit_on_error(lambda: out):
-        options = parse_arguments(Options, "experiments.report", given)
+        options = parse_arguments(ReportOptions, "experiments.report", given)
         chosen = options.section or tuple(SECTIONS)
         sections = [section for name, section in SECTIONS.items() if name in chosen]
         if options.list_sections:

@@ -102,7 +102,10 @@ def can_limit(request, monkeypatch):
     return request.param
 
 
-SPEED_OPTIONS = {"wire": "rows", "stragglers": "stragglers"}
+SPEED_OPTIONS = {
+    "wire": ("speed.wire.rows", "WireOptions"),
+    "stragglers": ("speed.wire.stragglers", "StragglerOptions"),
+}
 
 
 def find_options(run: Run) -> set[str]:
@@ -111,7 +114,7 @@ def find_options(run: Run) -> set[str]:
         "averaging": ("averaging.__main__", "AveragingOptions"),
         "rates": ("rates.__main__", "RatesOptions"),
         "steps_to_loss": ("steps_to_loss", "StepsOptions"),
-        "speed": (f"speed.wire.{SPEED_OPTIONS.get(run.arguments[0])}", "Options"),
+        "speed": SPEED_OPTIONS.get(run.arguments[0], ("", "")),
         "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
     }.get(run.program, (run.program, "Options"))
     options = getattr(importlib.import_module(f"experiments.{place[0]}"), place[1])

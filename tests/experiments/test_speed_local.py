@@ -74,7 +74,7 @@ def test_what_is_written_by_hand_is_the_algorithm(name, nodes):
 
 
 def test_the_ratio_is_plain_over_simulated_turn_by_turn():
-    options = simulation.Options(batch_size_per_node=10, steps=5)
+    options = simulation.SimulationOptions(batch_size_per_node=10, steps=5)
     method = make_method("sgp", MethodOptions(4), simulation.OPTIMIZER)
     seconds = [(2.0, 1.0), (4.0, 3.0), (5.0, 1.0)]
     run = simulation.summarize_case(options, method, 4, {"placement": "here"}, seconds)

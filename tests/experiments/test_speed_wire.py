@@ -34,7 +34,7 @@ from experiments.speed.wire.measure import (
 )
 from experiments.speed.wire.rows import (
     DEFAULT_ALGORITHMS,
-    Options,
+    WireOptions,
     average_at_center,
     build_rows,
     make_row,
@@ -71,7 +71,7 @@ def mean_sent_bytes(algorithm, wire, nodes, parameters, steps=12):
 
 
 def list_rows(algorithms, wires, nodes, **options):
-    return build_rows(Options(algorithm=tuple(algorithms), wire=tuple(wires), **options), nodes)
+    return build_rows(WireOptions(algorithm=tuple(algorithms), wire=tuple(wires), **options), nodes)
 
 
 class TestBytes:
@@ -566,7 +566,7 @@ def test_what_is_not_copied_has_no_packing(goodput):
         assert copied == 0 or copied > 1000, name
 
 
-STRAGGLERS = stragglers.Options(nodes=2, steps=2, compute_seconds=0.5)
+STRAGGLERS = stragglers.StragglerOptions(nodes=2, steps=2, compute_seconds=0.5)
 
 
 def make_node_record(ends, start=10.0, losses=None):
@@ -584,7 +584,7 @@ def make_node_record(ends, start=10.0, losses=None):
 @pytest.mark.parametrize("nodes", [2, 8])
 @pytest.mark.parametrize("factor", [2, 4])
 def test_ideals_of_a_constant_slowness(nodes, factor):
-    factors = stragglers.Options(nodes=nodes).draw_factors(f"{factor}x", 5)
+    factors = stragglers.StragglerOptions(nodes=nodes).draw_factors(f"{factor}x", 5)
     assert compute_ideal_ratio(factors, is_lockstep=True) == pytest.approx(1 / factor)
     expected = (nodes - 1 + 1 / factor) / nodes
     assert compute_ideal_ratio(factors, is_lockstep=False) == pytest.approx(expected)
@@ -663,7 +663,7 @@ def test_without_pyzmq_only_lockstep_is_possible(tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["stragglers", "--out", str(tmp_path / "out")])
     assert "--algorithm async-sgp must be run with pyzmq" in capsys.readouterr().err
-    stragglers.require_algorithms(stragglers.Options(algorithm=("sgp",)))
+    stragglers.require_algorithms(stragglers.StragglerOptions(algorithm=("sgp",)))
 
 
 def test_what_was_measured_before_a_failure_is_written(tmp_path, monkeypatch):
@@ -674,7 +674,7 @@ def test_what_was_measured_before_a_failure_is_written(tmp_path, monkeypatch):
         raise harness.HostFailedError("host 1 ended with 1")
 
     monkeypatch.setattr(harness, "run_hosts", fail_in_the_second_run)
-    options = stragglers.Options(nodes=2, steps=2, algorithm=("sgp",))
+    options = stragglers.StragglerOptions(nodes=2, steps=2, algorithm=("sgp",))
     with pytest.raises(ProgramError):
         stragglers.measure_runs(options, tmp_path, print)
     (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]
@@ -707,14 +707,14 @@ def test_a_small_measurement(tmp_path, capsys):
     ("algorithm", "kept"), [("allreduce", 0.25), ("1-osgp", 0.25), ("async-sgp", 0.8125)]
 )
 def test_one_slow_node(algorithm, kept):
-    options = stragglers.Options(nodes=4, steps=40, compute_seconds=0.1)
+    options = stragglers.StragglerOptions(nodes=4, steps=40, compute_seconds=0.1)
     full = 4 * BATCH_SIZE_PER_NODE / 0.1
     assert simulate_run(algorithm, "none", options) == pytest.approx(full, rel=1e-3)
     assert simulate_run(algorithm, "4x", options) == pytest.approx(kept * full, rel=0.02)
 
 
 def test_a_limited_link_is_in_the_simulation():
-    options = stragglers.Options(
+    options = stragglers.StragglerOptions(
         4, steps=20, compute_seconds=0.1, megabytes=2.5, bandwidth="200mbit"
     )
     full = 4 * BATCH_SIZE_PER_NODE

@@ -72,7 +72,7 @@ Edge = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(harness.CheckOptions):
+class ScheduleOptions(harness.CheckOptions):
     """Options of the compiled train steps."""
 
     target: tuple[TargetKind, ...] = ()
@@ -227,7 +227,7 @@ def read_program(module: hlo.Module, expected: Sequence[Message], round_: Any) -
 
 
 def compile_case(
-    name: str, wire: WireName, target: Target, options: Options, mesh: Mesh
+    name: str, wire: WireName, target: Target, options: ScheduleOptions, mesh: Mesh
 ) -> list[Record]:
     """Compiles the programs of one algorithm; returns their lines of `metrics.jsonl`."""
     mlp = MlpSpec(options.layers, options.width, options.batch_size_per_node)
@@ -325,7 +325,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     return harness.make_table(title, caption, columns, runs, texts=6)
 
 
-def make_plan(options: Options) -> harness.Plan:
+def make_plan(options: ScheduleOptions) -> harness.Plan:
     """The cases of all targets."""
     targets = choose_targets(options.target)
 
@@ -343,6 +343,6 @@ def make_plan(options: Options) -> harness.Plan:
     return harness.Plan(description, cases, make_table, summarize, violation)
 
 
-def inspect_schedules(options: Options) -> None:
+def inspect_schedules(options: ScheduleOptions) -> None:
     """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
     harness.run_check("schedule", options, partial(make_plan, options))

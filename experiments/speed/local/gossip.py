@@ -42,7 +42,7 @@ Loop = Callable[[int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(harness.CheckOptions):
+class GossipTimeOptions(harness.CheckOptions):
     """Options of the measurement of gossip between simulated nodes."""
 
     nodes: NodeCounts = (8, 32, 128, 256)
@@ -208,7 +208,7 @@ def measure_loops(loops: dict[str, Loop], turns: int) -> tuple[dict[str, float],
     return first, {name: np.array([turn[name] for turn in samples]) for name in loops}
 
 
-def measure_case(options: Options, model: str, nodes: int) -> list[Record]:
+def measure_case(options: GossipTimeOptions, model: str, nodes: int) -> list[Record]:
     """The objects in `runs` of a model and a number of nodes."""
     problem = Problem(model, nodes, options.batch_size_per_node)
     loops = {PLAIN: problem.step_by_hand()}
@@ -258,7 +258,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     return harness.make_table(title, "x first: the first step, compiled", columns, runs, texts=2)
 
 
-def make_plan(options: Options) -> harness.Plan:
+def make_plan(options: GossipTimeOptions) -> harness.Plan:
     """All models and numbers of nodes."""
     for name in options.methods:
         make_simulated_method(name, min(options.nodes))
@@ -270,6 +270,6 @@ def make_plan(options: Options) -> harness.Plan:
     return harness.Plan(f"simulated on one {jax.default_backend()} device", cases, make_table)
 
 
-def measure_gossip(options: Options) -> None:
+def measure_gossip(options: GossipTimeOptions) -> None:
     """Time of a step of simulated nodes, with and without gossip, and of one written by hand."""
     harness.run_check("gossip", options, partial(make_plan, options))

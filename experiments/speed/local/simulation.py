@@ -55,7 +55,7 @@ CLASSES = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(harness.CheckOptions):
+class SimulationOptions(harness.CheckOptions):
     """Options of the measurement of simulated nodes."""
 
     nodes: tuple[PositiveInt, ...] = (8, 32, 64, 128)
@@ -281,7 +281,7 @@ class LoopProcess(harness.ChildProcess):
 
 
 def measure_case(
-    options: Options, method: Method, size: int, placement: Placement, devices: int | None
+    options: SimulationOptions, method: Method, size: int, placement: Placement, devices: int | None
 ) -> list[Record]:
     """Runs both loops in turns; returns the one object in `runs`."""
     settings = LoopSettings(None, size, options.batch_size_per_node, placement, devices)
@@ -298,7 +298,7 @@ def measure_case(
 
 
 def summarize_case(
-    options: Options,
+    options: SimulationOptions,
     method: Method,
     size: int,
     description: Record,
@@ -332,7 +332,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     return harness.make_table("Images per second, all nodes together", "", columns, runs)
 
 
-def make_plan(options: Options) -> harness.Plan:
+def make_plan(options: SimulationOptions) -> harness.Plan:
     """All numbers of nodes and placements."""
     methods = [
         make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
@@ -347,7 +347,7 @@ def make_plan(options: Options) -> harness.Plan:
     return harness.Plan("simulated on this machine", cases, make_table)
 
 
-def measure_simulation(options: Options) -> None:
+def measure_simulation(options: SimulationOptions) -> None:
     """Images per second of simulated nodes, compared with one plain loop."""
     harness.run_check("simulation", options, partial(make_plan, options))
 

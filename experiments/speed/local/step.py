@@ -63,7 +63,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(harness.CheckOptions):
+class StepTimeOptions(harness.CheckOptions):
     """Options of the measurement of an update."""
 
     nodes: Annotated[
@@ -285,7 +285,7 @@ def plan_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Plan:
     return harness.Plan(description, [*compiling, *running], make_table)
 
 
-def measure_step(options: Options) -> None:
+def measure_step(options: StepTimeOptions) -> None:
     """Time of one update of a model, with and without gossip, compared with that of a copy."""
 
     def make_plan() -> harness.Plan:

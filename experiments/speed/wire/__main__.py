@@ -38,9 +38,9 @@ def main(folder: Path, rank: int) -> None:
     jax.distributed.initialize(job.coordinator_address, len(job.addresses), rank)
     worker = Worker(job, folder, rank)
     if job.kind == "rows":
-        measure_rows(worker, rows.Options(**job.options))
+        measure_rows(worker, rows.WireOptions(**job.options))
     else:
-        stragglers.make_runs(worker, stragglers.Options(**job.options))
+        stragglers.make_runs(worker, stragglers.StragglerOptions(**job.options))
     worker.gather(0)  # nobody leaves while others still need the coordinator
     jax.distributed.shutdown()
 

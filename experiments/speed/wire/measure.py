@@ -41,8 +41,8 @@ from experiments.speed.wire.rows import (
     BUCKETS,
     CENTRALIZED,
     Computation,
-    Options,
     Row,
+    WireOptions,
     build_rows,
 )
 from experiments.speed.wire.timed import (
@@ -60,7 +60,7 @@ GOODPUTS = {
 }
 
 
-def measure_wire(options: Options) -> None:
+def measure_wire(options: WireOptions) -> None:
     """Seconds per iteration of every algorithm over a network, compared with a lower bound."""
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():

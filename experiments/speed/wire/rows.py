@@ -79,7 +79,7 @@ HELP = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class WireOptions:
     """Options of the measurement."""
 
     hosts: tuple[int, ...] = (4,)
@@ -255,7 +255,7 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
     return Row(algorithm, wire, nodes, topology, transform, opt_state, method)
 
 
-def build_rows(options: Options, nodes: int) -> tuple[list[Row], dict[str, str]]:
+def build_rows(options: WireOptions, nodes: int) -> tuple[list[Row], dict[str, str]]:
     """All rows that are possible for `nodes` nodes; and by name, why the others are not.
 
     Raises:

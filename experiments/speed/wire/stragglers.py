@@ -70,7 +70,7 @@ Batch = tuple[Any, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class StragglerOptions:
     """Options of the measurement of slow nodes."""
 
     nodes: int = 8
@@ -158,7 +158,7 @@ def compute_gradients(params: Any, batch: Batch, seconds: jax.Array) -> tuple[An
 class Node:
     """This node of a measurement: its digits, its batches and its progress."""
 
-    def __init__(self, worker: Worker, options: Options):
+    def __init__(self, worker: Worker, options: StragglerOptions):
         self.worker = worker
         self.options = options
         with np.load(worker.folder / DATA_FILE) as arrays:
@@ -181,7 +181,7 @@ class Node:
         self.worker.report_progress(status, step, ", ".join(self.options.runs[number]))
 
 
-def make_transform(algorithm: str, options: Options) -> optax.GradientTransformation:
+def make_transform(algorithm: str, options: StragglerOptions) -> optax.GradientTransformation:
     """An algorithm in lockstep, around plain SGD.
 
     Raises:
@@ -280,7 +280,7 @@ class AsynchronousTrainer:
         return {"start": start, "ends": ends, "losses": losses, **counts}, model
 
 
-def make_runs(worker: Worker, options: Options) -> None:
+def make_runs(worker: Worker, options: StragglerOptions) -> None:
     """Makes all runs, each from a common start; writes what this node measured in each."""
     node = Node(worker, options)
     trainer: Any = None
@@ -300,7 +300,7 @@ def make_runs(worker: Worker, options: Options) -> None:
         worker.write_record(number, record)
 
 
-def measure_stragglers(options: Options) -> None:
+def measure_stragglers(options: StragglerOptions) -> None:
     """Examples per second, and loss over time, beside slow nodes."""
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():
@@ -316,7 +316,7 @@ def measure_stragglers(options: Options) -> None:
         write_report(out, console)
 
 
-def require_algorithms(options: Options) -> None:
+def require_algorithms(options: StragglerOptions) -> None:
     """Raises `ValueError` for an algorithm that is unknown or impossible here."""
     for name in options.algorithm:
         if name not in NEVER_WAIT:
@@ -333,7 +333,7 @@ def require_algorithms(options: Options) -> None:
             )
 
 
-def measure_runs(options: Options, out: Path, show: Callable[[str], None]) -> None:
+def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], None]) -> None:
     """Makes all runs; writes what was measured, also before a failure."""
     factors = [options.draw_factors(name, options.steps).max() for name in options.slowness]
 
@@ -367,7 +367,7 @@ def compute_ideal_ratio(factors: np.ndarray, is_lockstep: bool) -> float:
     `T / sum_t max_i f[t, i]`. Where nobody waits, each node has its own pace,
     `mean_i T / sum_t f[t, i]`: with one node that is f times slower this is `(N - 1 + 1/f) / N`.
 
-    >>> factors = Options(nodes=8).draw_factors("4x", steps=5)
+    >>> factors = StragglerOptions(nodes=8).draw_factors("4x", steps=5)
     >>> compute_ideal_ratio(factors, is_lockstep=True)
     0.25
     >>> compute_ideal_ratio(factors, is_lockstep=False)
@@ -403,7 +403,7 @@ def count_steps_per_second(records: Sequence[Record], is_lockstep: bool) -> floa
 
 
 def list_metrics(
-    algorithm: str, slowness: str, options: Options, records: Sequence[Record]
+    algorithm: str, slowness: str, options: StragglerOptions, records: Sequence[Record]
 ) -> list[Record]:
     """The lines of `metrics.jsonl`: one for every N steps, in the order in which they ended."""
     ends, losses = sort_steps(records)
@@ -424,7 +424,7 @@ def list_metrics(
 
 
 def summarize_run(
-    algorithm: str, slowness: str, options: Options, records: Sequence[Record]
+    algorithm: str, slowness: str, options: StragglerOptions, records: Sequence[Record]
 ) -> Record:
     """The object in `runs` of one run, without its ratio to another run."""
     ends, _ = sort_steps(records)
@@ -477,14 +477,11 @@ def add_ratios(runs: Sequence[Record]) -> None:
             run["ratio_to_ideal"] = run["ratio_to_none"] / run["ideal_ratio_to_none"]
 
 
-def simulate_run(algorithm: str, slowness: str, options: Options) -> float | None:
+def simulate_run(algorithm: str, slowness: str, options: StragglerOptions) -> float | None:
     """Examples per second of all nodes in simulated time; None of what the cost model has not.
 
     The nodes sleep by the factors of the measurement. Nothing else of it is used: the processor
     time of a step, for which a few processes share the cores, is left out.
-
-    >>> simulate_run("allreduce", "4x", Options(nodes=4, steps=10, compute_seconds=0.1)) < 325
-    True
     """
     row = make_row(algorithm, "float32", options.nodes, options.steps)
     if not row.has_one_cycle:

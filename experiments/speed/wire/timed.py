@@ -25,8 +25,8 @@ from experiments.speed.wire.rows import (
     BUCKETS,
     LAYERS,
     LEARNING_RATE,
-    Options,
     Row,
+    WireOptions,
     build_rows,
 )
 from experiments.speed.wire.worker import Sample, Worker
@@ -282,7 +282,7 @@ def sleep_backward(
     return jax.tree.map(lambda leaf: (one - 1) * leaf, layers), one * cotangent
 
 
-def measure_rows(worker: Worker, options: Options) -> None:
+def measure_rows(worker: Worker, options: WireOptions) -> None:
     """Runs every row in every iteration; writes the seconds and bytes of this host."""
     rows, _ = build_rows(options, worker.hosts)
     worker.report_progress("connecting")
