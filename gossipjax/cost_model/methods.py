@@ -21,7 +21,6 @@ __all__ = [
     "Method",
     "adpsgd",
     "allreduce",
-    "async_outer",
     "async_sgp",
     "centralized",
     "diloco",
@@ -226,22 +225,6 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
     """
     exchange = _make_gossip(schedule, wire, is_early=True, awaits="nobody")
     return Method("async-sgp", (exchange,), staleness=1)
-
-
-def async_outer(
-    schedule: Schedule, every: int, momentum: float = 0.9, wire: Form = "float32"
-) -> Method:
-    """Asynchronous outer optimizer: a share every `every` steps, of model and momentum.
-
-    `gossipjax.asynchronous.outer`: nobody waits.
-
-    >>> from gossipjax.topology import one_peer_exponential
-    >>> async_outer(one_peer_exponential(4), every=10).exchanges[0].phase
-    9
-    """
-    models = 2 if momentum else 1
-    exchange = _make_gossip(schedule, wire, models, is_early=True, awaits="nobody")
-    return Method("async-outer", (_make_rare(exchange, every),), staleness=1)
 
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
