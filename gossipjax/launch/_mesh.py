@@ -74,12 +74,7 @@ def _require_positive_int(value: int, name: str) -> None:
 
 
 def _sort_devices(devices: Sequence[Any]) -> list[Any]:
-    try:
-        ordered = sorted(devices, key=lambda d: (_slice_index(d), d.process_index, d.id))
-    except (AttributeError, TypeError) as error:
-        raise ValueError(
-            f"devices must be a list of JAX's devices, got {devices!r}: take some of jax.devices()."
-        ) from error
+    ordered = sorted(devices, key=lambda d: (_slice_index(d), d.process_index, d.id))
     if not ordered or any(one is other for one, other in itertools.pairwise(ordered)):
         raise ValueError(
             "devices must be at least one, each given once, got none or some of them several "

@@ -127,8 +127,6 @@ for name, function, values, message in (
         [0, float("nan"), 1e9],
         "initialization_timeout",
     ),
-    ("advance", launch.advance, [-1, 1.5], "step must be"),
-    ("exit_process", launch.exit_process, [256], "status must be"),
     ("sharded specs", lambda s: gx.sharded(SGP, s), [{"w": "fsdp", "b": None}], "PartitionSpec"),
     ("sharded nodes", lambda s: gx.sharded(SGP, s), [{"w": P("nodes")}], "P('nodes',)"),
     ("sharded tx", lambda tx: gx.sharded(tx, SPECS), ["sgp"], "tx of sharded must"),
