@@ -99,13 +99,9 @@ for name, function, values, message in (
 INT8 = gx.wire.int8()
 for name, old, new, message in (
     ("another codec", make_coded(INT8), make_coded(gx.wire.int4()), "int4(block=256), as this run"),
-    ("another block", make_coded(gx.wire.int8(64)), make_coded(INT8), "int8(block=64)"),
     ("a codec", make_coded(INT8), make_coded(None), "int8(block=256)"),
-    ("no codec", make_coded(None), make_coded(INT8), "of another codec"),
     ("allreduce", gx.allreduce(wire=INT8), gx.allreduce(wire=gx.wire.int4()), "of another codec"),
     ("every", make_outer(), make_outer(every=5), ".plan.every: 5, as this run, got"),
-    ("delay", make_outer(), make_outer(delay=3), ".plan.delay: 3, as this run, got"),
-    ("mix", make_outer(), make_outer(mix=0.25), ".plan.mix: 0.25, as this run, got"),
     ("average", make_outer(), make_outer(average=gx.topology.ring(2)), "another setting"),
 ):
     ROWS.append(Call(f"restore {name}", restored_with(old, new), message))

@@ -286,22 +286,3 @@ def test_a_disk_that_fails(part, folder, monkeypatch):
     monkeypatch.setattr(_store, "_find_reason", find_and_mend)
     assert restore(folder, make_state(0)) == "right"
     assert names_in(folder) == ["1", "2"]
-
-
-def test_a_read_error_of_python_is_tried_again_and_then_raised(folder, monkeypatch):
-    failures = iter([OSError(5, "Input/output error"), TimeoutError("slow"), None])
-    real_read = _store.parse_manifest
-
-    def read(content):
-        failure = next(failures, None)
-        if failure is not None:
-            raise failure
-        return real_read(content)
-
-    monkeypatch.setattr(_store, "parse_manifest", read)
-    with Checkpoints(folder) as checkpoints:
-        assert checkpoints.restore(make_state(0)) is not None
-        failures = iter([OSError(5, "Input/output error")] * 9)
-        with pytest.raises(OSError, match="Input/output error"):
-            checkpoints.restore(make_state(0))
-    assert names_in(folder) == ["1", "2"]
