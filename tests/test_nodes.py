@@ -62,12 +62,6 @@ class TestMade:
         for program in (nodes.spmd(node_mean), gx.spmd(node_mean, mesh=mesh)):
             np.testing.assert_array_equal(program(x), [1.5] * N)
 
-    def test_equal_values_are_one(self):
-        assert gx.Nodes(N, MESH) == gx.Nodes(mesh=Mesh(DEVICES[:N], ("nodes",)))
-        assert hash(gx.Nodes(N)) == hash(gx.Nodes(N))
-        different = {gx.Nodes(N), gx.Nodes(N + 1), gx.Nodes(mesh=MESH), gx.Nodes(mesh=GRID)}
-        assert len(different | {gx.Nodes(N, axis_name="servers"), gx.Nodes(N)}) == 5
-
 
 def node_mean(x):
     return jax.lax.pmean(x, "nodes")
@@ -114,9 +108,6 @@ class TestRun:
 
         np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), jnp.arange(4.0)), range(N))
         np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), nodes.shared(3.0)), [3.0] * N)
-
-    def test_what_a_profile_shows(self):
-        assert "node_mean" in gx.Nodes(N).spmd(node_mean).lower(jnp.ones(N)).as_text()
 
 
 def some_of_everything():

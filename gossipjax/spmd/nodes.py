@@ -93,11 +93,8 @@ def spmd(
       loops, or use `Nodes.run`, which keeps it.
 
     Raises:
-      ValueError: if the updates of a gossip are not added to the parameters as they are, or
-        returned; if the mesh has no such axis or `nodes` contradicts it; if `nodes` is below 1 or
-        no multiple of D; for several nodes per device on a mesh of further axes; when traced, if an
-        argument's leaf has no leading axis of size N, or the local devices do not divide its second
-        axis; if `fn` has a collective that does not work over several nodes per device.
+      ValueError: if mesh and nodes contradict each other; when traced, if an argument is not
+        node-stacked, or `fn` has a collective that does not work over several nodes per device.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> gx.spmd(lambda x: x - jax.lax.pmean(x, "nodes"), nodes=2)(jnp.array([1.0, 3.0])).tolist()

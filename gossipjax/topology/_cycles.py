@@ -36,7 +36,6 @@ def one_peer_exponential(n: int) -> Schedule:
     >>> one_peer_exponential(8).period
     3
     """
-    n = require_nodes(n, "one_peer_exponential(n)")
     return k_peer_exponential(n, 1)
 
 

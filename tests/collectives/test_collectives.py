@@ -94,14 +94,6 @@ def record_edges(ppermute, edges):
     return call
 
 
-def test_a_permutation_is_full_where_only_the_size_of_the_axis_is_known():
-    jaxpr = jax.make_jaxpr(
-        lambda x: gx.mix(x, None, IRREGULAR, 0)[0], axis_env=[("nodes", IRREGULAR.size)]
-    )(jnp.ones(2))
-    edges = [eqn.params["perm"] for eqn in jaxpr.eqns if eqn.primitive.name == "ppermute"]
-    assert [len(perm) for perm in edges] == [IRREGULAR.size] * 3
-
-
 @pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_types_and_shapes_are_kept(mode):
     tree = {

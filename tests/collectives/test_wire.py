@@ -218,12 +218,3 @@ def test_float64_travels_as_float32_words():
         assert mixed.dtype == jnp.float64
         np.testing.assert_allclose(mixed.sum(axis=0), x.sum(axis=0), rtol=1e-14)
         np.testing.assert_allclose(mixed, np.tile(x.mean(axis=0), (2, 1)), atol=1e-6)
-
-
-def test_a_type_is_short_for_its_codec():
-    ring = gx.topology.ring(N)
-    for build in (lambda wire: gx.sgp(ring, wire=wire), lambda wire: gx.choco(ring, wire, 1.0)):
-        states: list[Any] = [
-            build(wire).init(jnp.ones(())) for wire in (gx.wire.bfloat16(), jnp.bfloat16)
-        ]
-        assert states[0].wire == states[1].wire
