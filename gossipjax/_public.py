@@ -8,9 +8,7 @@ from gossipjax.algorithms.apply_if_finite import apply_if_finite
 from gossipjax.algorithms.choco import choco
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
-from gossipjax.algorithms.frame.chain import canonical_step, canonical_steps, gossip_state
-from gossipjax.algorithms.frame.exchange import exchange
-from gossipjax.algorithms.frame.state import GossipState
+from gossipjax.algorithms.exchange import exchange
 from gossipjax.algorithms.gossip import gossip
 from gossipjax.algorithms.gradient_tracking import gradient_tracking
 from gossipjax.algorithms.osgp import osgp
@@ -18,6 +16,8 @@ from gossipjax.algorithms.outer import outer
 from gossipjax.algorithms.quasi_global import quasi_global
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.sharded import sharded
+from gossipjax.algorithms.state import GossipState
+from gossipjax.algorithms.steps import canonical_step, canonical_steps, gossip_state
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.batches import prefetch
 from gossipjax.collectives import mix

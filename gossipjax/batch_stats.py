@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.frame.chain import (
-    OuterState,
+from gossipjax.algorithms.outer_average import OuterState
+from gossipjax.algorithms.state import GossipState, debias, push_sum_weight
+from gossipjax.algorithms.steps import (
     exchange_plan,
     gossip_state,
     outer_state,
     require_updates_numbered,
 )
-from gossipjax.algorithms.frame.state import GossipState, debias, push_sum_weight
 from gossipjax.collectives import (
     StepLike,
     as_varying,

@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.chain import gossip_state, outer_state
-from gossipjax.algorithms.frame.exchange import mass_in_flight
-from gossipjax.algorithms.frame.parameters import gossiped, merge_gossiped
-from gossipjax.algorithms.frame.state import (
+from gossipjax.algorithms.exchange import mass_in_flight
+from gossipjax.algorithms.parameters import gossiped, merge_gossiped
+from gossipjax.algorithms.state import (
     GossipState,
     PushSum,
     add,
@@ -27,7 +26,8 @@ from gossipjax.algorithms.frame.state import (
     numerators,
     push_sum_weight,
 )
-from gossipjax.algorithms.frame.transform import require_like
+from gossipjax.algorithms.steps import gossip_state, outer_state
+from gossipjax.algorithms.transform import require_like
 from gossipjax.collectives import (
     axis_size,
     cast_like,

@@ -12,17 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.frame.chain import (
-    OuterState,
-    gossip_state,
-    outer_state,
-    replace_gossip_state,
-    step_plan,
-)
-from gossipjax.algorithms.frame.exchange import exchange
-from gossipjax.algorithms.frame.state import GossipState, PushSum, apply_updates
-from gossipjax.algorithms.osgp import add_received
-from gossipjax.algorithms.outer_average import average_sent
+from gossipjax.algorithms.exchange import add_received, exchange
+from gossipjax.algorithms.outer_average import OuterState, average_sent
+from gossipjax.algorithms.state import GossipState, PushSum, apply_updates
+from gossipjax.algorithms.steps import gossip_state, outer_state, replace_gossip_state, step_plan
 from gossipjax.spmd import Nodes, donate_on_accelerators
 from gossipjax.spmd.program import Program
 

@@ -13,12 +13,8 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax import launch, meshes
-from gossipjax.algorithms.frame.chain import (
-    StepPlan,
-    start_at,
-    step_plan,
-)
-from gossipjax.algorithms.frame.state import add, apply_updates
+from gossipjax.algorithms.state import add, apply_updates
+from gossipjax.algorithms.steps import StepPlan, start_at, step_plan
 from gossipjax.collectives import accumulation_dtype, cast_like
 from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate, spmd_by_step
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators

@@ -54,7 +54,7 @@ gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k a_nan_tr
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k many_peers | slots of a loop send one share | partial(round_.select, slot=number) => partial(round_.select, slot=0 * number)
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k large_leaves | a leaf that is no message of its own | if size >= MAX_BUCKET: => if False:
 gossipjax/collectives/_rounds.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | senders of another round, as data | place = [self._index, => place = [0 * self._index,
-gossipjax/algorithms/frame/chain.py | test_last.py -k refused | what follows a gossip is not looked at | chain[place + 1 :] => chain[place + 9 :]
+gossipjax/algorithms/steps.py | test_last.py -k refused | what follows a gossip is not looked at | chain[place + 1 :] => chain[place + 9 :]
 gossipjax/train_step.py | test_train_step.py -k one_trace_per_program | max_programs is ignored | if self._max_programs is None else self._max_programs => if self._max_programs is None else MAX_PROGRAMS
 gossipjax/collectives/_exchange.py | collectives/test_wire.py -k servers_of_several | all devices of a node send one part | shards, jax.lax.axis_index(local) => shards, 0
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k check_vma | as_varying is the identity | return x if varies(x, axis_name) else => return x if True else
@@ -71,34 +71,34 @@ gossipjax/spmd/program.py | test_spmd.py -k servers_of_several_devices_are_nodes
 gossipjax/processes.py | test_processes.py -k "holds_all_nodes or of_other_processes" | nodes of another process | devices[node * count // size] => devices[node % count]
 gossipjax/sharding.py | algorithms/test_sharded.py -k parts_equal | state is not sharded as its parameters | shape[leading:] == expected => False
 gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and sgp-" | the weight is not mixed | state._replace(weight=weight) => state
-gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and dpsgd" | adapt-then-combine forgets the update | mix_once(frame.add(x, updates), => mix_once(x,
+gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and dpsgd" | adapt-then-combine forgets the update | mix_once(add(x, updates), => mix_once(x,
 gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends by the round of the next step | step // plan.overlap, => step // plan.overlap + 1,
 gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | sends a step late | or step % overlap == 0 => or step % overlap == overlap - 1
-gossipjax/algorithms/osgp.py | test_train_step.py -k the_thread_changes_nothing | weights that arrive are dropped | state._replace(weight=weight, residual => state._replace(residual
+gossipjax/algorithms/exchange.py | test_train_step.py -k the_thread_changes_nothing | weights that arrive are dropped | state._replace(weight=weight, residual => state._replace(residual
 gossipjax/algorithms/adpsgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and adpsgd" | history is off by one | (upcoming - delay) % capacity => (upcoming - delay + 1) % capacity
 gossipjax/algorithms/allreduce.py | collectives/test_codecs.py -k that_of_one_step | a NaN is kept for ever | jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)) => e
 gossipjax/wire/_block_top_k.py | collectives/test_codecs.py -k block_top_k_equals | bins are of another width | np.asarray(RANGE / BINS => np.asarray(1 / BINS
-gossipjax/algorithms/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | frame.pick(state.error, self.leaves), plan.error_feedback) => frame.pick(state.error, self.leaves), 1.0)
+gossipjax/algorithms/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | pick(state.error, self.leaves), plan.error_feedback) => pick(state.error, self.leaves), 1.0)
 gossipjax/collectives/_averages.py | algorithms/test_error_feedback.py -k "oracle and senders" | senders are all nodes | (values != 0).astype(like.dtype) => (values == values).astype(like.dtype)
 gossipjax/algorithms/easgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and easgd" | the center is pulled by one node | node_sum(pull, plan.wire) => pull
 gossipjax/algorithms/choco.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and top_k" | differences are not added up | d + (p - q) => (p - q)
 gossipjax/algorithms/apply_if_finite.py | algorithms/test_around.py -k all_nodes_skip | nodes do not agree to skip | failures = node_sum(failures, Wire(name)) => pass
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and tracking" | the old gradient stays | subtract(mixed, updates) => mixed
 gossipjax/algorithms/quasi_global.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and quasi_global" | speed is not divided by the rate | subtract(x, new_x), 1 / divisor => subtract(x, new_x), divisor
-gossipjax/algorithms/frame/parameters.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
-gossipjax/algorithms/frame/parameters.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
-gossipjax/algorithms/frame/state.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
-gossipjax/algorithms/frame/chain.py | algorithms/test_transform_input.py -k StepsUnderOverlap | a jump loses messages | if overlapped and exchange.canonical_step(step) => if 0 * exchange.canonical_step(step)
+gossipjax/algorithms/parameters.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
+gossipjax/algorithms/parameters.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
+gossipjax/algorithms/state.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
+gossipjax/algorithms/steps.py | algorithms/test_transform_input.py -k StepsUnderOverlap | a jump loses messages | if overlapped and exchange.canonical_step(step) => if 0 * exchange.canonical_step(step)
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | (jnp.zeros_like, gossip.in_flight) => (jnp.copy, gossip.in_flight)
 gossipjax/algorithms/outer.py | algorithms/test_outer_gossip.py -k float64 | gossip in outer steps takes the round of the step | step=self.steps.plan.round_number(self.step) => step=self.step
 gossipjax/algorithms/outer.py | algorithms/test_outer_gossip.py -k float64 | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
-gossipjax/algorithms/sgp.py | algorithms/test_outer_gossip.py -k float64 | what damping holds back is lost | held_back=frame.subtract(waiting, updates) => held_back=frame.scale(waiting, 0)
+gossipjax/algorithms/sgp.py | algorithms/test_outer_gossip.py -k float64 | what damping holds back is lost | held_back=subtract(waiting, updates) => held_back=scale(waiting, 0)
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_outer_gossip.py -k float64 | tracks undamped updates | state = state.keep(damped=updates) => state = state.keep(damped=change)
 gossipjax/algorithms/outer_stability.py | algorithms/test_outer_gossip.py -k oracle_diverges | tracking forgets its correction | c = multiply_round(P, v + c) - v => c = 0 * c
 gossipjax/algorithms/outer_stability.py | algorithms/test_outer_gossip.py -k oracle_diverges | weights stay 1 | new_w = multiply_round(P, w) => new_w = w
 gossipjax/checkpoint/_resize.py | algorithms/test_outer_gossip.py -k change_of_nodes | anchors without weights | _average_others(_weigh_anchors(opt_state, old), template) => _average_others(opt_state, template)
-gossipjax/algorithms/frame/chain.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
+gossipjax/algorithms/outer_average.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
 gossipjax/train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
 gossipjax/overlapped_step.py | algorithms/test_outer.py -k gossip_inside_changes | outer steps miss messages | state.overlap and not is_outer => state.overlap
 gossipjax/overlapped_step.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | range(max(step, delay), step + delay) => range(0)

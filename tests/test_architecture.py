@@ -20,6 +20,15 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COLLECTIVES = {"topology", "wire", "sharding", "serialization"}
 ALGORITHMS = {"collectives", *COLLECTIVES}
 TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
+SHARED_BY_ALGORITHMS = {
+    "state",
+    "parameters",
+    "steps",
+    "exchange",
+    "transform",
+    "outer_average",
+}
+BELOW_ALGORITHMS = {"algorithms", "contrib", "faults"}  # these may build on others
 LAYERS = {
     "topology": set(),
     "wire": set(),
@@ -124,6 +133,20 @@ def test_imports_run_downwards():
             is_upward = bool(rest) and layer_of(module) not in {layer, *LAYERS[layer]}
             if package == "experiments" or (package == "gossipjax" and (not rest or is_upward)):
                 violations.append(f"{name_of(path)} imports {module}")
+    assert violations == []
+
+
+def test_nobody_above_the_algorithms_names_one():
+    """They find what they need of a state in the shared modules; inside functions, too."""
+    shared = {f"gossipjax.algorithms.{name}" for name in SHARED_BY_ALGORITHMS}
+    violations = [
+        f"{name_of(path)} imports {module}"
+        for path in LIBRARY
+        if path.stem not in ("__init__", "_public")
+        and layer_of(dotted_name(path)) not in BELOW_ALGORITHMS
+        for module, _ in imported_names(parse(path))
+        if module.startswith("gossipjax.algorithms.") and module not in shared
+    ]
     assert violations == []
 
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from modes import make_mesh
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.chain import start_at
+from gossipjax.algorithms.steps import start_at
 from gossipjax.spmd.program import Program
 
 N = 8

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 from numpy.typing import ArrayLike
 
-from gossipjax.algorithms import frame
 from gossipjax.algorithms.sgp import mix_updated
+from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, add, init_state
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_number
 from gossipjax.collectives import (
     StepLike,
     cast_like,
@@ -75,25 +76,25 @@ def adpsgd(
     """
     require_doubly_stochastic(schedule, "adpsgd")
     table = _delay_table(delays, schedule.size)
-    route = frame.make_route("adpsgd", axis_name, local_axis_name, wire)
-    plan = frame.ExchangePlan(schedule, wire=route, order="combine-while-adapting")
+    route = make_route("adpsgd", axis_name, local_axis_name, wire)
+    plan = ExchangePlan(schedule, wire=route, order="combine-while-adapting")
     max_delay = int(table.max())
     if max_delay == 0:
         return mix_updated("adpsgd", plan, push_sum=False)
     capacity = max_delay - 1
 
-    def init(params: optax.Params) -> frame.GossipState:
-        state = frame.init_state(params, plan, keep_residual=True)
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, keep_residual=True)
         if capacity == 0:
             return state
         history = jax.tree.map(lambda x: _repeat(x, capacity), params)
-        return state._replace(extra={"history": frame.Extra(history, "restart")})
+        return state._replace(extra={"history": Extra(history, "restart")})
 
     def combine(
-        x: Any, updates: optax.Updates, state: frame.GossipState, step: StepLike, received: Any
-    ) -> frame.Combined:
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
+    ) -> Combined:
         del step
-        latest = frame.add(received.x, updates)
+        latest = add(received.x, updates)
         upcoming = state.count + 1
         delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
         params = _where(delay == 0, latest, x)
@@ -108,9 +109,9 @@ def adpsgd(
                 cast_like(x, history),
             )
             state = state.keep(history=history)
-        return frame.Combined(latest, state, params)
+        return Combined(latest, state, params)
 
-    return frame.gossip_transform("adpsgd", plan, init, combine)
+    return gossip_transform("adpsgd", plan, init, combine)
 
 
 def _repeat(leaf: Any, count: int) -> jax.Array:
@@ -175,7 +176,7 @@ def random_delays(
         )
     max_delay = require_int(max_delay, "max_delay", 0, MAX_DELAY)
     name = "mean_delay of random_delays"
-    frame.require_number(mean_delay, name, f"from 0 to {MAX_DELAY}", lambda m: 0 <= m <= MAX_DELAY)
+    require_number(mean_delay, name, f"from 0 to {MAX_DELAY}", lambda m: 0 <= m <= MAX_DELAY)
     rng = np.random.default_rng(require_int(seed, "seed of random_delays", 0))
     return np.minimum(rng.poisson(mean_delay, (rounds, n)), max_delay)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.parameters import zeros_like_model
+from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, add
+from gossipjax.algorithms.transform import (
+    exchange_on_parts,
+    make_route,
+    require_plan,
+    require_state,
+)
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -20,20 +27,6 @@ from gossipjax.collectives import (
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
 from gossipjax.wire import FloatCodec, WireLike
-
-
-class ErrorFeedback(NamedTuple):
-    """State of `allreduce` with a codec that is no floating-point type, for one node.
-
-    Attributes:
-      count: int32 scalar, the number of averages so far.
-      error: `e`, like the gradients, float32 at least: what the codec has left out so far.
-      plan: static: the `ExchangePlan`, with the codec.
-    """
-
-    count: Any
-    error: Any
-    plan: Any
 
 
 def allreduce(
@@ -78,9 +71,9 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    route = frame.make_route("allreduce", axis_name, wire=wire, takes_sparse=True)
+    route = make_route("allreduce", axis_name, wire=wire, takes_sparse=True)
     codec = route.codec
-    plan = frame.ExchangePlan(wire=route)
+    plan = ExchangePlan(wire=route)
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)
 
     def init(params: optax.Params) -> optax.OptState:
@@ -88,7 +81,7 @@ def allreduce(
             return optax.EmptyState()
         register_with_flax()
         require_floats(params, "params")
-        return ErrorFeedback(jnp.zeros((), jnp.int32), frame.zeros_like_model(params), plan)
+        return ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
 
     def update(
         updates: optax.Updates,
@@ -110,15 +103,15 @@ def allreduce(
                     "axis, drop allreduce."
                 )
         if codec is None or not keeps_error:
-            frame.require_state(state, optax.EmptyState, "allreduce")
+            require_state(state, optax.EmptyState, "allreduce")
             return node_mean(updates, axis_name, codec), state
-        old = frame.require_state(state, ErrorFeedback, "allreduce")
-        frame.require_plan(plan, old.plan, "allreduce")
-        wanted = frame.add(old.error, updates)
+        old = require_state(state, ErrorFeedback, "allreduce")
+        require_plan(plan, old.plan, "allreduce")
+        wanted = add(old.error, updates)
         mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
         # A gradient that is not finite is that of one step: kept, it would spoil all to come.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)
         return cast_like(mean, updates), old._replace(count=count, error=error)
 
-    return frame.exchange_on_parts(init, update, axis_name)
+    return exchange_on_parts(init, update, axis_name)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.steps import gossip_state
+from gossipjax.algorithms.transform import require_axis_names, require_transform, update_if
 from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
@@ -57,8 +58,8 @@ def apply_if_finite(
     >>> [a.tolist() for a in jax.vmap(update, axis_name="nodes")(z, jnp.array([jnp.nan, 0.0]))]
     [[1.0, 3.0], [1, 1]]
     """
-    inner = frame.require_transform(inner, "inner of apply_if_finite")
-    frame.require_axis_names("apply_if_finite", axis_name, local_axis_name)
+    inner = require_transform(inner, "inner of apply_if_finite")
+    require_axis_names("apply_if_finite", axis_name, local_axis_name)
     max_errors = require_int(max_consecutive_errors, "max_consecutive_errors", 0)
 
     def init(params: optax.Params) -> ApplyIfFiniteState:
@@ -84,7 +85,7 @@ def apply_if_finite(
         _require_counted_overlap(state.inner_state, extra_args.get("step"))
         is_finite = _all_finite(updates, axis_name, local_axis_name)
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
-        results = frame.update_if(
+        results = update_if(
             is_finite | (in_a_row > max_errors),
             lambda: inner.update(updates, state.inner_state, params, **extra_args),
             state.inner_state,
@@ -117,7 +118,7 @@ def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> ja
 
 
 def _require_counted_overlap(inner_state: Any, step: Any) -> None:
-    gossip = frame.gossip_state(inner_state)
+    gossip = gossip_state(inner_state)
     if gossip is not None and gossip.overlap and step is not None:
         raise ValueError(
             "step must be left out where apply_if_finite stands around a transform with overlap, "

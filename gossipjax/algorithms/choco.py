@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import ExchangePlan, GossipState, add, init_state
+from gossipjax.algorithms.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_choice,
+    require_number,
+)
 from gossipjax.collectives import (
     NodeRound,
     StepLike,
@@ -86,10 +93,10 @@ def choco(
     _require_static(schedule)
     codec = require_codec(codec, "the codec of choco")
     gamma = require_gamma(gamma, "choco")
-    frame.require_choice(copies, "copies of choco", get_args(Copies))
-    wire = frame.make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
-    plan = frame.ExchangePlan(schedule, wire=wire)
-    init = partial(frame.init_state, plan=plan, zeros={"known": "average", "difference": "average"})
+    require_choice(copies, "copies of choco", get_args(Copies))
+    wire = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
+    plan = ExchangePlan(schedule, wire=wire)
+    init = partial(init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 
     def exchange(
         round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
@@ -106,17 +113,17 @@ def choco(
             x = _add_scaled(y, gamma, difference)
         return x, known, difference
 
-    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         operands = (
-            frame.add(x, updates),
+            add(x, updates),
             state.kept("known"),
             state.kept("difference"),
             state.count,
         )
         x, known, difference = at_round(exchange, schedule, step, axis_name, operands)
-        return frame.Combined(x, state.keep(known=known, difference=difference))
+        return Combined(x, state.keep(known=known, difference=difference))
 
-    return frame.gossip_transform("choco", plan, init, combine)
+    return gossip_transform("choco", plan, init, combine)
 
 
 def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
@@ -137,4 +144,4 @@ def _require_static(schedule: Schedule) -> None:
 def require_gamma(gamma: Any, name: str) -> float:
     """Returns `gamma`; raises `ValueError` unless it is a number above 0 and at most 1."""
     allowed = "above 0 and at most 1"
-    return frame.require_number(gamma, f"gamma of {name}", allowed, lambda g: 0 < g <= 1)
+    return require_number(gamma, f"gamma of {name}", allowed, lambda g: 0 < g <= 1)

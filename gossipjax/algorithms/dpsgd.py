@@ -9,8 +9,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
 from gossipjax.algorithms.sgp import mix_updated
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    Order,
+    add,
+    init_state,
+    mix_once,
+    scale,
+)
+from gossipjax.algorithms.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_choice,
+    require_scalar,
+)
 from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -18,7 +33,7 @@ from gossipjax.wire import WireLike
 
 def dpsgd(
     schedule: Schedule,
-    order: frame.Order = "combine-while-adapting",
+    order: Order = "combine-while-adapting",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
@@ -64,36 +79,36 @@ def dpsgd(
     [1.5, 1.0]
     """
     require_doubly_stochastic(schedule, "dpsgd")
-    frame.require_choice(order, "order of dpsgd", get_args(frame.Order))
+    require_choice(order, "order of dpsgd", get_args(Order))
     _require_strength(strength)
-    route = frame.make_route("dpsgd", axis_name, local_axis_name, wire)
-    plan = frame.ExchangePlan(schedule, wire=route, order=order)
+    route = make_route("dpsgd", axis_name, local_axis_name, wire)
+    plan = ExchangePlan(schedule, wire=route, order=order)
     if not callable(strength) and not isinstance(strength, jax.Array) and strength == 1:
         return mix_updated("dpsgd", plan, push_sum=False)
 
     def combine(
-        x: Any, updates: Any, state: frame.GossipState, step: StepLike, received: Any = None
-    ) -> frame.Combined:
+        x: Any, updates: Any, state: GossipState, step: StepLike, received: Any = None
+    ) -> Combined:
         c = strength(state.count) if callable(strength) else strength
         if plan.exchanges_early:
-            return frame.Combined(frame.add(_interpolate(x, received.x, c), updates), state)
-        x = frame.add(x, updates)
-        mixed, _ = frame.mix_once(x, None, state, step)
-        return frame.Combined(_interpolate(x, mixed, c), state)
+            return Combined(add(_interpolate(x, received.x, c), updates), state)
+        x = add(x, updates)
+        mixed, _ = mix_once(x, None, state, step)
+        return Combined(_interpolate(x, mixed, c), state)
 
-    return frame.gossip_transform("dpsgd", plan, partial(frame.init_state, plan=plan), combine)
+    return gossip_transform("dpsgd", plan, partial(init_state, plan=plan), combine)
 
 
 def _interpolate(x: Any, mixed: Any, c: Any) -> Any:
     """`(1 - c) x + c P x`: exactly `P x` at 1, and exactly `x` at 0."""
-    return frame.add(frame.scale(x, 1 - jnp.asarray(c)), frame.scale(mixed, c))
+    return add(scale(x, 1 - jnp.asarray(c)), scale(mixed, c))
 
 
 def _require_strength(strength: Any) -> None:
     """Raises `ValueError` unless `strength` is a number from 0 to 1 or a schedule of numbers."""
     name = "strength of dpsgd, unless it is a function of the update,"
     if not callable(strength):
-        frame.require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
+        require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
         return
     value = jax.eval_shape(strength, jax.ShapeDtypeStruct((), jnp.int32))
     if jnp.shape(value) != ():

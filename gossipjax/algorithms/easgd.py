@@ -8,7 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    add,
+    common_model,
+    init_state,
+)
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_number
 from gossipjax.collectives import StepLike, axis_size, cond, node_sum
 from gossipjax.topology.schedule import require_int
 
@@ -56,30 +64,28 @@ def easgd(
     [[0.5, 3.5], [2.0, 2.0]]
     """
     # 2 / (N + 1) for N >= 1
-    alpha = frame.require_number(
-        alpha, "alpha of easgd", "above 0 and below 1", lambda a: 0 < a < 1
-    )
+    alpha = require_number(alpha, "alpha of easgd", "above 0 and below 1", lambda a: 0 < a < 1)
     period = require_int(period, "period of easgd", 1)
-    route = frame.make_route("easgd", axis_name, local_axis_name)
-    plan = frame.ExchangePlan(wire=route, period=period)
+    route = make_route("easgd", axis_name, local_axis_name)
+    plan = ExchangePlan(wire=route, period=period)
 
-    def init(params: optax.Params) -> frame.GossipState:
-        state = frame.init_state(params, plan)
-        center = frame.common_model(params, axis_name)
-        return state._replace(extra={"center": frame.Extra(center, "average", is_mass=True)})
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan)
+        center = common_model(params, axis_name)
+        return state._replace(extra={"center": Extra(center, "average", is_mass=True)})
 
     def exchange(x: Any, center: Any) -> tuple[Any, Any]:
         pull = jax.tree.map(lambda a, c: alpha * (a - c), x, center)
         x = jax.tree.map(jnp.subtract, x, pull)
         return x, jax.tree.map(jnp.add, center, node_sum(pull, plan.wire))
 
-    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         _require_stable(alpha, axis_size(axis_name))
         center = state.kept("center")
         x, center = cond(step % period == 0, exchange, lambda *both: both, x, center)
-        return frame.Combined(frame.add(x, updates), state.keep(center=center))
+        return Combined(add(x, updates), state.keep(center=center))
 
-    return frame.gossip_transform("easgd", plan, init, combine)
+    return gossip_transform("easgd", plan, init, combine)
 
 
 def _require_stable(alpha: float, nodes: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 import jax
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import ExchangePlan, GossipState, init_state, mix_once
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_like
 from gossipjax.collectives import StepLike, require_schedule, upcast
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -84,14 +85,12 @@ def gossip(
             f"{type(combine).__name__}."
         )
     keeps = _read_rules(keeps)
-    route = frame.make_route("gossip", axis_name, local_axis_name, wire)
-    plan = frame.ExchangePlan(schedule, wire=route, moves_by_zeros=bool(keeps))
+    route = make_route("gossip", axis_name, local_axis_name, wire)
+    plan = ExchangePlan(schedule, wire=route, moves_by_zeros=bool(keeps))
     push_sum = not schedule.is_doubly_stochastic
-    init = partial(frame.init_state, plan=plan, push_sum=push_sum, zeros=keeps)
+    init = partial(init_state, plan=plan, push_sum=push_sum, zeros=keeps)
 
-    def combine_once(
-        x: Any, updates: Any, state: frame.GossipState, step: StepLike
-    ) -> frame.Combined:
+    def combine_once(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         exchange = _Exchange(state, step)
         kept = {name: state.kept(name) for name in keeps}
         result = combine(x, upcast(updates), Node(exchange.mix, kept, state.count))
@@ -102,9 +101,9 @@ def gossip(
             )
         if keeps:
             result, state = _keep(result, kept, state)
-        return frame.Combined(result, state._replace(weight=exchange.weight))
+        return Combined(result, state._replace(weight=exchange.weight))
 
-    return frame.gossip_transform("gossip", plan, init, combine_once)
+    return gossip_transform("gossip", plan, init, combine_once)
 
 
 def _read_rules(keeps: Any) -> dict[str, Rule]:
@@ -123,7 +122,7 @@ def _read_rules(keeps: Any) -> dict[str, Rule]:
 class _Exchange:
     """The exchange of one update, which is asked for once."""
 
-    def __init__(self, state: frame.GossipState, step: StepLike):
+    def __init__(self, state: GossipState, step: StepLike):
         self.is_done = False
         self.weight = state.weight
         self._state = state
@@ -137,13 +136,11 @@ class _Exchange:
                 "travels as one tuple, x, y = node.mix((x, y))."
             )
         self.is_done = True
-        mixed, self.weight = frame.mix_once(tree, self.weight, self._state, self._step)
+        mixed, self.weight = mix_once(tree, self.weight, self._state, self._step)
         return mixed
 
 
-def _keep(
-    result: Any, kept: dict[str, Any], state: frame.GossipState
-) -> tuple[Any, frame.GossipState]:
+def _keep(result: Any, kept: dict[str, Any], state: GossipState) -> tuple[Any, GossipState]:
     """The numerators, and the state with what `combine` returned beside them."""
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
     if not is_pair or result[1].keys() != kept.keys():
@@ -153,5 +150,5 @@ def _keep(
         )
     for name, value in result[1].items():
         what = f"{name!r} that combine of gossip returns"
-        frame.require_like(kept[name], value, what, dtypes=True)
+        require_like(kept[name], value, what, dtypes=True)
     return result[0], state.keep(**result[1])

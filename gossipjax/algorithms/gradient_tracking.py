@@ -8,7 +8,17 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    OnResize,
+    add,
+    init_state,
+    mix_once,
+    scale,
+    subtract,
+)
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import StepLike, require_schedule
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -77,27 +87,23 @@ def gradient_tracking(
     True
     """
     require_schedule(schedule, "gradient_tracking")
-    route = frame.make_route("gradient_tracking", axis_name, local_axis_name, wire)
+    route = make_route("gradient_tracking", axis_name, local_axis_name, wire)
     damped = damped and not schedule.is_doubly_stochastic
-    plan = frame.ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
-    zeros: dict[str, frame.OnResize] = {"correction": "restart"}
+    plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
+    zeros: dict[str, OnResize] = {"correction": "restart"}
     if damped:
         zeros["damped"] = "restart"
-    init = partial(
-        frame.init_state, plan=plan, push_sum=not schedule.is_doubly_stochastic, zeros=zeros
-    )
+    init = partial(init_state, plan=plan, push_sum=not schedule.is_doubly_stochastic, zeros=zeros)
 
-    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         if damped:
             last = state.kept("damped")
-            change = frame.scale(frame.subtract(updates, last), jnp.minimum(1, state.weight))
-            updates = frame.add(last, change)
+            change = scale(subtract(updates, last), jnp.minimum(1, state.weight))
+            updates = add(last, change)
             state = state.keep(damped=updates)
-        tracked = frame.add(state.kept("correction"), updates)
-        (x, mixed), weight = frame.mix_once(
-            (frame.add(x, tracked), tracked), state.weight, state, step
-        )
-        state = state._replace(weight=weight).keep(correction=frame.subtract(mixed, updates))
-        return frame.Combined(x, state)
+        tracked = add(state.kept("correction"), updates)
+        (x, mixed), weight = mix_once((add(x, tracked), tracked), state.weight, state, step)
+        state = state._replace(weight=weight).keep(correction=subtract(mixed, updates))
+        return Combined(x, state)
 
-    return frame.gossip_transform("gradient_tracking", plan, init, combine)
+    return gossip_transform("gradient_tracking", plan, init, combine)

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.parameters import zeros_like_model
 from gossipjax.algorithms.sgp import mix_updated
+from gossipjax.algorithms.state import ExchangePlan, GossipState, PushSum, add, init_state
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import (
     StepLike,
     at_round,
-    cast_like,
     cond,
     require_schedule,
     split,
@@ -86,32 +87,32 @@ def osgp(
     """
     require_schedule(schedule, "osgp")
     overlap = require_int(overlap, "overlap of osgp", 0)
-    route = frame.make_route("osgp", axis_name, local_axis_name, wire)
-    plan = frame.ExchangePlan(schedule, overlap, route)
+    route = make_route("osgp", axis_name, local_axis_name, wire)
+    plan = ExchangePlan(schedule, overlap, route)
     if overlap == 0:
         return mix_updated("osgp", plan, push_sum=not biased)
 
-    def init(params: optax.Params) -> frame.GossipState:
-        state = frame.init_state(params, plan, push_sum=not biased)
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=not biased)
         weight = jax.tree.map(jnp.zeros_like, state.weight)
-        return state._replace(in_flight=frame.PushSum(weight, frame.zeros_like_model(params)))
+        return state._replace(in_flight=PushSum(weight, zeros_like_model(params)))
 
     def combine(
-        x: Any, updates: optax.Updates, state: frame.GossipState, step: StepLike, received: Any
-    ) -> frame.Combined:
-        mass = frame.PushSum(state.weight, frame.add(x, updates))
+        x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
+    ) -> Combined:
+        mass = PushSum(state.weight, add(x, updates))
         operands = vary((mass, received), axis_name)
         receive_and_send = partial(_receive_and_send, plan, step)
         is_sending = overlap == 1 or step % overlap == 0
         mass, in_flight = cond(is_sending, receive_and_send, _keep, *operands)
-        return frame.Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
+        return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 
-    return frame.gossip_transform("osgp", plan, init, combine)
+    return gossip_transform("osgp", plan, init, combine)
 
 
 def _receive_and_send(
-    plan: frame.ExchangePlan, step: StepLike, mass: frame.PushSum, received: frame.PushSum
-) -> tuple[frame.PushSum, frame.PushSum]:
+    plan: ExchangePlan, step: StepLike, mass: PushSum, received: PushSum
+) -> tuple[PushSum, PushSum]:
     """A sending step: adds the received mass, and puts what this node sends in flight."""
     assert plan.schedule is not None
     axis_name = plan.wire.axis_name
@@ -125,30 +126,5 @@ def _receive_and_send(
     return jax.tree.map(jnp.add, kept, received), sent
 
 
-def _keep(mass: frame.PushSum, received: frame.PushSum) -> tuple[frame.PushSum, frame.PushSum]:
+def _keep(mass: PushSum, received: PushSum) -> tuple[PushSum, PushSum]:
     return mass, received
-
-
-def add_received(
-    params: optax.Params, state: frame.GossipState, received: frame.PushSum
-) -> tuple[optax.Params, frame.GossipState]:
-    """Uses messages after the update: `x <- x + r, w <- w + r_w, z <- x / w`.
-
-    If the update of a sending step was given zeros as `received`, the result equals, up to
-    rounding, that of the update that is given `received`.
-
-    Args:
-      params: this node's `z`, as that update left it.
-      state: of `osgp`; what it has in flight is not looked at.
-      received: what `exchange` has returned.
-    """
-    part = frame.gossiped(params, state)
-    x = frame.numerators(part, state)
-    mass = frame.PushSum(state.weight, x)
-    arrivals = frame.mass_in_flight(part, state._replace(in_flight=received))
-    weight, x = jax.tree.map(jnp.add, mass, arrivals)
-    model = frame.debias(x, weight)
-    part = cast_like(model, part)
-    residual = None if state.residual is None else frame.residuals(model, frame.widen(part))
-    params = frame.merge_gossiped(params, part, state)
-    return params, state._replace(weight=weight, residual=residual)

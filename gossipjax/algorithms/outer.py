@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
-from gossipjax.algorithms.outer_average import average_fragment
+from gossipjax.algorithms.exchange import mass_in_flight
+from gossipjax.algorithms.outer_average import OuterPlan, OuterState, average_fragment
 from gossipjax.algorithms.outer_checks import (
     require_average,
     require_feedback,
@@ -22,6 +22,39 @@ from gossipjax.algorithms.outer_checks import (
     require_whole_steps,
 )
 from gossipjax.algorithms.outer_stability import require_stable
+from gossipjax.algorithms.parameters import (
+    as_update,
+    merge,
+    pick,
+    predict,
+    residuals,
+    split_leaves,
+    zeros_like_model,
+)
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    add,
+    common_model,
+    init_state,
+    models,
+    numerators,
+    push_sum_weight,
+    scale,
+    subtract,
+)
+from gossipjax.algorithms.steps import gossip_state, replace_gossip_state
+from gossipjax.algorithms.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_like,
+    require_number,
+    require_params,
+    require_plan,
+    require_state,
+    require_transform,
+)
 from gossipjax.collectives import (
     MeanOver,
     StepLike,
@@ -113,8 +146,8 @@ def outer(
     >>> [a.tolist() for a in jax.vmap(two_steps, axis_name="nodes")(z)]
     [[1.0, 1.0], [1.0, 1.0]]
     """
-    inner = frame.require_transform(inner, "inner of outer")
-    outer_tx = frame.require_transform(outer_tx, "outer_tx of outer")
+    inner = require_transform(inner, "inner of outer")
+    outer_tx = require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
     gossip = None
     spec = None
@@ -129,16 +162,16 @@ def outer(
             f"which has its own, got {wire!r}."
         )
     require_feedback(error_feedback, who, delay, wire)
-    route = frame.make_route(
+    route = make_route(
         "outer", axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None
     )
     require_mean_over(mean_over, error_feedback, route.codec)
-    plan = frame.OuterPlan(
+    plan = OuterPlan(
         every,
         who,
         require_int(fragments, "fragments of outer", 1, every),
         require_int(delay, "delay of outer", 0, every - 1),
-        frame.require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
+        require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
         float(pull),
         route,
         None if error_feedback is None else float(error_feedback),
@@ -162,58 +195,58 @@ def outer(
 class _OuterSteps:
     """`init` and `update` of `outer`."""
 
-    plan: frame.OuterPlan
+    plan: OuterPlan
     inner: optax.GradientTransformationExtraArgs
     outer_tx: optax.GradientTransformationExtraArgs
     reset_inner: bool
     gossip: optax.GradientTransformationExtraArgs | None = None  # in the place of an average
 
-    def init(self, params: Any) -> frame.OuterState:
+    def init(self, params: Any) -> OuterState:
         plan = self.plan
         inner = self.inner.init(params)
-        gossip = frame.gossip_state(inner)
+        gossip = gossip_state(inner)
         local = (self.gossip or self._local()).init(params) if gossip is None else None
         require_inner(plan, inner, params)
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
-        anchor = frame.common_model(params, axis_name if is_exact else None)
+        anchor = common_model(params, axis_name if is_exact else None)
         outer_states = self._init_outer(anchor)
         if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
-            first = frame.split_leaves(anchor, plan.fragments)[0]
-            require_gradients_only(self.outer_tx, frame.pick(anchor, first), outer_states[0])
+            first = split_leaves(anchor, plan.fragments)[0]
+            require_gradients_only(self.outer_tx, pick(anchor, first), outer_states[0])
         return vary_where_mapped(
-            frame.OuterState(
+            OuterState(
                 count=jnp.zeros((), jnp.int32),
                 inner=inner,
                 local=local,
                 anchor=anchor,
                 outer=outer_states,
-                sent=frame.zeros_like_model(params) if plan.delay else None,
+                sent=zeros_like_model(params) if plan.delay else None,
                 sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
-                error=None if plan.error_feedback is None else frame.zeros_like_model(params),
+                error=None if plan.error_feedback is None else zeros_like_model(params),
             ),
             axis_name,
         )
 
     def _init_outer(self, anchor: Any) -> tuple[optax.OptState, ...]:
         """The state of the outer optimizer, by fragment."""
-        fragments = frame.split_leaves(anchor, self.plan.fragments)
-        return tuple(self.outer_tx.init(frame.pick(anchor, leaves)) for leaves in fragments)
+        fragments = split_leaves(anchor, self.plan.fragments)
+        return tuple(self.outer_tx.init(pick(anchor, leaves)) for leaves in fragments)
 
     @property
-    def _local_plan(self) -> frame.ExchangePlan:
-        return frame.ExchangePlan(wire=self.plan.wire)
+    def _local_plan(self) -> ExchangePlan:
+        return ExchangePlan(wire=self.plan.wire)
 
     def _local(self) -> optax.GradientTransformationExtraArgs:
         """The last part of a chain without gossip: `x <- x + u`, with the residuals of 16 bits."""
         plan = self._local_plan
 
-        def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> Any:
+        def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Any:
             del step
-            return frame.Combined(frame.add(x, updates), state)
+            return Combined(add(x, updates), state)
 
-        return frame.gossip_transform("outer", plan, partial(frame.init_state, plan=plan), combine)
+        return gossip_transform("outer", plan, partial(init_state, plan=plan), combine)
 
     def update(
         self,
@@ -225,12 +258,12 @@ class _OuterSteps:
         outer_average: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        params = frame.require_params(params, "outer")
+        params = require_params(params, "outer")
         plan = self.plan
         old = self._require_own_state(state)
         step = default_step(step, old.count, plan.wire.axis_name)
-        frame.require_like(params, updates, "the updates of outer")
-        frame.require_like(params, old.anchor, "the anchor in the state of outer")
+        require_like(params, updates, "the updates of outer")
+        require_like(params, old.anchor, "the anchor in the state of outer")
         if plan.skips_exchange(step):
             extra_args["skip_exchange"] = True
         change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
@@ -239,7 +272,7 @@ class _OuterSteps:
             change, local = self._move_locally(change, local, params, step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
         carry = vary((cast_like(change, params), new), plan.wire.axis_name)
-        for fragment, leaves in enumerate(frame.split_leaves(old.anchor, plan.fragments)):
+        for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
             step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
             if plan.delay:
                 carry = cond(plan.is_used(fragment, step), step_of.use, _keep, *carry)
@@ -249,22 +282,22 @@ class _OuterSteps:
         return carry
 
     def _move_locally(
-        self, change: Any, local: frame.GossipState, params: Any, step: StepLike
-    ) -> tuple[Any, frame.GossipState]:
+        self, change: Any, local: GossipState, params: Any, step: StepLike
+    ) -> tuple[Any, GossipState]:
         """`z <- z + u`, at any weight, with the residuals of 16 bits."""
         plain = local
         if self.gossip is not None:
-            plain = frame.GossipState(
+            plain = GossipState(
                 local.count, residual=local.residual, plan=self._local_plan, mask=local.mask
             )
         moved: Any
         change, moved = self._local().update(change, plain, params, step=step)
         return change, moved if self.gossip is None else local._replace(residual=moved.residual)
 
-    def _require_own_state(self, state: Any) -> frame.OuterState:
+    def _require_own_state(self, state: Any) -> OuterState:
         """Returns `state`; raises `ValueError` unless it was made for this plan."""
-        frame.require_state(state, frame.OuterState, "outer")
-        frame.require_plan(self.plan, state.plan, "outer")
+        require_state(state, OuterState, "outer")
+        require_plan(self.plan, state.plan, "outer")
         expected = jax.tree.structure(jax.eval_shape(self._init_outer, state.anchor))
         actual = jax.tree.structure(state.outer)
         if expected != actual:
@@ -276,9 +309,7 @@ class _OuterSteps:
         return state
 
 
-def _keep(
-    updates: optax.Updates, state: frame.OuterState
-) -> tuple[optax.Updates, frame.OuterState]:
+def _keep(updates: optax.Updates, state: OuterState) -> tuple[optax.Updates, OuterState]:
     return updates, state
 
 
@@ -294,79 +325,73 @@ class _FragmentStep:
     average: Any  # of what was sent, if it was computed before
     count: jax.Array  # of the updates before this one
 
-    def use_at_once(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
+    def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         plan = self.steps.plan
         wanted = self._outer_gradient(updates, state)
         if plan.error_feedback is not None:
-            left_out = frame.scale(frame.pick(state.error, self.leaves), plan.error_feedback)
-            wanted = frame.add(left_out, wanted)
-        anchor = frame.pick(state.anchor, self.leaves)
+            left_out = scale(pick(state.error, self.leaves), plan.error_feedback)
+            wanted = add(left_out, wanted)
+        anchor = pick(state.anchor, self.leaves)
         average, error = average_fragment(plan, wanted, anchor, self.step, self.count)
         if plan.error_feedback is not None:
-            state = state._replace(error=frame.merge(state.error, error, self.leaves))
+            state = state._replace(error=merge(state.error, error, self.leaves))
         return self._apply(average, updates, state)
 
-    def _outer_gradient(self, updates: Any, state: frame.OuterState) -> Any:
+    def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
         """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
-        gossip = frame.gossip_state(state)
-        z = frame.predict(self.params, updates)
-        anchor = frame.pick(state.anchor, self.leaves)
+        gossip = gossip_state(state)
+        z = predict(self.params, updates)
+        anchor = pick(state.anchor, self.leaves)
         if self.steps.plan.average != "exact":
-            return frame.subtract(anchor, frame.pick(frame.models(z, gossip), self.leaves))
-        in_flight = frame.mass_in_flight(z, gossip)
-        weight = frame.push_sum_weight(gossip)
+            return subtract(anchor, pick(models(z, gossip), self.leaves))
+        in_flight = mass_in_flight(z, gossip)
+        weight = push_sum_weight(gossip)
         if in_flight.weight is not None:
             weight = weight + in_flight.weight
-        x = frame.pick(frame.add(frame.numerators(z, gossip), in_flight.x), self.leaves)
-        return frame.subtract(frame.scale(anchor, weight), x)
+        x = pick(add(numerators(z, gossip), in_flight.x), self.leaves)
+        return subtract(scale(anchor, weight), x)
 
-    def _apply(
-        self, average: Any, updates: Any, state: frame.OuterState
-    ) -> tuple[Any, frame.OuterState]:
+    def _apply(self, average: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """DiLoCo's step: `a <- a + outer_tx(D at a); x <- a`."""
-        anchor = frame.pick(state.anchor, self.leaves)
+        anchor = pick(state.anchor, self.leaves)
         outer = list(state.outer)
         change, outer[self.fragment] = self.steps.outer_tx.update(
             average, outer[self.fragment], anchor
         )
         if self.steps.gossip is not None:
             change, state = self._mix(self.steps.gossip, change, anchor, state)
-        anchor = frame.add(anchor, change)
+        anchor = add(anchor, change)
         if self.steps.reset_inner:
             state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
-        state = state._replace(
-            anchor=frame.merge(state.anchor, anchor, self.leaves), outer=tuple(outer)
-        )
+        state = state._replace(anchor=merge(state.anchor, anchor, self.leaves), outer=tuple(outer))
         return self._set_model(anchor, updates, state)
 
-    def _set_model(
-        self, anchor: Any, updates: Any, state: frame.OuterState
-    ) -> tuple[Any, frame.OuterState]:
+    def _set_model(self, anchor: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """`x <- mix x + (1 - mix) a`, and what the gossip inside keeps of `x`."""
         plan = self.steps.plan
         leaves = self.leaves
-        gossip = frame.gossip_state(state)
+        gossip = gossip_state(state)
         assert gossip is not None
         model = anchor
         if plan.mix:
-            local = frame.pick(frame.models(frame.predict(self.params, updates), gossip), leaves)
+            local = pick(models(predict(self.params, updates), gossip), leaves)
             model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
-        params = frame.pick(self.params, leaves)
-        part = frame.as_update(params, model)
+        params = pick(self.params, leaves)
+        part = as_update(params, model)
         fields = {}
         if gossip.residual is not None:
-            rest = frame.residuals(model, frame.predict(params, part))
-            fields["residual"] = frame.merge(gossip.residual, rest, leaves)
+            rest = residuals(model, predict(params, part))
+            fields["residual"] = merge(gossip.residual, rest, leaves)
         if plan.replaces_all:
             # All mass is now that of the anchor, or the next de-biasing would bring the old back.
             fields["weight"] = jax.tree.map(jnp.ones_like, gossip.weight)
             fields["in_flight"] = jax.tree.map(jnp.zeros_like, gossip.in_flight)
-        state = frame.replace_gossip_state(state, **fields)
-        return vary((frame.merge(updates, part, leaves), state), plan.wire.axis_name)
+        state = replace_gossip_state(state, **fields)
+        return vary((merge(updates, part, leaves), state), plan.wire.axis_name)
 
     def _mix(
-        self, gossip: Any, change: Any, anchor: Any, state: frame.OuterState
-    ) -> tuple[Any, frame.OuterState]:
+        self, gossip: Any, change: Any, anchor: Any, state: OuterState
+    ) -> tuple[Any, OuterState]:
         """Gossip in the place of an average: a round of it, with the outer update as its own."""
         # The anchor is in full precision: the residual is that of the local model.
         plain = state.local._replace(residual=None)
@@ -377,25 +402,25 @@ class _FragmentStep:
 
     # Streaming: what is sent at one step is used `delay` steps later.
 
-    def send(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
-        sent = frame.merge(state.sent, self._outer_gradient(updates, state), self.leaves)
+    def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
         return updates, state._replace(sent=sent, sent_counts=self._note(state, self.count))
 
-    def use(self, updates: Any, state: frame.OuterState) -> tuple[Any, frame.OuterState]:
+    def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """The outer step; nothing where the fragment was not sent, as the run began after that."""
         sent_count = state.sent_counts[self.fragment]
         # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
         average = self.average
         if average is None:
-            sent = frame.pick(state.sent, self.leaves)
-            anchor = frame.pick(state.anchor, self.leaves)
+            sent = pick(state.sent, self.leaves)
+            anchor = pick(state.anchor, self.leaves)
             average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
         new_updates, new = self._apply(average, updates, state)
         new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
         return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
 
-    def _note(self, state: frame.OuterState, count: jax.Array) -> jax.Array:
+    def _note(self, state: OuterState, count: jax.Array) -> jax.Array:
         """`sent_counts` with this fragment's replaced."""
         return state.sent_counts.at[self.fragment].set(count)
 
@@ -424,4 +449,4 @@ def _without_gossip(opt_state: Any) -> Any:
 
 
 def _is_gossip(part: Any) -> bool:
-    return isinstance(part, frame.GossipState)
+    return isinstance(part, GossipState)

@@ -1,21 +1,155 @@
-"""The average of outer gradients, over all nodes, or over the neighbours of a round."""
+"""When an outer optimizer averages what, and the average: over all nodes, or of a round."""
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
-import optax
+import numpy as np
 
-from gossipjax.algorithms import frame
-from gossipjax.collectives import StepLike, exact_average, mean_of_encoded, mix
+from gossipjax.algorithms.parameters import pick, split_leaves
+from gossipjax.algorithms.state import DEFAULT_WIRE, ExchangePlan, subtract
+from gossipjax.collectives import MeanOver, StepLike, exact_average, mean_of_encoded, mix
+from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import on_shards, specs_here
 from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Wire
+
+Average = Schedule | ExchangePlan | Literal["exact", "none"]
+
+
+@written_by_flax
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class OuterPlan:
+    """When an outer optimizer averages which fragment, and over whom.
+
+    Attributes:
+      every: H, steps from one average of a fragment to the next.
+      average: "exact", "none", a schedule, or the plan of the gossip that stands in its place:
+        period `m` of H steps uses round `m`.
+      fragments: p. Fragment `f` is sent at the end of every step `k` with
+        `k + 1 = (f + 1) H // p  (mod H)`, the last one thus at that of each H-th step.
+      delay: steps between sending a fragment and using its average.
+      mix: the weight of the local model where an average is used.
+      pull: the weight of the distance between anchors, where `average` is a schedule.
+      wire: the axes and the type of messages.
+      error_feedback: the factor of what messages have left out, in the next ones; None if it is
+        lost.
+      mean_over: by what the sum of sparse messages is divided: all nodes, or those that sent a
+        value.
+    """
+
+    every: int
+    average: Average = "exact"
+    fragments: int = 1
+    delay: int = 0
+    mix: float = 0.0
+    pull: float = 1.0
+    wire: Wire = DEFAULT_WIRE
+    error_feedback: float | None = None
+    mean_over: MeanOver = "nodes"
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The rounds of the periods; None where all nodes average at once, or none."""
+        if isinstance(self.average, ExchangePlan):
+            return self.average.schedule
+        return self.average if isinstance(self.average, Schedule) else None
+
+    @property
+    def replaces_all(self) -> bool:
+        """Whether an outer step leaves nothing of the models that it has averaged."""
+        return self.average == "exact" and self.fragments == 1 and self.mix == 0
+
+    def skips_exchange(self, step: StepLike) -> bool:
+        """Whether the gossip inside need not exchange at `step`, if that is known when traced.
+
+        Its exchange would change nothing of the average over all nodes, and the outer step then
+        replaces all models, weights and messages.
+        """
+        is_known = isinstance(step, int | np.integer)
+        return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
+
+    @property
+    def can_run_beside(self) -> bool:
+        """Whether an average may be taken beside the steps between sending and using it."""
+        return self.delay > 0 and self.average != "none"
+
+    def is_sent(self, fragment: int, step: Any) -> Any:
+        """Whether the fragment's outer gradient is taken at the end of `step`."""
+        offset = (fragment + 1) * self.every // self.fragments
+        return (step + 1 - offset) % self.every == 0
+
+    def is_used(self, fragment: int, step: Any) -> Any:
+        """Whether the average that was sent `delay` steps before is used at the end of `step`."""
+        return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
+
+    def sent_at(self, step: int) -> int | None:
+        """The fragment whose outer gradient is taken at the end of `step`."""
+        return next((f for f in range(self.fragments) if self.is_sent(f, step)), None)
+
+    def used_at(self, step: int) -> int | None:
+        """The fragment whose average is used at the end of `step`."""
+        return next((f for f in range(self.fragments) if self.is_used(f, step)), None)
+
+    def is_outer_step(self, step: int) -> bool:
+        """Whether anything is sent or used at the end of `step`."""
+        return self.sent_at(step) is not None or self.used_at(step) is not None
+
+    def round_number(self, step: StepLike) -> StepLike:
+        """The round of the schedule for the average that is used at the end of `step`."""
+        return (step - self.delay) // self.every
+
+    def role(self, step: int) -> tuple[int | None, int | None, int | None]:
+        """What happens at the end of `step`: the fragments sent and used, and the round."""
+        used = self.used_at(step)
+        round_ = None
+        if used is not None and self.schedule is not None:
+            round_ = self.schedule.index_at(int(self.round_number(step)))
+        return self.sent_at(step), used, round_
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """The step from which on the roles repeat, and after how many steps."""
+        start, length = ExchangePlan(self.schedule).cycle
+        return self.delay + self.every * start, self.every * length
+
+
+class OuterState(NamedTuple):
+    """State of `gx.outer` for one node.
+
+    Attributes:
+      count: int32 scalar, the number of updates so far.
+      inner: the state of the chain inside.
+      local: the `GossipState` of a chain that holds none, with its residuals: that of the gossip
+        in the place of an average, if there is one; else None.
+      anchor: the model after the last outer step, like the parameters, float32 at least; the same
+        on all nodes where `average="exact"`.
+      outer: the state of the outer optimizer, by fragment.
+      sent: this node's outer gradients, like `anchor`, each kept until its average is used; None
+        without delay.
+      sent_counts: int32 `[p]`, the updates before that after which each fragment was sent; -1
+        before that, and once its average was used; None without delay.
+      plan: static: the `OuterPlan`.
+      error: what this node's messages have left out, like `anchor`; None without error feedback.
+    """
+
+    count: Any
+    inner: Any
+    local: Any
+    anchor: Any
+    outer: Any
+    sent: Any
+    sent_counts: Any
+    plan: Any
+    error: Any = None
 
 
 def average_fragment(
-    plan: frame.OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
+    plan: OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
 ) -> tuple[Any, Any]:
     """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent.
 
@@ -24,7 +158,7 @@ def average_fragment(
     `count` is the number of updates before that after which they were sent: the key of a codec
     that draws random numbers.
     """
-    if plan.average == "none" or isinstance(plan.average, frame.ExchangePlan):
+    if plan.average == "none" or isinstance(plan.average, ExchangePlan):
         return sent, None
     round_number = plan.round_number(step)
     average = partial(_average_parts, plan)
@@ -38,7 +172,7 @@ def average_fragment(
 
 
 def _average_parts(
-    plan: frame.OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
+    plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
 ) -> tuple[Any, Any]:
     key = plan.wire.make_key(count)
     if plan.error_feedback is not None:
@@ -55,21 +189,19 @@ def _average_parts(
         key=key,
     )
     if plan.pull == 1:
-        return frame.subtract(anchor, mix_nodes(frame.subtract(anchor, sent))[0]), None
+        return subtract(anchor, mix_nodes(subtract(anchor, sent))[0]), None
     mean, center = mix_nodes((sent, anchor))[0]
     return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center), None
 
 
-def average_sent(opt_state: optax.OptState, step: int) -> Any:
+def average_sent(state: OuterState, step: int) -> Any:
     """The average of the fragment that is used at `step`, of what is in the state.
 
     It needs nothing of the steps since it was sent, so that it can be a program by itself:
-    `tx.update(..., step=step, outer_average=average_sent(opt_state, step))`.
+    `tx.update(..., step=step, outer_average=average_sent(state, step))`.
     """
-    state = frame.outer_state(opt_state)
-    assert state is not None
     fragment = state.plan.used_at(step)
     assert fragment is not None
-    leaves = frame.split_leaves(state.anchor, state.plan.fragments)[fragment]
-    sent, anchor = frame.pick(state.sent, leaves), frame.pick(state.anchor, leaves)
+    leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
+    sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
     return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])[0]

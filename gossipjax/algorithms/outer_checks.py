@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.outer_average import OuterPlan
+from gossipjax.algorithms.parameters import make_mask
+from gossipjax.algorithms.state import ExchangePlan, GossipState
+from gossipjax.algorithms.steps import gossip_state, outer_state
+from gossipjax.algorithms.transform import (
+    require_choice,
+    require_like,
+    require_number,
+    require_transform,
+)
 from gossipjax.collectives import MeanOver, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec
@@ -17,14 +26,14 @@ from gossipjax.wire import Codec
 
 def require_gossip(
     average: Any,
-) -> tuple[optax.GradientTransformationExtraArgs, frame.GossipState]:
+) -> tuple[optax.GradientTransformationExtraArgs, GossipState]:
     """Returns a gossip that outer steps can take, and the shapes of its state of one number."""
-    gossip = frame.require_transform(average, "average of outer, if no name and no gx.Schedule,")
+    gossip = require_transform(average, "average of outer, if no name and no gx.Schedule,")
     state: Any = None
     with contextlib.suppress(Exception):  # it may take no such number
         state = jax.eval_shape(gossip.init, jax.ShapeDtypeStruct((), jnp.float32))
-    plan = state.plan if isinstance(state, frame.GossipState) else frame.ExchangePlan()
-    kept = set((state.extra or {}) if isinstance(state, frame.GossipState) else ())
+    plan = state.plan if isinstance(state, GossipState) else ExchangePlan()
+    kept = set((state.extra or {}) if isinstance(state, GossipState) else ())
     is_tracking = "correction" in kept and plan.models == 2
     others = kept - ({"correction", "damped"} if is_tracking else {"held_back"})
     if plan.schedule is None or plan.exchanges_early or plan.beside or others:
@@ -36,7 +45,7 @@ def require_gossip(
     return gossip, state
 
 
-def require_whole_steps(plan: frame.OuterPlan, gossip: frame.ExchangePlan) -> None:
+def require_whole_steps(plan: OuterPlan, gossip: ExchangePlan) -> None:
     """Raises `ValueError` where a gossip in the place of an average cannot have these settings."""
     if plan.fragments > 1 or plan.delay or plan.mix:
         raise ValueError(
@@ -55,10 +64,10 @@ def require_whole_steps(plan: frame.OuterPlan, gossip: frame.ExchangePlan) -> No
 def require_average(average: Any, pull: Any) -> None:
     if isinstance(average, Schedule):
         require_doubly_stochastic(average, "outer")
-        frame.require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
+        require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
         return
     is_named = isinstance(average, str) and average in ("exact", "none")
-    if not is_named and not isinstance(average, frame.ExchangePlan):
+    if not is_named and not isinstance(average, ExchangePlan):
         raise ValueError(
             "average of outer must be 'exact', 'none', a gx.Schedule or a gossip, as gx.sgp, got "
             f"{average!r}."
@@ -76,7 +85,7 @@ def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
     if factor is None:
         return
     name = "error_feedback of outer"
-    frame.require_number(factor, name, "from 0 to 1, or None", lambda b: 0 <= b <= 1)
+    require_number(factor, name, "from 0 to 1, or None", lambda b: 0 <= b <= 1)
     if not isinstance(average, str) or average != "exact" or delay or wire is None:
         raise ValueError(
             f"{name} must be None unless average is 'exact', delay 0 and wire a codec, got {factor}"
@@ -86,7 +95,7 @@ def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
 
 
 def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None) -> None:
-    frame.require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
+    require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
     is_sparse = codec is not None and codec.is_sparse and factor is not None
     if mean_over == "senders" and not is_sparse:
         raise ValueError(
@@ -95,20 +104,20 @@ def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None) -> None:
         )
 
 
-def require_inner(plan: frame.OuterPlan, inner: Any, params: Any) -> None:
+def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
-    if frame.outer_state(inner) is not None:
+    if outer_state(inner) is not None:
         raise ValueError("inner of outer must hold no other outer optimizer, got one.")
-    gossip = frame.gossip_state(inner)
+    gossip = gossip_state(inner)
     if gossip is None:
         return
-    if isinstance(plan.average, frame.ExchangePlan):
+    if isinstance(plan.average, ExchangePlan):
         raise ValueError(
             "inner of outer must hold no gossip where average is one, got one: local steps are "
             "then of each node alone. Leave one of them out."
         )
     keeps_more = gossip.extra is not None or gossip.plan.beside
-    if keeps_more or gossip.mask != frame.make_mask(params):
+    if keeps_more or gossip.mask != make_mask(params):
         kept = ", ".join(gossip.extra or ()) or ("moments" if keeps_more else "a mask")
         raise ValueError(
             "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
@@ -126,7 +135,7 @@ def require_inner(plan: frame.OuterPlan, inner: Any, params: Any) -> None:
 
 def require_gradients_only(outer_tx: Any, anchor: Any, state: Any) -> None:
     """Raises `ValueError` unless the outer optimizer makes updates of gradients alone."""
-    if frame.gossip_state(state) is not None:
+    if gossip_state(state) is not None:
         raise ValueError(
             "outer_tx of outer must exchange nothing, got one with gossip in it: average says "
             "who takes part."
@@ -139,4 +148,4 @@ def require_gradients_only(outer_tx: Any, anchor: Any, state: Any) -> None:
             "alone, as optax.sgd, optax.adam and their like do, got one that raises "
             f"{type(error).__name__}: {error}"
         ) from error
-    frame.require_like(anchor, updates, "the updates of outer_tx")
+    require_like(anchor, updates, "the updates of outer_tx")

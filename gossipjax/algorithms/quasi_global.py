@@ -10,7 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    add,
+    init_state,
+    mix_once,
+    scale,
+    subtract,
+)
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_scalar
 from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import Recurrence, require_stable
@@ -72,12 +81,12 @@ def quasi_global(
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
     require_fraction(mu, f"mu of {name}")
-    plan = make_plan(name, schedule, frame.make_route(name, axis_name, local_axis_name, wire))
+    plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire))
     _require_stable(schedule, momentum, mu, nesterov)
 
-    init = partial(frame.init_state, plan=plan, zeros={"momentum": "average"})
+    init = partial(init_state, plan=plan, zeros={"momentum": "average"})
 
-    def combine(x: Any, gradients: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+    def combine(x: Any, gradients: Any, state: GossipState, step: StepLike) -> Combined:
         old = state.kept("momentum")
         eta = rate_at(rate, state.count)
         direction = add_scaled(gradients, momentum, old)
@@ -86,12 +95,12 @@ def quasi_global(
         new_x = step_and_mix(x, eta, direction, state, step)
         is_idle = eta == 0
         divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
-        speed = frame.scale(frame.subtract(x, new_x), 1 / divisor)
+        speed = scale(subtract(x, new_x), 1 / divisor)
         followed = interpolate(old, speed, mu)
         new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
-        return frame.Combined(new_x, state.keep(momentum=new))
+        return Combined(new_x, state.keep(momentum=new))
 
-    return frame.gossip_transform(name, plan, init, combine)
+    return gossip_transform(name, plan, init, combine)
 
 
 def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) -> None:
@@ -121,21 +130,19 @@ def interpolate(old: Any, new: Any, keep: Any) -> Any:
     return jax.tree.map(interpolate, old, new)
 
 
-def step_and_mix(
-    x: Any, eta: jax.Array, direction: Any, state: frame.GossipState, step: StepLike
-) -> Any:
+def step_and_mix(x: Any, eta: jax.Array, direction: Any, state: GossipState, step: StepLike) -> Any:
     """Returns `P (x - eta d)`."""
-    return frame.mix_once(frame.subtract(x, frame.scale(direction, eta)), None, state, step)[0]
+    return mix_once(subtract(x, scale(direction, eta)), None, state, step)[0]
 
 
 def require_fraction(value: Any, name: str) -> None:
     """Raises `ValueError` unless `value` is a number from 0 to below 1 or a scalar of JAX."""
-    frame.require_scalar(value, name, "from 0 to below 1", lambda v: 0 <= v < 1)
+    require_scalar(value, name, "from 0 to below 1", lambda v: 0 <= v < 1)
 
 
 def require_positive(value: Any, name: str) -> None:
     """Raises `ValueError` unless `value` is a positive number or a scalar of JAX."""
-    frame.require_scalar(value, name, "above 0", lambda v: 0 < v < np.inf)
+    require_scalar(value, name, "above 0", lambda v: 0 < v < np.inf)
 
 
 def require_rate(rate: Any, name: str) -> None:
@@ -144,10 +151,10 @@ def require_rate(rate: Any, name: str) -> None:
         require_positive(rate, f"rate of {name}, unless it is a function of the update,")
 
 
-def make_plan(name: str, schedule: Schedule, wire: Wire, models: int = 1) -> frame.ExchangePlan:
+def make_plan(name: str, schedule: Schedule, wire: Wire, models: int = 1) -> ExchangePlan:
     """The plan of gossip that is the optimizer; raises `ValueError` as `gx.dpsgd`."""
     require_doubly_stochastic(schedule, name)
-    return frame.ExchangePlan(
+    return ExchangePlan(
         schedule, wire=wire, models=models, takes_gradients=True, moves_by_zeros=True
     )
 
@@ -159,4 +166,4 @@ def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
 
 def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
     """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
-    return frame.add(frame.scale(tree, factor), gradients)
+    return add(scale(tree, factor), gradients)

@@ -8,7 +8,18 @@ from typing import Any, get_args
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    OnResize,
+    Order,
+    add,
+    init_state,
+    mix_once,
+    scale,
+    subtract,
+)
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_choice
 from gossipjax.collectives import StepLike, require_schedule
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -16,7 +27,7 @@ from gossipjax.wire import WireLike
 
 def sgp(
     schedule: Schedule,
-    order: frame.Order = "adapt-then-combine",
+    order: Order = "adapt-then-combine",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
@@ -98,32 +109,32 @@ def sgp(
     True
     """
     require_schedule(schedule, "sgp")
-    frame.require_choice(order, "order of sgp", get_args(frame.Order))
+    require_choice(order, "order of sgp", get_args(Order))
     damped = damped and not schedule.is_doubly_stochastic
-    route = frame.make_route("sgp", axis_name, local_axis_name, wire)
-    plan = frame.ExchangePlan(schedule, wire=route, order=order, moves_by_zeros=damped)
+    route = make_route("sgp", axis_name, local_axis_name, wire)
+    plan = ExchangePlan(schedule, wire=route, order=order, moves_by_zeros=damped)
     return mix_updated("sgp", plan, push_sum=True, damped=damped)
 
 
 def mix_updated(
-    name: str, plan: frame.ExchangePlan, *, push_sum: bool, damped: bool = False
+    name: str, plan: ExchangePlan, *, push_sum: bool, damped: bool = False
 ) -> optax.GradientTransformationExtraArgs:
     """`x <- P (x + u)`, or `P x + u` by the order of the plan; with `push_sum` the weight, too."""
 
     def combine(
-        x: Any, updates: Any, state: frame.GossipState, step: StepLike, received: Any = None
-    ) -> frame.Combined:
+        x: Any, updates: Any, state: GossipState, step: StepLike, received: Any = None
+    ) -> Combined:
         weight = received.weight if plan.exchanges_early else state.weight
         if damped:
-            waiting = frame.add(state.kept("held_back"), updates)
-            updates = frame.scale(waiting, jnp.minimum(1, weight))
-            state = state.keep(held_back=frame.subtract(waiting, updates))
+            waiting = add(state.kept("held_back"), updates)
+            updates = scale(waiting, jnp.minimum(1, weight))
+            state = state.keep(held_back=subtract(waiting, updates))
         if plan.exchanges_early:
-            x = frame.add(received.x, updates)
+            x = add(received.x, updates)
         else:
-            x, weight = frame.mix_once(frame.add(x, updates), weight, state, step)
-        return frame.Combined(x, state._replace(weight=weight))
+            x, weight = mix_once(add(x, updates), weight, state, step)
+        return Combined(x, state._replace(weight=weight))
 
-    zeros: dict[str, frame.OnResize] = {"held_back": "average"} if damped else {}
-    init = partial(frame.init_state, plan=plan, push_sum=push_sum, zeros=zeros)
-    return frame.gossip_transform(name, plan, init, combine)
+    zeros: dict[str, OnResize] = {"held_back": "average"} if damped else {}
+    init = partial(init_state, plan=plan, push_sum=push_sum, zeros=zeros)
+    return gossip_transform(name, plan, init, combine)

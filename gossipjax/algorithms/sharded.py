@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
-from gossipjax.algorithms.allreduce import ErrorFeedback
 from gossipjax.algorithms.apply_if_finite import ApplyIfFiniteState
+from gossipjax.algorithms.outer_average import OuterState
+from gossipjax.algorithms.state import ErrorFeedback, GossipState
+from gossipjax.algorithms.steps import find_parts
+from gossipjax.algorithms.transform import require_axis_names, require_state, require_transform
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
 
 # States with a plan that has a wire.
-EXCHANGES = (frame.GossipState, ErrorFeedback, frame.OuterState)
+EXCHANGES = (GossipState, ErrorFeedback, OuterState)
 
 
 def sharded(
@@ -80,8 +82,8 @@ def sharded(
     >>> gx.gossip_state(state).schedule.size
     2
     """
-    tx = frame.require_transform(tx, "tx of sharded")
-    frame.require_axis_names("sharded", axis_name)
+    tx = require_transform(tx, "tx of sharded")
+    require_axis_names("sharded", axis_name)
     given = None if specs is None else Specs.make(specs, axis_name)
     whole = _Sharded(tx, given, axis_name)
     return optax.GradientTransformationExtraArgs(whole.init, whole.update)
@@ -124,7 +126,7 @@ class _Sharded:
 
 def _require_own_state(state: Any, specs: Specs | None) -> ShardedState:
     """Returns the state; raises `ValueError` unless it was made for these specs."""
-    frame.require_state(state, ShardedState, "sharded")
+    require_state(state, ShardedState, "sharded")
     if specs is not None and state.specs != specs:
         raise ValueError(
             "the state of sharded must have been made with its specs, got one of others: make it "
@@ -140,7 +142,7 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     part = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
-    of_one_exchange = frame.GossipState | ErrorFeedback | optax.EmptyState
+    of_one_exchange = GossipState | ErrorFeedback | optax.EmptyState
     if not set(specs.axes).isdisjoint(manual) and not isinstance(part, of_one_exchange):
         raise ValueError(
             "gx.sharded must stand around one gossip or gx.allreduce alone in a shard_map over the "
@@ -152,7 +154,7 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
 
 def _require_axis(axis_name: str, state: Any) -> None:
     """Raises `ValueError` if the transform inside exchanges over another axis."""
-    for part in frame.find_parts(state, *EXCHANGES):
+    for part in find_parts(state, *EXCHANGES):
         if part.plan.wire.axis_name != axis_name:
             raise ValueError(
                 f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
@@ -187,9 +189,9 @@ def _rounds_alone(codec: Codec, dtype: Any) -> bool:
 
 def _codec_of(state: Any) -> Codec | None:
     """The codec of the exchanges of a state that is made for them."""
-    for part in frame.find_parts(state, *EXCHANGES):
+    for part in find_parts(state, *EXCHANGES):
         if part.plan.wire.codec is not None:
             return part.plan.wire.codec
-        if isinstance(part, frame.OuterState):
+        if isinstance(part, OuterState):
             return _codec_of((part.inner, part.local))
     return None

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.algorithms.allreduce import ErrorFeedback
-from gossipjax.algorithms.frame.chain import OuterState
-from gossipjax.algorithms.frame.state import ExchangePlan, GossipState
+from gossipjax.algorithms.outer_average import OuterState
+from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, GossipState
 from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))

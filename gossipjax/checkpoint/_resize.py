@@ -15,8 +15,9 @@ import numpy as np
 import optax
 
 from gossipjax import meshes
-from gossipjax.algorithms.frame.chain import OuterState, gossip_state
-from gossipjax.algorithms.frame.state import Extra, GossipState
+from gossipjax.algorithms.outer_average import OuterState
+from gossipjax.algorithms.state import Extra, GossipState
+from gossipjax.algorithms.steps import gossip_state
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import cast_like, require_floats
 from gossipjax.processes import put_global

@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import ExchangePlan, GossipState, add, init_state, subtract
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import (
     NodeRound,
     StepLike,
@@ -54,22 +55,22 @@ def deepsqueeze(
     [[[0.5, 3.0], [1.5, 2.0]], [[0.0, 0.0], [0.0, 1.0]]]
     """
     require_doubly_stochastic(schedule, "deepsqueeze")
-    wire = frame.make_route("deepsqueeze", axis_name, wire=codec, takes_sparse=True)
-    plan = frame.ExchangePlan(schedule, wire=wire)
-    init = partial(frame.init_state, plan=plan, zeros={"error": "restart"})
+    wire = make_route("deepsqueeze", axis_name, wire=codec, takes_sparse=True)
+    plan = ExchangePlan(schedule, wire=wire)
+    init = partial(init_state, plan=plan, zeros={"error": "restart"})
 
     def exchange(round_: NodeRound, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
         y, error, count = operands
         if round_.is_identity:
             return y, error
-        v = frame.add(y, error)
+        v = add(y, error)
         sent, mixed = mix_encoded(v, round_, wire, wire.make_key(count))
         x = jax.tree.map(lambda y, p, q: y + gamma * (p - q), y, mixed, sent)
-        return x, frame.subtract(v, sent)
+        return x, subtract(v, sent)
 
-    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
-        operands = (frame.add(x, updates), state.kept("error"), state.count)
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        operands = (add(x, updates), state.kept("error"), state.count)
         x, error = at_round(exchange, schedule, step, axis_name, operands)
-        return frame.Combined(x, state.keep(error=error))
+        return Combined(x, state.keep(error=error))
 
-    return frame.gossip_transform("deepsqueeze", plan, init, combine)
+    return gossip_transform("deepsqueeze", plan, init, combine)

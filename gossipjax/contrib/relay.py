@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.parameters import zeros_like_model
+from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, PushSum, add, init_state
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import StepLike, exchange_in_pairs
 from gossipjax.topology import from_graph
 
-Messages = tuple[frame.PushSum, ...]  # one per neighbour
+Messages = tuple[PushSum, ...]  # one per neighbour
 
 
 def relay(tree: Any, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
@@ -59,17 +61,17 @@ def relay(tree: Any, axis_name: str = "nodes") -> optax.GradientTransformationEx
     """
     pairs = pair_neighbors(tree)
     size = len(tree.nodes)
-    wire = frame.make_route("relay", axis_name)
-    plan = frame.ExchangePlan(from_graph(tree, "metropolis"), wire=wire, moves_by_zeros=True)
+    wire = make_route("relay", axis_name)
+    plan = ExchangePlan(from_graph(tree, "metropolis"), wire=wire, moves_by_zeros=True)
 
-    def init(params: optax.Params) -> frame.GossipState:
-        state = frame.init_state(params, plan, push_sum=True)
-        nothing = frame.PushSum(jnp.zeros_like(state.weight), frame.zeros_like_model(params))
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=True)
+        nothing = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
         messages = tuple(jax.tree.map(jnp.copy, nothing) for _ in pairs)
-        return state._replace(weight=None, extra={"messages": frame.Extra(messages, "restart")})
+        return state._replace(weight=None, extra={"messages": Extra(messages, "restart")})
 
-    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
-        y = frame.add(x, updates)
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        y = add(x, updates)
         sent = _relay(y, state.kept("messages"))
         arrived = tuple(
             exchange_in_pairs(message, partners, wire)
@@ -80,9 +82,9 @@ def relay(tree: Any, axis_name: str = "nodes") -> optax.GradientTransformationEx
         def average(own: jax.Array, others: jax.Array) -> jax.Array:
             return (own * (size - count).astype(own.dtype) + others) / size
 
-        return frame.Combined(jax.tree.map(average, y, total), state.keep(messages=arrived))
+        return Combined(jax.tree.map(average, y, total), state.keep(messages=arrived))
 
-    return frame.gossip_transform("relay", plan, init, combine)
+    return gossip_transform("relay", plan, init, combine)
 
 
 def _sum(a: Any, b: Any) -> Any:
@@ -91,7 +93,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 def _relay(y: Any, received: Messages) -> Messages:
     """For every neighbour, this node's model and what arrived from all others."""
-    one = frame.PushSum(jnp.ones_like(received[0].weight), y)
+    one = PushSum(jnp.ones_like(received[0].weight), y)
     # Sums of those before and of those behind: what is left out is not subtracted, which rounds.
     before = list(itertools.accumulate(received[:-1], _sum, initial=one))
     behind = list(itertools.accumulate(reversed(received[1:]), _sum))[::-1]

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.state import GossipState
+from gossipjax.algorithms.steps import gossip_state, outer_state
+from gossipjax.algorithms.transform import require_axis_names, require_state, require_transform
 from gossipjax.collectives import axis_size
 from gossipjax.faults._faults import Faults, require_faults
 from gossipjax.faults._links import is_active
@@ -70,9 +72,9 @@ def inactive(
     >>> jax.vmap(two_steps, axis_name="nodes")(jnp.array([0.0, 4.0])).tolist()
     [1.0, 0.0]
     """
-    inner = frame.require_transform(inner, "inner of inactive")
+    inner = require_transform(inner, "inner of inactive")
     require_faults(faults, None, "inactive")
-    frame.require_axis_names("inactive", axis_name)
+    require_axis_names("inactive", axis_name)
 
     parts = _Inactive(inner, faults, axis_name)
     return optax.GradientTransformationExtraArgs(parts.init, parts.update)
@@ -88,12 +90,12 @@ class _Inactive:
 
     def init(self, params: optax.Params) -> InactiveState:
         state = self.inner.init(params)
-        if frame.outer_state(state) is not None:
+        if outer_state(state) is not None:
             raise ValueError(
                 "inner of inactive must be a chain without gx.outer, got one with it: write "
                 "gx.outer(gx.faults.inactive(tx, faults), ...)."
             )
-        gossip = frame.gossip_state(state)
+        gossip = gossip_state(state)
         if gossip is not None and LINKS not in (gossip.extra or {}):
             if gossip.schedule is None:
                 raise ValueError(
@@ -110,8 +112,8 @@ class _Inactive:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, InactiveState]:
-        own = frame.require_state(state, InactiveState, "gx.faults.inactive")
-        gossip = frame.gossip_state(own.inner)
+        own = require_state(state, InactiveState, "gx.faults.inactive")
+        gossip = gossip_state(own.inner)
         axis_name = self.axis_name if gossip is None else gossip.wire.axis_name
         if axis_size(axis_name) != self.faults.size:
             raise ValueError(
@@ -139,4 +141,4 @@ def _keep(is_active: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _is_gossip(part: Any) -> bool:
-    return isinstance(part, frame.GossipState)
+    return isinstance(part, GossipState)

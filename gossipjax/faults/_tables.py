@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.algorithms.frame import require_number
+from gossipjax.algorithms.transform import require_number
 from gossipjax.topology.schedule import require_int
 
 MAX_ENTRIES = 2**28  # of a table

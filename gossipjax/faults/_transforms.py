@@ -9,7 +9,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms import frame
+from gossipjax.algorithms.exchange import mass_in_flight
+from gossipjax.algorithms.parameters import gossiped, zeros_like_model
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    PushSum,
+    add,
+    init_state,
+    numerators,
+    subtract,
+)
+from gossipjax.algorithms.steps import gossip_state
+from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import (
     StepLike,
     node_sum,
@@ -90,13 +103,13 @@ def sgp(
         raise ValueError(
             f"running_sums of gx.faults.sgp must be True or False, got {running_sums!r}."
         )
-    route = frame.make_route("gx.faults.sgp", axis_name, local_axis_name)
-    plan = frame.ExchangePlan(schedule, wire=route)
+    route = make_route("gx.faults.sgp", axis_name, local_axis_name)
+    plan = ExchangePlan(schedule, wire=route)
     links = Links(schedule, faults, route)
 
-    def init(params: optax.Params) -> frame.GossipState:
-        state = frame.init_state(params, plan, push_sum=True)
-        zeros = frame.PushSum(jnp.zeros_like(state.weight), frame.zeros_like_model(params))
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan, push_sum=True)
+        zeros = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
         shape = (links.count, links.capacity)
         queue = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(*shape, *x.shape)), zeros)
         on_the_way = {
@@ -104,14 +117,14 @@ def sgp(
             "queue": queue,
             "mailbox": jax.tree.map(jnp.zeros_like, zeros),
         }
-        extra = {LINKS: frame.Extra(on_the_way, "restart")}
+        extra = {LINKS: Extra(on_the_way, "restart")}
         if faults.noise or not running_sums:
-            extra[LOST] = frame.Extra(jax.tree.map(jnp.zeros_like, zeros), "restart")
+            extra[LOST] = Extra(jax.tree.map(jnp.zeros_like, zeros), "restart")
         return state._replace(in_flight=zeros, extra=extra)
 
-    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         way = state.kept(LINKS)
-        mass = frame.PushSum(state.weight, frame.add(x, updates))
+        mass = PushSum(state.weight, add(x, updates))
         shares = links.shares(step, state.count)
         due = links.due(shares, state.count)
         sent = jax.tree.map(lambda leaf: _divide(leaf, shares), mass)
@@ -120,8 +133,8 @@ def sgp(
         if not running_sums:
             is_lost = (shares > 0) & (due == NEVER)
             gone = jax.tree.map(partial(_pick, is_lost), sent)
-            sent = frame.subtract(sent, gone)
-            changes[LOST] = frame.add(state.kept(LOST), _sum(gone, 1))
+            sent = subtract(sent, gone)
+            changes[LOST] = add(state.kept(LOST), _sum(gone, 1))
         queue = jax.tree.map(links.push, way["queue"], sent)
         due = links.push_due(way["due"], due)
         arrives = due == 0
@@ -136,19 +149,19 @@ def sgp(
             if faults.noise:
                 noise = _draw_noise(faults, message.x, state.count, number, route)
                 noise = jax.tree.map(partial(_pick, is_message > 0), noise)
-                message = message._replace(x=frame.add(message.x, noise))
+                message = message._replace(x=add(message.x, noise))
                 lost = changes.get(LOST, state.kept(LOST))
-                changes[LOST] = lost._replace(x=frame.subtract(lost.x, noise))
-            mailbox = frame.add(mailbox, message)
+                changes[LOST] = lost._replace(x=subtract(lost.x, noise))
+            mailbox = add(mailbox, message)
         opened = jax.tree.map(partial(_pick, links.is_active(state.count)), mailbox)
-        mass = frame.add(mass, opened)
-        mailbox = frame.subtract(mailbox, opened)
+        mass = add(mass, opened)
+        mailbox = subtract(mailbox, opened)
         way = {"due": due, "queue": queue, "mailbox": mailbox}
-        in_flight = frame.add(mailbox, _sum(queue, 2))
+        in_flight = add(mailbox, _sum(queue, 2))
         state = state._replace(weight=mass.weight, in_flight=in_flight)
-        return frame.Combined(mass.x, state.keep(links=way, **changes))
+        return Combined(mass.x, state.keep(links=way, **changes))
 
-    return frame.gossip_transform("gx.faults.sgp", plan, init, combine)
+    return gossip_transform("gx.faults.sgp", plan, init, combine)
 
 
 def dpsgd(
@@ -195,22 +208,22 @@ def dpsgd(
             f"{len(schedule.rounds)} different ones and delays of up to {faults.max_delay} steps: "
             "take ring or exponential, or gx.faults.sgp."
         )
-    route = frame.make_route("gx.faults.dpsgd", axis_name, local_axis_name)
-    plan = frame.ExchangePlan(schedule, wire=route)
+    route = make_route("gx.faults.dpsgd", axis_name, local_axis_name)
+    plan = ExchangePlan(schedule, wire=route)
     links = Links(schedule, faults, route)
 
-    def init(params: optax.Params) -> frame.GossipState:
-        state = frame.init_state(params, plan)
-        model = frame.zeros_like_model(params)
+    def init(params: optax.Params) -> GossipState:
+        state = init_state(params, plan)
+        model = zeros_like_model(params)
         like = jnp.zeros_like(jax.tree.leaves(model)[0], shape=())
         history = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(links.capacity, *x.shape)), model)
         shares = jnp.zeros_like(like, shape=(links.count, links.capacity))
         on_the_way = {"due": links.no_message(like), "shares": shares, "history": history}
-        return state._replace(extra={LINKS: frame.Extra(on_the_way, "restart")})
+        return state._replace(extra={LINKS: Extra(on_the_way, "restart")})
 
-    def combine(x: Any, updates: Any, state: frame.GossipState, step: StepLike) -> frame.Combined:
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         way = state.kept(LINKS)
-        y = frame.add(x, updates)
+        y = add(x, updates)
         share = links.shares(step, state.count)
         due = links.push_due(way["due"], links.due(share, state.count))
         shares = jnp.concatenate([share[:, None], way["shares"][:, :-1]], axis=1)
@@ -227,15 +240,13 @@ def dpsgd(
         new = y
         for number, (message, given) in enumerate(links.exchange((messages, weight))):
             if faults.noise:
-                message = frame.add(
-                    message, _draw_noise(faults, message, state.count, number, route)
-                )
+                message = add(message, _draw_noise(faults, message, state.count, number, route))
             given = jnp.where(is_active, given, jnp.zeros_like(given))
             new = jax.tree.map(partial(_pull, given), new, message, y)
         way = {"due": jnp.where(is_old, NEVER, due), "shares": shares, "history": history}
-        return frame.Combined(new, state.keep(links=way))
+        return Combined(new, state.keep(links=way))
 
-    return frame.gossip_transform("gx.faults.dpsgd", plan, init, combine)
+    return gossip_transform("gx.faults.dpsgd", plan, init, combine)
 
 
 class Account(NamedTuple):
@@ -248,14 +259,14 @@ class Account(NamedTuple):
       in_flight: on the links, and at nodes that are not active.
       lost: with messages, less what noise has added.
 
-    >>> part = frame.PushSum(jnp.ones(()), jnp.ones(2))
+    >>> part = PushSum(jnp.ones(()), jnp.ones(2))
     >>> sum(account.weight.item() for account in Account(part, part, part))
     3.0
     """
 
-    held: frame.PushSum
-    in_flight: frame.PushSum
-    lost: frame.PushSum
+    held: PushSum
+    in_flight: PushSum
+    lost: PushSum
 
 
 def account(
@@ -278,17 +289,17 @@ def account(
     >>> nodes.run(gx.faults.account, params, state).held.weight.tolist()
     [4.0, 4.0, 4.0, 4.0]
     """
-    state = frame.gossip_state(opt_state)
+    state = gossip_state(opt_state)
     if state is None or state.in_flight is None or LINKS not in (state.extra or {}):
         raise ValueError(
             "opt_state of gx.faults.account must be of a chain with gx.faults.sgp, got another: "
             "gx.diagnostics.total_mass takes any."
         )
-    part = frame.gossiped(params, state)
-    held = frame.PushSum(state.weight, frame.numerators(part, state))
+    part = gossiped(params, state)
+    held = PushSum(state.weight, numerators(part, state))
     zeros = jax.tree.map(jnp.zeros_like, held)
     lost = state.kept(LOST) if LOST in state.extra else zeros
-    in_flight = frame.mass_in_flight(part, state)
+    in_flight = mass_in_flight(part, state)
     wire = Wire(state.wire.axis_name if axis_name is None else axis_name)
     return Account(*(node_sum(mass, wire) for mass in (held, in_flight, lost)))
 

@@ -12,7 +12,7 @@ import pytest
 from modes import make_mesh, run
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.state import PushSum
+from gossipjax.algorithms.state import PushSum
 
 N = 8
 GRAPHS = {

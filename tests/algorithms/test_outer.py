@@ -22,8 +22,8 @@ from modes import MODES, run
 from promotion import promoting
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.chain import outer_state
-from gossipjax.algorithms.frame.exchange import split_leaves
+from gossipjax.algorithms.parameters import split_leaves
+from gossipjax.algorithms.steps import outer_state
 from gossipjax.checkpoint import change_nodes
 
 N = 4

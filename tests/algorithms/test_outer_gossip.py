@@ -12,7 +12,7 @@ import pytest
 from algorithms.problems import take_step
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.chain import outer_state
+from gossipjax.algorithms.steps import outer_state
 from gossipjax.checkpoint import change_nodes
 
 N = 8

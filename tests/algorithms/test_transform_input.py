@@ -11,8 +11,8 @@ import pytest
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.state import ExchangePlan, init_state
-from gossipjax.algorithms.frame.transform import Combined, gossip_transform
+from gossipjax.algorithms.state import ExchangePlan, init_state
+from gossipjax.algorithms.transform import Combined, gossip_transform
 
 N = 4
 RING = gx.topology.ring(N)

@@ -19,15 +19,8 @@ from short_runs import (
 )
 
 import gossipjax as gx
-from gossipjax.algorithms.frame.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    OnResize,
-    add,
-    init_state,
-)
-from gossipjax.algorithms.frame.transform import gossip_transform
+from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, OnResize, add, init_state
+from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.checkpoint import average_nodes, change_nodes
 from gossipjax.collectives import mix
 

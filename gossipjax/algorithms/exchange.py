@@ -1,7 +1,4 @@
-"""Exchanges: one round of the plan in a state, and the one that can be a program of its own.
-
-A model may travel in fragments: consecutive leaves of a tree, the others left out of it.
-"""
+"""The exchange that can be a program by itself, before or beside the step that uses it."""
 
 from __future__ import annotations
 
@@ -15,27 +12,26 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from gossipjax.algorithms.frame.chain import (
-    gossip_state,
-    require_updates_numbered,
+from gossipjax.algorithms.parameters import (
+    gossiped,
+    merge,
+    merge_gossiped,
+    pick,
+    residuals,
+    split_leaves,
+    widen,
 )
-from gossipjax.algorithms.frame.parameters import gossiped
-from gossipjax.algorithms.frame.state import GossipState, PushSum, numerators
+from gossipjax.algorithms.state import GossipState, PushSum, debias, mix_once, numerators
+from gossipjax.algorithms.steps import gossip_state, require_updates_numbered
 from gossipjax.collectives import (
     StepLike,
+    cast_like,
     deliver,
-    mix,
     require_step,
     upcast,
     vary,
 )
 from gossipjax.sharding import inner_axes, on_shards, shard_specs
-
-
-def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
-    """`P x, P w`: the round of `step` of the plan in a state."""
-    key = state.wire.make_key(state.count)
-    return mix(tree, weight, state.plan.schedule, step, **state.wire.arguments(), key=key)
 
 
 def exchange(
@@ -177,45 +173,26 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
     return PushSum(state.in_flight.weight, jax.tree.unflatten(jax.tree.structure(zeros), leaves))
 
 
-def split_leaves(tree: Any, fragments: int) -> list[range]:
-    """The leaves of each fragment, in the order of the tree; all of about the same size.
+def add_received(
+    params: optax.Params, state: GossipState, received: PushSum
+) -> tuple[optax.Params, GossipState]:
+    """Uses messages after the update: `x <- x + r, w <- w + r_w, z <- x / w`.
 
-    It depends on the shapes alone, so that all nodes split their models in the same way.
+    If the update of a sending step was given zeros as `received`, the result equals, up to
+    rounding, that of the update that is given `received`.
 
-    Raises:
-      ValueError: if there are more fragments than leaves.
-
-    >>> split_leaves({"a": np.ones(3), "b": np.ones(1), "c": np.ones(2)}, 2)
-    [range(0, 1), range(1, 3)]
+    Args:
+      params: this node's `z`, as that update left it.
+      state: of `osgp`; what it has in flight is not looked at.
+      received: what `exchange` has returned.
     """
-    sizes = [np.size(leaf) for leaf in jax.tree.leaves(tree)]
-    if not sizes:  # the placeholder of optax.tree_map_params
-        return [range(0)] * fragments
-    if fragments > len(sizes):
-        raise ValueError(
-            f"fragments of outer must be at most the number of leaves, {len(sizes)}, got "
-            f"{fragments}: a leaf is in one fragment."
-        )
-    ends = np.cumsum(sizes)
-    stops = []
-    for number in range(1, fragments):
-        nearest = int(np.abs(ends - ends[-1] * number / fragments).argmin()) + 1
-        least = stops[-1] + 1 if stops else 1
-        stops.append(min(max(nearest, least), len(sizes) - (fragments - number)))
-    return [range(*bounds) for bounds in zip([0, *stops], [*stops, len(sizes)], strict=True)]
-
-
-def pick(tree: Any, leaves: range) -> Any:
-    """The tree with an `optax.MaskedNode` at every leaf that is not one of `leaves`."""
-    parts, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(
-        structure,
-        [leaf if number in leaves else optax.MaskedNode() for number, leaf in enumerate(parts)],
-    )
-
-
-def merge(tree: Any, part: Any, leaves: range) -> Any:
-    """Returns `tree` with the leaves of `part`, which `pick(..., leaves)` has made."""
-    parts, structure = jax.tree.flatten(tree)
-    parts[leaves.start : leaves.stop] = jax.tree.leaves(part)
-    return jax.tree.unflatten(structure, parts)
+    part = gossiped(params, state)
+    x = numerators(part, state)
+    mass = PushSum(state.weight, x)
+    arrivals = mass_in_flight(part, state._replace(in_flight=received))
+    weight, x = jax.tree.map(jnp.add, mass, arrivals)
+    model = debias(x, weight)
+    part = cast_like(model, part)
+    residual = None if state.residual is None else residuals(model, widen(part))
+    params = merge_gossiped(params, part, state)
+    return params, state._replace(weight=weight, residual=residual)

@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.parameters import make_mask, widen, zeros_like_model
+from gossipjax.algorithms.parameters import make_mask, widen, zeros_like_model
 from gossipjax.collectives import (
+    StepLike,
     accumulation_dtype,
     clipped_node_mean,
+    mix,
     node_mean,
     require_floats,
 )
@@ -229,6 +231,20 @@ class GossipState(NamedTuple):
         return self._replace(extra=self.extra | parts)
 
 
+class ErrorFeedback(NamedTuple):
+    """State of `allreduce` with a codec that is no floating-point type, for one node.
+
+    Attributes:
+      count: int32 scalar, the number of averages so far.
+      error: `e`, like the gradients, float32 at least: what the codec has left out so far.
+      plan: static: the `ExchangePlan`, with the codec.
+    """
+
+    count: Any
+    error: Any
+    plan: Any
+
+
 def init_state(
     params: Any,
     plan: ExchangePlan,
@@ -341,3 +357,9 @@ def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, 
     (tree,) = primals
     (tangent,) = tangents
     return _common_mean(tree, axis_name), node_mean(tangent, axis_name)
+
+
+def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
+    """`P x, P w`: the round of `step` of the plan in a state."""
+    key = state.wire.make_key(state.count)
+    return mix(tree, weight, state.plan.schedule, step, **state.wire.arguments(), key=key)

@@ -14,13 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.frame.exchange import (
-    exchange,
-    exchange_parts,
-    split_messages,
-)
-from gossipjax.algorithms.frame.parameters import as_update, predict, residuals
-from gossipjax.algorithms.frame.state import (
+from gossipjax.algorithms.exchange import exchange, exchange_parts, split_messages
+from gossipjax.algorithms.parameters import as_update, predict, residuals
+from gossipjax.algorithms.state import (
     ExchangePlan,
     Extra,
     GossipState,
