@@ -95,7 +95,8 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     peer = gx.topology.one_peer_exponential(nodes)
     ring = gx.topology.ring(nodes)
     early = cost_model.sgp(peer, CWA, wire)
-    state = gx.gradient_tracking(peer, wire=FORMS[wire].codec).init(jnp.zeros(1))
+    state = gx.gossip_state(gx.gradient_tracking(peer, wire=FORMS[wire].codec).init(jnp.zeros(1)))
+    assert state is not None
     tracking = cost_model.from_plan(state.plan, "gradient-tracking")
     slowmo = cost_model.slowmo(early, SLOWMO_STEPS, kind, wire)
     rows = [  # name, method, schedule, kept models

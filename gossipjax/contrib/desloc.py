@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.collectives import default_step, mix, require_doubly_stochastic
+from gossipjax.collectives import StepLike, default_step, mix, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 
 
@@ -75,14 +75,14 @@ def desloc(
     require_doubly_stochastic(schedule, "desloc")
     inner = optax.with_extra_args_support(inner)
 
-    def mix_at(tree: Any, period: int, count: jax.Array) -> Any:
+    def mix_at(tree: Any, period: int, count: StepLike) -> Any:
         return mix(tree, None, schedule.every(period), count, axis_name)[0]
 
     def init(params: optax.Params) -> DeslocState:
         return DeslocState(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update(
-        updates: optax.Updates, state: DeslocState, params: Any, **extra_args: Any
+        updates: optax.Updates, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[optax.Updates, DeslocState]:
         extra_args.pop("step", None)
         count = default_step(None, state.count, axis_name)

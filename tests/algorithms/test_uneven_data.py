@@ -86,7 +86,9 @@ def test_the_mean_of_the_corrections_stays_zero():
         def body(carry, u):
             x, state = carry
             update, state = tx.update(u, state, x)
-            return (x + update, state), state.extra["correction"].value
+            gossip = gx.gossip_state(state)
+            assert gossip is not None
+            return (x + update, state), gossip.kept("correction")
 
         x = jnp.zeros_like(updates[0])
         return jax.lax.scan(body, (x, tx.init(x)), updates)[1]

@@ -1,6 +1,7 @@
 """The algorithms of contrib against the dense float64 oracle, under vmap and on a mesh of 4."""
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from gossipjax.contrib.sparta import draw_slice
 N = 4
 STEPS = 7
 RATE = 0.3
-ADAM = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
+ADAM: dict[str, Any] = {"b1": 0.8, "b2": 0.9, "eps": 1e-3}
 PERIODS = (2, 3, 4)  # of desloc
 SLICES = 3  # of sparta
 LAZY_RING = gx.topology.from_matrices(oracle.lazy_ring(N))
