@@ -183,10 +183,7 @@ def inject_faults(
         begin = time.time()
         if is_kill:
             os.kill(pid, signal.SIGKILL)
-            is_going_on = job.wait_for(
-                lambda node=place, old=pid: job.pids().get(node, old) != old,
-                f"node {place} is started again",
-            )
+            is_going_on = job.wait_for_restart(place, pid)
         else:
             os.kill(pid, signal.SIGSTOP)
             try:

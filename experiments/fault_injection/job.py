@@ -198,6 +198,10 @@ class LockstepJob(LaunchedJob):
 
         return self.wait_for(is_done, f"step {step}")
 
+    def wait_for_restart(self, number: int) -> bool:
+        """Waits for this restart."""
+        return self.wait_for(lambda: self.restarts >= number, f"restart {number}")
+
     def _handle_line(self, line: str) -> None:
         super()._handle_line(line)
         if match := RESTARTED.match(line):
@@ -270,6 +274,12 @@ class AsynchronousJob(LaunchedJob):
             return len(times) - bisect.bisect_right(times, since) >= MIN_STEPS
 
         return self.wait_for(has_made_steps, f"steps of node {place}")
+
+    def wait_for_restart(self, place: int, old: int) -> bool:
+        """Waits until the process of a node is another one than the old."""
+        return self.wait_for(
+            lambda: self.pids().get(place, old) != old, f"node {place} is started again"
+        )
 
     def list_journals(self) -> list[Path]:
         """Returns the files of all nodes."""

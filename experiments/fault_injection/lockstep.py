@@ -124,8 +124,7 @@ def inject_kills(
             kill = kill_process(job, rng, phase, number)
             if kill is None:
                 break
-            has_hit = job.wait_for(lambda n=restart: job.restarts >= n, f"restart {restart}")
-            if not has_hit:  # the process was done
+            if not job.wait_for_restart(restart):  # it has hit a process that was done
                 break
             kill.restart_seconds = job.seconds() - kill.seconds
             kill.saved_step = job.newest_checkpoint()
