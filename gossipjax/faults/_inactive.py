@@ -14,7 +14,7 @@ from gossipjax.algorithms.state import GossipState
 from gossipjax.algorithms.steps import gossip_state, outer_state
 from gossipjax.algorithms.transform import require_axis_names, require_state, require_transform
 from gossipjax.collectives import axis_size
-from gossipjax.faults._faults import Faults, require_faults
+from gossipjax.faults._faults import Faults
 from gossipjax.faults._links import is_active
 from gossipjax.faults._rounds import require_isolated
 from gossipjax.faults._transforms import LINKS
@@ -56,8 +56,8 @@ def inactive(
       axis_name: the mapped axis of the nodes, where the chain has no gossip.
 
     Raises:
-      ValueError: if an argument is of the wrong type; in `init`, if a node would exchange while it
-        is not active, or the chain holds `gx.outer`, which goes around.
+      ValueError: in `init`, if a node would exchange while it is not active, or the chain holds
+        `gx.outer`, which goes around.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> faults = gx.faults.Faults(2, deaths={0: 1})
@@ -73,7 +73,6 @@ def inactive(
     [1.0, 0.0]
     """
     inner = require_transform(inner, "inner of inactive")
-    require_faults(faults, None, "inactive")
     require_axis_names("inactive", axis_name)
 
     parts = _Inactive(inner, faults, axis_name)

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from gossipjax.faults._faults import Faults, require_faults
-from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, Segment, require_int
+from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, Segment
 
 Keep = Literal["sender", "both"]
 MAX_ROUNDS = 2**16  # of all segments; a tenth of a millisecond each
@@ -54,12 +54,7 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
     >>> schedule.round_at(5).matrix.round(2).tolist()
     [[0.67, 0.33, 0.0], [0.33, 0.67, 0.0], [0.0, 0.0, 1.0]]
     """
-    if not isinstance(schedule, Schedule):
-        raise ValueError(
-            f"the schedule of apply must be a gx.Schedule, got {type(schedule).__name__}."
-        )
     require_faults(faults, schedule.size, "apply")
-    overlap = require_int(overlap, "overlap of apply", 0)
     if keep not in get_args(Keep):
         raise ValueError(f"keep of apply must be 'sender' or 'both', got {keep!r}.")
     if faults.max_delay or faults.noise:

@@ -75,8 +75,7 @@ def sgp(
       axis_name, local_axis_name: as in `gx.sgp`.
 
     Raises:
-      ValueError: if the faults are of another number of nodes, or `running_sums` is not a bool;
-        else as `gx.sgp`.
+      ValueError: if the faults are of another number of nodes; else as `gx.sgp`.
 
     References:
       Hadjicostis, Vaidya, Dominguez-Garcia, "Robust Distributed Average Consensus via Exchange of
@@ -99,10 +98,6 @@ def sgp(
     """
     require_schedule(schedule, "gx.faults.sgp")
     require_faults(faults, schedule.size, "gx.faults.sgp")
-    if not isinstance(running_sums, bool):
-        raise ValueError(
-            f"running_sums of gx.faults.sgp must be True or False, got {running_sums!r}."
-        )
     route = make_route("gx.faults.sgp", axis_name, local_axis_name)
     plan = ExchangePlan(schedule, wire=route)
     links = Links(schedule, faults, route)

@@ -122,16 +122,6 @@ def test_dpsgd_equals_the_oracle_round_by_round(mode, style, max_delay):
 
 
 @pytest.mark.parametrize("name", ["sgp", "dpsgd"])
-def test_without_faults_they_are_the_plain_methods(name):
-    _, starts, updates = make_problem(N, jnp.float32, 4)
-    schedule = gx.topology.bipartite_exponential(N)
-    faulty = getattr(gx.faults, name)(schedule, gx.faults.Faults(N))
-    plain = getattr(gx, name)(schedule, "adapt-then-combine")
-    results = [run_steps("vmap", tx, "traced", starts, updates, False)[1] for tx in (faulty, plain)]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *results)
-
-
-@pytest.mark.parametrize("name", ["sgp", "dpsgd"])
 def test_noise_has_its_deviation_and_the_account_has_the_noise(name):
     n, steps, std = 8, 3, 0.5
     starts = np.zeros((n, 11))
