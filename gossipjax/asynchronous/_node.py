@@ -7,7 +7,6 @@ import functools
 import hashlib
 import ipaddress
 import itertools
-import math
 import socket
 import time
 import uuid
@@ -39,13 +38,10 @@ from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import Wire, make_key, wire_types
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import Layout, require_floats
-from gossipjax.spmd.arguments import require_transform
-from gossipjax.topology.schedule import require_int
 from gossipjax.wire import WireLike
 
 LIFE_LETTERS = 16  # of the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
-MIN_PATIENCE = 0.1  # seconds
 AVERAGE_SECONDS = 600.0
 MAX_SHOWN = 8  # nodes, in an error
 # Models of which a larger one has a single message on its way at a time, and others one for each
@@ -119,22 +115,11 @@ def join(
     addresses = [address] if isinstance(address, str) else address or []
     _require_addresses(listen, addresses)
     _require_secret(listen, secret)
-    require_int(place, "place", 0)
-    require_int(steps, "steps", 0)
-    if not MIN_PATIENCE <= patience < math.inf:
-        raise ValueError(f"patience must be seconds >= {MIN_PATIENCE}, got {patience!r}.")
-    require_transform(tx)
-    if nonfinite not in ("raise", "skip"):
-        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}.")
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(f"algorithm must be sgp(), adpsgd() or outer(every), got {algorithm!r}.")
     if algorithm.averages and wire is not None:
         raise ValueError(
             f"wire must be None with adpsgd, which sends copies in full, got {wire!r}."
         )
     require_floats(params, "params")
-    if not jax.tree.leaves(params):
-        raise ValueError("params must have an array, got none.")
     layout = Layout(params)
     copies = 1 + travels_twice(algorithm.outer)
     wires = wire_types(layout.dtypes, wire) * copies
@@ -591,14 +576,12 @@ def _list_some(reasons: Sequence[str]) -> str:
 
 def _require_addresses(listen: str, addresses: Sequence[str]) -> None:
     for name, value in (("listen", listen), *(("address", value) for value in addresses)):
-        if not isinstance(value, str) or not is_address(value, may_be_any=name == "listen"):
+        if not is_address(value, may_be_any=name == "listen"):
             raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
 
 
 def _require_secret(listen: str, secret: str | None) -> None:
-    if secret == "":
-        raise ValueError("secret must not be empty: give the same text to all nodes, or None.")
-    if secret is None and not is_loopback(listen.rpartition(":")[0]):
+    if not secret and not is_loopback(listen.rpartition(":")[0]):
         raise ValueError(
             f"a node that listens at {listen}, where strangers may connect, needs a secret, got "
             "none: give the same text to all nodes of the job."

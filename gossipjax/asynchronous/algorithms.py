@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from gossipjax.asynchronous._messages import Identity
-from gossipjax.topology.schedule import require_int
 
 Graph = Literal["exponential", "random", "rate"]
 Choose = Callable[[Sequence[Identity], Identity, int, Mapping[Identity, float]], Identity | None]
@@ -141,9 +139,6 @@ def outer(
       Douillard et al., "DiLoCo", 2023, arXiv:2311.08105, algorithm 1, for the outer step; nothing
       published is known to us of its form here.
     """
-    every = require_int(every, "every of outer", 1)
-    if not 0 < learning_rate < math.inf:
-        raise ValueError(f"learning_rate of outer must be > 0, got {learning_rate!r}.")
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum of outer must be from 0 to below 1, got {momentum!r}.")
     rule = Outer(every, float(learning_rate), float(momentum))

@@ -33,13 +33,6 @@ def test_a_line_that_was_cut_off_is_removed_when_the_journal_goes_on(tmp_path):
     assert [line["life"] for line in read_journal(path)] == ["a", "a", "b"]
 
 
-def test_a_file_of_one_line_that_was_cut_off_goes_on(tmp_path):
-    path = tmp_path / "0.jsonl"
-    path.write_text('{"event"')
-    begin(path).close()
-    assert [line["event"] for line in read_journal(path)] == ["life"]
-
-
 class FullFile:
     """A file on a disk that has no room for some of the writes."""
 
@@ -102,12 +95,3 @@ def test_the_account_of_a_weight_far_below_what_a_float_holds(tmp_path):
     assert account.living == {0: Fraction(1, 2**3000)}
     assert account.dead == 1 - Fraction(1, 2**3000)
     assert account.difference == 0
-
-
-def test_what_a_node_says_that_it_holds_is_checked(tmp_path):
-    path = tmp_path / "0.jsonl"
-    journal = begin(path)
-    journal.add("found", "a", 0, None)
-    journal.add("begin", "a", 0, mass(0.75))
-    journal.close()
-    assert ga.account([path]).difference == -0.25

@@ -153,9 +153,3 @@ def test_what_is_no_piece_is_refused(monkeypatch, frame):
     link = Link(monkeypatch)
     with pytest.raises(MessageError):
         link.ends["host:1"].receive([frame, b"123"], 0.0)
-
-
-def test_more_than_was_announced_is_refused(monkeypatch):
-    end = Link(monkeypatch).ends["host:1"]
-    with pytest.raises(MessageError):
-        end.receive([b'P["a:1", "p", 1, 0, [3]]', b"1234"], 0.0)
