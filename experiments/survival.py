@@ -33,9 +33,7 @@ import networkx
 import numpy as np
 import optax
 import tyro
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 import gossipjax as gx
 from experiments import data, results
@@ -80,17 +78,11 @@ FAULTS: dict[str, Callable[[int, int], Faults]] = {
 
 
 class Run(NamedTuple):
-    """One method under one fault.
-
-    Attributes:
-      tx: the chain.
-      faults: when which node makes an update.
-      word: what the fault means beside the loss.
-    """
+    """One method under one fault."""
 
     tx: Transform
-    faults: Faults
-    word: str = ""
+    faults: Faults  # when which node makes an update
+    word: str = ""  # what the fault means beside the loss
 
 
 def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> Run:
@@ -109,16 +101,6 @@ def weaken(schedule: gx.Schedule, faults: Faults, **options: Any) -> gx.Schedule
     return gx.faults.apply(schedule, dataclasses.replace(faults, noise=0.0), **options)
 
 
-def make_sgp(faults: Faults) -> Run:
-    if faults.noise:
-        return around(gx.sgp(ONE_PEER, wire=wire_of(faults)), faults)
-    return around(gx.faults.sgp(ONE_PEER, faults), faults)
-
-
-def make_lossy_sgp(faults: Faults) -> Run:
-    return around(gx.faults.sgp(ONE_PEER, faults, running_sums=False), faults)
-
-
 def make_osgp(faults: Faults) -> Run:
     overlap = 1 + faults.max_delay
     late = dataclasses.replace(faults, delays=0)
@@ -128,28 +110,15 @@ def make_osgp(faults: Faults) -> Run:
     return run._replace(word=word)
 
 
-def make_dpsgd(faults: Faults) -> Run:
-    schedule = weaken(RING, faults, keep="both")
-    return around(gx.dpsgd(schedule, "adapt-then-combine", wire=wire_of(faults)), faults)
-
-
-def make_own_dpsgd(faults: Faults) -> Run:
-    return around(gx.faults.dpsgd(RING, faults), faults)
-
-
-def make_gradient_tracking(faults: Faults) -> Run:
-    schedule = weaken(ONE_PEER, faults)
-    return around(gx.gradient_tracking(schedule, wire=wire_of(faults)), faults)
+def mix(gossip: Any, faults: Faults, *more: Any, rate: float | None = RATE) -> Run:
+    """A gossip over the undirected ring, whose edges fail in both directions."""
+    ring = weaken(RING, faults, keep="both")
+    return around(gossip(ring, *more, wire=wire_of(faults)), faults, rate)
 
 
 def make_choco(faults: Faults) -> Run:
     codec = wire_of(faults) or gx.faults.noise(0.0)
     return around(gx.choco(weaken(RING, faults, keep="both"), codec, gamma=0.5), faults)
-
-
-def make_quasi_global(faults: Faults) -> Run:
-    schedule = weaken(RING, faults, keep="both")
-    return around(gx.quasi_global(schedule, RATE / 10, wire=wire_of(faults)), faults, rate=None)
 
 
 def make_relay(faults: Faults) -> Run:
@@ -185,14 +154,18 @@ def _wait(faults: Faults) -> str:
 
 
 METHODS: dict[str, Callable[..., Run]] = {
-    "sgp": make_sgp,
-    "sgp, lossy": make_lossy_sgp,
+    "sgp": lambda f: around(
+        gx.sgp(ONE_PEER, wire=wire_of(f)) if f.noise else gx.faults.sgp(ONE_PEER, f), f
+    ),
+    "sgp, lossy": lambda f: around(gx.faults.sgp(ONE_PEER, f, running_sums=False), f),
     "osgp": make_osgp,
-    "dpsgd": make_dpsgd,
-    "dpsgd, own": make_own_dpsgd,
-    "gradient-tracking": make_gradient_tracking,
+    "dpsgd": lambda f: mix(gx.dpsgd, f, "adapt-then-combine"),
+    "dpsgd, own": lambda f: around(gx.faults.dpsgd(RING, f), f),
+    "gradient-tracking": lambda f: around(
+        gx.gradient_tracking(weaken(ONE_PEER, f), wire=wire_of(f)), f
+    ),
     "choco": make_choco,
-    "quasi-global": make_quasi_global,
+    "quasi-global": lambda f: mix(gx.quasi_global, f, RATE / 10, rate=None),
     "relay": make_relay,
     "allreduce": make_allreduce,
     "diloco": make_diloco,
@@ -326,9 +299,8 @@ def measure(method: str, fault: str, options: Options, examples: Any) -> Record:
 
 def format_loss(cell: Record, undisturbed: Record) -> str:
     """A cell of the first table."""
-    if cell["loss"] is None:
-        return cell["word"]
-    return " ".join(filter(None, [f"{cell['loss'] / undisturbed['loss']:.2f}", cell["word"]]))
+    loss = cell["loss"] and f"{cell['loss'] / undisturbed['loss']:.2f}"
+    return " ".join(filter(None, [loss, cell["word"]]))
 
 
 def format_mass(cell: Record) -> str:
@@ -356,17 +328,12 @@ def write_report(runs: Sequence[Record], options: Options, out: Path, console: C
     """Prints the tables, and writes them and the reasons of what was refused to `survival.md`."""
     parts = []
     for title, (headers, *rows) in make_tables(runs, options).items():
-        table = Table(title=title, box=SIMPLE_HEAD, padding=0)
-        for header in headers:
-            table.add_column(header, justify="left" if header == "method" else "right")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
         parts += [f"## {title}", format_table(headers, rows)]
     reasons = {f"- {run['method']}: {run['reason']}": None for run in runs if run["reason"]}
     if reasons:
         parts += ["## Refused", "\n".join(reasons)]
     (out / "survival.md").write_text("\n\n".join(parts) + "\n")
+    console.print("\n\n".join(parts), soft_wrap=True, markup=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,19 +36,14 @@ from gossipjax.launch import NodeInfo
 
 
 class AsynchronousMethod(NamedTuple):
-    """A row of `ASYNCHRONOUS`."""
+    """A row of `ASYNCHRONOUS`: how it is built from a seed and an outer optimizer."""
 
-    # From a seed, and an outer optimizer where it has one.
     build: Callable[[int, OuterOptions | None], gx.asynchronous.Algorithm]
     topology: str  # the graph of its messages, as tables name it
 
 
 def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algorithm:
-    """Returns the asynchronous outer optimizer of these options.
-
-    Raises:
-      ValueError: if there are none, or it has not what they ask for.
-    """
+    """Returns the asynchronous outer optimizer of these options; it has not all of them."""
     shared = ("outer_every", "outer_rate", "outer_momentum", "outer_nesterov")
     plain = outer and OuterOptions(**{name: vars(outer)[name] for name in shared})
     if outer is None or plain != outer:
@@ -76,11 +71,7 @@ ASYNCHRONOUS = {
 
 
 def is_asynchronous(names: Sequence[str]) -> bool:
-    """Whether all algorithms are of asynchronous nodes.
-
-    Raises:
-      ValueError: if only some are, or one is unknown.
-    """
+    """Whether all algorithms are of asynchronous nodes; raises `ValueError` if only some are."""
     given = [name for name in names if name.startswith("async-")]
     if not given:
         return False
@@ -138,12 +129,6 @@ def find_start(
     saved, saved_opt_state, _ = jax.tree.map(lambda x: x[0], restored.state)
     steps = 0 if joins else restored.step
     return Start(saved, saved_opt_state, restored.step, steps, is_founder=not joins)
-
-
-def save(checkpoints: Checkpoints, node: gx.asynchronous.Node, step: int, every: int) -> None:
-    """Saves a node where that is due; raises `Preempted` after SIGTERM, once it is saved."""
-    if step % every == 0 or step % STEPS_PER_LOOK == 0:
-        checkpoints.after(TrainState(step, stack(node.params), stack(node.opt_state)))
 
 
 def stack(tree: Any) -> Any:
@@ -214,11 +199,12 @@ def make_record(
     average: Variables,
     models: dict[int, Variables],
 ) -> Record:
-    """Returns the entry of a run in `summary.json`.
-
-    `average` is the average model of the nodes that live at the end; `models` has that of each.
-    """
-    counts = collect_nodes(folder, list(models))
+    """Returns the entry of a run in `summary.json`; `models` has that of each node at the end."""
+    paths = [folder / f"{place}.json" for place in models]
+    deadline = time.monotonic() + COLLECT_SECONDS
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    counts = [json.loads(path.read_text()) for path in paths if path.exists()]
     by_node = read_lines(folder)
     batch = plan.options.batch_size_per_node
     one = gx.Nodes(1)
@@ -227,7 +213,11 @@ def make_record(
     of_nodes = [evaluator.evaluate_nodes(one.replicate(model)) for model in models.values()]
     examined = evaluator.examine_average(one.replicate(average), is_last=True)
     write_texts(folder.parents[1] / TEXT_FOLDER / folder.name, examined.texts)
-    distances = [measure_distance(model, average) for model in models.values()]
+    changes = [
+        jax.tree.leaves(jax.tree.map(np.subtract, model["params"], average["params"]))
+        for model in models.values()
+    ]
+    distances = [np.sqrt(sum(float(np.square(a).sum()) for a in one)) for one in changes]
     journals = sorted(folder.glob("journals/*/*.jsonl"))
     return {
         "run": run.name,
@@ -252,21 +242,6 @@ def make_record(
         "bytes_nodes": [record["sent_bytes"] for record in counts],
         "final_loss": float(np.mean([lines[-1]["loss"] for lines in by_node.values() if lines])),
     }
-
-
-def collect_nodes(folder: Path, places: Sequence[int]) -> list[Record]:
-    """Returns what the nodes at these places counted; waits a little for their files."""
-    paths = [folder / f"{place}.json" for place in places]
-    deadline = time.monotonic() + COLLECT_SECONDS
-    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
-
-
-def measure_distance(model: Variables, average: Variables) -> float:
-    """Returns the Euclidean distance between the parameters of two models."""
-    leaves = zip(jax.tree.leaves(model["params"]), jax.tree.leaves(average["params"]), strict=True)
-    return float(np.sqrt(sum(float(np.square(a - b).sum()) for a, b in leaves)))
 
 
 PATIENCE = 5.0  # seconds of silence after which a node is declared dead
@@ -319,10 +294,6 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
     With `joins` the others go on already, and it asks one of them for half of what it holds. `show`
     is told how far the run is, and a text. Returns the entry of the run in `summary.json`, if this
     node is at the lowest place at the end.
-
-    Raises:
-      TimeoutError: if it joins, and no other node answers.
-      NonFiniteError: if its loss or an update is not finite.
     """
     info = job.info
     plan = job.plan
@@ -375,7 +346,10 @@ def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None
                 raise NonFiniteError(f"{error} The option is --learning-rate.") from error
             if checkpoints is not None and options.checkpoint_every:
                 step = start.position + node.statistics.steps
-                save(checkpoints, node, step, options.checkpoint_every)
+                # On a step to look at, SIGTERM raises `Preempted`, once the node is saved.
+                if step % options.checkpoint_every == 0 or step % STEPS_PER_LOOK == 0:
+                    state = TrainState(step, stack(node.params), stack(node.opt_state))
+                    checkpoints.after(state)
             batch = next(batches)
         log.finish()
         average = node.average()

@@ -1,7 +1,6 @@
 """A job of asynchronous nodes: one process is one node, and they share a folder."""
 
 import dataclasses
-import functools
 import itertools
 import json
 import time
@@ -11,19 +10,13 @@ from typing import Any
 
 import jax
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import TaskID
 
 import gossipjax as gx
 from experiments import plots
 from experiments.options import option_name
 from experiments.results import create_run_dir, make_progress_bar, read_summary
-from experiments.training.asynchronous import (
-    ASYNCHRONOUS,
-    Job,
-    NodeRun,
-    OneNode,
-    train_node,
-)
+from experiments.training.asynchronous import ASYNCHRONOUS, Job, NodeRun, OneNode, train_node
 from experiments.training.experiment import merge_saved_options, require_same_data
 from experiments.training.forms import DENSE
 from experiments.training.options import TrainingOptions
@@ -41,10 +34,6 @@ def run_asynchronously(
     """Trains the runs of a command line as one node of its job, one run after the other.
 
     The node at the lowest place that lives at the end of a run adds its entry to `summary.json`.
-
-    Raises:
-      ValueError, OSError: if this is no node of such a job, options exclude each other, data is
-        missing, or the folder holds another run.
     """
     info = require_node(options)
     previous = read_summary(options.out) if options.resume else {}
@@ -70,11 +59,8 @@ def run_asynchronously(
             OneNode(info.num_nodes, place=info.place), options.batch_size_per_node, seed, start=0
         )
     folder, saved = share_folder(program, options, info)
-    environment = {
-        "placement": f"{info.num_nodes} asynchronous processes",
-        **data,
-        "job": info.job,
-    }
+    placement = f"{info.num_nodes} asynchronous processes"
+    environment = {"placement": placement, **data, "job": info.job}
     job = Job(info, task, plan, folder, environment, saved)
     if info.place == 0 and not info.is_restart:
         open_output(job).write_summary()
@@ -94,7 +80,10 @@ def run_asynchronously(
     with make_progress_bar(console) as bar:
         for run, joins in list_runs(folder, runs, info):
             row = bar.add_task(f"{run.title} ({run.seed})", total=plan.steps, status="compiling")
-            show = functools.partial(show_progress, bar, row)
+
+            def show(step: float, text: str, row: TaskID = row) -> None:
+                bar.update(row, completed=step, status=text)
+
             try:
                 record = train_node(job, run, joins, show)
             except TimeoutError:
@@ -105,11 +94,6 @@ def run_asynchronously(
                 open_output(job).add_run(record)
     if open_output(job).runs and info.place == 0:
         plots.write_report(folder, console)
-
-
-def show_progress(bar: Progress, row: TaskID, step: float, text: str) -> None:
-    """Shows how far a run is."""
-    bar.update(row, completed=step, status=text)
 
 
 def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
@@ -127,6 +111,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
         )
     first = options.algorithm[0]
     refused = ["init_from", "topology", "delays_of", "max_steps", "max_hours", "evaluate_nodes"]
+    refused += ["evaluate_every"] * (options.evaluate_every != 1)
     if "async-outer" in options.algorithm:
         ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for what it has not
     else:
@@ -136,11 +121,6 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             raise ValueError(
                 f"{option_name(name)} must not be given with {first}: its nodes are asynchronous."
             )
-    if options.evaluate_every != 1:
-        raise ValueError(
-            f"--evaluate-every must not be given with {first}, which is evaluated at its end only, "
-            f"got {options.evaluate_every}."
-        )
     # Name -> what it can be with such an algorithm.
     allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}
     sends_copies = any(name.startswith("async-adpsgd") for name in options.algorithm)
