@@ -17,15 +17,6 @@ from jax.typing import DTypeLike
 from experiments.models.layers import Normalization, make_layers
 
 
-def require_batch_normalization(normalization: Normalization) -> None:
-    """Raises `ValueError` unless a residual network has BatchNorm, without which it diverges."""
-    if normalization != "batch":
-        raise ValueError(
-            f"normalization must be 'batch' for a residual network, got {normalization!r}: take "
-            "vgg11 or small_cnn without it."
-        )
-
-
 def subsample_and_pad(x: jax.Array, features: int, strides: int) -> jax.Array:
     """Shortcut without parameters, He et al.'s option A: `[B, H, W, C]` -> `[B, H', W', features]`.
 
@@ -123,9 +114,6 @@ class ResNetCifar(nn.Module):
     20) and 93.03 % (depth 56) on CIFAR-10's test set. Convolutions start with He et al.'s normal
     initialization by fan-out, the dense layer with that by fan-in, scales of BatchNorm at 1.
 
-    Raises:
-        ValueError: when built, if the depth is not 6n + 2 or normalization is not "batch".
-
     >>> model = ResNetCifar(depth=56)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 32, 32, 3)))
     >>> sum(x.size for x in jax.tree.leaves(shapes["params"]))
@@ -139,14 +127,6 @@ class ResNetCifar(nn.Module):
     depth: int = 20
     width: int = 16
     remat: bool = False
-
-    def __post_init__(self) -> None:
-        require_batch_normalization(self.normalization)
-        if self.depth < 8 or self.depth % 6 != 2:
-            raise ValueError(
-                f"depth must be 6n + 2 with n >= 1, got {self.depth}. Usual depths: 20, 32, 44, 56."
-            )
-        super().__post_init__()
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -190,14 +170,6 @@ class ResNet(nn.Module):
     bottleneck: bool = True
     width: int = 64
     remat: bool = False
-
-    def __post_init__(self) -> None:
-        require_batch_normalization(self.normalization)
-        if not self.stages or min(self.stages) < 1:
-            raise ValueError(
-                f"stages must be integers >= 1, got {self.stages}. ResNet-50: (3, 4, 6, 3)."
-            )
-        super().__post_init__()
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:

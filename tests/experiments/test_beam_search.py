@@ -122,8 +122,7 @@ def test_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
         assert score == pytest.approx(best_score, rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("beam", [1, 2, 4])
+@pytest.mark.parametrize(("seed", "beam"), [(0, 1), (1, 4)])
 def test_is_the_search_with_lists(seed, beam):
     length = 12
     states = make_states(8, seed)
@@ -218,14 +217,3 @@ def test_greedy_search_ends_though_a_longer_hypothesis_would_win():
     ids = {"begin_id": BEGIN, "end_id": END, "padding_id": PADDING}
     found = beam_search.beam_search(step, first, jnp.array([50, 50]), 50, beam=1, **ids)
     assert found.tokens.tolist() == [pad([END], 50), pad([3] * 19 + [END], 50)]
-
-
-def test_unlikely_ends_do_not_stop_it():
-    """They are among the best four at each step, because the model is sure of one token."""
-
-    def make_logits(index):
-        sure = jnp.array([-40.0, -40.0, -20.0, 0.0])
-        return jnp.where(index < 19, sure, sure.at[END].set(20.0))
-
-    _, found = count_steps(make_logits, beam=4)
-    assert found.tokens[0, :20].tolist() == [3] * 19 + [END]

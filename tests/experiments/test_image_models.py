@@ -35,10 +35,6 @@ EVALUATION = {
     ],
 }
 TRAINING = {  # BatchNorm by the statistics of the two images
-    "resnet50": [
-        [-2.842283, 0.507172, -0.333267, -1.493646],
-        [-2.092964, -0.226915, -1.55496, 0.979602],
-    ],
     "resnet20": [
         [-3.290031, 0.196144, -1.891186, -1.984421],
         [-3.041441, 0.204943, -1.333505, -2.101513],
@@ -54,10 +50,6 @@ SMALL = {
     "bottleneck": ResNet(classes=8, stages=(1, 1), width=8),
 }
 MIXED = SMALL | {"vgg11_batch": SMALL["vgg11"].clone(normalization="batch")}
-REMATERIALIZED = {
-    "resnet8": ResNetCifar(classes=8, depth=8, width=4),
-    "vgg11_batch": VGG11(classes=8, width=4, dropout=0.5, normalization="batch"),
-}
 
 
 def init_shapes(model, images_shape):
@@ -101,13 +93,10 @@ def equations(jaxpr, primitive):
     [
         (ResNetCifar(depth=20), CIFAR, 269_722),  # He et al., Table 6: 0.27 M
         (ResNetCifar(depth=56), CIFAR, 853_018),  # 0.85 M
-        (ResNetCifar(depth=110), CIFAR, 1_727_962),  # 1.7 M
         (VGG11(), CIFAR, 9_750_922),  # vgg11() of the program of Vogels et al.
         (VGG11(normalization="batch"), CIFAR, 9_756_426),  # its vgg11_bn()
-        (MODELS["resnet18"](classes=1000), IMAGENET, 11_689_512),  # these four: torchvision
-        (ResNet(stages=(3, 4, 6, 3), bottleneck=False), IMAGENET, 21_797_672),
+        (MODELS["resnet18"](classes=1000), IMAGENET, 11_689_512),  # these two: torchvision
         (ResNet(), IMAGENET, 25_557_032),
-        (ResNet(stages=(3, 4, 23, 3)), IMAGENET, 44_549_160),
     ],
 )
 def test_number_of_parameters(model, images_shape, parameters):
@@ -158,8 +147,7 @@ def test_trains_as_an_independent_implementation(name):
     np.testing.assert_allclose(logits[:, columns], TRAINING[name], atol=2e-6)
 
 
-@pytest.mark.parametrize("name", REMATERIALIZED)
-def test_remat_changes_no_gradient(name):
+def test_remat_changes_no_gradient():
     images, labels = random_examples((8, 32, 32, 3))
 
     def compute_loss(model, variables):
@@ -167,7 +155,9 @@ def test_remat_changes_no_gradient(name):
         return make_loss(model, images, labels)(variables["params"], batch_stats)[0]
 
     require_remat_changes_no_gradient(
-        REMATERIALIZED[name], lambda model: model.init(jax.random.key(0), images), compute_loss
+        ResNetCifar(classes=8, depth=8, width=4),
+        lambda model: model.init(jax.random.key(0), images),
+        compute_loss,
     )
 
 
@@ -239,18 +229,6 @@ def test_dropout_is_drawn_in_training_alone():
         model.apply(variables, images, train=True)
     without = jax.jit(model.clone(dropout=0.0).apply, static_argnames="train")
     np.testing.assert_allclose(without(variables, images, train=True), evaluated, atol=1e-6)
-
-
-def test_bad_attributes_are_refused():
-    for depth in (2, 18, 21):
-        with pytest.raises(ValueError, match=rf"depth must be 6n \+ 2.*got {depth}"):
-            ResNetCifar(depth=depth)
-    for stages in ((), (2, 0)):
-        with pytest.raises(ValueError, match="stages must be integers >= 1, got"):
-            ResNet(stages=stages)
-    for make_model in (ResNet, ResNetCifar):
-        with pytest.raises(ValueError, match=r"normalization must be 'batch'.*got 'none'"):
-            make_model(normalization="none")
 
 
 def test_decay_leaves_biases_and_scales_alone():

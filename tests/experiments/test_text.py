@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +31,6 @@ from experiments.data.tokens import (
     Sequences,
     draw_token_batches,
     extend_widths,
-    join_documents,
     make_buckets,
     pack,
 )
@@ -239,18 +237,6 @@ def test_packing_drops_and_repeats_nothing(documents, length):
     assert rows.dtype == np.int32
     assert rows.shape == (-(-len(tokens) // length), length)
     assert (rows.ravel()[len(tokens) :] == NO_TOKEN).all()
-
-
-def test_joining_keeps_no_object_per_document():
-    """A generator of 100,000 documents: 2 arrays of 96 bytes or more each would be 19 MB."""
-    documents = (np.array([number], np.int32) for number in range(100_000))
-    tracemalloc.start()
-    ids, starts = join_documents(documents)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert ids.reshape(-1, 2)[:, 0].tolist() == list(range(100_000))
-    assert starts.tolist() == list(range(0, 200_001, 2))
-    assert peak < 4_000_000
 
 
 def test_sequences_are_padded(tokenizer):
