@@ -21,7 +21,7 @@ from experiments.options import (
     check_fields,
     option_name,
 )
-from experiments.reporters import ReportTo, import_package
+from experiments.results import ReportTo, import_package
 from experiments.training.forms import WireName
 from experiments.training.methods import (
     ALGORITHM_HELP,

@@ -12,8 +12,15 @@ from typing import Any, Self
 import jax
 from rich.progress import Progress, TaskID
 
-from experiments.reporters import Reporter, ReportTo, open_reporter
-from experiments.results import TEXT_FOLDER, Record, filter_metrics, write_summary
+from experiments.results import (
+    TEXT_FOLDER,
+    Record,
+    Reporter,
+    ReportTo,
+    filter_metrics,
+    open_reporter,
+    write_summary,
+)
 from experiments.training.plan import Run
 from experiments.training.task import Examination
 from experiments.training.trainer import NonFiniteError

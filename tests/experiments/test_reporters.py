@@ -10,7 +10,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from experiments import image
-from experiments.reporters import import_package, open_reporter
+from experiments.results import import_package, open_reporter
 from experiments.training import placement
 from experiments.training.trainer import Trainer
 
