@@ -1,15 +1,13 @@
-"""What a run writes while it trains: `summary.json`, `metrics.jsonl`, its bar, its clock."""
+"""What a run writes while it trains: `summary.json`, `metrics.jsonl`, its bar."""
 
 import dataclasses
 import json
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
-import jax
 from rich.progress import Progress, TaskID
 
 from experiments.results import (
@@ -25,43 +23,6 @@ from experiments.training.plan import Run
 from experiments.training.task import Examination
 from experiments.training.trainer import NonFiniteError
 from gossipjax.processes import is_main_process
-
-
-class Clock:
-    """Sums up the seconds that are spent in `with clock:` blocks."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._started = 0.0
-
-    def __enter__(self) -> Self:
-        self._started = time.perf_counter()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._seconds += time.perf_counter() - self._started
-
-    def lap(self) -> float:
-        """Returns the seconds since the last call, and restarts at 0."""
-        seconds = self._seconds
-        self._seconds = 0.0
-        return seconds
-
-
-class InputClock(Clock):
-    """Sums up the seconds for which the devices wait for input.
-
-    It starts when they have computed what they were given, the newest array: input that is made
-    meanwhile costs nothing.
-    """
-
-    def __init__(self, get_newest: Callable[[], jax.Array | None]):
-        super().__init__()
-        self._get_newest = get_newest
-
-    def __enter__(self) -> Self:
-        jax.block_until_ready(self._get_newest())
-        return super().__enter__()
 
 
 @dataclasses.dataclass

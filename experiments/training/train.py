@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -17,18 +18,59 @@ from experiments.program import FatalError
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
 from experiments.training.experiment import Experiment
-from experiments.training.output import Clock, InputClock, RunLog, RunProgress
+from experiments.training.forms import FORMS, WireName
+from experiments.training.methods import Method
+from experiments.training.output import RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
 from experiments.training.plan import Plan, Run
-from experiments.training.traffic import count_sent_bytes
 from experiments.training.trainer import Trainer
+from gossipjax import cost_model
 from gossipjax.checkpoint import Checkpoints, TrainState
+from gossipjax.cost_model import Exchange, Network, Workload
 from gossipjax.processes import any_process
 
 SECONDS_PER_HOUR = 3600
+ANY_NETWORK = Network(1.0)  # bytes do not depend on it
 
 IDENTITY = ("algorithm", "seed", "nodes", "fsdp")
 PROGRESS = ("examples", "seconds", "seconds_per_step", "metrics")
+
+
+class Clock:
+    """Sums up the seconds that are spent in `with clock:` blocks."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._started = 0.0
+
+    def __enter__(self) -> Self:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds += time.perf_counter() - self._started
+
+    def lap(self) -> float:
+        """Returns the seconds since the last call, and restarts at 0."""
+        seconds = self._seconds
+        self._seconds = 0.0
+        return seconds
+
+
+class InputClock(Clock):
+    """Sums up the seconds for which the devices wait for input.
+
+    It starts when they have computed what they were given, the newest array: input that is made
+    meanwhile costs nothing.
+    """
+
+    def __init__(self, get_newest: Callable[[], jax.Array | None]):
+        super().__init__()
+        self._get_newest = get_newest
+
+    def __enter__(self) -> Self:
+        jax.block_until_ready(self._get_newest())
+        return super().__enter__()
 
 
 class Start(NamedTuple):
@@ -224,3 +266,55 @@ def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
         "consensus_distance_by_layer": trainer.measure_distance_by_layer(state),
         "final_loss": progress.metrics["loss"],
     }
+
+
+def list_exchanges(method: Method, wire: WireName, nodes: int) -> list[Exchange]:
+    """Returns what a method exchanges, by update; exact averages are on a ring."""
+    exchanges: list[Exchange] = []
+    if method.algorithm == "allreduce":
+        exchanges += _make_average(wire, 1, nodes)
+    # Without outer steps, as theirs come below; gossip in the place of their average is theirs.
+    inner = dataclasses.replace(method, outer=None, outer_average="exact")
+    state = inner.state()
+    if state is not None:
+        exchanges += cost_model.from_plan(state.plan, method.algorithm).exchanges
+    outer = method.outer
+    if outer is None or outer.outer_average == "none":
+        return exchanges
+    every = outer.outer_every or 1
+    if outer.outer_average == "exact":
+        return [*exchanges, *_make_average(outer.outer_wire, every, nodes)]
+    codec = FORMS[outer.outer_wire].codec
+    if outer.gossip is None:
+        models = 1 if outer.outer_pull == 1 else 2
+        gossip = cost_model.noloco(method.outer_average, every, codec, models)
+        return [*exchanges, *gossip.exchanges]
+    state = method.state()
+    assert state is not None
+    found = cost_model.from_plan(state.plan, outer.gossip).exchanges
+    return [*exchanges, *(dataclasses.replace(e, every=e.every * every) for e in found)]
+
+
+def _make_average(wire: WireName, every: int, nodes: int) -> tuple[Exchange, ...]:
+    """An exact average; sparse messages go from each node to all others."""
+    codec = FORMS[wire].codec
+    if codec is not None and codec.is_sparse:
+        return cost_model.sparse_loco(every, nodes, codec).exchanges
+    return cost_model.diloco(every, wire=codec).exchanges
+
+
+def count_sent_bytes(method: Method, wire: WireName, parameters: int, nodes: int) -> float:
+    """Returns the bytes of a step, the mean over the steps, of the node that sends most.
+
+    `wire` is that of the algorithm, `parameters` the number of those of a node's model.
+
+    >>> import optax
+    >>> from experiments.training.methods import MethodOptions, make_method
+    >>> sgp = make_method("sgp", MethodOptions(nodes=4, local_steps=5), optax.sgd(0.1))
+    >>> count_sent_bytes(sgp, "float32", 1000, nodes=4)
+    800.0
+    """
+    exchanges = tuple(list_exchanges(method, wire, nodes))
+    return cost_model.predict_step(
+        cost_model.Method(method.algorithm, exchanges), Workload(parameters), ANY_NETWORK, nodes
+    ).sent_bytes

@@ -12,7 +12,7 @@ from experiments import image
 from experiments.training import placement
 from experiments.training.methods import ALGORITHMS, MethodOptions, make_method, spell_name
 from experiments.training.outer import OuterOptions
-from experiments.training.traffic import count_sent_bytes
+from experiments.training.train import count_sent_bytes
 
 
 @pytest.fixture(autouse=True)
