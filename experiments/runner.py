@@ -353,7 +353,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-class Reporter(Protocol):
+class RunObserver(Protocol):
     """Who is told of runs."""
 
     def begin(self, run: Run) -> None:
@@ -440,7 +440,7 @@ def run_all(
     runs: Sequence[Run],
     folder: Path,
     devices: Devices,
-    reporter: Reporter,
+    reporter: RunObserver,
     replaces: bool = False,
     max_seconds: float = MAX_SECONDS,
 ) -> dict[str, Result]:
@@ -489,7 +489,7 @@ def find_result(run: Run, folder: Path, replaces: bool = True) -> Result | None:
 class Batch:
     """Runs of which all may be side by side."""
 
-    def __init__(self, folder: Path, devices: Devices, reporter: Reporter, max_seconds: float):
+    def __init__(self, folder: Path, devices: Devices, reporter: RunObserver, max_seconds: float):
         self._folder = folder
         self._reporter = reporter
         self._max_seconds = max_seconds

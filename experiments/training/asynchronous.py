@@ -28,7 +28,7 @@ from experiments.training.forms import FORMS
 from experiments.training.options import TrainingOptions
 from experiments.training.outer import OuterOptions
 from experiments.training.output import write_texts
-from experiments.training.plan import Plan, make_folder_name
+from experiments.training.plan import TrainingPlan, make_folder_name
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
 from gossipjax.checkpoint import Checkpoints, TrainState
@@ -167,7 +167,7 @@ def read_lines(folder: Path) -> dict[int, list[Record]]:
     return lines
 
 
-def merge_lines(folder: Path, metrics: Path, run: str, plan: Plan, nodes: int) -> None:
+def merge_lines(folder: Path, metrics: Path, run: str, plan: TrainingPlan, nodes: int) -> None:
     """Adds lines of the run to `metrics.jsonl`: means of the nodes' lines, in order of time."""
     by_node = read_lines(folder)
     lines = sorted((line for lines in by_node.values() for line in lines), key=lambda x: x["time"])
@@ -192,7 +192,7 @@ def merge_lines(folder: Path, metrics: Path, run: str, plan: Plan, nodes: int) -
 
 def make_record(
     task: Task,
-    plan: Plan,
+    plan: TrainingPlan,
     folder: Path,
     run: Any,
     topology: str,
@@ -282,7 +282,7 @@ class Job(NamedTuple):
 
     info: NodeInfo  # the place of this node
     task: Task
-    plan: Plan
+    plan: TrainingPlan
     folder: Path  # of the results
     environment: Record  # what `summary.json` says of the job
     saved: frozenset[str]  # the folders' names of the runs that an earlier job has saved
@@ -383,7 +383,7 @@ def make_gradients(task: Task) -> Callable[[Variables, Any], tuple[Variables, ja
     return gradients
 
 
-def make_transform(plan: Plan, variables: Variables) -> optax.GradientTransformation:
+def make_transform(plan: TrainingPlan, variables: Variables) -> optax.GradientTransformation:
     """The local optimizer, whose learning rate is set at each step: it counts all nodes' steps."""
     optimizer = optax.inject_hyperparams(plan.make_optimizer)(
         learning_rate=plan.learning_rate_at(0)
@@ -402,7 +402,7 @@ class NodeLog:
     text.
     """
 
-    def __init__(self, path: Path, node: Any, plan: Plan, nodes: int, show: Show):
+    def __init__(self, path: Path, node: Any, plan: TrainingPlan, nodes: int, show: Show):
         self.seconds_per_step: list[float] = []
         self._path = path
         self._node = node

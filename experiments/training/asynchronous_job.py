@@ -21,7 +21,7 @@ from experiments.training.experiment import merge_saved_options, require_same_da
 from experiments.training.forms import DENSE
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
-from experiments.training.plan import Plan
+from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
 
 START_SECONDS = 120.0  # that processes may differ by when they start
@@ -53,7 +53,7 @@ def run_asynchronously(
     data = {"dataset": task.description, "num_examples": int(task.num_examples)}
     if previous:
         require_same_data(previous["environment"], data, options.out)
-    plan = Plan(options, task.num_examples, task.decay_mask)
+    plan = TrainingPlan(options, task.num_examples, task.decay_mask)
     for seed in options.seed:
         task.batches(
             OneNode(info.num_nodes, place=info.place), options.batch_size_per_node, seed, start=0

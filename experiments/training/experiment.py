@@ -14,7 +14,7 @@ from experiments.results import Record, create_run_dir, read_summary
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output
 from experiments.training.placement import describe_nodes, make_sharding, place_nodes, require_parts
-from experiments.training.plan import Plan, Run
+from experiments.training.plan import TrainingPlan, TrainingRun
 from experiments.training.task import Task
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 
@@ -25,10 +25,10 @@ Options = TypeVar("Options", bound=TrainingOptions)
 class Experiment:
     """All that a command line asks for, after every check."""
 
-    plan: Plan
+    plan: TrainingPlan
     task: Task
     nodes: gx.Nodes  # where they run now; the options have their number at the start
-    runs: list[Run]  # the finished ones included
+    runs: list[TrainingRun]  # the finished ones included
     output: Output
 
 
@@ -51,7 +51,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     if previous:
         require_same_data(previous["environment"], data, options.out)
     nodes = place_nodes(options.placement, size, options.fsdp)
-    plan = Plan(options, task.num_examples, task.decay_mask, make_sharding(task, nodes))
+    plan = TrainingPlan(options, task.num_examples, task.decay_mask, make_sharding(task, nodes))
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here
         task.batches(nodes, options.examples_per_node, seed, start=0)

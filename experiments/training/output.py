@@ -19,7 +19,7 @@ from experiments.results import (
     open_reporter,
     write_summary,
 )
-from experiments.training.plan import Run
+from experiments.training.plan import TrainingRun
 from experiments.training.task import Examination
 from experiments.training.trainer import NonFiniteError
 from gossipjax.processes import is_main_process
@@ -69,7 +69,9 @@ class Output:
         self._environment = environment
         self._resumed: list[str] = list(previous.get("environment", {}).get("resumed", []))
 
-    def open_reporter(self, report_to: ReportTo, run: Run) -> AbstractContextManager[Reporter]:
+    def open_reporter(
+        self, report_to: ReportTo, run: TrainingRun
+    ) -> AbstractContextManager[Reporter]:
         """Opens where the lines of a run go beside `metrics.jsonl`; on process 0 only."""
         choice: ReportTo = report_to if is_main_process() else "none"
         return open_reporter(choice, self.folder, run.name, run.folder_name, self._options)
@@ -123,7 +125,7 @@ class RunLog:
 
     def __init__(
         self,
-        run: Run,
+        run: TrainingRun,
         output: Output,
         bar: Progress,
         row: TaskID,

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 import gossipjax as gx
 from experiments.training.methods import Sharding
 from experiments.training.options import Placement, TrainingOptions
-from experiments.training.plan import Run
+from experiments.training.plan import TrainingRun
 from experiments.training.task import Task
 
 FSDP_AXIS = "fsdp"  # inside a node
@@ -130,7 +130,7 @@ def make_sharding(task: Task, nodes: gx.Nodes) -> Sharding | None:
 
 
 def require_parts(
-    task: Task, nodes: gx.Nodes, options: TrainingOptions, runs: Sequence[Run]
+    task: Task, nodes: gx.Nodes, options: TrainingOptions, runs: Sequence[TrainingRun]
 ) -> None:
     """Raises `ValueError` unless the devices of a node can share its batches and model."""
     devices = count_devices_per_node(nodes)

@@ -52,7 +52,7 @@ def make_folder_name(run: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One algorithm with one seed."""
 
     title: str  # as it was given, `ALGORITHM` or `ALGORITHM@TOPOLOGY`
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes the method, by `Plan.make_method`; metadata of every checkpoint."""
+        """What makes the method, by `TrainingPlan.make_method`; metadata of every checkpoint."""
         sharding = self.method.sharding
         devices = 1 if sharding is None else sharding.devices
         return {"algorithm": self.title, "seed": self.seed, "fsdp": devices}
@@ -78,7 +78,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """Steps, learning rate and methods of the runs, from the options and the size of the data.
 
     The number of nodes in the options is that at the start.
@@ -202,7 +202,7 @@ class Plan:
             options.muon_momentum,
         )
 
-    def make_runs(self, nodes: int) -> list[Run]:
+    def make_runs(self, nodes: int) -> list[TrainingRun]:
         """Returns a run for each algorithm and seed.
 
         Raises:
@@ -214,7 +214,7 @@ class Plan:
         if options.outer is not None:
             require_at_most("--outer-every", options.outer.outer_every or 0, self.steps, UPDATES)
         runs = [
-            Run(algorithm, seed, self.make_method(algorithm, seed, nodes))
+            TrainingRun(algorithm, seed, self.make_method(algorithm, seed, nodes))
             for algorithm, seed in itertools.product(options.algorithm, options.seed)
         ]
         for algorithm in options.algorithm:

@@ -22,7 +22,7 @@ from experiments.training.forms import FORMS, WireName
 from experiments.training.methods import Method
 from experiments.training.output import RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
-from experiments.training.plan import Plan, Run
+from experiments.training.plan import TrainingPlan, TrainingRun
 from experiments.training.trainer import Trainer
 from gossipjax import cost_model
 from gossipjax.checkpoint import Checkpoints, TrainState
@@ -82,7 +82,7 @@ class Start(NamedTuple):
 
 
 def open_checkpoints(
-    experiment: Experiment, run: Run
+    experiment: Experiment, run: TrainingRun
 ) -> AbstractContextManager[Checkpoints | None]:
     """Opens the checkpoints of a run; None if it saves none and starts at step 0."""
     options = experiment.plan.options
@@ -93,7 +93,7 @@ def open_checkpoints(
 
 
 def start_or_resume(
-    experiment: Experiment, run: Run, trainer: Trainer, checkpoints: Checkpoints | None
+    experiment: Experiment, run: TrainingRun, trainer: Trainer, checkpoints: Checkpoints | None
 ) -> Start:
     """Returns the newest checkpoint of the run; if it has none, the newest in `--init-from`.
 
@@ -155,20 +155,20 @@ def require_fields(metadata: Record, names: Sequence[str]) -> None:
         )
 
 
-def is_out_of_time(plan: Plan, progress: RunProgress) -> bool:
+def is_out_of_time(plan: TrainingPlan, progress: RunProgress) -> bool:
     """Whether the hours of a run are over, on any process; all of them must call it."""
     hours = plan.options.max_hours
     return hours is not None and any_process(progress.seconds >= hours * SECONDS_PER_HOUR)
 
 
-def find_end(plan: Plan, step: int) -> str:
+def find_end(plan: TrainingPlan, step: int) -> str:
     """Returns the option that has ended a run after this step."""
     if step >= plan.steps:
         return "epochs"
     return "max_steps" if step >= plan.last_step else "max_hours"
 
 
-def train(experiment: Experiment, run: Run, log: RunLog) -> Record:
+def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
     """Trains one run to its end; returns its entry in `summary.json`.
 
     It ends at its last step or, earlier, at the end of its budget.

@@ -25,7 +25,7 @@ from experiments.data.tokens import draw_token_batches, make_buckets
 from experiments.presets import __main__ as listing
 from experiments.presets.registry import FAMILIES, PRESETS, parse_options
 from experiments.training import placement
-from experiments.training.plan import Plan
+from experiments.training.plan import TrainingPlan
 from experiments.training.trainer import make_gradients
 
 PROGRAMS = {
@@ -189,7 +189,9 @@ def test_models_and_methods_are_traced(no_data):
             tasks[model] = PROGRAMS[preset.program][1](options)
             params = trace_gradients(tasks[model], options)
         num_examples = NUM_TOKENS if preset.program == "translation" else NUM_EXAMPLES
-        for run in Plan(options, num_examples, tasks[model].decay_mask).make_runs(options.nodes):
+        for run in TrainingPlan(options, num_examples, tasks[model].decay_mask).make_runs(
+            options.nodes
+        ):
             chain = (run.title, options.optimizer)
             if params is not small or chain not in traced:
                 trace_update(run, options.nodes, params)
@@ -211,7 +213,7 @@ def test_models_and_methods_are_traced(no_data):
 )
 def test_learning_rates_are_those_of_the_papers(name, epochs, expected):
     options = make_options(PRESETS[name])
-    plan = Plan(options, NUM_EXAMPLES)
+    plan = TrainingPlan(options, NUM_EXAMPLES)
     per_epoch = plan.steps / options.epochs
     rates = [plan.learning_rate_at(round(per_epoch * epoch)) for epoch in epochs]
     assert rates == pytest.approx(list(expected), rel=2e-3)
@@ -231,7 +233,7 @@ def test_batches_and_length_of_the_transformer(size, updates):
     assert np.mean(steps) * options.accumulate == pytest.approx(tokens, rel=0.05)
 
     padded = sum(bucket.width * len(bucket.rows) for bucket in buckets)
-    plan = Plan(options, round(padded * 4_500_000 / len(targets)))
+    plan = TrainingPlan(options, round(padded * 4_500_000 / len(targets)))
     assert plan.steps == pytest.approx(updates, rel=0.05)
     peak = np.asarray(plan.learning_rate(options.warmup_steps - 1))
     assert peak == pytest.approx((512 * 4000) ** -0.5, rel=2e-3)

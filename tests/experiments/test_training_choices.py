@@ -25,7 +25,7 @@ from experiments.training.optimization import (
     make_optimizer,
 )
 from experiments.training.options import TrainingOptions
-from experiments.training.plan import Plan
+from experiments.training.plan import TrainingPlan
 from experiments.training.topologies import TOPOLOGIES
 
 LEARNING_RATE = 0.1
@@ -153,10 +153,10 @@ def test_learning_rates_with_a_warm_up():
 def test_a_warm_up_ends_within_the_run():
     """Two epochs of 512 examples are 4 updates of 256."""
     options = TrainingOptions(epochs=2, accumulate=2, nodes=4, warmup_steps=4)
-    assert Plan(options, 512).learning_rate_at(3) == pytest.approx(options.learning_rate)
+    assert TrainingPlan(options, 512).learning_rate_at(3) == pytest.approx(options.learning_rate)
     options = dataclasses.replace(options, warmup_steps=5)
     with pytest.raises(ValueError, match=r"--warmup-steps must be at most the .* run, 4, got 5:"):
-        Plan(options, 512)
+        TrainingPlan(options, 512)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
