@@ -153,7 +153,9 @@ def test_learning_rates_with_a_warm_up():
 def test_a_warm_up_ends_within_the_run():
     """Two epochs of 512 examples are 4 updates of 256."""
     options = TrainingOptions(epochs=2, accumulate=2, nodes=4, warmup_steps=4)
-    assert TrainingPlan(options, 512).learning_rate_at(3) == pytest.approx(options.learning_rate)
+    plan = TrainingPlan(options, 512)
+    assert plan.learning_rate_at(2) == pytest.approx(0.75 * options.learning_rate)
+    assert plan.learning_rate_at(3) == pytest.approx(options.learning_rate)
     options = dataclasses.replace(options, warmup_steps=5)
     with pytest.raises(ValueError, match=r"--warmup-steps must be at most the .* run, 4, got 5:"):
         TrainingPlan(options, 512)
