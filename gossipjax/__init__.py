@@ -88,7 +88,8 @@ _MODULES = (
 )
 _IN_CONTRIB = ("adaptive_consensus", "d2", "deepsqueeze", "desloc", "mixed_momentum")
 _IN_CONTRIB += ("quasi_global_adam", "relay", "sparta")
-_WENT = {name: f"contrib.{name}" for name in _IN_CONTRIB}  # a name of 0.3.0 -> what to use
+# A name of 0.3.0 -> what to use.
+_WENT = {name: f"contrib.{name}" for name in _IN_CONTRIB} | {"accumulate": "accumulate_gradients"}
 
 
 class _LazyPackage(ModuleType):
