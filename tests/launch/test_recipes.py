@@ -1,14 +1,8 @@
-"""The loops of other frameworks on two processes.
+"""The loops of other frameworks on two processes."""
 
-Much slower than the others: `.ci/run` asks them in an environment of its own.
-"""
-
-import pytest
 from launching import run_job
 
 from experiments.examples import grain_language_model
-
-pytestmark = pytest.mark.recipes
 
 RECIPES = ("flax_linen", "flax_nnx", "equinox_modules", "own_pmap")
 
