@@ -36,7 +36,7 @@ def require_gossip(
     kept = set((state.extra or {}) if isinstance(state, GossipState) else ())
     is_tracking = "correction" in kept and plan.models == 2
     others = kept - ({"correction", "damped"} if is_tracking else {"held_back"})
-    if plan.schedule is None or plan.exchanges_early or plan.beside or others:
+    if plan.schedule is None or plan.exchanges_early or others:
         raise ValueError(
             "average of outer must be 'exact', 'none', a gx.Schedule, or one of gx.sgp, gx.dpsgd "
             "and gx.gradient_tracking by itself that adapts, then combines, got another transform: "
@@ -116,9 +116,8 @@ def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
             "inner of outer must hold no gossip where average is one, got one: local steps are "
             "then of each node alone. Leave one of them out."
         )
-    keeps_more = gossip.extra is not None or gossip.plan.beside
-    if keeps_more or gossip.mask != make_mask(params):
-        kept = ", ".join(gossip.extra or ()) or ("moments" if keeps_more else "a mask")
+    if gossip.extra is not None or gossip.mask != make_mask(params):
+        kept = ", ".join(gossip.extra or ()) or "a mask"
         raise ValueError(
             "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
             f"parameters, got one that keeps {kept}: an outer step would not reach these. "

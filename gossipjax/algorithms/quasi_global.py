@@ -23,7 +23,7 @@ from gossipjax.algorithms.transform import Combined, gossip_transform, make_rout
 from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import Recurrence, require_stable
-from gossipjax.wire import Wire, WireLike
+from gossipjax.wire import WireLike
 
 
 def quasi_global(
@@ -81,7 +81,9 @@ def quasi_global(
     require_rate(rate, name)
     require_fraction(momentum, f"momentum of {name}")
     require_fraction(mu, f"mu of {name}")
-    plan = make_plan(name, schedule, make_route(name, axis_name, local_axis_name, wire))
+    require_doubly_stochastic(schedule, name)
+    route = make_route(name, axis_name, local_axis_name, wire)
+    plan = ExchangePlan(schedule, wire=route, takes_gradients=True, moves_by_zeros=True)
     _require_stable(schedule, momentum, mu, nesterov)
 
     init = partial(init_state, plan=plan, zeros={"momentum": "average"})
@@ -149,14 +151,6 @@ def require_rate(rate: Any, name: str) -> None:
     """Raises `ValueError` unless `rate` is a positive number, a scalar of JAX or a function."""
     if not callable(rate):
         require_positive(rate, f"rate of {name}, unless it is a function of the update,")
-
-
-def make_plan(name: str, schedule: Schedule, wire: Wire, models: int = 1) -> ExchangePlan:
-    """The plan of gossip that is the optimizer; raises `ValueError` as `gx.dpsgd`."""
-    require_doubly_stochastic(schedule, name)
-    return ExchangePlan(
-        schedule, wire=wire, models=models, takes_gradients=True, moves_by_zeros=True
-    )
 
 
 def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -51,12 +50,10 @@ class ExchangePlan:
       wire: the axes and the form of messages.
       period: steps from one exchange to the next, where `schedule` is None.
       order: whether models are combined while they adapt, `P x + u`, or after it, `P (x + u)`.
-      models: the number of trees like the parameters in a message; a fraction for a part of one.
+      models: the number of trees like the parameters in a message.
       takes_gradients: whether the algorithm is the optimizer, at which gradients arrive.
       moves_by_zeros: whether an update of zeros moves the state too, or the model beyond the
         exchange, so that every update must carry a gradient.
-      beside: the rounds, by step, in which further parts of the optimizer's state are mixed, or the
-        periods of their exact averages.
     """
 
     schedule: Schedule | None = None
@@ -64,10 +61,9 @@ class ExchangePlan:
     wire: Wire = DEFAULT_WIRE
     period: int = 1
     order: Order = "adapt-then-combine"
-    models: float = 1
+    models: int = 1
     takes_gradients: bool = False
     moves_by_zeros: bool = False
-    beside: tuple[Schedule | int, ...] = ()
 
     @property
     def exchanges_early(self) -> bool:
@@ -80,62 +76,27 @@ class ExchangePlan:
         return None if self.schedule is None else self.schedule.every(max(1, self.overlap))
 
     @property
-    def _clocks(self) -> tuple[Schedule | int, ...]:
-        schedule = self.schedule_by_step
-        return (self.period if schedule is None else schedule), *self.beside
-
-    @property
     def cycle(self) -> tuple[int, int]:
         """The step from which on the exchanges repeat, and after how many steps."""
-        cycles = [_cycle_of(clock, self.overlap) for clock in self._clocks]
-        starts, lengths = zip(*cycles, strict=True)
-        return max(starts), math.lcm(*lengths)
+        schedule = self.schedule_by_step
+        if schedule is None:
+            return 0, self.period
+        *others, last = schedule.segments
+        return (last.start + self.overlap if others else 0), len(last.cycle)
 
     def canonical_step(self, step: int) -> int:
         """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
         step = require_int(step, "step", 0)
-        if self.beside:
-            start, length = self.cycle
-            if start + length > MAX_STEPS:
-                return step
-            return _canonical_steps(self)[step if step < start else start + (step - start) % length]
         if self.schedule_by_step is None:
             return step % self.period
         return self.schedule_by_step.canonical_step(step, self.overlap)
 
     @functools.cached_property
-    def canonical_steps(self) -> tuple[int, ...] | range:
-        """All values of `canonical_step`; more than `MAX_STEPS` are not listed."""
-        if self.beside:
-            is_short = sum(self.cycle) <= MAX_STEPS
-            return tuple(sorted(set(_canonical_steps(self)))) if is_short else range(MAX_STEPS)
+    def canonical_steps(self) -> tuple[int, ...]:
+        """All values of `canonical_step`."""
         if self.schedule_by_step is None:
             return tuple(range(self.period))
         return tuple(self.schedule_by_step.canonical_steps(self.overlap))
-
-
-def _cycle_of(clock: Schedule | int, overlap: int) -> tuple[int, int]:
-    """The step from which on a schedule by step, or a period, repeats, and after how many."""
-    if isinstance(clock, int):
-        return 0, clock
-    *others, last = clock.segments
-    return (last.start + overlap if others else 0), len(last.cycle)
-
-
-@functools.lru_cache(64)
-def _canonical_steps(plan: ExchangePlan) -> list[int]:
-    """The canonical step of each step, up to the end of the first cycle."""
-    first: dict[Any, int] = {}
-    return [
-        first.setdefault(
-            tuple(
-                step % clock == 0 if isinstance(clock, int) else clock.canonical_step(step)
-                for clock in plan._clocks
-            ),
-            step,
-        )
-        for step in range(sum(plan.cycle))
-    ]
 
 
 class PushSum(NamedTuple):

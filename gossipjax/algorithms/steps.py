@@ -45,8 +45,7 @@ class StepPlan:
     def is_one_program(self) -> bool:
         """Whether a traced step makes one program without branches, where nodes are simulated."""
         schedule = self.exchange.schedule
-        is_plain = self.outer is None and not self.exchange.beside
-        if schedule is None or not is_plain or self.exchange.overlap > 1:
+        if schedule is None or self.outer is not None or self.exchange.overlap > 1:
             return False
         return len(group_rounds(schedule)) == 1
 

@@ -119,13 +119,7 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
         )
     else:
         exchange = _make_gossip(plan.schedule, wire, plan.models, plan.overlap, early)
-    beside = (
-        _make_gossip(rounds, wire)
-        if isinstance(rounds, Schedule)
-        else _make_all_reduce(kind, wire, every=rounds)
-        for rounds in plan.beside
-    )
-    return Method(name, (exchange, *beside), staleness=plan.overlap)
+    return Method(name, (exchange,), staleness=plan.overlap)
 
 
 def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
