@@ -113,6 +113,23 @@ def test_of_two_asks_that_cross_one_counts():
     assert models(network) == [sum(before) / 2] * 2 != before
 
 
+@pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
+def test_a_killed_node_is_back(algorithm):
+    network = Network(4)
+    run_calmly(network, 2, algorithm)
+    network.processes[2].kill()
+    run_calmly(network, 3, algorithm)
+    network.processes[2].start(founder=False)
+    run_calmly(network, 2, algorithm)
+    node = network.processes[2].node
+    assert not node.wants_mass
+    assert all(len(p.node.list_members()) == 3 for p in network.processes)
+    assert network.processes[0].node.steps.keys() >= node.steps.keys()
+    held = [p.holder.mass for p in network.processes]
+    assert all(m.w > 0.1 for m in held)
+    assert 2.5 < sum(m.w for m in held) < 4
+
+
 @pytest.mark.parametrize("seconds", [3, 30])
 def test_a_stopped_node_goes_on(seconds):
     network = Network(3)
@@ -158,6 +175,15 @@ def test_two_that_lost_each_other_are_one_again():
     assert lives[0] == "life0"  # that of the smaller place goes on
     assert lives[1] != "life1"
     assert all(len(p.node.list_members()) == 1 for p in network.processes)
+
+
+def test_a_job_begins_with_one_founder():
+    network = Network(5, founders=1)
+    run_calmly(network, 3)
+    assert all(not p.node.wants_mass for p in network.processes)
+    held = [p.holder.mass for p in network.processes]
+    assert sum(m.w for m in held) == 1
+    assert all(m.w > 0.01 for m in held)
 
 
 def test_a_node_joins_others_that_always_wait_for_an_answer():
