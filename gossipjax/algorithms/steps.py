@@ -1,7 +1,7 @@
 """Which program a step of a chain needs: the plans in its state, and the static steps they ask for.
 
-A chain holds one gossip state at most, inside `gx.outer` or not. Each of the
-two has a plan, static data of its state; a `StepPlan` is both.
+A chain holds one gossip state at most, inside `gx.outer` or not. Each of the two has a plan, static
+data of its state. A `StepPlan` is both.
 """
 
 from __future__ import annotations
