@@ -68,7 +68,6 @@ def measure_on_hosts(
     max_factor: float,
     report_progress: Callable[[str], None],
     collect: Callable[[list[list[Record]]], None],
-    prepare: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Measures in one process per host, which are on links of this bandwidth.
 
@@ -80,7 +79,6 @@ def measure_on_hosts(
       report_progress: called with host 0's progress.
       collect: called with the records of the hosts, of each run that all have finished, at the
         end and also after a failure or Ctrl-C.
-      prepare: writes further files into the folder that the hosts read.
 
     Raises:
       HostFailedError: if a host ends early or hangs.
@@ -104,7 +102,6 @@ def measure_on_hosts(
             interface=links.INTERFACE if bits_per_second else None,
         )
         (folder / "job.json").write_text(json.dumps(job._asdict(), default=str))
-        prepare(folder)
         try:
             run_hosts(members, COMMAND, folder, stall_timeout, report_progress)
         finally:

@@ -1,11 +1,10 @@
 """Tables and plots of measurements on a wire, made from the files that they wrote."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +14,6 @@ from experiments.results import Record
 from experiments.speed.harness import Cell, make_table, scale
 
 MEGA = 1e6
-ALGORITHMS_PER_ROW = 3  # of a legend
 
 ROW_COLUMNS: dict[str, Cell] = {
     "algorithm": lambda run: (
@@ -51,7 +49,6 @@ STRAGGLER_COLUMNS: dict[str, Cell] = {
     "x\nmodel": lambda run: format_inverse(run["modelled_ratio"], ".3f"),
     "steps of\nslowest": "{steps_min}",
     "steps,\nmedian": "{steps_median:g}",
-    "final\nloss": "{loss:.3f}",
 }
 STRAGGLER_CAPTION = (
     "Computation is a sleep of {compute_seconds:g} s per step, as of a device that does not share "
@@ -105,21 +102,6 @@ def make_row_table(configuration: Record, runs: Sequence[Record]) -> Table:
     return make_table(f"{title}{megabytes:.3g} MB of parameters", "", ROW_COLUMNS, runs)
 
 
-def save_figure(figure: Figure, panels: Iterable[Axes], columns: int, path: Path) -> None:
-    """Writes a PNG, with one legend for all panels below them."""
-    handles: dict[str, Any] = {}
-    for axes in panels:
-        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=columns,
-        fontsize="small",
-    )
-    figure.savefig(path)
-
-
 def plot_rows(configurations: Sequence[Record], runs: Sequence[Record], path: Path) -> None:
     """Plots the seconds of every row and its lower bound, a panel per configuration."""
     count = len({name_row(run) for run in runs})
@@ -146,25 +128,9 @@ def plot_rows(configurations: Sequence[Record], runs: Sequence[Record], path: Pa
         axes.grid(alpha=0.3, axis="x")
         axes.set(title=name_configuration(configuration))
         axes.set_xlabel("seconds per iteration (median of the slowest host; async: mean)")
-    save_figure(figure, panels, 3, path)
-
-
-def plot_losses(lines: Sequence[Record], title: str, path: Path) -> None:
-    """Plots the training loss over seconds, a panel per slowness and a line per algorithm."""
-    slowness = list(dict.fromkeys(line["slowness"] for line in lines))
-    figure = Figure((2 + 4.5 * len(slowness), 5), dpi=120, layout="constrained")
-    figure.suptitle(f"Training loss over time, {title}")
-    panels = figure.subplots(1, len(slowness), squeeze=False, sharey=True)[0]
-    panels[0].set_ylabel("training loss (mean over N steps' batches)")
-    for axes, name in zip(panels, slowness, strict=True):
-        for index, algorithm in enumerate(dict.fromkeys(line["algorithm"] for line in lines)):
-            points = select(lines, slowness=name, algorithm=algorithm)
-            seconds, losses = ([line[field] for line in points] for field in ("seconds", "loss"))
-            color = COLORS[index % len(COLORS)]
-            axes.plot(seconds, losses, color=color, label=algorithm, linewidth=1.2)
-        axes.set(title=f"slowness: {name}", xlabel="seconds", yscale="log")
-        axes.grid(alpha=0.3, which="both")
-    save_figure(figure, panels, ALGORITHMS_PER_ROW * len(slowness), path)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
+    figure.savefig(path)
 
 
 def report_rows(folder: Path, summary: Record, console: Console) -> None:
@@ -184,12 +150,9 @@ def report_rows(folder: Path, summary: Record, console: Console) -> None:
             console.print(f"left out ({nodes}): {name}: {reason}", soft_wrap=True)
 
 
-def report_stragglers(folder: Path, runs: Sequence[Record], console: Console) -> None:
-    """Prints the table of slow nodes and writes the plot of their losses."""
+def report_stragglers(runs: Sequence[Record], console: Console) -> None:
+    """Prints the table of slow nodes."""
     first = runs[0]
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    title = f"{first['nodes']} nodes, computation {first['compute_seconds']:g} s"
-    plot_losses(lines, title, folder / "loss_over_seconds.png")
     order = list(dict.fromkeys(run["slowness"] for run in runs))
     rows = sorted(runs, key=lambda run: order.index(run["slowness"]))
     title = f"{first['nodes']} nodes, {first['steps']} steps of each on average"
@@ -198,13 +161,9 @@ def report_stragglers(folder: Path, runs: Sequence[Record], console: Console) ->
 
 
 def write_report(folder: Path, console: Console) -> None:
-    """Reads the files of a measurement, prints its tables and writes its plots into its folder.
-
-    Of `wire` it is `seconds_per_iteration.png`, of `stragglers` `loss_over_seconds.png`.
-    """
+    """Reads the summary of a measurement and prints its tables; of `wire` it draws a plot, too."""
     summary = json.loads((folder / "summary.json").read_text())
-    runs = summary["runs"]
     if "configurations" in summary:
         report_rows(folder, summary, console)
     else:
-        report_stragglers(folder, runs, console)
+        report_stragglers(summary["runs"], console)

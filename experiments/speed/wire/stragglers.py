@@ -4,18 +4,17 @@ share these cores.
     python -m experiments.speed stragglers
     python -m experiments.speed stragglers --slowness none 4x random --bandwidth 200mbit  (as root)
 
-It starts one JAX process per node on this machine, which train softmax regression on digits, by one
-algorithm after another: in lockstep by `gx.TrainStep`, or as asynchronous nodes, by
-`gx.asynchronous`. At each step a node sleeps for `--compute-seconds` times a factor that says how
-slow it is then. The sleep is a part of the compiled step: what can run beside the computation of
-gradients, as the exchange of `osgp`, runs beside it. All runs see the same number of examples.
+It starts one JAX process per node on this machine, which make steps by one algorithm after another:
+in lockstep by `gx.TrainStep`, or as asynchronous nodes, by `gx.asynchronous`. At each step a node
+sleeps for `--compute-seconds` times a factor that says how slow it is then. The sleep is a part of
+the compiled step: what can run beside the computation of gradients, as the exchange of `osgp`, runs
+beside it. The gradients are zeros, as only time counts.
 
 docs/evidence/speed.md lists the files, columns and fields that it writes into `--out`.
 """
 
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 import statistics
@@ -33,12 +32,9 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import results
-from experiments.data.images import load
-from experiments.data.sharding import split_examples
 from experiments.options import OptionalPath, PositiveFloat, PositiveInt, check_fields
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.sleep import compute_one
 from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
 from experiments.speed.wire.report import write_report
@@ -49,6 +45,7 @@ from experiments.speed.wire.rows import (
     make_row,
     require_different,
 )
+from experiments.speed.wire.timed import sleep_gradients
 from experiments.speed.wire.worker import Worker
 from experiments.training.methods import ALGORITHM_HELP, MethodOptions, make_method
 from gossipjax.cost_model import Network, Workload, parse_slowness, simulate
@@ -57,16 +54,11 @@ DEFAULT_ALGORITHMS = ("allreduce", "sgp", "1-osgp", "async-sgp", "async-adpsgd")
 HELP = f"{ALGORITHM_HELP} Also, of asynchronous nodes, {', '.join(NEVER_WAIT)}."
 LEARNING_RATE = 0.05  # of plain SGD
 BATCH_SIZE_PER_NODE = 32
-CLASSES = 10
 FLOAT_BYTES = 4
-DATA_FILE = "digits.npz"
 COUNTS = ("sent", "kept", "staleness")  # of asynchronous nodes
 LOOPBACK = 2e9  # bytes/s: 20 MB take about 10 ms
 REPEATS = 10  # of the steps in lockstep, simulated
-MIN_PARAMETERS = 7850  # of softmax regression on digits
-
-Batch = tuple[Any, Any]
-"""Images `[B, D]` and labels `[B]`."""
+MIN_PARAMETERS = 7850  # 0.03 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +77,7 @@ class StragglerOptions:
     steps: PositiveInt = 60
     """Steps of each node, on average."""
     megabytes: float = 0.0
-    """Float32 parameters, in 1e6 bytes: the model has 0.03, and is padded to this size."""
+    """Float32 parameters, in 1e6 bytes; 0.03 at least."""
     bandwidth: str | None = None
     """Bandwidth of every node's link, each way, as tc reads it (200mbit); needs root. Without it
     the nodes share the machine's loopback, without limits."""
@@ -117,68 +109,14 @@ class StragglerOptions:
         """Bandwidth of every link; None without limits."""
         return None if self.bandwidth is None else links.parse_rate(self.bandwidth)
 
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the model."""
+        return max(MIN_PARAMETERS, int(self.megabytes * 1e6 / FLOAT_BYTES))
+
     def draw_factors(self, slowness: str, steps: int) -> np.ndarray:
         """Factors of the computation time, `[steps, N]`: of every node at each of its steps."""
         return parse_slowness(slowness).draw(self.nodes, steps, 0)
-
-
-def save_data(folder: Path) -> None:
-    """Writes the digits into a folder, for all processes."""
-    digits = load("mnist5k")
-    images = digits.train_images.reshape(len(digits.train_labels), -1)
-    np.savez(folder / DATA_FILE, images=images, labels=digits.train_labels)
-
-
-def make_params(features: int, megabytes: float) -> dict[str, np.ndarray]:
-    """Zeros; an array that the model does not use pads them to this number of 1e6 bytes."""
-    params = {
-        "w": np.zeros((features, CLASSES), np.float32),
-        "b": np.zeros(CLASSES, np.float32),
-    }
-    padding = int(megabytes * 1e6 / FLOAT_BYTES) - sum(x.size for x in params.values())
-    if padding > 0:
-        params["padding"] = np.zeros(padding, np.float32)
-    return params
-
-
-def compute_loss(params: Any, batch: Batch) -> jax.Array:
-    """Cross-entropy of one batch."""
-    images, labels = batch
-    logits = images @ params["w"] + params["b"][None]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def compute_gradients(params: Any, batch: Batch, seconds: jax.Array) -> tuple[Any, jax.Array]:
-    """Gradients and loss of one node, which are there after these seconds."""
-    one = compute_one(seconds)
-    loss, grads = jax.value_and_grad(lambda params: one * compute_loss(params, batch))(params)
-    return grads, loss
-
-
-class Node:
-    """This node of a measurement: its digits, its batches and its progress."""
-
-    def __init__(self, worker: Worker, options: StragglerOptions):
-        self.worker = worker
-        self.options = options
-        with np.load(worker.folder / DATA_FILE) as arrays:
-            self.images = arrays["images"]
-            self.labels = arrays["labels"]
-        self.shard = split_examples(self.labels, options.nodes, None, seed=0)[worker.rank]
-        self.params: Any = make_params(self.images.shape[1], options.megabytes)
-
-    def make_rng(self) -> np.random.Generator:
-        """The random numbers of a run, the same in each."""
-        return np.random.default_rng(self.worker.rank)
-
-    def draw_batch(self, rng: np.random.Generator) -> Batch:
-        """A batch of this node's digits."""
-        chosen = rng.choice(self.shard, BATCH_SIZE_PER_NODE)
-        return self.images[chosen], self.labels[chosen]
-
-    def report(self, number: int, step: float, status: str) -> None:
-        """Writes how far the run of this number is."""
-        self.worker.report_progress(status, step, ", ".join(self.options.runs[number]))
 
 
 def make_transform(algorithm: str, options: StragglerOptions) -> optax.GradientTransformation:
@@ -192,116 +130,99 @@ def make_transform(algorithm: str, options: StragglerOptions) -> optax.GradientT
 
 
 class LockstepTrainer:
-    """Trains by `gx.TrainStep`, whose programs are compiled at first."""
+    """Makes steps by `gx.TrainStep`, whose programs are compiled at first."""
 
-    def __init__(self, node: Node, algorithm: str):
-        self._node = node
-        self._nodes = node.worker.nodes
-        self._tx = make_transform(algorithm, node.options)
-        self._train_step = gx.TrainStep(compute_gradients, self._tx, nodes=self._nodes)
-        params, opt_state = self._nodes.init(self._tx, node.params)
-        rng = node.make_rng()
+    def __init__(self, worker: Worker, options: StragglerOptions, algorithm: str):
+        self._worker = worker
+        self._options = options
+        self._tx = make_transform(algorithm, options)
+        self._train_step = gx.TrainStep(sleep_gradients, self._tx, nodes=worker.nodes)
+        params, opt_state = self._start()
         for step in range(1 + max(self._train_step.canonical_steps(opt_state) or [0])):
-            params, opt_state, _ = self._run_step(step, params, opt_state, rng, 0.0)
-        self._average(params, opt_state)
+            params, opt_state = self._run_step(step, params, opt_state, 0.0)
 
-    def run(self, number: int, seconds: np.ndarray) -> tuple[Record, Any]:
+    def run(self, number: int, seconds: np.ndarray) -> Record:
         """Makes the run of this number, whose steps sleep for these seconds."""
-        node = self._node
-        params, opt_state = self._nodes.init(self._tx, node.params)
-        rng = node.make_rng()
+        params, opt_state = self._start()
         ends = []
-        losses = []
-        node.worker.gather(0)
+        self._worker.gather(0)
         start = time.monotonic()
-        for step in range(node.options.steps):
-            params, opt_state, loss = self._run_step(
-                step, params, opt_state, rng, seconds[step % len(seconds)]
+        for step in range(self._options.steps):
+            params, opt_state = self._run_step(
+                step, params, opt_state, seconds[step % len(seconds)]
             )
             ends.append(time.monotonic())
-            losses.append(loss.addressable_shards[0].data[0])
-            node.report(number, step + 1, "training")
-        record = {"start": start, "ends": ends, "losses": losses, **dict.fromkeys(COUNTS)}
-        return record, self._average(params, opt_state)
+            report_progress(self._worker, self._options, number, step + 1)
+        return {"start": start, "ends": ends, **dict.fromkeys(COUNTS)}
 
-    def _run_step(
-        self, step: int, params: Any, opt_state: Any, rng: np.random.Generator, seconds: float
-    ) -> tuple[Any, Any, Any]:
-        rows = (self._node.draw_batch(rng), np.float32(seconds))
-        batch, sleep = self._nodes.put(jax.tree.map(lambda x: x[None], rows))
-        return jax.block_until_ready(self._train_step(step, params, opt_state, batch, sleep))
+    def _start(self) -> tuple[Any, Any]:
+        return self._worker.nodes.init(self._tx, np.zeros(self._options.parameters, np.float32))
 
-    def _average(self, params: Any, opt_state: Any) -> Any:
-        average = self._nodes.run(gx.average_model, params, opt_state)
-        return jax.tree.map(lambda x: x.addressable_shards[0].data[0], average)
+    def _run_step(self, step: int, params: Any, opt_state: Any, seconds: float) -> tuple[Any, Any]:
+        sleep = self._worker.nodes.put(np.array([seconds], np.float32))
+        return jax.block_until_ready(self._train_step(step, params, opt_state, sleep)[:2])
 
 
 class AsynchronousTrainer:
-    """Trains by `gx.asynchronous`; every run is a job of its own."""
+    """Makes steps by `gx.asynchronous`; every run is a job of its own."""
 
-    def __init__(self, node: Node, algorithm: str):
-        self._node = node
+    def __init__(self, worker: Worker, options: StragglerOptions, algorithm: str):
+        self._worker = worker
+        self._options = options
         self._algorithm = algorithm
 
-    def run(self, number: int, seconds: np.ndarray) -> tuple[Record, Any]:
+    def run(self, number: int, seconds: np.ndarray) -> Record:
         """Makes the run of this number, until all nodes together have made N times its steps.
 
         A node that hears of it in the middle of a step ends that step.
         """
-        node = self._node
-        worker = node.worker
-        options = node.options
-        rng = node.make_rng()
-
-        def draw_batch() -> Batch:
-            return jax.tree.map(jnp.asarray, node.draw_batch(rng))
-
+        worker = self._worker
+        options = self._options
         ends = []
-        losses = []
         with worker.join_job(
             f"stragglers {number}",
             self._algorithm,
             optax.sgd(LEARNING_RATE),
-            jax.tree.map(jnp.asarray, node.params),
-            compute_gradients,
-            draw_batch(),
+            jnp.zeros(options.parameters),
+            sleep_gradients,
             jnp.float32(0),
-        ) as peer:
+        ) as node:
             worker.gather(0)
             start = time.monotonic()
-            while (done := peer.total_steps) < options.steps * options.nodes:
-                node.report(number, done / options.nodes, "training")
-                step_seconds = jnp.float32(seconds[len(ends) % len(seconds)])
-                losses.append(peer.step(compute_gradients, draw_batch(), step_seconds))
+            while (done := node.total_steps) < options.steps * options.nodes:
+                report_progress(worker, options, number, done / options.nodes)
+                node.step(sleep_gradients, jnp.float32(seconds[len(ends) % len(seconds)]))
                 ends.append(time.monotonic())
-            node.report(number, options.steps, "averaging")
-            model = peer.average()
-            counts = {name: getattr(peer.statistics, name) for name in COUNTS}
-        return {"start": start, "ends": ends, "losses": losses, **counts}, model
+            counts = {name: getattr(node.statistics, name) for name in COUNTS}
+            worker.gather(0)  # nobody leaves while others make their last step
+        return {"start": start, "ends": ends, **counts}
+
+
+def report_progress(
+    worker: Worker, options: StragglerOptions, number: int, step: float, status: str = "training"
+) -> None:
+    """Writes how far the run of this number is."""
+    worker.report_progress(status, step, ", ".join(options.runs[number]))
 
 
 def make_runs(worker: Worker, options: StragglerOptions) -> None:
     """Makes all runs, each from a common start; writes what this node measured in each."""
-    node = Node(worker, options)
     trainer: Any = None
     trained = None
     for number, (algorithm, slowness) in enumerate(options.runs):
-        node.report(number, 0, "compiling")
+        report_progress(worker, options, number, 0, "compiling")
         if algorithm != trained:
             kind = AsynchronousTrainer if algorithm in NEVER_WAIT else LockstepTrainer
-            trainer = kind(node, algorithm)
+            trainer = kind(worker, options, algorithm)
             trained = algorithm
         # As many steps as the node may make, which begin anew after the last.
         factors = options.draw_factors(slowness, options.steps * options.nodes)
         seconds = (options.compute_seconds * factors[:, worker.rank]).astype(np.float32)
-        record, model = trainer.run(number, seconds)
-        record["losses"] = list(map(float, record["losses"]))
-        record["loss"] = float(compute_loss(model, (node.images, node.labels)))
-        worker.write_record(number, record)
+        worker.write_record(number, trainer.run(number, seconds))
 
 
 def measure_stragglers(options: StragglerOptions) -> None:
-    """Examples per second, and loss over time, beside slow nodes."""
+    """Examples per second beside slow nodes."""
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():
         require_algorithms(options)
@@ -338,12 +259,10 @@ def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], Non
     factors = [options.draw_factors(name, options.steps).max() for name in options.slowness]
 
     def write(records: list[list[Record]]) -> None:
-        runs = []
-        with (out / "metrics.jsonl").open("w") as file:
-            for (algorithm, slowness), of_nodes in zip(options.runs, records, strict=False):
-                runs.append(summarize_run(algorithm, slowness, options, of_nodes))
-                for line in list_metrics(algorithm, slowness, options, of_nodes):
-                    file.write(json.dumps(line) + "\n")
+        runs = [
+            summarize_run(*run, options, of_nodes)
+            for run, of_nodes in zip(options.runs, records, strict=False)
+        ]
         add_ratios(runs)
         environment = {"cores": os.cpu_count(), "computation": "a sleep"}
         results.write_summary(out, dataclasses.asdict(options), environment, runs)
@@ -356,7 +275,6 @@ def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], Non
         max(factors),
         show,
         write,
-        save_data,
     )
 
 
@@ -378,15 +296,6 @@ def compute_ideal_ratio(factors: np.ndarray, is_lockstep: bool) -> float:
     return float((1 / factors.mean(axis=0)).mean())
 
 
-def sort_steps(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds from the common start to the end of each step of all nodes, sorted; their losses."""
-    start = min(record["start"] for record in records)
-    ends = np.concatenate([record["ends"] for record in records]) - start
-    losses = np.concatenate([record["losses"] for record in records])
-    order = np.argsort(ends, kind="stable")
-    return ends[order], losses[order]
-
-
 def count_steps_per_second(records: Sequence[Record], is_lockstep: bool) -> float:
     """Steps per second of all nodes.
 
@@ -402,32 +311,12 @@ def count_steps_per_second(records: Sequence[Record], is_lockstep: bool) -> floa
     return float(np.divide(counts, seconds).sum())
 
 
-def list_metrics(
-    algorithm: str, slowness: str, options: StragglerOptions, records: Sequence[Record]
-) -> list[Record]:
-    """The lines of `metrics.jsonl`: one for every N steps, in the order in which they ended."""
-    ends, losses = sort_steps(records)
-    lines = []
-    for step in range(1, options.steps + 1):
-        chosen = slice((step - 1) * options.nodes, step * options.nodes)
-        lines.append(
-            {
-                "algorithm": algorithm,
-                "slowness": slowness,
-                "step": step,
-                "examples": step * options.nodes * BATCH_SIZE_PER_NODE,
-                "seconds": float(ends[chosen][-1]),
-                "loss": float(losses[chosen].mean()),
-            }
-        )
-    return lines
-
-
 def summarize_run(
     algorithm: str, slowness: str, options: StragglerOptions, records: Sequence[Record]
 ) -> Record:
     """The object in `runs` of one run, without its ratio to another run."""
-    ends, _ = sort_steps(records)
+    start = min(record["start"] for record in records)
+    ends = np.sort(np.concatenate([record["ends"] for record in records])) - start
     factors = options.draw_factors(slowness, options.steps)
     is_lockstep = algorithm not in NEVER_WAIT
     ideal = compute_ideal_ratio(factors, is_lockstep)
@@ -454,7 +343,6 @@ def summarize_run(
         "steps_nodes": steps,
         "steps_min": min(steps),
         "steps_median": statistics.median(steps),
-        "loss": records[0]["loss"],
         "sent": None if is_lockstep else sum(record["sent"] for record in records),
         "kept": None if is_lockstep else sum(record["kept"] for record in records),
         "staleness": None if is_lockstep else np.mean([r["staleness"] for r in records]).item(),
@@ -486,8 +374,7 @@ def simulate_run(algorithm: str, slowness: str, options: StragglerOptions) -> fl
     row = make_row(algorithm, "float32", options.nodes, options.steps)
     if not row.has_one_cycle:
         return None
-    parameters = max(MIN_PARAMETERS, options.megabytes * 1e6 / FLOAT_BYTES)
-    workload = Workload(parameters, options.compute_seconds, BATCH_SIZE_PER_NODE)
+    workload = Workload(options.parameters, options.compute_seconds, BATCH_SIZE_PER_NODE)
     bits = options.bits_per_second
     network = Network(LOOPBACK if bits is None else bits / 8)
     factors = options.draw_factors(slowness, options.steps * options.nodes)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpy.typing import ArrayLike
 
 import gossipjax as gx
 from experiments.sleep import compute_one
@@ -79,9 +80,8 @@ def compute_gradients(params: Any, batch: Batch) -> tuple[Any, None]:
     return jax.grad(compute_loss)(params, batch), None
 
 
-def sleep_gradients(params: Any, batch: Batch, seconds: float) -> tuple[Any, None]:
+def sleep_gradients(params: Any, seconds: ArrayLike) -> tuple[Any, None]:
     """Zeros in place of gradients, after a sleep of so many seconds."""
-    del batch
     zero = compute_one(seconds) - 1
     return jax.tree.map(lambda leaf: zero * leaf, params), None
 
@@ -105,7 +105,7 @@ class CalibratedModel:
         self.slept_seconds = slept_seconds  # in place of computation
         self.gradients = compute_gradients
         if slept_seconds is not None:
-            self.gradients = partial(sleep_gradients, seconds=slept_seconds)
+            self.gradients = lambda params, batch: sleep_gradients(params, slept_seconds)
         gradients = self.gradients
         self.width = choose_width(megabytes)
         self.params = nodes.spmd(lambda: init_params(self.width))()
