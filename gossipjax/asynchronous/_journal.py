@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import itertools
 import json
-import re
-import shutil
-import threading
 import time
 import uuid
 import warnings
@@ -25,6 +21,7 @@ from gossipjax.asynchronous._messages import Identity, Mass
 Line = dict[str, Any]
 Parcel = tuple[str, str, int]  # sender, receiver, number
 ADDS = {"found", "receive", "return", "average", "averaged", "revive"}  # events that add weight
+MAX_LINE_BYTES = 1 << 12
 TAKES = {"share", "grant", "hand over", "give up", "write off"}
 
 
@@ -36,11 +33,8 @@ class Journal:
     of the mass that it adds or takes, in units of `2^exponent`; of `begin`, of what the node holds.
     `more` is written where a life begins.
 
-    Files of `MAX_BYTES` go on as `PATH.1.gz`, `PATH.2.gz`, ..., the oldest first. A disk that is
-    full does not end the node: it warns, and says later how many lines are missing.
+    A disk that is full does not end the node: it warns, and says later how many lines are missing.
     """
-
-    MAX_BYTES = 1 << 26
 
     def __init__(self, path: Path | None, **more: object):
         self._more = more
@@ -50,7 +44,6 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._size = 0
         self._missing = 0
-        self._packers: list[threading.Thread] = []
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open(path)
@@ -106,53 +99,12 @@ class Journal:
             return
         self._missing = 0
         self._size += len(data)
-        if self._size >= self.MAX_BYTES:
-            self._rotate(self._path)
-
-    def _rotate(self, path: Path) -> None:
-        number = 1 + len(_old_parts(path))
-        full = path.with_name(f"{path.name}.{number}")
-        with contextlib.suppress(OSError):
-            path.rename(full)
-            old = self._file
-            self._file = path.open("ab+", buffering=0)
-            self._size = 0
-            if old is not None:
-                old.close()
-            self._packers.append(threading.Thread(target=_pack, args=(full,)))
-            self._packers[-1].start()
 
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        for packer in self._packers:
-            packer.join()
-
-
-MAX_LINE_BYTES = 1 << 12
-
-
-def _pack(path: Path) -> None:
-    """Replaces a file by its compressed form; where there is no room, it stays."""
-    packed = path.with_name(f"{path.name}.gz")
-    temporary = path.with_name(f"{path.name}.new")
-    try:
-        with path.open("rb") as source, gzip.open(temporary, "wb") as target:
-            shutil.copyfileobj(source, target)
-        temporary.replace(packed)
-        path.unlink()
-    except OSError:
-        temporary.unlink(missing_ok=True)
-
-
-def _old_parts(path: Path) -> dict[int, Path]:
-    """Number -> an earlier part of a journal, compressed or not."""
-    pattern = re.compile(re.escape(path.name) + r"\.(\d+)(\.gz)?")
-    found = ((pattern.fullmatch(other.name), other) for other in path.parent.glob(f"{path.name}.*"))
-    parts = {int(match[1]): other for match, other in found if match}
-    return dict(sorted(parts.items()))
 
 
 def read_journal(path: Path) -> Iterator[Line]:
@@ -161,26 +113,21 @@ def read_journal(path: Path) -> Iterator[Line]:
     Raises:
       ValueError: if another line is no event, or lines are missing, as the disk was full.
     """
-    for part in (*_old_parts(path).values(), path):
-        with gzip.open(part, "rt") if part.suffix == ".gz" else part.open() as file:
-            yield from _read_lines(part, file)
-
-
-def _read_lines(path: Path, file: Any) -> Iterator[Line]:
-    for number, text in enumerate(file, 1):
-        line = None
-        with contextlib.suppress(ValueError):
-            line = json.loads(text)
-        if line is None and not text.endswith("\n"):
-            return
-        if not isinstance(line, dict) or not {"event", "life"} <= line.keys():
-            raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
-        if "missing" in line:
-            raise ValueError(
-                f"{path} must have all events, got none of {line['missing']} lines before line "
-                f"{number}, which could not be written: the disk was full."
-            )
-        yield line
+    with path.open() as file:
+        for number, text in enumerate(file, 1):
+            line = None
+            with contextlib.suppress(ValueError):
+                line = json.loads(text)
+            if line is None and not text.endswith("\n"):
+                return
+            if not isinstance(line, dict) or not {"event", "life"} <= line.keys():
+                raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
+            if "missing" in line:
+                raise ValueError(
+                    f"{path} must have all events, got none of {line['missing']} lines before line "
+                    f"{number}, which could not be written: the disk was full."
+                )
+            yield line
 
 
 class Account(NamedTuple):

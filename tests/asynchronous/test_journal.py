@@ -1,6 +1,5 @@
-"""Journals: cut off, full disks, parts, and an account of what is left after many deaths."""
+"""Journals: cut off, full disks, and an account of what is left after many deaths."""
 
-import gzip
 from fractions import Fraction
 
 import numpy as np
@@ -63,24 +62,6 @@ def test_lines_that_are_missing_are_counted(tmp_path, monkeypatch):
     journal.close()
     with pytest.raises(ValueError, match=r"got none of 2 lines before line 2.*disk was full"):
         ga.account([path])
-
-
-def test_long_journals_go_on_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(Journal, "MAX_BYTES", 1000)
-    path = tmp_path / "0.jsonl"
-    for life in "ab":
-        journal = begin(path, life)
-        for number in range(40):
-            journal.add("begin", life, number, mass(0.5))
-        journal.close()
-    parts = sorted(p.name for p in tmp_path.iterdir())
-    assert len(parts) > 5
-    assert all(name.endswith(".gz") for name in parts[1:])
-    assert (
-        max(map(len, map(gzip.decompress, (p.read_bytes() for p in tmp_path.glob("*.gz"))))) < 1200
-    )
-    numbers = [line["number"] for line in read_journal(path) if line["event"] == "begin"]
-    assert numbers == [*range(40)] * 2
 
 
 def test_the_account_of_a_weight_far_below_what_a_float_holds(tmp_path):
