@@ -3,8 +3,9 @@
 `join` needs pyzmq, `pip install "gossipjax[asynchronous]"`; nothing needs `jax.distributed`.
 """
 
+from gossipjax.asynchronous._join import join
 from gossipjax.asynchronous._journal import Account, account, measure_delays
-from gossipjax.asynchronous._node import Node, Statistics, join
+from gossipjax.asynchronous._node import Node, Statistics
 from gossipjax.asynchronous._replay import ReplayedStep, replay
 from gossipjax.asynchronous.algorithms import Algorithm, Outer, adpsgd, outer, sgp
 

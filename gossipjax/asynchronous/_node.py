@@ -1,18 +1,16 @@
-"""An asynchronous node as its training loop sees it: `join` makes one."""
+"""An asynchronous node as its training loop sees it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import hashlib
-import ipaddress
 import itertools
 import socket
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,7 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._messages import Format, Identity, Mass, is_address
+from gossipjax.asynchronous._messages import Format, Identity, Mass
 from gossipjax.asynchronous._model import (
     Gradients,
     Holding,
@@ -34,11 +32,10 @@ from gossipjax.asynchronous._model import (
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
+from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._transfer import FIRST_PIECE
-from gossipjax.asynchronous._wire import Wire, make_key, wire_types
-from gossipjax.asynchronous.algorithms import Algorithm
-from gossipjax.collectives import Layout, require_floats
-from gossipjax.wire import WireLike
+from gossipjax.asynchronous._wire import make_key, wire_types
+from gossipjax.collectives import Layout
 
 LIFE_LETTERS = 16  # of the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
@@ -47,110 +44,6 @@ MAX_SHOWN = 8  # nodes, in an error
 # Models of which a larger one has a single message on its way at a time, and others one for each
 # peer: a node needs memory for what is on its way.
 MAX_BYTES_ON_WAY = 1 << 24
-
-
-def join(
-    address: str | Sequence[str] | None,
-    tx: optax.GradientTransformation,
-    params: Any,
-    *,
-    algorithm: Algorithm,
-    listen: str = "127.0.0.1:0",
-    place: int = 0,
-    job: str = "",
-    is_founder: bool | None = None,
-    patience: float = 10.0,
-    wire: WireLike | None = None,
-    secret: str | None = None,
-    journal: Path | None = None,
-    opt_state: Any = None,
-    steps: int = 0,
-    nonfinite: Literal["raise", "skip"] = "raise",
-) -> Node:
-    """Joins a job of asynchronous nodes, or starts one.
-
-    Args:
-      address: where living nodes of the job listen, one or several `host:port`; None starts a job.
-      tx: the optax chain, whose updates are local.
-      params: the model at which a founder starts, and the shapes and types for others.
-      algorithm: `sgp()`, `adpsgd()` or `outer(every)`.
-      listen: where this node listens; port 0 is any that is free.
-      place: its number in the job, the same whenever it is started again.
-      job: its name; messages of other jobs are dropped.
-      is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
-        what it holds, and bring nothing. None: if there is no `address`.
-      patience: seconds of silence after which another node is declared dead.
-      wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
-        out stays at the sender.
-      secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
-        address.
-      journal: a file to which every event is appended, for `replay`.
-      opt_state: the state of an earlier life or job, to go on with; None is a new one.
-      steps: the local steps of an earlier job, which `Node.total_steps` counts, too.
-      nonfinite: what a step does whose update is NaN or infinite, which is never applied: `raise`
-        an error, or `skip` the step and count it.
-
-    Returns:
-      The node, whose thread receives from now on.
-
-    Raises:
-      ValueError: if an argument cannot be used.
-      OSError: if it cannot listen there.
-      ImportError: without pyzmq.
-
-    >>> import jax.numpy as jnp, optax, gossipjax as gx
-    >>> a = gx.asynchronous.join(
-    ...     None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
-    >>> b = gx.asynchronous.join(
-    ...     a.address, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp(), place=1)
-    >>> def gradients(params, target):
-    ...     return params - target, None
-    >>> for _ in range(20):
-    ...     _ = a.step(gradients, 1.0), b.step(gradients, 3.0)
-    >>> b.leave()  # hands over what it holds
-    >>> bool(0.0 < a.params[0] < 3.0)
-    True
-    >>> a.leave()
-    """
-    addresses = [address] if isinstance(address, str) else address or []
-    _require_addresses(listen, addresses)
-    _require_secret(listen, secret)
-    if algorithm.averages and wire is not None:
-        raise ValueError(
-            f"wire must be None with adpsgd, which sends copies in full, got {wire!r}."
-        )
-    require_floats(params, "params")
-    layout = Layout(params)
-    copies = 1 + travels_twice(algorithm.outer)
-    wires = wire_types(layout.dtypes, wire) * copies
-    shapes = [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(params)]
-    model = f"{jax.tree.structure(params)} {shapes} {algorithm.outer}"
-    digest = hashlib.sha256(model.encode()).hexdigest()
-    names = " ".join(map(str, wires))
-    form = Format(
-        job, digest, names, tuple(layout.sizes) * copies, tuple(layout.dtypes) * copies, wires
-    )
-    return Node(
-        tx,
-        params,
-        algorithm,
-        layout,
-        wires,
-        Service(listen, form, patience, secret),
-        place,
-        addresses,
-        not addresses if is_founder is None else is_founder,
-        patience,
-        Journal(
-            journal,
-            is_continued=opt_state is not None or steps > 0,
-            outer=algorithm.outer,
-        ),
-        opt_state,
-        steps,
-        nonfinite == "skip",
-        max(1, MAX_BYTES_ON_WAY // form.model_bytes) if form.model_bytes > FIRST_PIECE else None,
-    )
 
 
 class Statistics(NamedTuple):
@@ -176,64 +69,61 @@ class Node:
 
     It listens at `address`, where others may join, and is number `place` of the job.
 
-    >>> import jax.numpy as jnp, optax, gossipjax as gx
-    >>> node = join(None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
+    >>> import jax.numpy as jnp, optax, gossipjax.asynchronous as ga
+    >>> node = ga.join(None, optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
     >>> (node.place, node.total_steps)
     (0, 0)
     >>> node.leave()
     """
 
-    def __init__(
-        self,
-        tx: optax.GradientTransformation,
-        params: Any,
-        algorithm: Algorithm,
-        layout: Layout,
-        wires: tuple[Wire, ...],
-        service: Service,
-        place: int,
-        contacts: Sequence[str],
-        is_founder: bool,
-        patience: float,
-        journal: Journal,
-        opt_state: Any,
-        steps: int,
-        skips: bool,
-        max_on_way: int | None,
-    ):
-        self.address = service.address
-        self.place = place
-        self._algorithm = algorithm
+    def __init__(self, tx: optax.GradientTransformation, params: Any, settings: Settings):
+        self.place = settings.place
+        self._settings = settings
+        self._algorithm = settings.algorithm
+        self._patience = settings.patience
         self._tx = tx
-        self._layout = layout
+        self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._wires = wires
-        self._journal = journal
-        opt_state = self._tx.init(params) if opt_state is None else opt_state
-        self._opt_state = jax.tree.map(jnp.copy, opt_state)
+        self._wires = wire_types(self._layout.dtypes, settings.wire) * self._count_models()
+        opt_state = tx.init(params) if settings.opt_state is None else settings.opt_state
+        self._opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._updates: dict[Gradients, Any] = {}
-        self._skips = skips
-        self._skipped = self._sent = self._kept = self._acknowledged = self._staleness = 0
-        self._on_way: dict[str, int] = {}
-        x = make_numerator(params, algorithm.outer, is_founder)
-        self._holding = Holding(Mass(x, float(is_founder)))
-        self._service = service
+        self._steps = self._skipped = self._sent = self._kept = 0
+        self._acknowledged = self._staleness = 0
+        self._on_way: dict[str, int] = {}  # life -> the step after which it was sent a message
+        x = make_numerator(params, self._algorithm.outer, settings.is_founder)
+        self._holding = Holding(Mass(x, float(settings.is_founder)))
+        form = self._make_format()
+        self._service = Service(settings.listen, form, settings.patience, settings.secret)
+        self.address = self._service.address
+        self._journal = Journal(
+            settings.journal, is_continued=settings.is_continued, outer=self._algorithm.outer
+        )
+        is_large = form.model_bytes > FIRST_PIECE
         self._participant = Participant(
-            self._make_life(),
+            settings,
             self._holding,
-            contacts,
-            patience,
-            time.monotonic(),
             self._make_life,
             self._journal.add,
-            is_founder,
-            max_on_way,
+            time.monotonic(),
+            max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else None,
         )
-        self._participant.steps[place] = steps
-        self._patience = patience
-        self._steps = 0
         self._is_open = True
         self._service.start(self._participant)
+
+    def _count_models(self) -> int:
+        """How many models a message has: with momentum, two."""
+        return 1 + travels_twice(self._algorithm.outer)
+
+    def _make_format(self) -> Format:
+        """What all nodes of the job must have in common; nodes of another model are told so."""
+        shapes = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._like)]
+        model = f"{jax.tree.structure(self._like)} {shapes} {self._algorithm.outer}"
+        digest = hashlib.sha256(model.encode()).hexdigest()
+        sizes = tuple(self._layout.sizes) * self._count_models()
+        dtypes = tuple(self._layout.dtypes) * self._count_models()
+        names = " ".join(map(str, self._wires))
+        return Format(self._settings.job, digest, names, sizes, dtypes, self._wires)
 
     def _make_life(self) -> Identity:
         self._moved = self._make_moved()
@@ -323,7 +213,7 @@ class Node:
                 elif self._steps % (outer.every if outer else 1) == 0:
                     self._send(moved)
         self._service.wake()
-        if not (is_finite or self._skips):
+        if not (is_finite or self._settings.nonfinite == "skip"):
             raise FloatingPointError(
                 f"the update of step {self._steps - 1} must be finite, got NaN or infinity at "
                 f"place {self.place}; it was not applied: lower the learning rate, or join with "
@@ -544,23 +434,13 @@ class Node:
             self._finish()
             self._participant.leave()
         self._service.wake()
+        seconds = self._patience if timeout is None else timeout
         try:
-            self._service.wait_until(
-                lambda: self._participant.has_left, self._patience if timeout is None else timeout
-            )
+            self._service.wait_until(lambda: self._participant.has_left, seconds)
         finally:
-            self._close(linger=0.2, says_all=True)
-
-    def abort(self) -> None:
-        """Ends at once, as if the process were killed: what the node holds is lost."""
-        if self._is_open:
-            self._is_open = False
-            self._close(linger=0.0, says_all=False)
-
-    def _close(self, linger: float, says_all: bool) -> None:
-        self._service.close(linger, says_all)
-        with self._service.lock:  # a step of another thread may be writing into it
-            self._journal.close()
+            self._service.close()
+            with self._service.lock:  # a step of another thread may be writing into it
+                self._journal.close()
 
     def __enter__(self) -> Self:
         return self
@@ -572,29 +452,3 @@ class Node:
 def _list_some(reasons: Sequence[str]) -> str:
     shown = "; ".join(reasons[:MAX_SHOWN])
     return f"{shown}; and {len(reasons) - MAX_SHOWN} more" if len(reasons) > MAX_SHOWN else shown
-
-
-def _require_addresses(listen: str, addresses: Sequence[str]) -> None:
-    for name, value in (("listen", listen), *(("address", value) for value in addresses)):
-        if not is_address(value, may_be_any=name == "listen"):
-            raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
-
-
-def _require_secret(listen: str, secret: str | None) -> None:
-    if not secret and not is_loopback(listen.rpartition(":")[0]):
-        raise ValueError(
-            f"a node that listens at {listen}, where strangers may connect, needs a secret, got "
-            "none: give the same text to all nodes of the job."
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a host.
-
-    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-    (True, False)
-    """
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a name
-        return False

@@ -1,62 +1,28 @@
-"""The protocol of asynchronous nodes, without sockets, clocks and threads.
+"""The protocol of asynchronous nodes: what a node does with its mass, without sockets and threads.
 
-A node is told what arrives and what time it is, and makes messages; docs/guides/asynchronous.md
-says which. The sum over what living nodes hold, what is on its way and what the dead held is
-constant. If a life had applied a share that its sender took back, because the acknowledgement was
-lost, the share counts as taken out of what that life held at its death."""
+docs/guides/asynchronous.md describes the messages. The sum over what living nodes hold, what is on
+its way and what the dead held is constant. If a life had applied a share that its sender took back,
+because the acknowledgement was lost, the share counts as taken out of what that life held at its
+death.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
+from gossipjax.asynchronous._membership import BEATS, MAX_LIVES, MAX_PLACES, Membership, Peer
 from gossipjax.asynchronous._messages import Identity, Mass, Message, View
+from gossipjax.asynchronous._settings import Settings
 
-BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
-EARLY_BEATS = 50  # the same, while nodes meet
 MAX_ON_WAY = 2  # no share is sent where this times the weight on its way exceeds what is held
 MIN_SECONDS = 1e-4  # of a message, as far as clocks can tell
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
-MAX_LIVES = 100_000  # whose deaths a node remembers
-# In units of the time after which a node is declared dead: for how long its death is told, and
-# addresses of which nothing is heard are tried.
-MEMORY = 10
-MAX_PLACES = 10_000
-# A node tells all others that it lives; where there are more than the first, some in turn, who pass
-# it on: of n nodes, log(n) / log(5) beats later all but a few know it, and e^4 times fewer a beat.
-MAX_NEIGHBORS = 16
-NEIGHBORS = 4
 OVER = 1 << 40  # the version of what a life holds that is over
 
 
-@dataclasses.dataclass
-class Peer:
-    """Another life, while it is heard."""
-
-    identity: Identity
-    heard: float  # when it was last heard, or one that hears it said so
-    spoke: float  # when a message came from it
-    view: View = dataclasses.field(default_factory=View)  # the newest that it sent
-    beat: int = 0  # how often it has said that it lives, as far as known
-    sent: int = 0  # number of the newest parcel to it
-    parcel: Message | None = None  # that parcel, until it is acknowledged
-    parcel_since: float = 0.0  # when that was sent for the first time
-    parcel_time: float = 0.0  # when it was last sent
-    seconds: float = 0.0  # that its parcels with a mass took, the newest by half; 0 is unknown
-    applied: int = 0  # number of the newest parcel from it
-    reply: Message | None = None  # what acknowledged that
-    # After this node was stopped for a while: the number that the peer must send back before its
-    # parcels count; 0 is none.
-    query: int = 0
-    # Life -> the version of what that held at the end, which this peer was sent.
-    finals: dict[str, int] = dataclasses.field(default_factory=dict)
-    waits: bool = False  # it asked for half of what this node holds, and still has nothing
-    owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one
-
-
-@runtime_checkable
+@runtime_checkable  # the tests check types
 class Holder(Protocol):
     """What a node holds: `read` copies it, `add` adds to it, `take` returns all and leaves nothing.
 
@@ -68,68 +34,42 @@ class Holder(Protocol):
     def take(self) -> Mass: ...
 
 
-class Participant:
-    """One node's side of the protocol."""
+class Participant(Membership):
+    """One node's side of the protocol.
+
+    Attributes:
+      finals: what each life held at the end, once it is known, and which version of that it is.
+      is_ready: to begin.
+      is_finished: it makes no more steps and sends no more shares.
+    """
 
     def __init__(
         self,
-        identity: Identity,
+        settings: Settings,
         holder: Holder,
-        contacts: Iterable[str],
-        patience: float,
-        now: float,
         new_life: Callable[[], Identity],
         journal: Callable[[str, str, int, Mass | None], None],
-        is_founder: bool,
+        now: float,
         max_on_way: int | None = None,
     ):
-        self.identity = identity
-        self.peers: dict[str, Peer] = {}  # life -> what is known of it, while it is heard
-        # Place -> local steps of all its lives, as far as known.
-        self.steps: dict[int, int] = {identity.place: 0}
-        self.outbox: list[tuple[str, Message]] = []  # messages to be sent, with their addresses
-        self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
-        self.gone: list[str] = []  # addresses to which nothing that waits needs to be sent
-        # Address -> when it was last named; those that were given are tried for ever.
-        self.contacts = dict.fromkeys(set(contacts) - {identity.address}, now)
-        # What each life held at the end, once it is known, and which version of that it is.
+        super().__init__(settings, new_life, journal, now)
         self.finals: dict[Identity, tuple[int, Mass]] = {}
         self.is_ready = False
-        self.is_finished = False  # makes no more steps and sends no more shares
-        self._given = frozenset(self.contacts)
+        self.is_finished = False
         self._holder = holder
-        self._patience = patience
-        self._new_life = new_life
-        self._journal = journal
         self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
-        self._declared: dict[str, Identity] = {}  # dead, says this node
-        # A life, the smallest of those that declared it dead, and when; for a while. Who is not
-        # outlived by that one is by none; each declarer tells the life so itself, too.
-        self._deaths: dict[str, tuple[Identity, float]] = {}
-        self._left: dict[str, None] = {}
         self._is_leaving = False
         self._said_goodbye = False
-        self._wants_mass_since = None if is_founder else now
-        self._estate: Mass | None = None
-        self._beats = 0  # how often it has said that it lives
+        self._wants_mass_since = None if settings.is_founder else now
+        self._estate: Mass | None = None  # what it gave up, while nobody gives it any
         self._beg_turns = itertools.count()
-        self._queries = itertools.count(1)
-        self._last_tick = now
-        self._next_beat = now
-        self._next_call = now  # of addresses that were given and are silent
-        self._last_beg = now - patience
-        journal("found" if is_founder else "join", identity.life, 0, None)
-
-    # What it knows.
+        self._last_beg = now - settings.patience
+        journal("found" if settings.is_founder else "join", self.identity.life, 0, None)
 
     @property
     def wants_mass(self) -> bool:
         """Whether it has none, and cannot make a step."""
         return self._wants_mass_since is not None
-
-    def list_members(self) -> list[Identity]:
-        """Returns the nodes that it hears and that hold mass."""
-        return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
 
     def all_are_ready(self, count: int) -> bool:
         """Whether so many nodes, itself included, are ready to begin, or one has begun."""
@@ -234,10 +174,6 @@ class Participant:
         self._send_parcel("ask", self.peers[peer.life], mass, now)
         return True
 
-    def count_step(self) -> None:
-        """Counts a local step."""
-        self.steps[self.identity.place] += 1
-
     # What arrives.
 
     def receive(self, message: Message, now: float) -> None:
@@ -260,12 +196,6 @@ class Participant:
             self._learn_steps(sender.place, message.steps)
             self._dispatch(peer, message, now)
 
-    def note_progress(self, address: str, now: float) -> None:
-        """Notes that a piece of a message came from an address, or arrived there."""
-        for peer in self.peers.values():
-            if peer.identity.address == address:
-                peer.heard = peer.spoke = peer.parcel_time = now
-
     def _dispatch(self, peer: Peer, message: Message, now: float) -> None:
         if message.kind == "view" and message.view is not None:
             self._learn(peer, message.view, now)
@@ -277,9 +207,12 @@ class Participant:
             self._settle(peer, message)
             self._give(now)  # what was promised to a peer can be spared now
         elif peer.query:
+            # This node was stopped for a while. If it was declared dead meanwhile, the sender has
+            # taken back what it sent before, and adding it here would count it twice.
             self._drop("before it is known whether this life was declared dead")
             self._send_view(peer)
         elif message.number == peer.applied and peer.reply is not None:
+            # The reply was lost, so the same one goes out again: nothing is added twice.
             self._drop("doubled")
             self._send(peer, peer.reply)
         elif self._said_goodbye and message.kind != "bye":
@@ -349,33 +282,8 @@ class Participant:
                 self._journal("averaged", peer.identity.life, message.number, change)
                 self._holder.add(change)
 
-    # Who comes.
-
-    def _meet(self, sender: Identity, now: float) -> Peer:
-        if sender.address != self.identity.address:
-            self.contacts[sender.address] = now
-        peer = self.peers[sender.life] = Peer(sender, now, now)
-        self._send_view(peer)
-        self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
-        return peer
-
     def _learn(self, peer: Peer, view: View, now: float) -> None:
-        peer.view = view._replace(beats=(), deaths=(), steps=())  # that is not looked at again
-        if view.echo and view.echo == peer.query:
-            peer.query = 0
-        for place, count in view.steps:
-            self._learn_steps(place, count)
-        peer.beat = max(peer.beat, view.beat)
-        self.contacts |= dict.fromkeys((member.address for member in view.members), now)
-        self.contacts.pop(self.identity.address, None)
-        for member, beat in zip(view.members, view.beats, strict=True):
-            other = self.peers.get(member.life)
-            if other is not None and beat > other.beat:
-                other.beat = beat
-                other.heard = now
-        for declarer, life, age in view.deaths:
-            if age < MEMORY * self._patience and len(self._deaths) < MAX_PLACES:
-                self._note_death(declarer, life, now - age)
+        super()._learn(peer, view, now)
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
         if any(not self._outlives(declarer) for declarer in declarers):
             self._give_up(now)
@@ -387,13 +295,7 @@ class Participant:
         if view.query:
             self._send_view(peer, echo=view.query)
 
-    def _note_death(self, declarer: Identity, life: str, time: float) -> None:
-        if life not in self._deaths or declarer < self._deaths[life][0]:
-            self._deaths[life] = declarer, time
-
-    def _learn_steps(self, place: int, count: int) -> None:
-        if len(self.steps) < MAX_PLACES or place in self.steps:
-            self.steps[place] = max(count, self.steps.get(place, 0))
+    # Who comes.
 
     def _give(self, now: float) -> None:
         """Sends half of what it holds to each that waits for it, once that can be spared."""
@@ -402,6 +304,7 @@ class Participant:
                 mass = self._holder.read()
                 if self._is_affordable(mass, 0):
                     half = mass / 2
+                    # It asks again if it still has nothing.
                     peer.waits = False
                     self._send_parcel("share", peer, half, now, event="grant")
                     self._holder.add(-half)
@@ -416,9 +319,10 @@ class Participant:
         self._wants_mass_since = None
         self._estate = None
 
-    def _outlives(self, other: Identity) -> bool:
-        """Whether a life that declared this one dead is declared dead by this one, and younger."""
-        return other.life in self._declared and self.identity < other
+    def _beg_in_turn(self, now: float) -> None:
+        givers = [peer for peer in self.peers.values() if not peer.view.wants_mass]
+        if givers and self.wants_mass and not self.is_finished:
+            self._beg(givers[next(self._beg_turns) % len(givers)], now)
 
     def _beg(self, peer: Peer, now: float) -> None:
         """Asks one node at a time for half of its mass."""
@@ -426,7 +330,7 @@ class Participant:
             self._last_beg = now
             self._send_view(peer, begs=True)
 
-    # Who goes.
+    # Who dies.
 
     def _answer_the_dead(self, message: Message, now: float) -> None:
         sender = message.sender
@@ -434,6 +338,7 @@ class Participant:
         is_mutual = message.kind == "dead" or self.identity.life in {
             life for _, life, _ in view.deaths
         }
+        # If both gave up, all mass of a job of two would be lost: the elder goes on.
         if is_mutual and not self._outlives(sender):
             self._give_up(now)
         else:
@@ -442,14 +347,7 @@ class Participant:
             self.outbox.append((sender.address, message))
 
     def _declare_dead(self, peer: Peer) -> None:
-        """Takes back what it was sent and has not acknowledged."""
-        life = peer.identity.life
-        del self.peers[life]
-        self.gone.append(peer.identity.address)
-        self._declared[life] = peer.identity
-        if len(self._declared) > MAX_LIVES:
-            del self._declared[next(iter(self._declared))]
-        self._note_death(self.identity, life, self._last_tick)
+        super()._declare_dead(peer)
         self._return(peer)  # a share that it has not acknowledged
 
     def _bury(self, message: Message, address: str) -> None:
@@ -481,16 +379,6 @@ class Participant:
         self._wants_mass_since = now
         self._begin_life(now)
 
-    def _begin_life(self, now: float) -> None:
-        self._end_final(self.identity)
-        self.identity = self._new_life()
-        for peer in self.peers.values():
-            self.contacts[peer.identity.address] = now
-        self.peers = {}
-        self._declared = {}
-        self._next_beat = now
-        self._journal("join", self.identity.life, 0, None)
-
     def _revive(self, now: float) -> None:
         """Takes back what it had given up, where nobody who holds anything is left to give."""
         since = self._wants_mass_since
@@ -499,18 +387,6 @@ class Participant:
             self._journal("revive", self.identity.life, 0, self._estate)
             self._holder.add(self._estate)
             self._end_want()
-
-    def _notice_absence(self, now: float) -> None:
-        """After a while in which it was stopped, asks the others whether it is dead to them."""
-        absence = now - self._last_tick
-        self._last_tick = now
-        if absence <= self._patience / 2:
-            return
-        for peer in self.peers.values():
-            peer.heard = peer.spoke = now
-            peer.query = next(self._queries)
-        for peer in self._take_turns(list(self.peers.values())):  # the others at a beat or a parcel
-            self._send_view(peer)
 
     # The end.
 
@@ -541,6 +417,7 @@ class Participant:
         parcel = peer.parcel
         if parcel is not None and parcel.number <= message.applied:
             if parcel.kind == "ask":
+                # It has moved by our ask already, and must not go before its answer is here.
                 self._send(peer, parcel)
                 return False
             peer.parcel = None
@@ -550,13 +427,6 @@ class Participant:
         if len(self._left) > MAX_LIVES:
             del self._left[next(iter(self._left))]
         return True
-
-    def _acknowledge_goodbye(self, message: Message) -> None:
-        self._drop("of a node that has left")
-        if message.kind == "bye":
-            sender = message.sender
-            reply = Message("ack", self.identity, sender.life, message.number)
-            self.outbox.append((sender.address, reply))
 
     def _send_finals(self, now: float) -> None:
         """Tells each peer the end of all lives that it does not know, and cannot hear from."""
@@ -591,7 +461,7 @@ class Participant:
             self.finals[origin] = OVER, zero
             self._next_beat = self._last_tick
 
-    # Time.
+    # Time, and what is sent.
 
     def tick(self, now: float) -> None:
         """Declares the silent dead, sends again what was not acknowledged, says that it lives."""
@@ -614,83 +484,23 @@ class Participant:
         if now >= self._next_beat:
             self._next_beat = now + self._patience / BEATS
             self._forget(now)
+            self._beg_in_turn(now)
             self._beat(now)
         self._send_views()
 
-    def _forget(self, now: float) -> None:
-        """Forgets deaths that all have heard of, and addresses of which nothing is heard."""
-        oldest = now - MEMORY * self._patience
-        self._deaths = {life: death for life, death in self._deaths.items() if death[1] >= oldest}
-        heard = {peer.identity.address for peer in self.peers.values()}
-        for address, time in list(self.contacts.items()):
-            if address in heard:
-                self.contacts[address] = now
-            elif time < oldest and address not in self._given:
-                del self.contacts[address]
-                self.gone.append(address)
-
-    # What it sends.
-
-    def _beat(self, now: float) -> None:
-        givers = [peer for peer in self.peers.values() if not peer.view.wants_mass]
-        if givers and self.wants_mass and not self.is_finished:
-            self._beg(givers[next(self._beg_turns) % len(givers)], now)
-        for peer in self._take_turns(list(self.peers.values())):
-            self._send_view(peer)
-        calls = now >= self._next_call
-        if calls:
-            self._next_call = now + self._patience
-        heard = {peer.identity.address for peer in self.peers.values()}
-        recent = now - MEMORY * self._patience
-        silent = [
-            address
-            for address, time in self.contacts.items()
-            if address not in heard and (calls or time >= recent)
-        ]
-        for address in self._take_turns(silent):
-            message = Message("view", self.identity, None, view=self._make_view())
-            self.outbox.append((address, message))
-        self._beats += 1
-
-    def _take_turns(self, others: list[Any]) -> list[Any]:
-        """Returns all of a few others; of many some, at each beat the next."""
-        if len(others) <= MAX_NEIGHBORS:
-            return others
-        first = (self._beats + self.identity.place) * NEIGHBORS  # not all to the same ones
-        return [others[(first + i) % len(others)] for i in range(NEIGHBORS)]
+    def _begin_life(self, now: float) -> None:
+        self._end_final(self.identity)
+        super()._begin_life(now)
 
     def _make_view(self) -> View:
-        deaths = ((who, life, self._last_tick - time) for life, (who, time) in self._deaths.items())
-        return View(
-            members=tuple(peer.identity for peer in self.peers.values()),
-            beats=tuple(peer.beat for peer in self.peers.values()),
-            beat=self._beats,
-            deaths=tuple((who, life, max(0.0, age)) for who, life, age in deaths),
-            steps=tuple(self.steps.items()),
+        view = super()._make_view()
+        return view._replace(
             finals=tuple((who.life, version) for who, (version, _) in self.finals.items()),
             wants_mass=self.wants_mass,
             is_ready=self.is_ready,
             is_finished=self.is_finished,
             is_drained=self.is_drained,
         )
-
-    def _send_view(self, peer: Peer, **more: Any) -> None:
-        """Sends one at the end of this tick, however many times it is called: views are large."""
-        peer.owed = (peer.owed or {}) | more
-
-    def _send_views(self) -> None:
-        """Sends the views that it owes before all else: an echo lets a peer take what follows."""
-        owing = [(p, p.owed) for p in self.peers.values() if p.owed is not None]
-        if not owing:
-            return
-        later = self.outbox
-        self.outbox = []
-        view = self._make_view()
-        for peer, says in owing:
-            peer.owed = None
-            own = view._replace(query=peer.query, **says)
-            self._send(peer, Message("view", self.identity, peer.identity.life, view=own))
-        self.outbox += later
 
     def _send_parcel(
         self,
@@ -711,10 +521,6 @@ class Participant:
             self._journal(event or kind, receiver, peer.sent, mass)
         self._send(peer, peer.parcel)
 
-    def _send(self, peer: Peer, message: Message) -> None:
-        steps = self.steps[self.identity.place]
-        self.outbox.append((peer.identity.address, message._replace(steps=steps)))
-
     def _is_affordable(self, mine: Mass, weight: Any) -> bool:
         """Whether enough weight is left after an average with `weight`, and after those asked for.
 
@@ -724,6 +530,3 @@ class Participant:
         asked = (p.mass for p in parcels if p and p.kind == "ask" and p.mass is not None)
         promised = sum(mass.weight_at(mine.exponent) for mass in asked)
         return (mine.w + weight) / 2 - promised / 2 >= mine.w / MIN_KEPT > 0
-
-    def _drop(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1

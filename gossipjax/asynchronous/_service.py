@@ -28,6 +28,7 @@ TICKS = 50  # of the clock, in the time after which a node is declared dead
 MISFIT = b"M"  # the first byte of what tells a node of another job so
 MAX_MISFIT_BYTES = 1000
 MAX_REASONS = 1000
+LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
 
 
 class Service:
@@ -53,7 +54,6 @@ class Service:
         self._job = job
         self._interval = patience / TICKS
         self._is_closed = False
-        self._says_all = True
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._node: Participant | None = None
@@ -99,21 +99,19 @@ class Service:
         if self._error is not None:
             raise RuntimeError(f"gossip stopped: {self._error!r}.") from self._error
 
-    def close(self, linger: float, says_all: bool = True) -> None:
-        """Ends the thread; with `says_all` after what is in the outbox was sent."""
+    def close(self) -> None:
+        """Ends the thread, after what is in the outbox was sent."""
         self._is_closed = True
-        self._says_all = says_all
         self._sockets.wake()
         if self._thread is not None:
             self._thread.join()
-        self._sockets.close(linger)
+        self._sockets.close(LINGER_SECONDS)
 
     def _run(self) -> None:
         try:
             while not self._is_closed:
                 self._exchange(self._sockets.receive(self._interval))
-            if self._says_all:
-                self._exchange([])
+            self._exchange([])
         except BaseException as error:
             with self.lock:
                 self._error = error

@@ -9,10 +9,19 @@ from fractions import Fraction
 
 from gossipjax.asynchronous._messages import Identity, Mass
 from gossipjax.asynchronous._participant import Participant
-from gossipjax.asynchronous.algorithms import choose_exponential
+from gossipjax.asynchronous._settings import Settings
+from gossipjax.asynchronous.algorithms import choose_exponential, sgp
 
 PATIENCE = 10.0
 NOTHING = Mass((Fraction(0),), Fraction(0))
+
+
+def make_address(place):
+    return f"host:{1 + place}"
+
+
+def find_place(address):
+    return int(address.removeprefix("host:")) - 1
 
 
 @dataclasses.dataclass
@@ -81,7 +90,7 @@ class Process:
     def __init__(self, network, place, founder):
         self.network = network
         self.place = place
-        self.address = f"host:{place}"
+        self.address = make_address(place)
         self.step = 0
         self.start(founder)
 
@@ -93,11 +102,14 @@ class Process:
             mass = Mass((Fraction(self.place + 1),), Fraction(1))
             self.holder.add(mass)
             self.network.account.brought += mass
-        contacts = [f"host:{place}" for place in range(self.network.size)]
-        self.node = Participant(
-            self.new_life(), self.holder, contacts, PATIENCE, self.network.now, self.new_life,
-            self.record, founder,
-        )  # fmt: skip
+        settings = Settings(
+            algorithm=sgp(),
+            contacts=tuple(make_address(place) for place in range(self.network.size)),
+            place=self.place,
+            patience=PATIENCE,
+            is_founder=founder,
+        )
+        self.node = Participant(settings, self.holder, self.new_life, self.record, self.network.now)
 
     def new_life(self):
         number = next(self.network.lives)
@@ -152,7 +164,7 @@ class Network:
         for process in self.processes:
             if process.is_running:
                 for address, message in process.node.outbox:
-                    pair = frozenset((process.place, int(address.removeprefix("host:"))))
+                    pair = frozenset((process.place, find_place(address)))
                     self.messages += [(address, message)] * (pair not in self.cut)
             process.node.outbox.clear()
 
@@ -161,7 +173,7 @@ class Network:
             return
         index %= len(self.messages)
         address, message = self.messages[index]
-        process = self.processes[int(address.removeprefix("host:"))]
+        process = self.processes[find_place(address)]
         if process.is_stopped:
             return
         if not keep:

@@ -3,9 +3,9 @@
 import random
 
 import pytest
-from fake_network import PATIENCE, Network
+from fake_network import PATIENCE, Network, find_place, make_address
 
-from gossipjax.asynchronous._participant import NEIGHBORS
+from gossipjax.asynchronous._membership import NEIGHBORS
 
 
 def run_history(seed, algorithm, length=200):
@@ -67,7 +67,7 @@ def run_calmly(network, seconds, algorithm="sgp", steps=True):
 
 def deliver_all(network):
     for _ in range(10_000):
-        receivers = [network.processes[int(a.removeprefix("host:"))] for a, _ in network.messages]
+        receivers = [network.processes[find_place(a)] for a, _ in network.messages]
         index = next((i for i, p in enumerate(receivers) if not p.is_stopped), None)
         if index is None:
             return
@@ -289,14 +289,14 @@ def test_the_dead_are_forgotten():
         process.make_step = lambda algorithm: None
     for _ in range(10):
         run_calmly(network, PATIENCE / 2)
-    assert any("host:3" in p.node.contacts for p in network.processes[:3])
+    assert any(make_address(3) in p.node.contacts for p in network.processes[:3])
     for _ in range(20):
         run_calmly(network, PATIENCE / 2)
     for process in network.processes[:3]:
         view = process.node._make_view()
         assert view.deaths == ()
         assert len(view.steps) == 4
-        assert "host:3" not in process.node.contacts
+        assert make_address(3) not in process.node.contacts
 
 
 def test_many_nodes_are_told_little():

@@ -1,0 +1,98 @@
+"""`join`, by which a program becomes a node of an asynchronous job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import optax
+
+from gossipjax.asynchronous._node import Node
+from gossipjax.asynchronous._settings import Settings
+from gossipjax.asynchronous.algorithms import Algorithm
+from gossipjax.collectives import require_floats
+from gossipjax.wire import WireLike
+
+
+def join(
+    address: str | Sequence[str] | None,
+    tx: optax.GradientTransformation,
+    params: Any,
+    *,
+    algorithm: Algorithm,
+    listen: str = "127.0.0.1:0",
+    place: int = 0,
+    job: str = "",
+    is_founder: bool | None = None,
+    patience: float = 10.0,
+    wire: WireLike | None = None,
+    secret: str | None = None,
+    journal: Path | None = None,
+    opt_state: Any = None,
+    steps: int = 0,
+    nonfinite: Literal["raise", "skip"] = "raise",
+) -> Node:
+    """Joins a job of asynchronous nodes, or starts one.
+
+    Args:
+      address: where living nodes of the job listen, one or several `host:port`; None starts a job.
+      tx: the optax chain, whose updates are local.
+      params: the model at which a founder starts, and the shapes and types for others.
+      algorithm: `sgp()`, `adpsgd()` or `outer(every)`.
+      listen: where this node listens; port 0 is any that is free.
+      place: its number in the job, the same whenever it is started again.
+      job: its name; messages of other jobs are dropped.
+      is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
+        what it holds, and bring nothing. None: if there is no `address`.
+      patience: seconds of silence after which another node is declared dead.
+      wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
+        out stays at the sender.
+      secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
+        address.
+      journal: a file to which every event is appended, for `replay`.
+      opt_state: the state of an earlier life or job, to go on with; None is a new one.
+      steps: the local steps of an earlier job, which `Node.total_steps` counts, too.
+      nonfinite: what a step does whose update is NaN or infinite, which is never applied: `raise`
+        an error, or `skip` the step and count it.
+
+    Returns:
+      The node, whose thread receives from now on.
+
+    Raises:
+      ValueError: if an argument cannot be used.
+      OSError: if it cannot listen there.
+      ImportError: without pyzmq.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> a = gx.asynchronous.join(
+    ...     None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
+    >>> b = gx.asynchronous.join(
+    ...     a.address, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp(), place=1)
+    >>> def gradients(params, target):
+    ...     return params - target, None
+    >>> for _ in range(20):
+    ...     _ = a.step(gradients, 1.0), b.step(gradients, 3.0)
+    >>> b.leave()  # hands over what it holds
+    >>> bool(0.0 < a.params[0] < 3.0)
+    True
+    >>> a.leave()
+    """
+    contacts = (address,) if isinstance(address, str) else tuple(address or ())
+    settings = Settings(
+        algorithm=algorithm,
+        contacts=contacts,
+        listen=listen,
+        place=place,
+        job=job,
+        is_founder=not contacts if is_founder is None else is_founder,
+        patience=patience,
+        wire=wire,
+        secret=secret,
+        journal=journal,
+        opt_state=opt_state,
+        steps=steps,
+        nonfinite=nonfinite,
+    )
+    require_floats(params, "params")
+    return Node(tx, params, settings)

@@ -1,0 +1,265 @@
+"""Who lives: the others that a node hears, and what nodes tell each other of that.
+
+No sockets, clocks and threads: a node is told what arrives and what time it is. What it does with
+its mass is in `_participant.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from gossipjax.asynchronous._messages import Identity, Mass, Message, View
+from gossipjax.asynchronous._settings import Settings
+
+BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
+EARLY_BEATS = 50  # the same, while nodes meet
+MAX_LIVES = 100_000  # whose deaths a node remembers
+# In units of the time after which a node is declared dead: for how long its death is told, and
+# addresses of which nothing is heard are tried.
+MEMORY = 10
+MAX_PLACES = 10_000
+# A node tells all others that it lives; where there are more than the first, some in turn, who pass
+# it on: of n nodes, log(n) / log(5) beats later all but a few know it, and e^4 times fewer a beat.
+MAX_NEIGHBORS = 16
+NEIGHBORS = 4
+
+
+@dataclasses.dataclass
+class Peer:
+    """Another life, while it is heard."""
+
+    identity: Identity
+    heard: float  # when it was last heard, or one that hears it said so
+    spoke: float  # when a message came from it
+    view: View = dataclasses.field(default_factory=View)  # the newest that it sent
+    beat: int = 0  # how often it has said that it lives, as far as known
+    sent: int = 0  # number of the newest parcel to it
+    parcel: Message | None = None  # that parcel, until it is acknowledged
+    parcel_since: float = 0.0  # when that was sent for the first time
+    parcel_time: float = 0.0  # when it was last sent
+    seconds: float = 0.0  # that its parcels with a mass took, the newest by half; 0 is unknown
+    applied: int = 0  # number of the newest parcel from it
+    reply: Message | None = None  # what acknowledged that
+    # After this node was stopped for a while: the number that the peer must send back before its
+    # parcels count; 0 is none.
+    query: int = 0
+    # Life -> the version of what that held at the end, which this peer was sent.
+    finals: dict[str, int] = dataclasses.field(default_factory=dict)
+    waits: bool = False  # it asked for half of what this node holds, and still has nothing
+    owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one
+
+
+class Membership:
+    """A life among the others that it hears.
+
+    Attributes:
+      identity: of this life; a node that was declared dead begins another.
+      peers: life -> what is known of it, while it is heard.
+      steps: place -> local steps of all its lives, as far as known.
+      outbox: messages to be sent, with their addresses.
+      dropped: reason -> messages that were not acted upon.
+      gone: addresses to which nothing that waits needs to be sent.
+      contacts: address -> when it was last named; those that were given are tried for ever.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        new_life: Callable[[], Identity],
+        journal: Callable[[str, str, int, Mass | None], None],
+        now: float,
+    ):
+        self.identity = new_life()
+        self.peers: dict[str, Peer] = {}
+        self.steps = {settings.place: settings.steps}
+        self.outbox: list[tuple[str, Message]] = []
+        self.dropped: dict[str, int] = {}
+        self.gone: list[str] = []
+        self.contacts = dict.fromkeys(set(settings.contacts) - {self.identity.address}, now)
+        self._given = frozenset(self.contacts)
+        self._patience = settings.patience
+        self._new_life = new_life
+        self._journal = journal
+        self._declared: dict[str, Identity] = {}  # dead, says this node
+        # A life, the smallest of those that declared it dead, and when; for a while. Who is not
+        # outlived by that one is by none; each declarer tells the life so itself, too.
+        self._deaths: dict[str, tuple[Identity, float]] = {}
+        self._left: dict[str, None] = {}
+        self._beats = 0  # how often it has said that it lives
+        self._queries = itertools.count(1)
+        self._last_tick = now
+        self._next_beat = now
+        self._next_call = now  # of addresses that were given and are silent
+
+    def list_members(self) -> list[Identity]:
+        """Returns the nodes that it hears and that hold mass."""
+        return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
+
+    # What it hears.
+
+    def count_step(self) -> None:
+        """Counts a local step."""
+        self.steps[self.identity.place] += 1
+
+    def note_progress(self, address: str, now: float) -> None:
+        """Notes that a piece of a message came from an address, or arrived there."""
+        for peer in self.peers.values():
+            if peer.identity.address == address:
+                peer.heard = peer.spoke = peer.parcel_time = now
+
+    def _meet(self, sender: Identity, now: float) -> Peer:
+        if sender.address != self.identity.address:
+            self.contacts[sender.address] = now
+        peer = self.peers[sender.life] = Peer(sender, now, now)
+        self._send_view(peer)
+        self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
+        return peer
+
+    def _learn(self, peer: Peer, view: View, now: float) -> None:
+        """Takes over what a peer knows: who lives, who is dead, and all steps."""
+        peer.view = view._replace(beats=(), deaths=(), steps=())  # that is not looked at again
+        if view.echo and view.echo == peer.query:
+            peer.query = 0
+        for place, count in view.steps:
+            self._learn_steps(place, count)
+        peer.beat = max(peer.beat, view.beat)
+        self.contacts |= dict.fromkeys((member.address for member in view.members), now)
+        self.contacts.pop(self.identity.address, None)
+        for member, beat in zip(view.members, view.beats, strict=True):
+            other = self.peers.get(member.life)
+            if other is not None and beat > other.beat:
+                other.beat = beat
+                other.heard = now
+        for declarer, life, age in view.deaths:
+            if age < MEMORY * self._patience and len(self._deaths) < MAX_PLACES:
+                self._note_death(declarer, life, now - age)
+
+    def _learn_steps(self, place: int, count: int) -> None:
+        if len(self.steps) < MAX_PLACES or place in self.steps:
+            self.steps[place] = max(count, self.steps.get(place, 0))
+
+    # Who is dead.
+
+    def _note_death(self, declarer: Identity, life: str, time: float) -> None:
+        if life not in self._deaths or declarer < self._deaths[life][0]:
+            self._deaths[life] = declarer, time
+
+    def _outlives(self, other: Identity) -> bool:
+        """Whether a life that declared this one dead is declared dead by this one, and younger."""
+        return other.life in self._declared and self.identity < other
+
+    def _declare_dead(self, peer: Peer) -> None:
+        life = peer.identity.life
+        del self.peers[life]
+        self.gone.append(peer.identity.address)
+        self._declared[life] = peer.identity
+        if len(self._declared) > MAX_LIVES:
+            del self._declared[next(iter(self._declared))]
+        self._note_death(self.identity, life, self._last_tick)
+
+    def _begin_life(self, now: float) -> None:
+        """Goes on as a new life, which knows nobody yet."""
+        self.identity = self._new_life()
+        for peer in self.peers.values():
+            self.contacts[peer.identity.address] = now
+        self.peers = {}
+        self._declared = {}
+        self._next_beat = now
+        self._journal("join", self.identity.life, 0, None)
+
+    def _notice_absence(self, now: float) -> None:
+        """After a while in which it was stopped, asks the others whether it is dead to them."""
+        absence = now - self._last_tick
+        self._last_tick = now
+        if absence <= self._patience / 2:
+            return
+        for peer in self.peers.values():
+            peer.heard = peer.spoke = now
+            peer.query = next(self._queries)
+        for peer in self._take_turns(list(self.peers.values())):  # the others at a beat or a parcel
+            self._send_view(peer)
+
+    # What it tells the others.
+
+    def _forget(self, now: float) -> None:
+        """Forgets deaths that all have heard of, and addresses of which nothing is heard."""
+        oldest = now - MEMORY * self._patience
+        self._deaths = {life: death for life, death in self._deaths.items() if death[1] >= oldest}
+        heard = {peer.identity.address for peer in self.peers.values()}
+        for address, time in list(self.contacts.items()):
+            if address in heard:
+                self.contacts[address] = now
+            elif time < oldest and address not in self._given:
+                del self.contacts[address]
+                self.gone.append(address)
+
+    def _beat(self, now: float) -> None:
+        """Says that it lives, to those that it hears and to addresses that are silent."""
+        for peer in self._take_turns(list(self.peers.values())):
+            self._send_view(peer)
+        calls = now >= self._next_call
+        if calls:
+            self._next_call = now + self._patience
+        heard = {peer.identity.address for peer in self.peers.values()}
+        recent = now - MEMORY * self._patience
+        silent = [
+            address
+            for address, time in self.contacts.items()
+            if address not in heard and (calls or time >= recent)
+        ]
+        for address in self._take_turns(silent):
+            message = Message("view", self.identity, None, view=self._make_view())
+            self.outbox.append((address, message))
+        self._beats += 1
+
+    def _take_turns(self, others: list[Any]) -> list[Any]:
+        """Returns all of a few others; of many some, at each beat the next."""
+        if len(others) <= MAX_NEIGHBORS:
+            return others
+        first = (self._beats + self.identity.place) * NEIGHBORS  # not all to the same ones
+        return [others[(first + i) % len(others)] for i in range(NEIGHBORS)]
+
+    def _make_view(self) -> View:
+        deaths = ((who, life, self._last_tick - time) for life, (who, time) in self._deaths.items())
+        return View(
+            members=tuple(peer.identity for peer in self.peers.values()),
+            beats=tuple(peer.beat for peer in self.peers.values()),
+            beat=self._beats,
+            deaths=tuple((who, life, max(0.0, age)) for who, life, age in deaths),
+            steps=tuple(self.steps.items()),
+        )
+
+    def _send_view(self, peer: Peer, **more: Any) -> None:
+        """Sends one at the end of this tick, however many times it is called: views are large."""
+        peer.owed = (peer.owed or {}) | more
+
+    def _send_views(self) -> None:
+        """Sends the views that it owes before all else: an echo lets a peer take what follows."""
+        owing = [(p, p.owed) for p in self.peers.values() if p.owed is not None]
+        if not owing:
+            return
+        later = self.outbox
+        self.outbox = []
+        view = self._make_view()
+        for peer, says in owing:
+            peer.owed = None
+            own = view._replace(query=peer.query, **says)
+            self._send(peer, Message("view", self.identity, peer.identity.life, view=own))
+        self.outbox += later
+
+    def _send(self, peer: Peer, message: Message) -> None:
+        steps = self.steps[self.identity.place]
+        self.outbox.append((peer.identity.address, message._replace(steps=steps)))
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def _acknowledge_goodbye(self, message: Message) -> None:
+        self._drop("of a node that has left")
+        if message.kind == "bye":
+            sender = message.sender
+            reply = Message("ack", self.identity, sender.life, message.number)
+            self.outbox.append((sender.address, reply))
