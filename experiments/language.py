@@ -58,8 +58,7 @@ from experiments.options import (
     Remat,
 )
 from experiments.training.main import run_program
-from experiments.training.optimization import OPTIMIZER_HELP, Optimizer
-from experiments.training.options import TrainingOptions
+from experiments.training.options import OPTIMIZER_HELP, Optimizer, TrainingOptions
 from experiments.training.task import Metric, Task, Variables
 
 MAX_LENGTH = Check(

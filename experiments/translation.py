@@ -64,13 +64,13 @@ from experiments.options import (
 )
 from experiments.training.evaluation import map_texts
 from experiments.training.main import run_program
-from experiments.training.optimization import (
+from experiments.training.options import (
     LR_SCHEDULE_HELP,
     OPTIMIZER_HELP,
     LrSchedule,
     Optimizer,
+    TrainingOptions,
 )
-from experiments.training.options import TrainingOptions
 from experiments.training.task import Examination, Metric, Task, Variables
 
 VOCABULARY_SIZE = 8000  # of a tokenizer that is trained, if not given

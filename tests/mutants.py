@@ -134,8 +134,8 @@ gossipjax/cost_model/prediction.py | cost_model/test_prediction.py -k no_more_th
 experiments/training/trainer.py | experiments/test_trainer.py -k evaluated_with | statistics are never averaged | node_variables_averaged_stats if averages else => node_variables if averages else
 experiments/training/evaluation.py | experiments/test_trainer.py -k every_example_once | fillers count | jnp.where(is_example, value.astype(jnp.float32), 0.0) => value.astype(jnp.float32)
 experiments/training/plan.py | experiments/test_training_choices.py -k warm_up_ends | rates by the step | self.learning_rate(step) => self.learning_rate(step + 1)
-experiments/training/optimization.py | experiments/test_training_choices.py -k "with_a_warm_up or of_the_papers" | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))
-experiments/training/optimization.py | experiments/test_training_choices.py -k of_the_papers | decays count from the warm-up | epochs.run) - warm_up: => epochs.run):
+experiments/training/plan.py | experiments/test_training_choices.py -k "with_a_warm_up or of_the_papers" | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))
+experiments/training/plan.py | experiments/test_training_choices.py -k of_the_papers | decays count from the warm-up | epochs.run) - warm_up: => epochs.run):
 experiments/training/methods.py | experiments/test_training_choices.py -k every_row | a biased algorithm is not | _build_osgp(schedule, options, biased=True) => _build_osgp(schedule, options)
 experiments/data/sharding.py | experiments/test_sharding.py -k nodes_differ | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
 experiments/data/augmentation.py | experiments/test_records_batches.py -k reaches_every_part | images are never flipped | return pixels[:, ::-1] if flip => return pixels if flip

@@ -2,10 +2,10 @@
 
 In the order of their imports:
 
-- methods, optimization: the algorithms, topologies and optimizers that can be chosen by name.
+- methods: the algorithms and topologies that can be chosen by name.
 - options: the options that all programs share.
 - task: the protocol of a task.
-- plan: from options to runs.
+- plan: from options to runs: steps, learning rate, optimizer, method.
 - placement: where nodes run.
 - output: the files of a run.
 - experiment: everything that can fail before training.

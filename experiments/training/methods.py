@@ -19,7 +19,6 @@ import optax
 
 import gossipjax as gx
 from experiments.training.forms import DENSE, FORMS, SPARSE_FRACTION, WireName
-from experiments.training.optimization import MOMENTUM
 from experiments.training.outer import OuterOptions
 from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
 
@@ -64,6 +63,7 @@ class MethodOptions:
         return FORMS[self.wire].codec
 
 
+MOMENTUM = 0.9  # of SGD
 MAX_DELAY = 4  # steps, of AD-PSGD
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import tyro
 
@@ -31,13 +32,6 @@ from experiments.training.methods import (
     WIRE_HELP,
     Momentum,
 )
-from experiments.training.optimization import (
-    LR_SCHEDULE_HELP,
-    OPTIMIZER_HELP,
-    LrSchedule,
-    Optimizer,
-    StepEpochs,
-)
 from experiments.training.outer import OuterOptions
 
 OUTER_EVERY = 12  # of --momentum outer, as SlowMo has it around Local SGD
@@ -49,6 +43,19 @@ SHUFFLE_HELP = (
     "local: a node has the same part of the data in every epoch, each time in another order. "
     "global: all data are shuffled and divided over the nodes anew in every epoch, as by PyTorch's "
     "DistributedSampler with set_epoch."
+)
+
+LrSchedule = Literal["constant", "cosine", "inverse_sqrt", "step"]
+LR_SCHEDULE_HELP = (
+    "constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from "
+    "--learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at "
+    "1/3, 2/3 and 8/9 of the run."
+)
+
+Optimizer = Literal["sgd", "nesterov", "adam", "muon"]
+OPTIMIZER_HELP = (
+    "The local optimizer: plain SGD, SGD with Nesterov momentum 0.9, Adam, or Muon, which is Adam "
+    "for embeddings, the last layer, vectors and convolutions."
 )
 
 BatchStatsPolicy = Literal["local", "mix", "average"]
@@ -73,6 +80,21 @@ class ExchangeOptions:
     delays_of: OptionalPath = None
     """AD-PSGD: the delays of a run of asynchronous nodes, from its journals in
     OUT/nodes/RUN/journals/JOB, instead of random ones."""
+
+
+class StepEpochs(NamedTuple):
+    """Where the schedule `step` changes, in epochs; by default as Goyal et al."""
+
+    warm_up: float = 5
+    decays: Sequence[float] = (30, 60, 80)  # where the rate falls
+    run: float = 90
+    factor: float = 0.1  # the rate after a fall, relative to that before
+
+    def stretch(self, run: float) -> "StepEpochs":
+        """Returns the same schedule for a run of another length."""
+        scale = run / self.run
+        decays = tuple(scale * epoch for epoch in self.decays)
+        return StepEpochs(scale * self.warm_up, decays, run, self.factor)
 
 
 @dataclasses.dataclass(frozen=True)

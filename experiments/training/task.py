@@ -1,16 +1,19 @@
 """The protocol of a task: one class in one file. The rest of this folder serves all tasks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
 import gossipjax as gx
-from experiments.training.optimization import DecayMask
 
 Variables = dict[str, Any]
 """A model: `{"params": pytree}`, and `"batch_stats"` if its normalization layers have any."""
+
+
+DecayMask = Callable[[Any], Any]
+"""Pytree of parameters -> the same tree of booleans, True where weight decay applies."""
 
 
 class Metric(NamedTuple):

@@ -18,14 +18,8 @@ from experiments.training.methods import (
     parse_name,
     spell_name,
 )
-from experiments.training.optimization import (
-    Optimizer,
-    StepEpochs,
-    make_lr_schedule,
-    make_optimizer,
-)
-from experiments.training.options import TrainingOptions
-from experiments.training.plan import TrainingPlan
+from experiments.training.options import Optimizer, StepEpochs, TrainingOptions
+from experiments.training.plan import TrainingPlan, make_lr_schedule, make_optimizer
 from experiments.training.topologies import TOPOLOGIES
 
 LEARNING_RATE = 0.1

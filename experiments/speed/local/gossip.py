@@ -25,8 +25,7 @@ from experiments.models import MODELS
 from experiments.options import Check, PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
-from experiments.training.methods import Method, MethodOptions, make_method
-from experiments.training.optimization import MOMENTUM
+from experiments.training.methods import MOMENTUM, Method, MethodOptions, make_method
 
 IMAGE_SHAPE = (28, 28, 1)
 CLASSES = 10
