@@ -7,9 +7,9 @@ In the order of their imports:
 - task: the protocol of a task.
 - plan: from options to runs: steps, learning rate, optimizer, method.
 - placement: where nodes run.
-- output: the files of a run.
-- experiment: everything that can fail before training.
+- output: the files of a run, and what a resumed one must keep to.
 - trainer, evaluation, train: a run.
 - asynchronous, asynchronous_job: runs of asynchronous nodes.
-- main: `run_program`, the `main` of every training program.
+- main: `run_program`, the `main` of every training program: its checks before training, its runs
+  one after the other, and its report.
 """

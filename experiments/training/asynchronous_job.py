@@ -17,10 +17,9 @@ from experiments import plots
 from experiments.options import option_name
 from experiments.results import create_run_dir, make_progress_bar, read_summary
 from experiments.training.asynchronous import ASYNCHRONOUS, Job, NodeRun, OneNode, train_node
-from experiments.training.experiment import merge_saved_options, require_same_data
 from experiments.training.forms import DENSE
 from experiments.training.options import TrainingOptions
-from experiments.training.output import Output
+from experiments.training.output import Output, merge_saved_options, require_same_data
 from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
 

@@ -1,26 +1,30 @@
 """The `main` of every training program: from a command line to results."""
 
+import dataclasses
+import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
 
 import gossipjax as gx
 from experiments import plots
+from experiments.data.prefetch import require_memory
 from experiments.presets.registry import mention_preset, parse_options
 from experiments.program import exit_on_error
-from experiments.results import make_progress_bar
+from experiments.results import Record, create_run_dir, make_progress_bar, read_summary
 from experiments.training import placement
 from experiments.training.asynchronous import is_asynchronous
 from experiments.training.asynchronous_job import run_asynchronously
-from experiments.training.experiment import Experiment, prepare
 from experiments.training.options import TrainingOptions
-from experiments.training.output import RunLog
+from experiments.training.output import Output, RunLog, merge_saved_options, require_same_data
+from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
 from experiments.training.topologies import TOPOLOGIES, make_schedule
-from experiments.training.train import train
-from gossipjax.processes import is_main_process
+from experiments.training.train import Experiment, train
+from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 
 Options = TypeVar("Options", bound=TrainingOptions)
 
@@ -57,6 +61,80 @@ def join_job(options: TrainingOptions) -> None:
     if options.placement != "vmap" and process.num_processes <= options.nodes * options.fsdp:
         devices = options.nodes * options.fsdp
         placement.request_cpu_devices(-(-devices // process.num_processes))
+
+
+def prepare(options: Options, make_task: Callable[[Options], Task], program: str) -> Experiment:
+    """Checks everything that can be checked before training, in order, and creates the folder.
+
+    `make_task` loads the data; it is called once, with the options after merging saved ones.
+    `program` is the first part of a new folder's name.
+
+    Raises:
+      ValueError, OSError: for options that exclude each other, missing data, a folder that holds
+        another run, or other data than those of the run that is resumed.
+    """
+    size = options.nodes
+    previous = find_previous(options)
+    if previous is not None:
+        options = merge_saved_options(options, previous.get("options", {}))
+    task = make_task(options)
+    data = {"dataset": task.description, "num_examples": int(task.num_examples)}
+    if previous:
+        require_same_data(previous["environment"], data, options.out)
+    nodes = placement.place_nodes(options.placement, size, options.fsdp)
+    plan = TrainingPlan(
+        options, task.num_examples, task.decay_mask, placement.make_sharding(task, nodes)
+    )
+    runs = plan.make_runs(size)
+    for seed in options.seed:  # an impossible division of the data is an error here
+        task.batches(nodes, options.examples_per_node, seed, start=0)
+    fewest = task.min_batch_size
+    examples = next(task.batches(nodes, fewest, options.seed[0], start=0))
+    require_memory(examples, options.examples_per_node, options.BATCH_OPTION, fewest)
+    placement.require_parts(task, nodes, options, runs)
+    environment = {
+        "placement": placement.describe_nodes(nodes),
+        **data,
+        "job": os.environ.get("GOSSIPJAX_JOB"),
+    }
+    folder = create_shared_run_dir(program, options, resume=previous is not None)
+    output = Output(folder, dataclasses.asdict(options), environment, previous or {})
+    output.write_summary()
+    if is_main_process():
+        task.save(folder)
+    return Experiment(plan, task, nodes, runs, output)
+
+
+def find_previous(options: TrainingOptions) -> Record | None:
+    """Returns the `summary.json` that this program resumes; None if it starts anew.
+
+    It is resumed with `--resume`, and after a restart by the launcher if this job wrote it. It is
+    empty if the previous program ended before it wrote any.
+
+    Raises:
+      ValueError: if the file cannot be read, or the experiment cannot go on from it.
+      OSError: if processes see different folders.
+    """
+    is_restart = bool(options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0)))
+    if not options.resume and not is_restart:
+        return None
+    previous = read_summary(options.out)
+    if not processes_agree(bool(previous)):
+        raise OSError(
+            f"--out must be a folder that all processes share, got {options.out}: give one on a "
+            "shared disk."
+        )
+    job = os.environ.get("GOSSIPJAX_JOB")
+    is_of_another_job = previous and previous["environment"].get("job") != job
+    return None if is_of_another_job and not options.resume else previous
+
+
+def create_shared_run_dir(program: str, options: TrainingOptions, resume: bool) -> Path:
+    """Has process 0 create the folder for the results, and returns it on all processes."""
+    folder = options.out
+    if is_main_process():
+        folder = create_run_dir(program, options.out, options.overwrite, resume)
+    return Path(broadcast_text(str(folder)))
 
 
 def run_all(experiment: Experiment, console: Console) -> None:

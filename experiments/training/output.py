@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rich.progress import Progress, TaskID
 
+from experiments.options import option_name
 from experiments.results import (
     TEXT_FOLDER,
     Record,
@@ -19,10 +20,13 @@ from experiments.results import (
     open_reporter,
     write_summary,
 )
+from experiments.training.options import TrainingOptions
 from experiments.training.plan import TrainingRun
 from experiments.training.task import Examination
 from experiments.training.trainer import NonFiniteError
 from gossipjax.processes import is_main_process
+
+Options = TypeVar("Options", bound=TrainingOptions)
 
 
 @dataclasses.dataclass
@@ -195,3 +199,35 @@ class RunLog:
                 )
         self._output.add_metrics(position | metrics)
         self._reporter.add(position | metrics)
+
+
+def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
+    """Returns the options of a run that is resumed: the number of nodes is that of its start.
+
+    Raises:
+      ValueError: if an option differs that must stay the same.
+    """
+    current = json.loads(json.dumps(dataclasses.asdict(options), default=str))
+    for name, value in current.items():
+        is_changeable = name in options.CHANGEABLE_ON_RESUME
+        if not is_changeable and saved.get(name, value) != value:
+            raise ValueError(
+                f"{option_name(name)} must be {saved[name]}, as in the run in {options.out}, got "
+                f"{value}: keep it to resume that run, or choose another --out."
+            )
+    return dataclasses.replace(options, nodes=saved.get("nodes", options.nodes))
+
+
+def require_same_data(saved: Record, data: Record, out: Path | None) -> None:
+    """Raises `ValueError` unless a run that is resumed is given the data that it was trained on.
+
+    `saved` is the environment in its `summary.json`, `data` the task's description of its data and
+    their size, by the same names.
+    """
+    for name, value in data.items():
+        before = saved.get(name, value)
+        if before != value:
+            raise ValueError(
+                f"{name} must be that of the run in {out}, {before!r}, got {value!r}: give the "
+                "data of that run to resume it, or choose another --out."
+            )

@@ -17,12 +17,12 @@ from experiments.options import option_name
 from experiments.program import FatalError
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
-from experiments.training.experiment import Experiment
 from experiments.training.forms import FORMS, WireName
 from experiments.training.methods import Method
-from experiments.training.output import RunLog, RunProgress
+from experiments.training.output import Output, RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
 from experiments.training.plan import TrainingPlan, TrainingRun
+from experiments.training.task import Task
 from experiments.training.trainer import Trainer
 from gossipjax import cost_model
 from gossipjax.checkpoint import Checkpoints, TrainState
@@ -34,6 +34,17 @@ ANY_NETWORK = Network(1.0)  # bytes do not depend on it
 
 IDENTITY = ("algorithm", "seed", "nodes", "fsdp")
 PROGRESS = ("examples", "seconds", "seconds_per_step", "metrics")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """All that a command line asks for, after every check."""
+
+    plan: TrainingPlan
+    task: Task
+    nodes: gx.Nodes  # where they run now; the options have their number at the start
+    runs: list[TrainingRun]  # the finished ones included
+    output: Output
 
 
 class Clock:

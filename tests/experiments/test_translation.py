@@ -20,7 +20,7 @@ from experiments.data import prefetch
 from experiments.data.tokenizer import PADDING_ID
 from experiments.models.transformer import Size
 from experiments.training import placement
-from experiments.training.experiment import prepare
+from experiments.training.main import prepare
 from experiments.training.trainer import Trainer
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
