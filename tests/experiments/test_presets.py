@@ -23,8 +23,9 @@ from experiments.data.speech import Utterances
 from experiments.data.texts import Pairs, PairSets
 from experiments.data.tokens import draw_token_batches, make_buckets
 from experiments.presets import __main__ as listing
-from experiments.presets.registry import FAMILIES, PRESETS, parse_options
+from experiments.presets.registry import FAMILIES, PRESETS
 from experiments.training import placement
+from experiments.training.main import parse_options
 from experiments.training.plan import TrainingPlan
 from experiments.training.trainer import make_gradients
 
