@@ -328,16 +328,6 @@ def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):
         yield z, w
 
 
-def train_osgp(matrices, z, gradient: Callable, learning_rate: float, overlap: int, steps: int):
-    """OSGP with plain SGD, gradients at z: yields z."""
-    start = z
-    updates = []
-    for k in range(steps):
-        updates.append(-learning_rate * gradient(z, k))
-        *_, (z, _, _) = osgp(matrices, start, updates, overlap)
-        yield z
-
-
 def sgd(learning_rate, momentum=0.0, nesterov=False, decay=0.0):
     def step(state, k, g, z):
         g = g + decay * z

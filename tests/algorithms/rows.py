@@ -219,6 +219,12 @@ ROWS = {
         oracle.doubly_stochastic,
         steps=7,
     ),
+    "adpsgd, no delay": Row(
+        lambda schedule, **options: gx.adpsgd(schedule, 0, **options),
+        lambda matrices, x, u: oracle.adpsgd(matrices, x, u, [[0] * len(x)]),
+        oracle.doubly_stochastic,
+        is_variant=True,
+    ),
     "d1d_psgd": Row(
         lambda schedule, **options: gx.d1d_psgd(schedule.size, **options),
         d1d_oracle,
@@ -251,6 +257,13 @@ ROWS = {
         oracle.column_stochastic,
         is_inner_on_one_node=True,
         is_allreduce_on_complete=True,
+    ),
+    "gossip, DSGD-AC": Row(
+        partial(published.dsgd_ac, rate=falling_rate),
+        partial(oracle.dsgd_ac, strength=lambda k: (1 + k) ** -3.0),
+        oracle.doubly_stochastic,
+        is_inner_on_one_node=True,
+        is_variant=True,
     ),
     "gradient_tracking, damped": Row(
         partial(gx.gradient_tracking, damped=True),

@@ -15,12 +15,10 @@ from algorithms.problems import (
     make_problem,
     momentum_sgd,
     run_history,
-    take_step,
     train,
     unflatten,
 )
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
-from modes import run
 
 import gossipjax as gx
 
@@ -116,25 +114,6 @@ def compare_with_the_oracle(row, mode, n, dtype, style):
             err_msg=where,
         )
         np.testing.assert_allclose(total_weight[:, k], n, rtol=1e-6, err_msg=where)
-
-
-@pytest.mark.parametrize("name", ["sgp", "osgp 2", "adpsgd", "choco, top_k"])
-def test_jit_equals_eager(name):
-    """Of a few: op by op, each takes seconds."""
-    n = 3
-    rng, starts, updates = make_problem(n, jnp.float32)
-    tx = ROWS[name].transform(gx.topology.from_matrices(ROWS[name].matrices(rng, n)))
-    params = unflatten(starts)["bias"]
-
-    def step(params, u):
-        params, state = take_step(tx, (params, tx.init(params)), u, 0)
-        return params, state, gx.diagnostics.total_mass(params, state)
-
-    jitted, eager = (
-        run("vmap", step, n, jit=jit)(params, unflatten(updates[0])["bias"])
-        for jit in (True, False)
-    )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), jitted, eager)
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """AllReduce of gradients: its types, and what it refuses."""
 
-from typing import Any, cast
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -32,10 +30,3 @@ def test_gradients_that_are_constants(mode):
 
     actual = run(mode, averaged, 4)(jnp.ones((4, 1)) * jnp.ones((1, 33)))
     np.testing.assert_array_equal(actual, np.tile(np.arange(33.0), (4, 1)))
-
-
-def test_an_empty_tree_stays_empty():
-    tx = gx.allreduce()
-    empty = cast(Any, {"a": None})
-    program = gx.spmd(lambda x: tx.update(empty, tx.init(x))[0], nodes=2)
-    assert program(jnp.ones(2)) == {"a": None}

@@ -1,6 +1,5 @@
 """What may stand around gossip, or before it: every row of the README's table, with its way out."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,7 +19,6 @@ RNG = np.random.default_rng(0)
 START = RNG.normal(size=(N, 3))
 TARGETS = RNG.normal(size=(N, 3))
 IRREGULAR = gx.topology.from_matrices(oracle.column_stochastic(RNG, N))
-COMPLETE = gx.topology.complete(N)
 RING = gx.topology.ring(N)
 BAD_NODE = 2
 
@@ -65,11 +63,6 @@ def promote(step):
 
 def as_float64(z):
     return np.asarray(z, np.float64)
-
-
-def as_any(tree) -> Any:
-    """For type checkers, to which optax says only that a state is a tree."""
-    return tree
 
 
 def mass_of(z, state):
@@ -220,81 +213,11 @@ class TestSam:
             z = x / w[:, None]
         return z
 
-    def test_opaque_inside(self):
-        sam = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), opaque_mode=True)
-        tx = optax.chain(sam, gx.sgp(IRREGULAR))
-
-        def step(z, state, target):
-            grads = gradient(z, target)
-            updates, state = tx.update(grads, state, z, grad_fn=lambda p, _: gradient(p, target))
-            return z + updates, state
-
-        z = make_start()
-        state = gx.spmd(tx.init, nodes=N)(z)
-        program = gx.spmd(promote(step), nodes=N)
-        for _ in range(5):
-            z, state = program(z, state, jnp.asarray(TARGETS, jnp.float32))
-        np.testing.assert_allclose(z, self.densely(5), rtol=1e-4, atol=1e-5)
-
     def test_transparent_around(self):
         inner = optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR))
         tx = optax.contrib.sam(inner, optax.sgd(0.05), sync_period=2)
         z, _ = train(tx, 10)
         np.testing.assert_allclose(z, self.densely(5), rtol=1e-4, atol=1e-5)
-
-
-def test_lbfgs_inside_takes_a_step_if_its_function_does():
-    matrix = IRREGULAR.matrices()[0]
-
-    def step(z, target, tx, **extra_args):
-        def loss(z, step=None):
-            del step
-            return jnp.sum(jnp.square(z - target))
-
-        value, grads = jax.value_and_grad(loss)(z)
-        state = tx.init(z)
-        extra_args |= {"value": value, "grad": grads, "value_fn": loss}
-        return z + tx.update(grads, state, z, **extra_args)[0]
-
-    lbfgs = optax.lbfgs(memory_size=2)
-    targets = jnp.asarray(TARGETS, jnp.float32)
-    by_itself = gx.spmd(promote(partial(step, tx=lbfgs)), nodes=N)(make_start(), targets)
-    both = partial(step, tx=optax.chain(lbfgs, gx.sgp(IRREGULAR)), step=0)
-    z = gx.spmd(promote(both), nodes=N)(make_start(), targets)
-    expected = matrix @ as_float64(by_itself) / matrix.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(z, expected, rtol=1e-4, atol=1e-5)
-
-
-class TestScheduleFree:
-    """It keeps a second model in its own state, which gossip does not see."""
-
-    @staticmethod
-    def run_steps():
-        base = optax.sgd(0.3)
-        tx = optax.chain(
-            optax.contrib.schedule_free(base, 0.3, b1=0.9), gx.dpsgd(COMPLETE, "adapt-then-combine")
-        )
-
-        def step(y, state, target):
-            updates, new_state = tx.update(gradient(y, target), state, y)
-            free, gossip = as_any(new_state)
-            z, _ = gx.mix(free.z, None, gossip.schedule, 0)
-            return y + updates, (free._replace(z=z), gossip)
-
-        program = gx.spmd(promote(step), nodes=N)
-        y = jnp.tile(make_start()[:1], (N, 1))
-        state = gx.spmd(tx.init, nodes=N)(y)
-        for _ in range(8):
-            y, state = program(y, state, jnp.asarray(TARGETS, jnp.float32))
-        return y, state
-
-    def test_mixed_by_hand_it_is_that_of_averaged_gradients(self):
-        y, _ = self.run_steps()
-        exact = optax.chain(
-            gx.allreduce(), optax.contrib.schedule_free(optax.sgd(0.3), 0.3, b1=0.9)
-        )
-        expected, _ = train(exact, 8, start=jnp.tile(make_start()[:1], (N, 1)))
-        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_multi_steps_around_exchanges_at_its_last_step_only():
@@ -303,14 +226,6 @@ def test_multi_steps_around_exchanges_at_its_last_step_only():
     z, _ = train(promoting(tx), 6)
     expected, _ = train(chain, 3)  # a quadratic: the mean of two equal gradients
     np.testing.assert_allclose(z, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_multi_steps_that_skips_may_stand_before_the_gossip():
-    inner = optax.MultiSteps(optax.sgd(0.1), 2, should_skip_update_fn=optax.skip_not_finite)
-    tx = optax.chain(inner.gradient_transformation(), gx.sgp(RING))
-    z, state = train(promoting(tx), 5, bad_steps=(1,))
-    assert np.isfinite(z).all()
-    np.testing.assert_allclose(mass_of(z, state)[1], N, rtol=1e-6)
 
 
 class TestTreeMapParams:
@@ -439,37 +354,6 @@ class TestNarrowTypes:
         expected = start.sum(axis=0) + row.extra_mass(start) + total
         np.testing.assert_allclose(mass[0], expected, rtol=1e-5, atol=row.mass_drift)
         np.testing.assert_allclose(weight, N, rtol=1e-5)
-
-    @pytest.mark.parametrize(
-        ("name", "dtype"),
-        [
-            ("sgp", jnp.float16),
-            ("osgp 2", jnp.bfloat16),
-            ("dpsgd", jnp.bfloat16),
-            ("choco, top_k", jnp.bfloat16),
-            ("quasi_global", jnp.bfloat16),
-        ],
-    )
-    def test_two_steps_in_one_program_equal_two_programs(self, name, dtype):
-        """XLA may drop the rounding of parameters that never leave the program."""
-        tx = ROWS[name].transform(RING)
-        z = make_start(dtype)
-        u = jnp.asarray(np.random.default_rng(0).normal(size=(N, 2, 3)), dtype)
-
-        def step(z, state, u, k):
-            updates, state = tx.update(u, state, z, step=k)
-            return optax.apply_updates(z, updates), state
-
-        def both(z, state, u):
-            return step(*step(z, state, u[0], 0), u[1], 1)
-
-        state = gx.spmd(tx.init, nodes=N)(z)
-        together = gx.spmd(both, nodes=N)(z, state, u)
-        apart = (z, state)
-        for k in range(2):
-            apart = gx.spmd(partial(step, k=k), nodes=N)(*apart, u[:, k])
-        for a, b in zip(jax.tree.leaves(together), jax.tree.leaves(apart), strict=True):
-            np.testing.assert_allclose(as_float64(a), as_float64(b), rtol=1e-6, atol=1e-6)
 
     def test_the_parameters_are_the_model_whoever_changed_them(self):
         tx = gx.sgp(RING)

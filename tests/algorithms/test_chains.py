@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import flax.training.train_state
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -101,39 +100,3 @@ def test_multi_steps_inside_the_chain():
     tx = optax.chain(promoting(inner), gx.sgp(local))
     optimizer = oracle.accumulated(every, oracle.sgd(0.1, 0.9))
     compare_with_the_oracle(tx, optimizer, steps=3 * every, schedule=local)
-
-
-def test_flax_train_state_passes_no_extra_argument():
-    tx = optax.chain(optax.sgd(0.1, 0.9), gx.sgp(SCHEDULE))
-
-    def create(z):
-        return flax.training.train_state.TrainState.create(apply_fn=gradients, params=z, tx=tx)
-
-    def step(train_state, target):
-        return train_state.apply_gradients(grads=train_state.apply_fn(train_state.params, target))
-
-    train_state = gx.spmd(create, nodes=N)(make_params())
-    program = gx.spmd(step, nodes=N)
-    expected = oracle.train_sgp(
-        SCHEDULE.matrices(), START, expected_gradient, oracle.sgd(0.1, 0.9), STEPS
-    )
-    for expected_z, _ in expected:
-        train_state = program(train_state, jnp.asarray(TARGETS, jnp.float32))
-        z = train_state.params
-        np.testing.assert_allclose(
-            np.concatenate([z["a"], z["b"]], axis=1), expected_z, rtol=1e-4, atol=1e-5
-        )
-
-
-def test_masked_leaves_stay_local():
-    tx = optax.chain(
-        optax.sgd(0.1), optax.masked(gx.dpsgd(gx.topology.complete(N)), {"a": True, "b": False})
-    )
-
-    def step(z):
-        updates, _ = tx.update({"a": jnp.zeros(4), "b": jnp.zeros(2)}, tx.init(z), z)
-        return optax.apply_updates(z, updates)
-
-    z = gx.spmd(step, nodes=N)(make_params())
-    np.testing.assert_allclose(z["a"], np.tile(START[:, :4].mean(axis=0), (N, 1)), rtol=1e-5)
-    np.testing.assert_array_equal(z["b"], make_params()["b"])

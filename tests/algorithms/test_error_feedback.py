@@ -132,21 +132,3 @@ def test_servers_of_several_devices_send_their_shares():
     )
     np.testing.assert_allclose(z, expected[0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(error, expected[2], rtol=1e-5, atol=1e-5)
-
-
-def test_it_finds_the_minimum():
-    """Of quadratics whose minima differ: without error feedback it would end elsewhere."""
-    targets = np.random.default_rng(0).normal(size=(N, D))
-    rate = optax.exponential_decay(0.7, 300, 0.1)
-    tx = gx.outer(optax.sgd(0.1), optax.sgd(rate), 2, wire=BLOCK_TOP_K, error_feedback=1.0)
-
-    def train(z, target):
-        def step(carry, k):
-            z, state = carry
-            updates, state = tx.update(z - target, state, z, step=k)
-            return (z + updates, state), None
-
-        return jax.lax.scan(step, (z, tx.init(z)), jnp.arange(1600))[0][0]
-
-    z = gx.spmd(train, nodes=N)(jnp.zeros((N, D)), jnp.asarray(targets, jnp.float32))
-    np.testing.assert_allclose(z, np.tile(targets.mean(axis=0), (N, 1)), atol=2e-2)

@@ -12,7 +12,6 @@ import pytest
 from modes import make_mesh, run
 
 import gossipjax as gx
-from gossipjax.algorithms.state import PushSum
 
 N = 8
 GRAPHS = {
@@ -114,26 +113,6 @@ def test_messages_are_delivered_over_a_switch(hybrid, overlap, static):
 
 
 @pytest.mark.parametrize(
-    ("name", "hybrid"), [*zip(["sgp", "dpsgd", "adpsgd"], HYBRIDS, strict=True)]
-)
-def test_hybrids_of_the_other_algorithms(name, hybrid):
-    parts = {start: GRAPHS[graph] for start, graph in HYBRIDS[hybrid].items()}
-    schedule = gx.topology.piecewise(parts)
-    starts, updates = make_problem(9)
-    matrices = schedule.matrices(9)
-    tx, expected = {
-        "sgp": (gx.sgp(schedule), oracle.sgp(matrices, starts, updates)),
-        "dpsgd": (
-            gx.dpsgd(schedule),
-            oracle.dpsgd_combine_while_adapting(matrices, starts, updates),
-        ),
-        "adpsgd": (gx.adpsgd(schedule, 1), oracle.adpsgd(matrices, starts, updates, [[1] * N])),
-    }[name]
-    history, _ = run_steps(tx, updates, starts=starts)
-    np.testing.assert_allclose(history, [z for z, *_ in expected], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
     ("mode", "overlap"), [("vmap", 1), ("shard_map_check_vma", 2), ("pmap", 1)]
 )
 def test_exchange_and_update_equal_the_update_alone(mode, overlap):
@@ -142,30 +121,6 @@ def test_exchange_and_update_equal_the_update_alone(mode, overlap):
     tx = gx.osgp(GRAPHS["one peer"], overlap)
     together, split = (run_steps(tx, updates, mode, split=split) for split in (False, True))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), together, split)
-
-
-def test_exchange_over_an_axis_of_another_name():
-    """That of the transform, from the state of the whole chain; or the one that is given."""
-    tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(3), axis_name="servers"))
-    z = jnp.arange(3.0)
-
-    def two_steps(z, axis_name):
-        state = tx.init(z)
-        _, state = tx.update(jnp.zeros(()), state, z, step=0)
-        received = gx.exchange(state, 1, axis_name)
-        assert isinstance(received, PushSum)
-        return received
-
-    received, named = (
-        gx.spmd(lambda z, name=name: two_steps(z, name), nodes=3, axis_name="servers")(z)
-        for name in (None, "servers")
-    )
-    jax.tree.map(np.testing.assert_array_equal, received, named)
-    weight, numerator = received
-    np.testing.assert_allclose(weight, [2 / 3] * 3, rtol=1e-6)
-    np.testing.assert_allclose(numerator, [1, 2 / 3, 1 / 3], rtol=1e-6)
-    with pytest.raises(ValueError, match="mapped axis, got 'servers'"):
-        gx.spmd(lambda z: two_steps(z, None), nodes=3)(z)
 
 
 def test_the_halves_can_be_two_programs_and_the_second_exchanges_nothing():
@@ -245,18 +200,3 @@ def test_servers_of_several_devices(overlap, check_vma):
     )
     for k, (z, _, _) in enumerate(oracle.osgp(schedule.matrices(), starts, updates, overlap)):
         np.testing.assert_allclose(history[:, k], z, rtol=1e-4, atol=1e-5)
-
-
-class TestBadInput:
-    def test_a_mask_without_its_part(self):
-        """The whole parameters or the gossiped part, and nothing else."""
-        tx = optax.masked(gx.osgp(GRAPHS["one peer"], 2), {"a": True, "b": False})
-        z = {"a": jnp.ones((N, 3)), "b": jnp.ones((N, 2))}
-        state = gx.spmd(tx.init, nodes=N)(z)
-        with pytest.raises(ValueError, match=r"or the part of them that it gossips, .*, got"):
-            gx.spmd(gx.average_model, nodes=N)({"b": z["b"], "c": z["a"]}, state)
-        with pytest.raises(ValueError, match="got others than those of the messages in flight"):
-            gx.spmd(gx.average_model, nodes=N)({"c": jnp.ones((N, 5))}, state)
-        for params in (z, {"a": z["a"]}):
-            average = gx.spmd(gx.average_model, nodes=N)(params, state)
-            np.testing.assert_allclose(average["a"], 1)

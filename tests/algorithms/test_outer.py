@@ -1,6 +1,5 @@
 """Outer optimizers: each of their settings against the dense oracle, and their laws."""
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,9 +21,8 @@ from modes import MODES, run
 from promotion import promoting
 
 import gossipjax as gx
-from gossipjax.algorithms.parameters import split_leaves
+from experiments.speed.compiled.hlo import parse_module
 from gossipjax.algorithms.steps import outer_state
-from gossipjax.checkpoint import change_nodes
 
 N = 4
 RING = gx.topology.ring(N)
@@ -242,24 +240,6 @@ def test_canonical_steps_are_the_smallest_with_the_same_program():
         assert min(same) <= k
 
 
-@pytest.mark.parametrize(
-    ("gossip", "average", "count"),
-    [
-        (None, "exact", 2),
-        (gx.topology.one_peer_exponential(8), "exact", 6),
-        (None, gx.topology.random_pairs(N, 3, seed=0), 4),
-        (gx.topology.piecewise({0: RING, 9: gx.topology.directed_ring(N)}), "exact", 3),
-        (gx.topology.random_ring(N, 1009, seed=0), "exact", 2**16),
-    ],
-    ids=["local", "one peer", "pairs", "piecewise", "too long"],
-)
-def test_number_of_programs(gossip, average, count):
-    inner = optax.sgd(0.1) if gossip is None else gx.sgp(gossip)
-    state = gx.outer(inner, optax.sgd(0.7), 100, average).init(jnp.zeros(3))
-    assert len(gx.canonical_steps(state)) == count
-    assert gx.canonical_step(state, 2**16 + 5) in gx.canonical_steps(state) or count == 2**16
-
-
 def test_streaming_diloco_by_the_pseudo_code_of_its_paper():
     """Algorithm 2, M workers and P fragments, as nested loops over scalars."""
     workers, period, tau, alpha, rate, steps = 3, 4, 1, 0.5, 0.4, 11
@@ -369,17 +349,6 @@ def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
     assert adam.count.tolist() == schedule.count.tolist() == [2] * N
     assert np.asarray(gossip.count).tolist() == [2] * N
     assert all(np.any(leaf) for leaf in (states["kept"][0][0].mu, states["kept"][0][1].trace))
-
-
-class TestFragments:
-    @pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
-    def test_all_leaves_in_their_order_and_none_is_empty(self, count):
-        sizes = [1, 1, 1, 500, 2, 300, 200]
-        ranges = split_leaves([np.ones(size) for size in sizes], count)
-        assert [leaf for leaves in ranges for leaf in leaves] == list(range(7))
-        assert all(ranges)
-        largest = max(sum(sizes[leaf] for leaf in leaves) for leaves in ranges)
-        assert largest <= max(max(sizes), 2 * sum(sizes) / count)
 
 
 STREAM = {"every": 4, "fragments": 2, "delay": 3, "mix": 0.5}
@@ -532,50 +501,6 @@ class TestNodesOfSeveralDevices:
         np.testing.assert_allclose(*results, rtol=tolerance, atol=tolerance)
 
 
-class TestAround:
-    def test_tree_map_params(self):
-        tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(1.0, momentum=0.9), 4, delay=1)
-        state = tx.init({"a": jnp.ones(3)})
-        specs: Any = optax.tree_map_params(tx, lambda _, spec: spec, state, {"a": "the spec"})
-        assert specs.anchor == specs.sent == {"a": "the spec"}
-        assert specs.outer[0][0].trace == {"a": "the spec"}
-
-    def test_init_keeps_no_array_of_the_caller(self):
-        params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(3)}
-        leaves = jax.tree.leaves(make_streaming().init(params))
-        assert not any(x is leaf for x in leaves for leaf in jax.tree.leaves(params))
-
-
-class TestChangeOfNodes:
-    @pytest.mark.parametrize(("name", "nodes"), [("local", 3), ("osgp", 3), ("osgp", 6)])
-    def test_goes_on_from_the_average_model(self, name, nodes):
-        def make(n):
-            gossip = gx.osgp(gx.topology.ring(n)) if name == "osgp" else optax.identity()
-            inner = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
-            return gx.outer(inner, optax.sgd(0.7, momentum=0.9), 4, delay=2)
-
-        (params, state), _ = run_steps(make(N), 5)
-        average = gx.spmd(gx.average_model, nodes=N)(params, state)
-        arrays = jax.tree.map(np.asarray, (params, state))
-        changed: Any = change_nodes(arrays[0], arrays[1], make(nodes), nodes)
-        new_params, new_state, _ = changed
-        for key in START:
-            expected = np.asarray(average[key])[:1].repeat(nodes, 0)
-            np.testing.assert_allclose(new_params[key], expected, rtol=1e-5, atol=1e-6)
-            np.testing.assert_array_equal(
-                new_state.anchor[key], np.asarray(state.anchor[key])[:1].repeat(nodes, 0)
-            )
-            mean = np.asarray(state.sent[key]).mean(axis=0)
-            np.testing.assert_allclose(new_state.sent[key].mean(axis=0), mean, rtol=1e-5)
-        gossip: Any = gx.gossip_state(new_state)
-        assert gossip.count.tolist() == [5] * nodes
-        step = gx.TrainStep(tree_gradients, make(nodes), nodes=gx.Nodes(nodes))
-        for k in range(5, 8):
-            new_params, new_state, _ = step(k, new_params, new_state, jnp.ones(nodes))
-        for key in START:  # the outer step at 5 used what was sent before the change
-            assert np.isfinite(np.asarray(new_params[key])).all()
-
-
 ONE_PEER = gx.topology.one_peer_exponential(N)
 
 
@@ -630,43 +555,23 @@ def test_the_exchange_of_a_delayed_fragment_needs_nothing_of_its_step(delay):
 
 def find_all_reduces(text):
     """The operations on which each all-reduce of a compiled program depends."""
-    instructions = {}
-    for line in text.splitlines():
-        match = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = .*? ([\w-]+)\((.*?)\)", line)
-        if match:
-            name, operation, operands = match.groups()
-            called = re.findall(r"(?:calls|to_apply)=%?([\w.-]+)", line)
-            instructions[name] = operation, re.findall(r"%([\w.-]+)", operands), called
-    bodies = find_bodies(text)
+    module = parse_module(text)
 
-    def depend(name, seen):
-        if name in seen or name not in instructions:
+    def follow(it, body, seen):
+        if it.name in seen:
             return
-        seen.add(name)
-        for operand in instructions[name][1]:
-            depend(operand, seen)
-        for body in instructions[name][2]:
-            for inner in bodies.get(body, ()):
-                depend(inner, seen)
+        seen[it.name] = it.opcode
+        for name in it.operands:
+            if name in body:
+                follow(body[name], body, seen)
+        for called in map(module.computations.get, it.called):
+            for inner in called.values():
+                follow(inner, called, seen)
 
     results = []
-    for name, (operation, _, _) in instructions.items():
-        if operation.startswith("all-reduce") and not operation.endswith("done"):
-            seen: set[str] = set()
-            depend(name, seen)
-            results.append({instructions[part][0] for part in seen})
+    for it, body in module.list_collectives():
+        assert it.collective == "all-reduce"
+        seen = {}
+        follow(it, body, seen)
+        results.append(set(seen.values()))
     return results
-
-
-def find_bodies(text):
-    """The instructions of each computation, by its name."""
-    bodies = {}
-    current = None
-    for line in text.splitlines():
-        header = re.match(r"%?([\w.-]+) \(.*\{$", line)
-        if header:
-            current = bodies.setdefault(header.group(1), [])
-        match = re.match(r"\s+(?:ROOT )?%?([\w.-]+) = ", line)
-        if match and current is not None:
-            current.append(match.group(1))
-    return bodies

@@ -109,14 +109,6 @@ def flat(tree):
     )
 
 
-@pytest.mark.parametrize("make", [gx.sgp, gx.gradient_tracking])
-def test_the_exact_average_makes_it_diloco(make):
-    nodes = gx.Nodes(N)
-    by_gossip, _ = train(make(topology.complete(N)), 6, nodes)
-    exact, _ = train("exact", 6, nodes)
-    np.testing.assert_allclose(flat(by_gossip), flat(exact), rtol=1e-5, atol=1e-6)
-
-
 def test_a_mesh_of_devices_gives_the_same_numbers_and_resumes():
     """At step 3 in the middle of an outer step, with the same bits."""
     on_one = gx.Nodes(N)
@@ -194,33 +186,6 @@ def test_a_change_of_nodes_goes_on_from_the_average_model(nodes, steps):
     assert np.isfinite(flat(final)).all()
 
 
-def test_masked_and_sharded():
-    """Around it stand the same as around any outer optimizer."""
-    P = jax.sharding.PartitionSpec
-    nodes = gx.Nodes(N)
-    tx, _ = make_step(TRACKING, nodes)
-    expected = flat(train(TRACKING, 4, nodes)[0])
-    masked = optax.masked(tx, {"a": True, "b": False})
-    params, state = nodes.init(masked, STARTS)
-    step = gx.TrainStep(gradients, masked, nodes=nodes)
-    for k in range(4):
-        params, state, _ = step(k, params, state, TARGETS)
-    np.testing.assert_allclose(params["a"], expected[:, :3], rtol=1e-5, atol=1e-6)
-    islands = gx.Nodes(mesh=gx.launch.mesh(4, fsdp=2))
-    gossip = gx.gradient_tracking(topology.random_peer(4, 8, seed=1), damped=True)
-    inner = optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, gossip
-    specs = {"a": P(), "b": P("fsdp")}
-    results = []
-    for chain, where in ((gx.sharded(gx.outer(*inner), specs), islands), (gx.outer(*inner), 4)):
-        where = gx.Nodes(where) if isinstance(where, int) else where
-        step = gx.TrainStep(gradients, chain, nodes=where)
-        params, state = where.init(chain, STARTS)
-        for k in range(4):
-            params, state, _ = step(k, params, state, TARGETS[:4])
-        results.append(flat(params))
-    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
-
-
 # The gossip, its nodes, the outer rate with Nesterov's 0.9 -> whether nodes diverge. Figures of a
 # NumPy simulation: tracking on the cycle of hops up to 0.35, 0.25, 0.18 for 8, 16, 32 nodes.
 ROUNDS = 3000
@@ -281,17 +246,3 @@ def test_it_is_refused_where_its_oracle_diverges(case):
             build()
     else:
         build()
-
-
-def test_rates_that_change_and_what_is_not_linear():
-    gossip = gx.gradient_tracking(topology.directed_ring(16))
-    warm_up = optax.sgd(optax.linear_schedule(0.0, 0.7, 100), 0.9)
-    with pytest.raises(ValueError, match="must be stable"):
-        gx.outer(optax.sgd(0.1), warm_up, 50, gossip)
-    gx.outer(optax.sgd(0.1), optax.adam(0.1), 50, gossip)
-    gx.outer(optax.sgd(0.1), warm_up, 50, gx.sgp(topology.directed_ring(16)))
-    parts = {0: topology.complete(16), 300: topology.directed_ring(16)}
-    with pytest.raises(ValueError, match="must be stable"):
-        gx.outer(
-            optax.sgd(0.1), optax.sgd(0.7, 0.9), 5, gx.gradient_tracking(topology.piecewise(parts))
-        )

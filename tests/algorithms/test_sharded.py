@@ -308,14 +308,6 @@ def test_train_step_with_an_optimizer_that_xla_partitions():
     assert model["bias"].addressable_shards[0].data.shape == (4,)
 
 
-def test_parameters_may_be_made_on_the_devices():
-    tx = make_chain(FSDP)
-    nodes = gx.Nodes(mesh=FSDP_MESH)
-    params, _ = nodes.init(tx, lambda: {k: jnp.ones(shape) for k, shape in SHAPES.items()})
-    assert params["bias"].addressable_shards[0].data.shape == (1, 4)
-    np.testing.assert_array_equal(params["kernel"], 1)
-
-
 OTHER_MESH = make_mesh(4, fsdp=1, tensor=2)
 OTHER_SPECS = {"kernel": P("fsdp", "tensor"), "bias": P("tensor")}
 
@@ -422,13 +414,6 @@ def test_one_part_that_is_not_finite_is_rejected_by_all_devices():
         assert np.isfinite(result[0]["bias"]).all()
 
 
-def test_arrays_of_an_explicit_mesh_stay_sharded():
-    mesh = jax.make_mesh((4, 2), ("nodes", "fsdp"))
-    x = jax.device_put(np.ones((4, 6, 2), np.float32), NamedSharding(mesh, P("nodes", "fsdp")))
-    program = gx.Nodes(mesh=FSDP_MESH).spmd(lambda x: 2 * x)
-    assert program(x).addressable_shards[0].data.shape == (1, 3, 2)
-
-
 def test_mixing_of_anything_that_is_sharded():
     params, _ = make_values(4, SHAPES)
     schedule = gx.topology.random_peer(4, 3, 0)
@@ -444,22 +429,6 @@ def test_mixing_of_anything_that_is_sharded():
         stacked = nodes.put(params, FSDP)
         assert_close(program(step, stacked), expected, 1e-6)
         assert "all-gather" not in program.lower(step, stacked).compile().as_text()
-
-
-def test_a_message_beside_the_step():
-    """As `TrainStep` runs it on CPU over processes: on a mesh without axes inside the nodes."""
-    tx = make_chain(FSDP)
-    mesh = make_mesh(4)
-    results = []
-    for in_thread in (True, False):
-        nodes, (params, state) = start(mesh, tx)
-        gradients, batches = make_task()
-        step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=in_thread)
-        for k in range(5):
-            params, state, _ = step(k, params, state, batches[k])
-        results.append((params, state))
-    beside, inside = results
-    assert_close(beside, inside, 1e-6)
 
 
 def test_copies_of_a_sharded_model_inside_a_node():

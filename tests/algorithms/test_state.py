@@ -65,19 +65,6 @@ def test_without_gossip_all_steps_share_a_program():
         assert gx.canonical_steps(opt_state) == [0]
 
 
-def test_schedule_overlap_and_wire_are_in_the_state_of_a_chain():
-    schedule = gx.topology.random_peer(4, 3, seed=0)
-    tx = optax.chain(
-        optax.adam(0.1),
-        gx.osgp(schedule, 2, axis_name="servers", local_axis_name="chips", wire="bfloat16"),
-    )
-    state = gx.gossip_state(tx.init({"w": jnp.ones(3)}))
-    assert state is not None
-    assert state.schedule is schedule
-    assert state.overlap == 2
-    assert state.wire == gx.wire.make_wire("servers", "chips", jnp.bfloat16)
-
-
 def test_the_plan_is_static():
     """It is part of the structure: a jitted step knows it, and another one is another program."""
     state: Any = gx.osgp(gx.topology.ring(4)).init(jnp.ones(3))
@@ -86,10 +73,6 @@ def test_the_plan_is_static():
     assert jax.tree.structure(state) != jax.tree.structure(other)
     again: Any = gx.osgp(gx.topology.ring(4)).init(jnp.ones(3))
     assert jax.tree.structure(state) == jax.tree.structure(again)
-
-
-def test_a_chain_without_gossip_has_no_gossip_state():
-    assert gx.gossip_state(optax.adam(0.1).init(jnp.ones(3))) is None
 
 
 @pytest.mark.parametrize("start", [0.5, 1.0, 1.5, 2.0])
@@ -146,20 +129,6 @@ class TestLocalModel:
         # x = w z = 1; (1 + u) / 0.5
         np.testing.assert_allclose(model["a"], [2.0, 4.0, 0.0])
 
-    @pytest.mark.parametrize("gossip", ["sgp", "osgp 2"])
-    def test_without_an_exchange_it_is_the_model_after_the_step(self, gossip):
-        schedule = gx.topology.one_peer_exponential(4).every(3)
-        tx = make_gossip(gossip, schedule)
-        z, state = gx.Nodes(4).init(tx, jnp.arange(3.0))
-
-        def step(z, state, u):
-            updates, after = tx.update(u, state, z, step=2 * max(1, OVERLAPS[gossip]))
-            return gx.local_model(z, state, u), z + updates, after
-
-        u = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
-        before, after, _ = gx.spmd(step, nodes=4)(z, state, u)
-        np.testing.assert_allclose(before, after, rtol=1e-6)
-
     def test_of_stale_parameters_it_is_that_of_the_latest_model(self):
         tx = gx.d1d_psgd(2)
         x = jnp.array([0.0, 2.0])
@@ -170,15 +139,3 @@ class TestLocalModel:
             return gx.local_model(x + updates, state, jnp.float32(0.5))
 
         np.testing.assert_allclose(gx.spmd(steps, nodes=2)(x), [1.5, 1.5])
-
-    def test_without_gossip_it_is_the_model_and_the_update(self):
-        model: Any = gx.local_model(
-            jnp.float32(1.0), optax.sgd(0.1).init(jnp.zeros(())), jnp.float32(2.0)
-        )
-        assert float(model) == 3.0
-
-    def test_low_precision_parameters_are_not_rounded(self):
-        z = jnp.asarray(256.0, jnp.bfloat16)
-        state = gx.sgp(gx.topology.ring(2)).init(z)
-        model: Any = gx.local_model(z, state, jnp.float32(1.0))
-        assert model == jnp.float32(257.0)  # which bfloat16 does not have

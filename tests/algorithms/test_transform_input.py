@@ -38,22 +38,6 @@ def test_a_state_of_parameters_of_another_type(name):
 
 
 @pytest.mark.parametrize(
-    ("given", "used", "field"),
-    [
-        (gx.dpsgd(RING, "adapt-then-combine"), gx.sgp(RING), "weight"),
-        (gx.dpsgd(RING), gx.adpsgd(RING), "residual"),
-        (gx.adpsgd(RING, 4), gx.adpsgd(RING, 3), "extra"),
-    ],
-)
-def test_a_state_of_another_algorithm(given, used, field):
-    z = jnp.ones((N, 3))
-    state = gx.spmd(given.init, nodes=N)(z)
-    message = f"must be made for these parameters by this algorithm, with {field} .*change_nodes"
-    with pytest.raises(ValueError, match=message):
-        gx.spmd(used.update, nodes=N)(z, state, z)
-
-
-@pytest.mark.parametrize(
     ("returned", "message"),
     [
         (lambda x, state: (None, state), "numerators that combine of mine returns must have the"),
@@ -102,22 +86,6 @@ def test_init_of_shapes(name):
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.bfloat16)}
     from_shapes = tx.init(jax.eval_shape(lambda: params))
     jax.tree.map(np.testing.assert_array_equal, from_shapes, tx.init(params))
-
-
-def test_long_delays_are_fast():
-    state = gx.gossip_state(gx.adpsgd(RING, 10**5).init(jnp.ones(3)))
-    assert state is not None
-    assert state.extra["history"].value.shape == (10**5 - 1, 3)
-
-
-def test_the_center_at_the_start_has_a_derivative():
-    def center(x):
-        state = gx.gossip_state(gx.easgd(0.1).init(x))
-        assert state is not None
-        return state.extra["center"].value
-
-    derivative = jax.jacobian(jax.vmap(center, axis_name="nodes"))(jnp.arange(4.0))
-    np.testing.assert_allclose(derivative, np.full((N, N), 1 / N))
 
 
 class TestStepsUnderOverlap:

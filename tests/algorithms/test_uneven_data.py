@@ -76,28 +76,6 @@ def test_corrected_methods_reach_the_optimum(gossip):
     np.testing.assert_allclose(models, OPTIMUM, atol=1e-5)
 
 
-def test_the_mean_of_the_corrections_stays_zero():
-    """So the mean of `y = u + c` is that of `u` at every step, in narrow messages too."""
-    tx = gx.gradient_tracking(IRREGULAR, wire=jnp.bfloat16)
-    steps = 20
-    updates = jnp.asarray(np.random.default_rng(0).normal(size=(N, steps, 5)), jnp.float32)
-
-    def corrections(updates):
-        def body(carry, u):
-            x, state = carry
-            update, state = tx.update(u, state, x)
-            gossip = gx.gossip_state(state)
-            assert gossip is not None
-            return (x + update, state), gossip.kept("correction")
-
-        x = jnp.zeros_like(updates[0])
-        return jax.lax.scan(body, (x, tx.init(x)), updates)[1]
-
-    c = np.asarray(run("vmap", corrections, N)(updates), np.float64)  # [N, S, D]
-    assert abs(c).max() > 0.5
-    np.testing.assert_allclose(c.mean(axis=0), 0, atol=1e-5)
-
-
 class TestTheRate:
     X = jnp.asarray(RNG.normal(size=(N, 3)), jnp.float32)
 
