@@ -9,8 +9,7 @@ import optax
 import oracle
 import pytest
 from algorithms.rows import ROWS
-from jax.sharding import PartitionSpec as P
-from modes import make_mesh, run
+from modes import run
 
 import gossipjax as gx
 
@@ -19,7 +18,6 @@ EVERY = 3
 SCHEDULE = gx.topology.from_matrices(oracle.column_stochastic(np.random.default_rng(0), N))
 NODES = gx.Nodes(N)
 START = jnp.asarray(np.random.default_rng(1).normal(size=(N, 5)), jnp.float32)
-BATCHES = jnp.asarray(np.random.default_rng(2).normal(size=(4 * EVERY, N, 5)), jnp.float32)
 
 
 def chain(gossip):
@@ -47,28 +45,6 @@ class TestAccumulateGradients:
         np.testing.assert_allclose(grads, expected, rtol=1e-5, atol=1e-6)
         assert aux.shape == (N, EVERY)
         np.testing.assert_allclose(aux.sum(axis=1), total, rtol=1e-5, atol=1e-6)
-
-    @pytest.mark.parametrize("check_vma", [False, True])
-    def test_of_one_model_on_all_nodes(self, check_vma):
-        """Gradients may vary over an axis where the parameters do not."""
-
-        def gradients(z, batch):
-            return z - batch.mean(axis=0), None
-
-        def accumulate(z, batch):
-            grads: Any = gx.accumulate_gradients(gradients, 2)(z, batch[0])[0]
-            return grads[None]
-
-        program = jax.shard_map(
-            accumulate,
-            mesh=make_mesh(N),
-            in_specs=(P(), P("nodes")),
-            out_specs=P("nodes"),
-            check_vma=check_vma,
-        )
-        batch = BATCHES[:4].swapaxes(0, 1)
-        expected = START[:1] - batch.mean(axis=1)
-        np.testing.assert_allclose(program(START[0], batch), expected, rtol=1e-5, atol=1e-6)
 
     def test_a_key_for_each_part(self):
         def draw(z, batch, keys):

@@ -107,27 +107,6 @@ def test_under_an_outer_optimizer_they_are_averaged_as_it_says(average, expected
             assert mixed.tolist() == (expected if step in (2, 5) else [1.0, 3.0])
 
 
-@pytest.mark.parametrize(("delay", "fragments"), [(0, 1), (2, 2)])
-def test_statistics_under_an_outer_optimizer_agree_after_a_cycle_of_its_schedule(delay, fragments):
-    """By static canonical steps and by traced ones: each round is that of the models."""
-    n, every = 8, 3
-    schedule = gx.topology.one_peer_exponential(n)
-    tx = gx.outer(optax.sgd(0.1), optax.sgd(1.0), every, schedule, fragments, delay)
-    state = tx.init([jnp.zeros(1), jnp.zeros(1)])
-
-    def mix(stats, step):
-        return gx.mix_batch_stats(stats, state, step)
-
-    static = gx.spmd(mix, nodes=n, static_argnums=1)
-    traced = gx.spmd(mix, nodes=n, shared_argnums=1)
-    by_static = by_traced = jnp.arange(float(n))
-    for step in range(schedule.period * every + delay):
-        by_static = static(by_static, gx.canonical_step(state, step))
-        by_traced = traced(by_traced, np.int32(step))
-        np.testing.assert_array_equal(by_static, by_traced)
-    np.testing.assert_array_equal(by_static, np.full(n, 3.5))
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_averaged(mode):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.bfloat16)

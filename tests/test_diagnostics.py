@@ -82,12 +82,3 @@ def test_without_a_gossip_transform_every_node_counts_one():
     np.testing.assert_array_equal(weight, np.full(N, N))
     average = gx.spmd(gx.average_model, nodes=N)(z, state)
     assert average.dtype == jnp.bfloat16
-
-
-def test_two_gossip_transforms_are_ambiguous():
-    ring = gx.topology.ring(N)
-    tx = optax.chain(gx.sgp(ring), gx.sgp(ring))
-    z = jnp.ones((N, 2))
-    state = gx.spmd(tx.init, nodes=N)(z)
-    with pytest.raises(ValueError, match="must hold one gossip state at most, got 2"):
-        gx.spmd(gx.average_model, nodes=N)(z, state)

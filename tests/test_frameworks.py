@@ -1,6 +1,5 @@
 """Programs of flax, equinox and orbax with the transforms inside: what a stranger's loop does."""
 
-import pickle
 import warnings
 
 import equinox as eqx
@@ -256,15 +255,6 @@ class TestSteps:
         (warning,) = warned
         assert "gx.canonical_step(opt_state, step)" in str(warning.message)
 
-    def test_one_with_canonical_steps_is_not(self):
-        tx = gx.sgp(gx.topology.random_ring(4, seed=0, rounds=20))
-        state = tx.init(jnp.zeros(()))
-        for step in range(22):
-            number = gx.canonical_step(state, step)
-            jax.vmap(lambda z, k=number: tx.update(z, state, z, step=k), axis_name="nodes")(
-                jnp.zeros(4)
-            )
-
     def test_train_step_without_a_step_says_how_it_is_called(self):
         train_step = gx.TrainStep(lambda z, x: (z - x, None), TX, nodes=NODES)
         params, opt_state = NODES.init(TX, PARAMS)
@@ -359,12 +349,6 @@ def test_a_training_state_of_annotated_parameters_stays_in_parts():
     np.testing.assert_allclose(model["kernel"].value, expected, rtol=1e-6)
 
 
-def test_parameters_without_annotations_need_specs():
-    params = nn.Dense(6).init(KEY, jnp.ones((1, 4)))
-    with pytest.raises(ValueError, match="specs must be given where the parameters are not anno"):
-        gx.sharded(gx.sgp(SCHEDULE)).init(params)
-
-
 def test_specs_of_nnx_annotations():
     def init():
         kernel = nnx.with_partitioning(nnx.initializers.ones, (None, "fsdp"))
@@ -374,8 +358,3 @@ def test_specs_of_nnx_annotations():
     tx = optax.chain(optax.sgd(0.1), gx.sharded(gx.sgp(SCHEDULE)))
     params, _ = HALVES.init(tx, init)
     assert shapes_of_shards(params["kernel"].get_value()) == {(1, 4, 3)}
-
-
-def test_the_package_is_pickled_by_its_name():
-    """Engines send functions of a script, and with them what the script imports."""
-    assert pickle.loads(pickle.dumps(gx)) is gx

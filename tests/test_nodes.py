@@ -101,14 +101,6 @@ class TestRun:
         with pytest.raises(ValueError, match=r"argument 2 must be node-stacked.*got shape \[3\]"):
             nodes.run(select, jnp.ones(N), nodes.shared(table), jnp.ones(3))
 
-    @every_placement
-    def test_the_same_function_with_and_without_shared_arguments(self, nodes):
-        def add(x, y):
-            return x + y
-
-        np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), jnp.arange(4.0)), range(N))
-        np.testing.assert_array_equal(nodes.run(add, jnp.zeros(N), nodes.shared(3.0)), [3.0] * N)
-
 
 def some_of_everything():
     return {

@@ -162,20 +162,6 @@ def test_local_steps_gather_nothing_over_the_local_axis(is_static):
         assert "all_gather" not in program.lower(x, 1).as_text()
 
 
-def test_the_hierarchy_under_nested_vmap():
-    """The per-node function runs unchanged where the devices of a node are simulated as well."""
-    ring = gx.topology.ring(N)
-
-    def mixed(x):
-        return gx.mix(x, None, ring, 0, local_axis_name="local")[0]
-
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), jnp.float32)
-    inner = jax.vmap(mixed, in_axes=None, axis_name="local", axis_size=LOCAL, out_axes=0)
-    actual = jax.vmap(inner, axis_name="nodes")(x)
-    for device in range(LOCAL):
-        np.testing.assert_allclose(actual[:, device], ring.matrices()[0] @ x, rtol=1e-5, atol=1e-6)
-
-
 class TestBadInput:
     def test_leaves_without_a_node_axis(self):
         program = gx.spmd(lambda x: x, nodes=4)
