@@ -44,9 +44,6 @@ def update(faults: F.Faults) -> Any:
 
 ROWS: list[Call] = []
 for name, function, values, message in (
-    ("rate of drops", lambda r: F.independent_drops(N, 5, 0, r), [1.1, NAN], "rate of"),
-    ("mean", lambda m: F.poisson_activity(N, 5, 0, m), [-1], "mean of"),
-    ("max_delay", lambda d: F.uniform_delays(N, 5, 0, d), [2**11], "max_delay of"),
     ("arrives", with_faults("arrives"), [CYCLIC, np.ones((2, N, N))], "arrives of Faults"),
     ("active", with_faults("active"), [CYCLIC[:, :2]], "active of"),
     ("delays", with_faults("delays"), [-1, 2**11, CYCLIC.astype(int)], "delays of Faults"),
@@ -57,12 +54,9 @@ for name, function, values, message in (
     ("apply late", lambda f: F.apply(RING, f), [LATE, F.Faults(N, noise=1)], "no delays"),
     ("apply keep", lambda k: F.apply(RING, PLAIN, k), ["receiver"], "keep of apply"),
     ("apply both", lambda s: F.apply(s, PLAIN, "both"), [ONE_PEER], "symmetric"),
-    ("noise std", F.noise, [-1], "std of noise"),
-    ("sgp faults", lambda f: F.sgp(RING, f), [F.Faults(3)], "faults of gx.faults.sgp"),
     ("dpsgd schedule", lambda s: F.dpsgd(s, PLAIN), [gx.topology.star(N)], "doubly stochastic"),
     ("dpsgd late", lambda s: F.dpsgd(s, LATE), [ONE_PEER], "one round"),
     ("inactive all at once", init, [gx.easgd(0.1)], "by a schedule"),
-    ("inactive average of all", init, [gx.d1d_psgd(N)], "must exchange nothing"),
     (
         "inactive schedule",
         init,
@@ -71,15 +65,9 @@ for name, function, values, message in (
     ),
     ("inactive overlap", init, [gx.osgp(F.apply(RING, SLEEPY))], "overlap=1"),
     ("inactive outer", init, [gx.outer(SGD, SGD, 2)], "without gx.outer"),
-    ("inactive nodes", update, [SLEEPY], "as many nodes as the faults"),
 ):
     ROWS += calls(name, function, values, message)
 ROWS += [
-    Call(
-        "apply, too many rounds",
-        lambda: F.apply(RING, F.Faults(N, np.ones((509, N, N), bool), np.ones((503, N), bool))),
-        "65536",
-    ),
     Call(
         "apply, nothing arrives",
         lambda: F.apply(RING, F.Faults(N, np.zeros((2, N, N), bool))),

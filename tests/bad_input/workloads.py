@@ -3,9 +3,6 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from bad_input.rows import Line
 
@@ -37,25 +34,6 @@ def texts(contents: dict[str, bytes] | None = None) -> Write:
     return files(splits | (contents or {}))
 
 
-def write_utterances(folder: Path, **arrays: Any) -> None:
-    lengths = np.full(8, 30)
-    content = {
-        "frames": np.zeros((240, 4), np.uint8),
-        "lengths": lengths,
-        "labels": np.arange(8) % 2,
-        "split": np.repeat([0, 2], 4),
-        "languages": np.array(["a", "b"]),
-    }
-    content |= arrays
-    kept = {name: array for name, array in content.items() if array is not None}
-    np.savez(folder / "speech_languages.npz", **kept)
-
-
-def utterances(**arrays: Any) -> Write:
-    """A data set of speech, of which some arrays are others, or missing."""
-    return functools.partial(write_utterances, **arrays)
-
-
 TRANSLATION: list[tuple[str, str, Write]] = [
     (
         "--data-dir OUT",
@@ -72,12 +50,6 @@ TRANSLATION: list[tuple[str, str, Write]] = [
 ]
 SPEECH: list[tuple[str, str, Write]] = [
     ("", "--data-dir must be a folder that holds speech_languages.npz, got none", files()),
-    ("--data-dir OUT", "must have the arrays", utterances(labels=None)),
-    (
-        "--data-dir OUT --frames-per-window 31",
-        "must be at most 30, the frames",
-        utterances(),
-    ),
 ]
 OF_FILES = "--dataset files --data-dir OUT"
 LANGUAGE: list[tuple[str, str, Write]] = [
