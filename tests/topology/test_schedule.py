@@ -2,10 +2,7 @@
 
 import copy
 import itertools
-import os
 import pickle
-import subprocess
-import sys
 from typing import Any, cast
 
 import jax
@@ -119,22 +116,3 @@ def test_doubly_stochastic():
     assert not topology.from_matrices(almost).is_doubly_stochastic
     assert topology.one_peer_exponential(7).is_doubly_stochastic
     assert not topology.from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
-
-
-def test_a_pickled_schedule_has_the_hash_of_the_process_that_loads_it():
-    program = """
-import pickle, sys
-from gossipjax import topology
-schedule = pickle.load(sys.stdin.buffer)
-assert hash(schedule) == hash(topology.one_peer_exponential(8)), "a hash of another process"
-"""
-    schedule = topology.one_peer_exponential(8)
-    hash(schedule)
-    environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    subprocess.run(
-        [sys.executable, "-c", program],
-        input=pickle.dumps(schedule),
-        env=environment,
-        check=True,
-        timeout=120,
-    )
