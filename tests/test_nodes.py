@@ -196,16 +196,12 @@ class TestThereAndBack:
         other_nan = np.uint32(0xFFC00001).view(np.float32)
         keys = jax.random.split(jax.random.key(0), 2)
         differ = [
-            (np.array([1, nan], np.float32), np.array([1, 2], np.float32)),
             (np.array([1, 2], np.float32), np.array([1, nan], np.float32)),
             (np.array([1, nan], np.float32), np.array([nan, 1], np.float32)),
-            (np.array([1, inf], np.float32), np.array([1, -inf], np.float32)),
             (np.array([inf, 1], np.float32), np.array([inf, 2], np.float32)),
             (np.array([3e38, 0], np.float32), np.array([-3e38, 0], np.float32)),
-            (np.array([1 + 1j], np.complex64), np.array([1 + 2j], np.complex64)),
             (np.array([complex(nan, 1)], np.complex64), np.array([complex(nan, 2)], np.complex64)),
             (np.array([2**24], np.int32), np.array([2**24 + 1], np.int32)),
-            (np.array([3], np.uint8), np.array([255], np.uint8)),
             (np.array([True]), np.array([False])),
             (keys[0], keys[1]),
         ]
@@ -214,9 +210,7 @@ class TestThereAndBack:
                 np.array([1, nan, inf, 0], np.float32),
                 np.array([1, other_nan, inf, -0.0], np.float32),
             ),
-            (np.array([complex(nan, 1)], np.complex64), np.array([complex(nan, 1)], np.complex64)),
             (jnp.array([nan, 1], jnp.bfloat16), jnp.array([nan, 1], jnp.bfloat16)),
-            (np.array([2**24 + 1], np.int32), np.array([2**24 + 1], np.int32)),
             (keys[0], keys[0]),
         ]
 

@@ -53,12 +53,6 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
     assert run_blocks(path.read_text())
 
 
-def test_the_quickstart_is_short():
-    quickstart = README.split("## Quickstart")[1].split("```python\n")[1].split("```")[0]
-    assert len([line for line in quickstart.splitlines() if line.strip()]) <= 27
-    assert len(README.splitlines()) <= 140
-
-
 def test_every_line_of_the_table_of_names_is_code_that_builds():
     n, k, rate = 8, 3, 0.1
     schedule = gx.topology.one_peer_exponential(n)
@@ -90,11 +84,6 @@ def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
         if not target.startswith("http"):
             assert os.path.exists(path.parent / target), target
-
-
-def test_no_placeholder_is_left():
-    assert "@@" not in README
-    assert "TODO" not in README
 
 
 def test_commands_are_marked_for_ci():

@@ -109,24 +109,6 @@ def flat(tree):
     )
 
 
-def test_a_mesh_of_devices_gives_the_same_numbers_and_resumes():
-    """At step 3 in the middle of an outer step, with the same bits."""
-    on_one = gx.Nodes(N)
-    on_devices = gx.Nodes(mesh=jax.sharding.Mesh(np.array(jax.devices()[:N]), ("nodes",)))
-    expected = train(TRACKING, 5, on_one)
-    state = train(TRACKING, 5, on_devices)
-    np.testing.assert_allclose(flat(state[0]), flat(expected[0]), rtol=1e-5, atol=1e-6)
-    averages = [
-        gx.average_model(*pair, nodes=nodes)
-        for pair, nodes in ((expected, on_one), (state, on_devices))
-    ]
-    np.testing.assert_allclose(averages[0]["b"], averages[1]["b"], rtol=1e-5)
-    saved = jax.tree.map(np.asarray, train(TRACKING, 3, on_one))
-    resumed = train(TRACKING, 5, on_one, state=saved, first=3)
-    for a, b in zip(*map(jax.tree.leaves, (resumed, expected)), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-
 def test_canonical_steps_count_rounds_by_outer_steps():
     schedule = topology.one_peer_exponential(N)  # 3 rounds
     tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 5, gx.sgp(schedule))

@@ -39,29 +39,6 @@ def train(tx, steps=600, curvatures=CURVATURES, targets=TARGETS):
     return np.asarray(run("vmap", train_one, len(targets))(start, a, b), np.float64)
 
 
-def solve_dpsgd(W, curvatures, targets, rate):
-    """Where `x = W (x - rate a (x - b))` holds."""
-    A = rate * np.diag(curvatures)
-    return np.linalg.solve(np.eye(len(W)) - W + W @ A, W @ A @ targets)
-
-
-def test_dpsgd_and_quasi_global_momentum_stay_off_the_optimum():
-    """Both end where the mixed local steps stand still: `m = 0` there, whatever its factors.
-
-    A step of Nesterov's momentum is then one of SGD at 1.9 times the rate.
-    """
-    expected = solve_dpsgd(W, CURVATURES, TARGETS, RATE)
-    assert abs(expected - OPTIMUM).max() == pytest.approx(0.5952, abs=1e-4)
-    assert abs(expected.mean() - OPTIMUM) == pytest.approx(0.0476, abs=1e-4)
-    by_dpsgd = train(optax.chain(optax.sgd(RATE), gx.dpsgd(LAZY_RING, "adapt-then-combine")))
-    np.testing.assert_allclose(by_dpsgd, expected, atol=1e-5)
-    by_quasi_global = train(gx.quasi_global(LAZY_RING, RATE))
-    np.testing.assert_allclose(by_quasi_global, expected, atol=1e-5)
-    by_nesterov = train(gx.quasi_global(LAZY_RING, RATE, nesterov=True))
-    expected = solve_dpsgd(W, CURVATURES, TARGETS, 1.9 * RATE)
-    np.testing.assert_allclose(by_nesterov, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "gossip",
     [
