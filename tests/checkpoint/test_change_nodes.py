@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from promotion import apply_updates, promoting
+from promotion import apply_updates
 from short_runs import (
     NAMES,
-    D,
     average_densely,
     make_chain,
     relative_error,
@@ -128,24 +127,6 @@ def test_from_one_algorithm_to_another(old):
         assert all((count == (5 if has_count else count[0])).all() for count in counts)
     params, _ = train(tx, 5, params, changed, range(5, 9))
     assert np.isfinite(params).all()
-
-
-def test_many_nodes_with_real_weights():
-    size = 16
-    tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.random_peer(size, 6, seed=0)))
-    z = jnp.asarray(np.random.default_rng(2).normal(size=(size, D)), jnp.float32)
-    z, state = train(tx, size, z, gx.spmd(tx.init, nodes=size)(z), range(7))
-    gossip = require_gossip(state)
-    assert np.ptp(gossip.weight) > 0.3
-    expected = average_densely(z, state)
-    params, after, report = resize(z, state, tx, size)
-    assert relative_error(params[0], expected) < 1e-6
-    assert report.weight == pytest.approx(size, rel=1e-6)
-    sent = np.asarray(gossip.in_flight.weight, np.float64).sum()
-    assert report.fraction_in_flight == pytest.approx(sent / size, rel=1e-6)
-    assert report.fraction_in_flight is not None
-    assert 0.3 < report.fraction_in_flight < 0.7
-    assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 RULES: dict[OnResize, list[float]] = {
@@ -267,154 +248,78 @@ class TestKeys:
         for name, new in average_nodes(tree, 3).items():
             np.testing.assert_array_equal(new, [tree[name].max(axis=0)] * 3, err_msg=name)
 
-    def test_the_noise_of_an_optimizer(self):
-        after = 5
 
-        def make_noisy(nodes):
-            schedule = gx.topology.one_peer_exponential(nodes)
-            return optax.chain(promoting(optax.add_noise(0.1, 0.5, 0)), gx.sgp(schedule))
-
-        z = jnp.ones((4, D))
-        params, state = train(
-            make_noisy(4), 4, z, gx.spmd(make_noisy(4).init, nodes=4)(z), range(2)
-        )
-        old_key = state[0].rng_key[0]
-        new_tx = make_noisy(after)
-        params, state, _ = resize(params, state, new_tx, after)
-        keys = state[0].rng_key
-        assert keys.dtype == old_key.dtype
-        for node in range(after):
-            expected = jax.random.fold_in(old_key, node)
-            np.testing.assert_array_equal(key_data(keys[node]), key_data(expected))
-        program = gx.spmd(lambda u, s, z: new_tx.update(u, s, z, step=2), nodes=after)
-        updates, _ = program(jnp.zeros_like(params), state, params)
-        assert len(np.unique(np.asarray(updates), axis=0)) == after
-
-
-def mask_of(params):
-    return {"body": True, "head": False}
-
-
+MASK = {"body": True, "head": False}
 WRAPPERS = {
-    "masked": lambda tx: optax.masked(tx, mask_of),
-    "masked by a tree": lambda tx: optax.masked(tx, mask_of({})),
-    "multi_transform": lambda tx: optax.multi_transform(
-        {True: tx, False: optax.trace(0.5)}, mask_of({})
-    ),
+    "masked": lambda tx: optax.masked(tx, lambda params: MASK),
+    "multi_transform": lambda tx: optax.multi_transform({True: tx, False: optax.trace(0.5)}, MASK),
 }
 
 
-MASKED = {
-    "osgp 2": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1), 2),
-    "dpsgd": lambda n: gx.dpsgd(gx.topology.ring(n)),
-}
+def train_masked(wrap, nodes=4, dtype=jnp.float32):
+    """Three steps of gossip of a part of the parameters."""
+    tx = wrap(gx.osgp(gx.topology.random_peer(nodes, 3, seed=1), 2))
+    rng = np.random.default_rng(0)
+    params = {
+        "body": jnp.asarray(rng.normal(size=(nodes, 3, 2)), dtype),
+        "head": jnp.asarray(rng.normal(size=(nodes, 5)), dtype),
+    }
+    state = gx.spmd(tx.init, nodes=nodes)(params)
+
+    def step(z, state, k):
+        node = jax.lax.axis_index("nodes").astype(dtype)
+        updates, state = tx.update(jax.tree.map(lambda x: 0.1 * (node - x), z), state, z, step=k)
+        return apply_updates(z, updates), state
+
+    program = gx.spmd(step, nodes=nodes, shared_argnums=2)
+    for k in range(3):
+        params, state = program(params, state, np.int32(k))
+    return params, state
 
 
-class TestMasked:
-    """Gossip of a part of the parameters: the rest is averaged, without weights."""
-
-    def train(self, wrap, algorithm, dtype=jnp.float32):
-        tx = optax.chain(optax.sgd(0.1, momentum=0.9), wrap(algorithm(4)))
-        rng = np.random.default_rng(0)
-        params = {
-            "body": jnp.asarray(rng.normal(size=(4, 3, 2)), dtype),
-            "head": jnp.asarray(rng.normal(size=(4, 5)), dtype),
-        }
-        state = gx.spmd(tx.init, nodes=4)(params)
-
-        def step(z, state, k):
-            node = jax.lax.axis_index("nodes").astype(dtype)
-            grads = jax.tree.map(lambda x: x - node, z)
-            updates, state = tx.update(grads, state, z, step=k)
-            return apply_updates(z, updates), state
-
-        program = gx.spmd(step, nodes=4, shared_argnums=2)
-        for k in range(3):
-            params, state = program(params, state, np.int32(k))
-        return params, state
-
-    @pytest.mark.parametrize(
-        ("algorithm", "wrapper", "dtype"),
-        [
-            ("osgp 2", "masked by a tree", jnp.float32),
-            ("osgp 2", "multi_transform", jnp.bfloat16),
-            ("dpsgd", "masked", jnp.float32),
-        ],
-    )
-    def test_a_masked_algorithm(self, algorithm, wrapper, dtype):
-        algorithm = MASKED[algorithm]
-        wrap = WRAPPERS[wrapper]
-        params, state = self.train(wrap, algorithm, dtype)
-        gossip = require_gossip(state)
-        body = np.asarray(params["body"], np.float64).reshape(4, -1)
-        weights = np.ones(4)
-        if gossip.weight is not None:
-            weights = np.asarray(gossip.weight, np.float64)
-        if gossip.residual is not None:
-            body += np.asarray(gossip.residual["body"], np.float64).reshape(4, -1)
-        total = weights @ body
-        weight = weights.sum()
-        if gossip.in_flight is not None:
-            sent = gossip.in_flight
-            weight += np.asarray(sent.weight, np.float64).sum()
-            total = total + np.asarray(sent.x["body"], np.float64).reshape(4, -1).sum(axis=0)
-        tx = optax.chain(optax.sgd(0.1, momentum=0.9), wrap(algorithm(3)))
-        new, new_state, report = resize(params, state, tx, 3)
-        assert report.weight == pytest.approx(4, rel=1e-6)
-        tolerance = 1e-6 if dtype == jnp.float32 else 2.0**-8
-        for node in range(3):
-            assert relative_error(new["body"][node].ravel(), total / weight) < tolerance
-            head = np.asarray(params["head"], np.float64).mean(axis=0)
-            assert relative_error(new["head"][node], head) < tolerance
-        template = gx.spmd(tx.init, nodes=3)(jax.tree.map(jnp.asarray, new))
-        assert jax.tree.structure(new_state) == jax.tree.structure(template)
-        for a, b in zip(jax.tree.leaves(new_state), jax.tree.leaves(template), strict=True):
-            assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        program = gx.spmd(lambda u, s, z: tx.update(u, s, z, step=3), nodes=3)
-        updates, _ = program(jax.tree.map(jnp.zeros_like, new), new_state, new)
-        assert all(np.isfinite(np.asarray(u, np.float32)).all() for u in updates.values())
-
-    def test_another_mask_than_that_of_the_messages(self):
-        params, state = self.train(
-            WRAPPERS["masked"], lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1))
-        )
-        tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(gx.topology.ring(3)))
-        with pytest.raises(ValueError, match=r"messages in flight must be .* shapes .* per node"):
-            resize(params, state, tx, 3)
-
-    def test_gossip_in_two_groups(self):
-        def make_tx(nodes):
-            gossip = gx.sgp(gx.topology.ring(nodes))
-            return optax.multi_transform({True: gossip, False: gossip}, mask_of({}))
-
-        params = {"body": jnp.ones((4, 2)), "head": jnp.ones((4, 3))}
-        state = gx.spmd(make_tx(4).init, nodes=4)(params)
-        with pytest.raises(ValueError, match="must hold one gossip state at most, got 2"):
-            resize(params, state, make_tx(3), 3)
+@pytest.mark.parametrize(
+    ("wrapper", "dtype"), [("masked", jnp.float32), ("multi_transform", jnp.bfloat16)]
+)
+def test_what_is_not_gossiped_is_averaged_without_weights(wrapper, dtype):
+    wrap = WRAPPERS[wrapper]
+    params, state = train_masked(wrap, dtype=dtype)
+    gossip = require_gossip(state)
+    weights = np.asarray(gossip.weight, np.float64)
+    body = np.asarray(params["body"], np.float64).reshape(4, -1)
+    if gossip.residual is not None:
+        body += np.asarray(gossip.residual["body"], np.float64).reshape(4, -1)
+    sent = np.asarray(gossip.in_flight.x["body"], np.float64).reshape(4, -1).sum(axis=0)
+    weight = weights.sum() + np.asarray(gossip.in_flight.weight, np.float64).sum()
+    expected = {
+        "body": (weights @ body + sent) / weight,
+        "head": np.asarray(params["head"], np.float64).mean(axis=0),
+    }
+    tx = wrap(gx.osgp(gx.topology.ring(3), 2))
+    new, new_state, report = resize(params, state, tx, 3)
+    assert report.weight == pytest.approx(4, rel=1e-6)
+    for name, model in expected.items():
+        for row in new[name]:
+            assert relative_error(row.ravel(), model) < (1e-6 if dtype == jnp.float32 else 2.0**-8)
+    template = gx.spmd(tx.init, nodes=3)(jax.tree.map(jnp.asarray, new))
+    assert jax.tree.structure(new_state) == jax.tree.structure(template)
+    for a, b in zip(jax.tree.leaves(new_state), jax.tree.leaves(template), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-class TestRefusals:
-    """The others are in the table of bad inputs."""
+def test_another_mask_than_that_of_the_messages():
+    params, state = train_masked(WRAPPERS["masked"])
+    with pytest.raises(ValueError, match=r"messages in flight must be .* shapes .* per node"):
+        resize(params, state, gx.osgp(gx.topology.ring(3)), 3)
 
-    @pytest.mark.parametrize(
-        ("tx", "message"),
-        [
-            (make_chain("sgp", 5, "adam"), r"as the new optimizer, got opt_state\[0\]\[0\].trace"),
-            (
-                optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(5))),
-                "must have nothing more, as the new optimizer, got opt",
-            ),
-        ],
-    )
-    def test_another_optimizer(self, tx, message):
-        params, state = train_from_start("sgp", 8, 1)
-        with pytest.raises(ValueError, match=message):
-            resize(params, state, tx, 5)
 
-    def test_not_node_stacked(self):
-        params, state = train_from_start("sgp", 8, 1)
-        message = r"with one N, got \[8\] for opt_state\[0\].* and \[5\] for params"
-        with pytest.raises(ValueError, match=message):
-            resize(params[:5], state, make_chain("sgp", 5), 5)
-        with pytest.raises(ValueError, match="params must have at least one array, got none"):
-            resize({}, (), optax.sgd(0.1), 5)
+@pytest.mark.parametrize(
+    ("tx", "message"),
+    [
+        (make_chain("sgp", 5, "adam"), r"as the new optimizer, got opt_state\[0\]\[0\].trace"),
+        (gx.sgp(gx.topology.ring(5)), "must have nothing more, as the new optimizer, got opt"),
+    ],
+)
+def test_another_optimizer(tx, message):
+    params, state = train_from_start("sgp", 8, 1)
+    with pytest.raises(ValueError, match=message):
+        resize(params, state, tx, 5)

@@ -114,18 +114,6 @@ def test_another_number_of_nodes(nodes, tmp_path):
     assert_equal_bits(again.arrays, state.arrays)
 
 
-def test_a_chain_whose_state_has_no_arrays(tmp_path):
-    """Only the parameters show that the number of nodes is another."""
-    tx = optax.chain(gx.allreduce(), optax.sgd(0.1))
-    few = gx.Nodes(2)
-    with Checkpoints(tmp_path, every=1) as checkpoints:
-        checkpoints.after(TrainState(1, *NODES.init(tx, jnp.ones(3))))
-        state = checkpoints.resume(TrainState(0, *few.init(tx, jnp.zeros(3))), few, lambda _: tx)
-        assert checkpoints.resize_report is not None
-    assert isinstance(state.params, jax.Array)
-    assert state.params.tolist() == [[1.0] * 3] * 2
-
-
 def test_another_algorithm_and_init_from_another_folder(tmp_path):
     first = tmp_path / "first"
     second = tmp_path / "second"
