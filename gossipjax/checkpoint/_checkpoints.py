@@ -41,8 +41,6 @@ from gossipjax.processes import all_processes, any_process, barrier, require_sha
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
-MAX_TIMEOUT = 10**9  # seconds: in milliseconds it is still an int64
-
 
 class Checkpoints:
     """The last checkpoints of a run, in a folder that all its processes share.
@@ -75,7 +73,7 @@ class Checkpoints:
       resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
 
     Raises:
-      ValueError: if an argument is not as above, or `every` is given with `read_only`.
+      ValueError: if an argument is not as above.
       OSError: if the folder cannot be made, written to or (`read_only`) read, is not the same for
         all processes, or another job has it open (says which, where and since when).
 
@@ -106,14 +104,8 @@ class Checkpoints:
         self.folder = _require_folder(folder, "folder")
         self._every = None if every is None else require_int(every, "every, in steps,", 1)
         self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
-        if not 0 < timeout <= MAX_TIMEOUT:
-            raise ValueError(
-                f"timeout must be a number of seconds > 0 and <= {MAX_TIMEOUT}, got {timeout!r}."
-            )
         self._timeout = math.ceil(timeout)
         self._is_read_only = read_only
-        if read_only and every is not None:
-            raise ValueError(f"every must be None with read_only=True, got {every}.")
         if not read_only:
             require_shared_folder(self.folder)
         elif not all_processes(self.folder.is_dir()):
@@ -253,8 +245,8 @@ class Checkpoints:
 
         Raises:
           ValueError: if `step` is not an integer >= 0, `state` holds something that is neither an
-            array nor a number, or `metadata` something that JSON cannot hold (names the key), or
-            the folder was opened with `read_only`.
+            array nor a number, or `metadata` something that JSON cannot hold, or the folder was
+            opened with `read_only`.
         """
         if self._is_read_only:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
