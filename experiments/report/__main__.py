@@ -5,10 +5,9 @@
 
 Runs the programs that the sections need, several side by side, each once; with the same `--out` it
 goes on where it stopped, and `--section` adds to what is there. The folder then holds `report.md`,
-`report.html` (one page that needs no other file), `results.md` (every claim with its commands, and
-what did not hold), `figures` (PNG and SVG), `summary.json`, and `runs`, a folder for each run. What
-has failed is shown with its error, and the program then exits with status 1; one whose loss is not
-finite has diverged, which is a result.
+`results.md` (every claim with its commands, and what did not hold), `figures`, `summary.json`, and
+`runs`, a folder for each run. What has failed is shown with its error, and the program then exits
+with status 1; one whose loss is not finite has diverged, which is a result.
 
 `--kept` makes the last full report again from small files in the repository, without training.
 """
@@ -50,8 +49,7 @@ from experiments.report.keep import (
 )
 from experiments.report.pages import (
     count_verdicts,
-    format_html,
-    format_markdown,
+    format_report,
     format_results,
 )
 from experiments.report.section import DATA, Scale, Section
@@ -235,9 +233,7 @@ def make_report(
     ]
     wall_seconds = time.monotonic() - began
     origin = find_origin(command, options.scale, results, wall_seconds, taken)
-    (out / "report.md").write_text(format_markdown(chapters, origin))
-    page = format_html(format_markdown(chapters, origin, suffix="svg"), out)
-    (out / "report.html").write_text(page)
+    (out / "report.md").write_text(format_report(chapters, origin))
     (out / RESULTS).write_text(format_results(chapters, origin))
     write_summary(out, dataclasses.asdict(options), origin, results, chapters)
     if options.keep:
@@ -307,8 +303,7 @@ def remove_figures(entries: Sequence[Record], folder: Path) -> None:
     """Removes the figures that `summary.json` names, and nothing else."""
     for entry in entries:
         for name in entry.get("figures", ()):
-            for suffix in (".png", ".svg"):
-                (folder / Path(name).name).with_suffix(suffix).unlink(missing_ok=True)
+            (folder / Path(name).name).unlink(missing_ok=True)
 
 
 def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> None:
@@ -321,7 +316,7 @@ def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> No
         verdict = f"[{color}]{chapter.verdict}[/{color}]"
         table.add_row(chapter.section.title, chapter.section.place, verdict)
     console.print(table)
-    for name in ("report.html", "report.md", RESULTS, "summary.json"):
+    for name in ("report.md", RESULTS, "summary.json"):
         console.print(f"{out / name}", soft_wrap=True, highlight=False)
 
 

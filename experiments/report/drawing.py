@@ -1,4 +1,4 @@
-"""Figures: methods side by side, metrics over steps, bars; as PNG and SVG, the same each time."""
+"""Figures: methods side by side, metrics over steps, bars."""
 
 import contextlib
 import json
@@ -18,11 +18,10 @@ from experiments.report.section import Figure, Place, Results, Sample
 from experiments.results import Record
 
 SIZE = (7.0, 4.2)  # inches
-DPI = 130  # of PNG files
+DPI = 130
 MAX_TICKS = 6  # of a panel of pairs, whose figures have many digits
 MARKERS = ("o", "s", "^", "v", "D", "P", "X", "*", "<", ">")
 STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "gossipjax",  # ids in SVG files are random otherwise
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -36,24 +35,21 @@ class Drawing(NamedTuple):
     """A figure on the disk."""
 
     caption: str
-    png: Path
-    svg: Path
+    path: Path
 
 
 def draw_figures(section: str, figures: Sequence[Figure], folder: Path) -> tuple[Drawing, ...]:
-    """Draws figures into `FOLDER/SECTION-NAME.png` and `.svg`; none that would be empty."""
+    """Draws figures into `FOLDER/SECTION-NAME.png`; none that would be empty."""
     drawings = []
     for figure in figures:
         prefix = "" if figure.name.startswith(section) else f"{section}-"
-        stem = f"{prefix}{figure.name}"
-        drawing = Drawing(figure.caption, folder / f"{stem}.png", folder / f"{stem}.svg")
+        drawing = Drawing(figure.caption, folder / f"{prefix}{figure.name}.png")
         with matplotlib.rc_context(STYLE):
             canvas = MatplotlibFigure(figsize=SIZE, layout="constrained")
             figure.draw(canvas)
             if not canvas.axes:
                 continue
-            canvas.savefig(drawing.png, dpi=DPI)
-            canvas.savefig(drawing.svg, metadata={"Date": None})
+            canvas.savefig(drawing.path, dpi=DPI)
         drawings.append(drawing)
     return tuple(drawings)
 

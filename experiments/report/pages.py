@@ -1,16 +1,7 @@
-"""The pages of the report: Markdown, and the same as one page of HTML that needs no other file."""
+"""The pages of the report, in Markdown: all of it, and the results alone."""
 
-import base64
-import html
-import itertools
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
-
-from markdown_it import MarkdownIt
-from markdown_it.renderer import RendererHTML
-from markdown_it.token import Token
 
 from experiments.markdown import escape, format_table
 from experiments.report.chapters import Chapter
@@ -27,13 +18,12 @@ LEAD = (
     "otherwise. A claim is not judged if the spread over the seeds, or a missing run, leaves it "
     "open. *(modelled)* marks figures of a model or of a simulation; all others were measured."
 )
-COMMANDS = "commands"  # of fenced blocks that the page folds
 HOLDS = {True: "yes", False: "no", None: "not judged"}
 VERDICTS = ("agrees", "agrees in part", "disagrees", "not judged", "left out", "error")
 
 
-def format_markdown(chapters: Sequence[Chapter], origin: Record, suffix: str = "png") -> str:
-    """Returns the report as Markdown; figures are files of that suffix, `png` or `svg`."""
+def format_report(chapters: Sequence[Chapter], origin: Record) -> str:
+    """Returns the report: every section with its claims, tables, figures and runs."""
     rows = []
     for chapter in chapters:
         title = chapter.section.title
@@ -55,7 +45,7 @@ def format_markdown(chapters: Sequence[Chapter], origin: Record, suffix: str = "
         "\n".join(f"- {title}: {text}" for title, text in facts.items() if text),
     ]
     for chapter in chapters:
-        blocks += format_chapter(chapter, suffix)
+        blocks += format_chapter(chapter)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -76,7 +66,7 @@ def count_verdicts(chapters: Sequence[Chapter]) -> str:
     )
 
 
-def format_chapter(chapter: Chapter, suffix: str) -> Iterator[str]:
+def format_chapter(chapter: Chapter) -> Iterator[str]:
     """Yields the blocks of a section."""
     section = chapter.section
     yield f"## {escape(section.title)}"
@@ -104,8 +94,7 @@ def format_chapter(chapter: Chapter, suffix: str) -> Iterator[str]:
                 yield escape(table.note)
     for drawing in chapter.drawings:
         caption = escape(drawing.caption)
-        name = drawing.png.with_suffix(f".{suffix}").name
-        yield f"![{re.sub('[][]', '', caption)}](figures/{name})"
+        yield f"![{re.sub('[][]', '', caption)}](figures/{drawing.path.name})"
         yield f"*{caption}*"
     yield from format_runs(chapter)
 
@@ -119,7 +108,7 @@ def format_runs(chapter: Chapter) -> Iterator[str]:
         result = chapter.results[run.name]
         time = f", {format_seconds(result.seconds)}" if result.seconds else ""
         lines.append(f"# {run.name}: {result.status}{time}\n{run.command}")
-    yield f"```{COMMANDS}\n" + "\n".join(lines) + "\n```"
+    yield "```sh\n" + "\n".join(lines) + "\n```"
     ended = chapter.results.items()
     missing = [f"`{name}`" for name, result in ended if result.status == "missing"]
     if missing:
@@ -173,98 +162,3 @@ def make_anchor(title: str) -> str:
     'table-1-accuracy-by-n'
     """
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-
-
-STYLE = """
-:root { color-scheme: light dark; --line: #d4d4d8; --soft: #f4f4f5; --muted: #52525b;
-  --yes: #15803d; --no: #b91c1c; --part: #a16207; --link: #1d4ed8; }
-@media (prefers-color-scheme: dark) { :root { --line: #3f3f46; --soft: #27272a; --muted: #a1a1aa;
-  --yes: #4ade80; --no: #f87171; --part: #facc15; --link: #93c5fd; } }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.5;
-  font-family: system-ui, sans-serif; }
-h1, h2 { line-height: 1.2; }
-h2 { margin-top: 3.5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
-h2 + p { color: var(--muted); }
-a { color: var(--link); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid var(--line); text-align: left;
-  vertical-align: top; }
-th { background: var(--soft); }
-img { display: block; max-width: 100%; margin: 1rem 0 0.3rem; padding: 0.5rem; background: white;
-  border: 1px solid var(--line); border-radius: 0.4rem; }
-pre { overflow-x: auto; padding: 0.7rem; background: var(--soft); border-radius: 0.4rem;
-  font-size: 0.8rem; }
-code { font-size: 0.9em; }
-summary { cursor: pointer; color: var(--muted); }
-.yes, .agrees { color: var(--yes); font-weight: 600; }
-.no, .disagrees, .error { color: var(--no); font-weight: 600; }
-.part { color: var(--part); font-weight: 600; }
-.open { color: var(--muted); }
-td:is(.yes, .no, .open) { white-space: nowrap; }
-"""
-CLASSES = {
-    "agrees in part": "part",
-    "agrees": "agrees",
-    "disagrees": "disagrees",
-    "not judged": "open",
-    "left out": "open",
-    "error": "error",
-    "yes": "yes",
-    "no": "no",
-}
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-{body}</body>
-</html>
-"""
-
-
-class Renderer(RendererHTML):
-    """Puts figures into the page, and folds commands."""
-
-    def image(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """A figure, as a data URI."""
-        token = tokens[idx]
-        content = (env["folder"] / str(token.attrs["src"])).read_bytes()
-        source = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
-        return f'<img src="{source}" alt="{html.escape(token.content)}">'
-
-    def fence(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """A block of code; commands are shown when they are asked for."""
-        token = tokens[idx]
-        block = f"<pre><code>{html.escape(token.content)}</code></pre>\n"
-        if token.info != COMMANDS:
-            return block
-        count = sum(line.startswith("# ") for line in token.content.splitlines())
-        return f"<details><summary>Commands of its {count} run(s)</summary>\n{block}</details>\n"
-
-    def table_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """A table scrolls where the page is narrow."""
-        return '<div class="scroll"><table>\n'
-
-    def table_close(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        """The end of a table."""
-        return "</table></div>\n"
-
-
-def format_html(markdown: str, folder: Path) -> str:
-    """Returns a report as a page; its SVG files are found in the folder."""
-    parser = MarkdownIt("commonmark", {"html": False}, renderer_cls=Renderer).enable("table")
-    tokens = parser.parse(markdown)
-    for token, following in itertools.pairwise(tokens):
-        if token.type == "heading_open" and token.tag == "h2":
-            token.attrSet("id", make_anchor(following.content))
-        if token.type == "td_open":
-            name = following.content.partition(" (")[0]
-            if name in CLASSES:
-                token.attrSet("class", CLASSES[name])
-    body = parser.renderer.render(tokens, parser.options, {"folder": folder})
-    return PAGE.format(title=html.escape(TITLE), style=STYLE, body=body)
