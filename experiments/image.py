@@ -37,7 +37,7 @@ from experiments.training.task import Examination, Metric, Task, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TrainingOptions):
+class ImageOptions(TrainingOptions):
     """Trains an image classifier over gossiping nodes."""
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
@@ -99,7 +99,7 @@ class Options(TrainingOptions):
 class ImageClassification(Task):
     """A classifier of images, trained by cross-entropy."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: ImageOptions):
         self.images = load_images(options)
         self.dirichlet_alpha = options.dirichlet_alpha
         self.shuffle: Shuffle = options.shuffle
@@ -157,14 +157,14 @@ class ImageClassification(Task):
         return Examination({}, details={"corrupt_images": corrupt})
 
 
-def load_images(options: Options) -> data.Images:
+def load_images(options: ImageOptions) -> data.Images:
     """Loads the data set, or opens its records."""
     if options.dataset in data.RECIPES:
         return data.ImageRecords(options.dataset, options.data_dir, options.max_corrupt_images)
     return data.load(options.dataset, options.data_dir)
 
 
-def make_model(options: Options, classes: int) -> Any:
+def make_model(options: ImageOptions, classes: int) -> Any:
     """Returns the model, a flax module."""
     dtype, param_dtype = DTYPES[options.precision]
     remat = {"remat": True} if options.remat else {}
@@ -175,7 +175,7 @@ def make_model(options: Options, classes: int) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
-    run_program("experiments.image", Options, ImageClassification, arguments)
+    run_program("experiments.image", ImageOptions, ImageClassification, arguments)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ VOCABULARY_SIZE = 4096  # of a tokenizer that is trained, if not given
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TrainingOptions):
+class LanguageOptions(TrainingOptions):
     """Trains a language model over gossiping nodes."""
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
@@ -137,7 +137,7 @@ class LanguageModeling(Task):
     that each token of the texts is predicted once in an epoch.
     """
 
-    def __init__(self, options: Options):
+    def __init__(self, options: LanguageOptions):
         self.options = options
         self.decay_mask = decay_mask
         self.tokenizer = make_tokenizer(options, self.read_texts("train"), VOCABULARY_SIZE)
@@ -208,7 +208,7 @@ class LanguageModeling(Task):
         return {**means, "perplexity": compute_perplexity(means["loss"])}
 
 
-def describe_texts(options: Options) -> str:
+def describe_texts(options: LanguageOptions) -> str:
     """Returns the name of the data set; for files, also the number of them."""
     if options.dataset != FILES:
         return options.dataset
@@ -223,7 +223,7 @@ def count_tokens(tokens: np.ndarray) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
-    run_program("experiments.language", Options, LanguageModeling, arguments)
+    run_program("experiments.language", LanguageOptions, LanguageModeling, arguments)
 
 
 if __name__ == "__main__":

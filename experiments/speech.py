@@ -36,7 +36,7 @@ from experiments.training.task import Metric, Task, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TrainingOptions):
+class SpeechOptions(TrainingOptions):
     """Trains an acoustic model over gossiping nodes."""
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
@@ -89,7 +89,7 @@ class SpeechClassification(Task):
     over all its windows.
     """
 
-    def __init__(self, options: Options):
+    def __init__(self, options: SpeechOptions):
         self.options = options
         length = options.frames_per_window
         self.train = Windows(load_utterances(options.dataset, options.data_dir, "train"), length)
@@ -177,7 +177,7 @@ class SpeechClassification(Task):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
-    run_program("experiments.speech", Options, SpeechClassification, arguments)
+    run_program("experiments.speech", SpeechOptions, SpeechClassification, arguments)
 
 
 if __name__ == "__main__":

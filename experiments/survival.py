@@ -77,7 +77,7 @@ FAULTS: dict[str, Callable[[int, int], Faults]] = {
 """Their `(seed, steps)`, by name; the loss rates are 10 and 12.5 %, and 75, 80 and 50 % active."""
 
 
-class Run(NamedTuple):
+class FaultyMethod(NamedTuple):
     """One method under one fault."""
 
     tx: Transform
@@ -85,10 +85,10 @@ class Run(NamedTuple):
     word: str = ""  # what the fault means beside the loss
 
 
-def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> Run:
+def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> FaultyMethod:
     """SGD, a gossip, and nodes that do not compute while they are not active."""
     optimizer = optax.identity() if rate is None else optax.sgd(rate)
-    return Run(gx.faults.inactive(optax.chain(optimizer, gossip), faults), faults)
+    return FaultyMethod(gx.faults.inactive(optax.chain(optimizer, gossip), faults), faults)
 
 
 def wire_of(faults: Faults) -> gx.faults.NoiseCodec | None:
@@ -101,7 +101,7 @@ def weaken(schedule: gx.Schedule, faults: Faults, **options: Any) -> gx.Schedule
     return gx.faults.apply(schedule, dataclasses.replace(faults, noise=0.0), **options)
 
 
-def make_osgp(faults: Faults) -> Run:
+def make_osgp(faults: Faults) -> FaultyMethod:
     overlap = 1 + faults.max_delay
     late = dataclasses.replace(faults, delays=0)
     schedule = weaken(ONE_PEER, late, overlap=overlap)
@@ -110,33 +110,33 @@ def make_osgp(faults: Faults) -> Run:
     return run._replace(word=word)
 
 
-def mix(gossip: Any, faults: Faults, *more: Any, rate: float | None = RATE) -> Run:
+def mix(gossip: Any, faults: Faults, *more: Any, rate: float | None = RATE) -> FaultyMethod:
     """A gossip over the undirected ring, whose edges fail in both directions."""
     ring = weaken(RING, faults, keep="both")
     return around(gossip(ring, *more, wire=wire_of(faults)), faults, rate)
 
 
-def make_choco(faults: Faults) -> Run:
+def make_choco(faults: Faults) -> FaultyMethod:
     codec = wire_of(faults) or gx.faults.noise(0.0)
     return around(gx.choco(weaken(RING, faults, keep="both"), codec, gamma=0.5), faults)
 
 
-def make_relay(faults: Faults) -> Run:
+def make_relay(faults: Faults) -> FaultyMethod:
     if not np.all(faults.arrives) or faults.max_delay or faults.noise:
         raise ValueError("the messages of relay must all arrive in time and in full, got others.")
     return around(gx.contrib.relay(networkx.full_rary_tree(2, NODES)), faults)
 
 
-def make_allreduce(faults: Faults, steps: int) -> Run:
+def make_allreduce(faults: Faults, steps: int) -> FaultyMethod:
     """All skip a step at which one is not active: none has its gradient."""
     all_active = np.array([[faults.active_at(k).all()] * NODES for k in range(steps)])
     together = Faults(NODES, active=all_active)
     chain = optax.chain(gx.allreduce(wire=wire_of(faults)), optax.sgd(RATE))
     word = "stops" if faults.deaths else "" if all_active.all() else "loses steps"
-    return Run(gx.faults.inactive(chain, together), together, word or _wait(faults))
+    return FaultyMethod(gx.faults.inactive(chain, together), together, word or _wait(faults))
 
 
-def make_diloco(faults: Faults, steps: int) -> Run:
+def make_diloco(faults: Faults, steps: int) -> FaultyMethod:
     """Who is not active skips inner steps; averages wait for it, and for a dead one for ever."""
     if faults.deaths:
         rows = np.arange(steps)[:, None] < np.full(NODES, steps // 2)
@@ -145,7 +145,7 @@ def make_diloco(faults: Faults, steps: int) -> Run:
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
     tx = gx.outer(inner, outer, EVERY, delay=faults.max_delay, wire=wire_of(faults))
     word = f"all {faults.max_delay} late" if faults.max_delay else _wait(faults)
-    return Run(tx, faults, word)
+    return FaultyMethod(tx, faults, word)
 
 
 def _wait(faults: Faults) -> str:
@@ -153,7 +153,7 @@ def _wait(faults: Faults) -> str:
     return "waits" if is_late else ""
 
 
-METHODS: dict[str, Callable[..., Run]] = {
+METHODS: dict[str, Callable[..., FaultyMethod]] = {
     "sgp": lambda f: around(
         gx.sgp(ONE_PEER, wire=wire_of(f)) if f.noise else gx.faults.sgp(ONE_PEER, f), f
     ),
@@ -182,7 +182,7 @@ else:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class SurvivalOptions:
     """Which methods survive which fault."""
 
     method: tuple[Method, ...] = tuple(METHODS)
@@ -237,7 +237,7 @@ class Outcome(NamedTuple):
     corrections: Any
 
 
-def simulate(run: Run, steps: int, images: np.ndarray, labels: np.ndarray) -> Outcome:
+def simulate(run: FaultyMethod, steps: int, images: np.ndarray, labels: np.ndarray) -> Outcome:
     """Runs all steps on all nodes, in float64."""
     active = np.array([run.faults.active_at(k) for k in range(steps)])
 
@@ -268,7 +268,7 @@ def simulate(run: Run, steps: int, images: np.ndarray, labels: np.ndarray) -> Ou
     return jax.tree.map(np.asarray, jax.jit(mapped)(images, labels, *flat))
 
 
-def measure(method: str, fault: str, options: Options, examples: Any) -> Record:
+def measure(method: str, fault: str, options: SurvivalOptions, examples: Any) -> Record:
     """Returns the object of one cell; the fault "" is that of the undisturbed run."""
     faults = FAULTS[fault](options.seed, options.steps) if fault else Faults(NODES)
     record: Record = {"method": method, "fault": fault, "word": "", "loss": None, "mass": None}
@@ -311,7 +311,7 @@ def format_mass(cell: Record) -> str:
     return f"{cell['mass']:.0e}{lost}"
 
 
-def make_tables(runs: Sequence[Record], options: Options) -> dict[str, list[list[str]]]:
+def make_tables(runs: Sequence[Record], options: SurvivalOptions) -> dict[str, list[list[str]]]:
     """Returns the rows of both tables, with their headers first, by title."""
     cells = {(run["method"], run["fault"]): run for run in runs}
     losses = [["method", "loss", *options.fault]]
@@ -324,7 +324,9 @@ def make_tables(runs: Sequence[Record], options: Options) -> dict[str, list[list
     return {"Loss, as a multiple of that without faults": losses, "Mass that is missing": masses}
 
 
-def write_report(runs: Sequence[Record], options: Options, out: Path, console: Console) -> None:
+def write_report(
+    runs: Sequence[Record], options: SurvivalOptions, out: Path, console: Console
+) -> None:
     """Prints the tables, and writes them and the reasons of what was refused to `survival.md`."""
     parts = []
     for title, (headers, *rows) in make_tables(runs, options).items():
@@ -340,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, runs all cells, and reports."""
     out = None
     with exit_on_error(lambda: out):
-        options = parse_arguments(Options, "experiments.survival", arguments)
+        options = parse_arguments(SurvivalOptions, "experiments.survival", arguments)
         out = results.create_run_dir("survival", options.out, options.overwrite)
         console = Console()
         examples = load_examples()

@@ -78,7 +78,7 @@ SAMPLES = 3  # translations that are shown
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TrainingOptions):
+class TranslationOptions(TrainingOptions):
     """Trains a translation model over gossiping nodes."""
 
     BATCH_OPTION: ClassVar[str] = "--tokens-per-batch"
@@ -157,7 +157,7 @@ class Translation(Task):
     To the training program an example is a token, padding included.
     """
 
-    def __init__(self, options: Options):
+    def __init__(self, options: TranslationOptions):
         self.options = options
         # The training texts are not kept, only their tokens.
         train, self.valid, self.test = load_pairs(options.dataset, options.data_dir)
@@ -339,7 +339,7 @@ def score_bleu(translations: Sequence[str], references: Sequence[str]) -> tuple[
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
-    run_program("experiments.translation", Options, Translation, arguments)
+    run_program("experiments.translation", TranslationOptions, Translation, arguments)
 
 
 if __name__ == "__main__":

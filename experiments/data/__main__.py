@@ -22,7 +22,7 @@ Name = Literal["cifar10", "imagenet2012"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PrepareOptions:
     """Writes the original files of a data set in the form of TensorFlow Datasets."""
 
     command: tyro.conf.Positional[Literal["prepare"]]
@@ -50,11 +50,11 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, and writes the data set."""
     with exit_on_error():
-        options = parse_arguments(Options, "experiments.data", arguments)
+        options = parse_arguments(PrepareOptions, "experiments.data", arguments)
         prepare_data(options)
 
 
-def prepare_data(options: Options) -> Path:
+def prepare_data(options: PrepareOptions) -> Path:
     """Writes the data set and returns its folder; prints it, and how many files were not read."""
     from experiments.data.originals import ORIGINALS  # here: it imports TensorFlow Datasets
     from experiments.data.preparation import prepare

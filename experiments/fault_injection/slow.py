@@ -18,7 +18,7 @@ from experiments.training.task import Task, Variables
 
 
 @dataclasses.dataclass(frozen=True)
-class SlowImageOptions(image.Options):
+class SlowImageOptions(image.ImageOptions):
     """Options of the image program, and how long a step takes."""
 
     step_seconds: PositiveFloat = 0.05

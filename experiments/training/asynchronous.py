@@ -90,7 +90,7 @@ def is_asynchronous(names: Sequence[str]) -> bool:
 STEPS_PER_LOOK = 8  # for SIGTERM, which may come between two saves
 
 
-class Start(NamedTuple):
+class NodeStart(NamedTuple):
     """Where a node starts."""
 
     variables: Variables
@@ -114,13 +114,13 @@ def find_start(
     opt_state: Any,
     joins: bool,
     resumes: bool,
-) -> Start:
+) -> NodeStart:
     """Returns where a node starts: at what it has saved, or at the model of the seed.
 
     A node that `joins` while the others go on has its optimizer state and its position back, and
     half of another's mass. `resumes` says whether any node has saved something of an earlier job.
     """
-    start = Start(variables, None, 0, 0, is_founder=not (joins or resumes))
+    start = NodeStart(variables, None, 0, 0, is_founder=not (joins or resumes))
     if checkpoints is None or not (joins or resumes):
         return start
     restored = checkpoints.restore((stack(variables), stack(opt_state), None))
@@ -128,7 +128,7 @@ def find_start(
         return start
     saved, saved_opt_state, _ = jax.tree.map(lambda x: x[0], restored.state)
     steps = 0 if joins else restored.step
-    return Start(saved, saved_opt_state, restored.step, steps, is_founder=not joins)
+    return NodeStart(saved, saved_opt_state, restored.step, steps, is_founder=not joins)
 
 
 def stack(tree: Any) -> Any:
@@ -277,7 +277,7 @@ class NodeRun(NamedTuple):
         return results / "nodes" / make_folder_name(self.name)
 
 
-class Job(NamedTuple):
+class NodeJob(NamedTuple):
     """What all runs of a job have in common."""
 
     info: NodeInfo  # the place of this node
@@ -288,7 +288,7 @@ class Job(NamedTuple):
     saved: frozenset[str]  # the folders' names of the runs that an earlier job has saved
 
 
-def train_node(job: Job, run: NodeRun, joins: bool, show: Show) -> Record | None:
+def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | None:
     """Trains this node until all nodes together have made the steps of the run.
 
     With `joins` the others go on already, and it asks one of them for half of what it holds. `show`

@@ -16,7 +16,7 @@ import gossipjax as gx
 from experiments import plots
 from experiments.options import option_name
 from experiments.results import create_run_dir, make_progress_bar, read_summary
-from experiments.training.asynchronous import ASYNCHRONOUS, Job, NodeRun, OneNode, train_node
+from experiments.training.asynchronous import ASYNCHRONOUS, NodeJob, NodeRun, OneNode, train_node
 from experiments.training.forms import DENSE
 from experiments.training.options import TrainingOptions
 from experiments.training.output import Output, merge_saved_options, require_same_data
@@ -60,7 +60,7 @@ def run_asynchronously(
     folder, saved = share_folder(program, options, info)
     placement = f"{info.num_nodes} asynchronous processes"
     environment = {"placement": placement, **data, "job": info.job}
-    job = Job(info, task, plan, folder, environment, saved)
+    job = NodeJob(info, task, plan, folder, environment, saved)
     if info.place == 0 and not info.is_restart:
         open_output(job).write_summary()
         task.save(folder)
@@ -172,7 +172,7 @@ def read_saved(path: Path, job: str) -> frozenset[str] | None:
         return None
 
 
-def open_output(job: Job) -> Output:
+def open_output(job: NodeJob) -> Output:
     """The results so far, as they are in the folder."""
     options = dataclasses.asdict(job.plan.options)
     return Output(job.folder, options, job.environment, read_summary(job.folder))

@@ -128,7 +128,7 @@ def train_four_steps(tmp_path, *arguments):
     """Returns the losses of two nodes in their first steps, by the step's programs alone."""
     arguments = [*arguments, "--out", str(tmp_path / "_".join(arguments)), "--nodes", "2"]
     arguments += ["--model", "linear", "--placement", "vmap"]
-    options = main.parse_options("experiments.image", image.Options, arguments)
+    options = main.parse_options("experiments.image", image.ImageOptions, arguments)
     experiment = main.prepare(options, image.ImageClassification, "image")
     (run,) = experiment.runs
     nodes = experiment.nodes
@@ -199,13 +199,13 @@ def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
 
 
 def test_every_model_has_a_name():
-    assert set(get_args(get_type_hints(image.Options)["model"])) == set(models.MODELS)
+    assert set(get_args(get_type_hints(image.ImageOptions)["model"])) == set(models.MODELS)
 
 
 @pytest.mark.parametrize("model", ["small_cnn", "mlp", "vgg11", "resnet18"])
 def test_every_model_fits_its_task_by_default(model):
     """Its loss, with BatchNorm and dropout where it has any, and a step's gradients, as shapes."""
-    task = image.ImageClassification(image.Options(model=model, epochs=1))
+    task = image.ImageClassification(image.ImageOptions(model=model, epochs=1))
     nodes = placement.place_nodes("vmap", 2)
     batch = next(task.batches(nodes, 3, seed=0, start=0))
     assert len(batch) == (3 if model == "vgg11" else 2)
@@ -218,7 +218,7 @@ def test_every_model_fits_its_task_by_default(model):
 
 
 def test_dropout_depends_on_seed_step_and_node():
-    task = image.ImageClassification(image.Options(model="vgg11"))
+    task = image.ImageClassification(image.ImageOptions(model="vgg11"))
     nodes = placement.place_nodes("vmap", 3)
     first, second = (batch[2] for batch in itertools.islice(task.batches(nodes, 4, 0, 0), 2))
     assert (first.shape, first.dtype) == ((3, 4), np.uint32)

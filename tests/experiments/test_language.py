@@ -47,7 +47,7 @@ def folder(tmp_path):
 def make_options(folder, **more):
     options: dict[str, Any] = {"vocabulary_size": 300, "sequence_length": 16, "nodes": 4}
     options |= {"batch_size_per_node": 2}
-    return language.Options(dataset="files", data_dir=folder, **(options | more))
+    return language.LanguageOptions(dataset="files", data_dir=folder, **(options | more))
 
 
 def make_arguments(folder, *more):

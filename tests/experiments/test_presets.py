@@ -30,10 +30,10 @@ from experiments.training.plan import TrainingPlan
 from experiments.training.trainer import make_gradients
 
 PROGRAMS = {
-    "image": (image.Options, image.ImageClassification),
-    "translation": (translation.Options, translation.Translation),
-    "speech": (speech.Options, speech.SpeechClassification),
-    "language": (language.Options, language.LanguageModeling),
+    "image": (image.ImageOptions, image.ImageClassification),
+    "translation": (translation.TranslationOptions, translation.Translation),
+    "speech": (speech.SpeechOptions, speech.SpeechClassification),
+    "language": (language.LanguageOptions, language.LanguageModeling),
 }
 OF_A_MACHINE = {"data_dir", "out", "placement", "preset", "tokenizer", "resume", "report_to"}
 NUM_EXAMPLES = 1_281_167
@@ -291,7 +291,7 @@ def test_bad_presets(arguments, message, names_preset, capsys, small_program):
 
 def test_a_flag_of_a_preset_can_be_unset():
     given = ["--preset", "sgp19-table1-sgp-32", "--no-no-decay-on-norm-and-bias"]
-    options = parse_options("experiments.image", image.Options, given)
+    options = parse_options("experiments.image", image.ImageOptions, given)
     assert not options.no_decay_on_norm_and_bias
     assert options.learning_rate == 0.0375
 

@@ -123,7 +123,7 @@ def test_samples_are_a_text(tmp_path):
 def test_a_missing_package_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ValueError, match="needs the package tensorboardX, got none: run `pip"):
-        image.Options(report_to="tensorboard")
+        image.ImageOptions(report_to="tensorboard")
     (tmp_path / "wandb").mkdir()  # a folder of results is no package
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)

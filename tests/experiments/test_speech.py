@@ -59,7 +59,7 @@ def folder(tmp_path):
 
 def make_options(folder, **more):
     options: dict[str, Any] = {"frames_per_window": 5, "nodes": 4, "batch_size_per_node": 2}
-    return speech.Options(dataset="tiny", data_dir=folder, **(options | more))
+    return speech.SpeechOptions(dataset="tiny", data_dir=folder, **(options | more))
 
 
 def make_arguments(folder, *more):

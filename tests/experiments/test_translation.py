@@ -66,7 +66,7 @@ def train(out, data_dir, *arguments):
 
 def make_task(data_dir, **options):
     options = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330} | options
-    return translation.Translation(translation.Options(data_dir=data_dir, **options))
+    return translation.Translation(translation.TranslationOptions(data_dir=data_dir, **options))
 
 
 class Finished(NamedTuple):
@@ -197,7 +197,7 @@ def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
     """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
     task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
     task |= {"batch_size_per_node": 64, "warmup_steps": 8}
-    options = translation.Options(data_dir=data_dir, out=tmp_path / "out", **task)
+    options = translation.TranslationOptions(data_dir=data_dir, out=tmp_path / "out", **task)
     monkeypatch.setattr(prefetch, "total_memory", lambda: 5000)
     prepare(options, translation.Translation, "translation")
     monkeypatch.setattr(prefetch, "total_memory", lambda: 4000)
