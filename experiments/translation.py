@@ -169,7 +169,6 @@ class Translation(Task):
         # Those of the nodes at the start: the steps of a run do not depend on where it goes on.
         buckets = self.make_buckets(options.nodes)
         self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in buckets)
-        self.min_batch_size = options.bucket_lengths[-1]
         dtype, param_dtype = DTYPES[options.precision]
         vocabulary = self.tokenizer.get_vocab_size()
         self.model: Any = Seq2Seq(

@@ -1,4 +1,4 @@
-"""Input that is made ahead of its use, or only where it is used, and the memory that it takes."""
+"""Input that is made ahead of its use, or only where it is used."""
 
 import itertools
 import os
@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import numpy as np
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-COPIES = 4  # of a batch: two are kept ready, one is being made, and one is on the devices
 
 
 class LazyBatch(NamedTuple):
@@ -56,33 +53,3 @@ def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def require_memory(
-    examples: Any,
-    batch_size_per_node: int,
-    option: str = "--batch-size-per-node",
-    examples_per_node: int = 1,
-) -> None:
-    """Raises `ValueError` if a process's batches alone need more memory than the machine has.
-
-    `examples` is a small batch of the nodes of this process, `examples_per_node` of each; `option`
-    is the name of `batch_size_per_node` on the command line.
-    """
-    total = total_memory()
-    nbytes = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(examples))
-    needed = COPIES * nbytes * batch_size_per_node / examples_per_node
-    if total is not None and needed > total:
-        raise ValueError(
-            f"the batches must fit into {total / 1e9:.1f} GB of memory, got {needed / 1e9:.1f} GB "
-            f"for {COPIES} of them with {option} {batch_size_per_node}: lower it, or "
-            "--nodes."
-        )
-
-
-def total_memory() -> int | None:
-    """Returns the bytes of memory of this machine; None where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

@@ -14,7 +14,6 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import plots
-from experiments.data.prefetch import require_memory
 from experiments.options import parse_arguments
 from experiments.presets.registry import find_preset
 from experiments.program import exit_on_error
@@ -148,9 +147,6 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     runs = plan.make_runs(size)
     for seed in options.seed:  # an impossible division of the data is an error here
         task.batches(nodes, options.examples_per_node, seed, start=0)
-    fewest = task.min_batch_size
-    examples = next(task.batches(nodes, fewest, options.seed[0], start=0))
-    require_memory(examples, options.examples_per_node, options.BATCH_OPTION, fewest)
     placement.require_parts(task, nodes, options, runs)
     environment = {
         "placement": placement.describe_nodes(nodes),

@@ -27,7 +27,6 @@ from experiments.training.methods import (
 from experiments.training.options import LrSchedule, Optimizer, StepEpochs, TrainingOptions
 from experiments.training.task import DecayMask
 
-MAX_STEPS = 2**31 - 1  # steps are int32 where they are traced
 UPDATES = "the updates of a run, {}"
 
 STEP_BATCH_SIZE = 256  # examples, of Goyal et al.
@@ -94,8 +93,8 @@ class TrainingPlan:
     The number of nodes in the options is that at the start.
 
     Raises:
-      ValueError: if there are more nodes than examples, the run has less than one step, or more
-        than can be counted, or it ends before its warm-up.
+      ValueError: if there are more nodes than examples, the run has less than one step, or it ends
+        before its warm-up.
     """
 
     options: TrainingOptions
@@ -120,11 +119,6 @@ class TrainingPlan:
             *("--accumulate", options.accumulate, examples // (batch // options.accumulate)),
             f"{{}}, so that a step takes no more than the {examples} examples of the run",
         )
-        if examples // batch > MAX_STEPS:
-            raise ValueError(
-                f"--epochs must give a run of at most {MAX_STEPS} steps, got {options.epochs} "
-                f"epochs of {self.num_examples} examples, {batch} per step: lower it."
-            )
         require_at_most("--warmup-steps", options.warmup_steps, self.steps, UPDATES)
 
     @functools.cached_property

@@ -44,14 +44,11 @@ class Task(Protocol):
         nodes that it goes on with.
       num_examples: number of training examples; an epoch is as many, all nodes together.
       decay_mask: which parameters weight decay applies to; None is all.
-      min_batch_size: the fewest examples of a node's batch: for a batch of tokens, which are the
-        examples then, those of a sentence.
     """
 
     description: str
     num_examples: int
     decay_mask: DecayMask | None = None
-    min_batch_size: int = 1
 
     def init(self, seed: int) -> Variables:
         """Returns the model at which all nodes start, without an axis for the nodes."""

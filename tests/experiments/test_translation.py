@@ -16,11 +16,9 @@ from sacrebleu import corpus_bleu
 
 import gossipjax as gx
 from experiments import plots, translation
-from experiments.data import prefetch
 from experiments.data.tokenizer import PADDING_ID
 from experiments.models.transformer import Size
 from experiments.training import placement
-from experiments.training.main import prepare
 from experiments.training.trainer import Trainer
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
@@ -191,18 +189,6 @@ def test_a_run_goes_on_with_more_nodes_than_a_bucket_has_pairs(data_dir):
     assert task.num_examples == num_examples
     few = [bucket.rows.tolist() for bucket in task.make_buckets(1)]
     assert few == [bucket.rows.tolist() for bucket in task.make_buckets(2)]
-
-
-def test_batches_must_fit_into_memory(tmp_path, data_dir, monkeypatch):
-    """Four of 2 x 64 tokens, of source and target, and a seed for each sentence."""
-    task = {"nodes": 2, "bucket_lengths": (4, 8), "vocabulary_size": 330, "placement": "vmap"}
-    task |= {"batch_size_per_node": 64, "warmup_steps": 8}
-    options = translation.TranslationOptions(data_dir=data_dir, out=tmp_path / "out", **task)
-    monkeypatch.setattr(prefetch, "total_memory", lambda: 5000)
-    prepare(options, translation.Translation, "translation")
-    monkeypatch.setattr(prefetch, "total_memory", lambda: 4000)
-    with pytest.raises(ValueError, match=r"must fit into .* with --tokens-per-batch 64: lower it"):
-        prepare(options, translation.Translation, "translation")
 
 
 def test_the_validation_set_is_measured_once(data_dir):

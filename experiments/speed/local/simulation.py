@@ -32,7 +32,6 @@ import optax
 from rich.table import Table
 
 import gossipjax as gx
-from experiments.data.prefetch import require_memory
 from experiments.models import SmallCNN
 from experiments.options import PositiveInt
 from experiments.program import FatalError
@@ -337,8 +336,6 @@ def make_plan(options: SimulationOptions) -> harness.Plan:
     methods = [
         make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
     ]
-    example = np.broadcast_to(np.float32(0), (max(options.nodes), *IMAGE_SHAPE))
-    require_memory(example, options.batch_size_per_node)
     cases = [
         (f"{size} nodes", partial(measure_case, options, method, size, *placement))
         for method, size in zip(methods, options.nodes, strict=True)
