@@ -20,12 +20,10 @@ import optax
 
 import gossipjax as gx
 from experiments import data, models
-from experiments.data.records import CORRUPT
 from experiments.data.sharding import Shuffle
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
 from experiments.options import (
     DTYPES,
-    NonNegativeInt,
     OptionalPath,
     PositiveFloat,
     Precision,
@@ -33,7 +31,7 @@ from experiments.options import (
 )
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
-from experiments.training.task import Examination, Metric, Task, Variables
+from experiments.training.task import Metric, Task, Variables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +40,6 @@ class ImageOptions(TrainingOptions):
 
     CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
         "data_dir",
-        "max_corrupt_images",
         "remat",
     }
 
@@ -52,8 +49,6 @@ class ImageOptions(TrainingOptions):
     """mnist, fashion_mnist: folder of the authors' four idx files, gzipped or not. cifar10,
     imagenet2012: folder with NAME/VERSION, as `python -m experiments.data prepare` or TensorFlow
     Datasets writes it."""
-    max_corrupt_images: NonNegativeInt = 100
-    """Of a prepared set: number of images that may be corrupt; they are named and left out."""
     dirichlet_alpha: PositiveFloat | None = None
     """Divide the images of each class over the nodes by Dirichlet(alpha): a small alpha is uneven.
     If not given, the images are shuffled."""
@@ -150,17 +145,13 @@ class ImageClassification(Task):
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
         images, labels = batch
         predictions = self.model.apply(variables, self.images.standardize(images)).argmax(axis=-1)
-        return {"accuracy": Metric(predictions == labels, labels != CORRUPT)}
-
-    def examine(self, variables: Variables, is_last: bool) -> Examination:
-        corrupt = self.images.count_corrupt()
-        return Examination({}, details={"corrupt_images": corrupt})
+        return {"accuracy": Metric(predictions == labels)}
 
 
 def load_images(options: ImageOptions) -> data.Images:
     """Loads the data set, or opens its records."""
     if options.dataset in data.RECIPES:
-        return data.ImageRecords(options.dataset, options.data_dir, options.max_corrupt_images)
+        return data.ImageRecords(options.dataset, options.data_dir)
     return data.load(options.dataset, options.data_dir)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import tyro
 
 from experiments.data.local import find_folder
-from experiments.options import NonNegativeInt, OptionalPath, check_fields, parse_arguments
+from experiments.options import OptionalPath, check_fields, parse_arguments
 from experiments.program import exit_on_error
 
 Name = Literal["cifar10", "imagenet2012"]
@@ -34,8 +34,6 @@ class PrepareOptions:
     """The original files."""
     data_dir: OptionalPath = None
     """Folder to write NAME/VERSION into; if not given, that of TensorFlow Datasets."""
-    max_corrupt_images: NonNegativeInt = 100
-    """imagenet2012: number of images that may be corrupt; they are named and left out."""
     overwrite: bool = False
     """Replace the data set if it is there, once the new one is written."""
 
@@ -60,7 +58,7 @@ def prepare_data(options: PrepareOptions) -> Path:
     from experiments.data.preparation import prepare
 
     assert options.source is not None
-    original = ORIGINALS[options.name](options.source, options.max_corrupt_images)
+    original = ORIGINALS[options.name](options.source)
     folder = prepare(original, find_folder(options.data_dir), options.overwrite)
     print(f"{options.name} is in {folder}")
     if original.ignored:

@@ -73,10 +73,6 @@ class Dataset(NamedTuple):
             part = slice(start, start + TEST_BATCH_SIZE)
             yield self.test_images[part], self.test_labels[part]
 
-    def count_corrupt(self) -> int:
-        """Returns how many images were left out as corrupt: none, such a file is refused."""
-        return 0
-
 
 def load(name: str, data_dir: Path | None = None) -> Dataset:
     """Loads an image data set into memory.

@@ -3,6 +3,7 @@
 import functools
 import io
 import pickle
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from experiments.data.local import CorruptImages, DataError, MissingDataError
+from experiments.data.local import DataError, MissingDataError
 from experiments.data.prefetch import count_cores, map_ahead
 from experiments.data.preparation import Examples, KeyedExamples, Original, to_png
 
@@ -45,10 +46,8 @@ class Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
 
 
-def open_cifar10(path: Path, max_corrupt: int) -> Original:
+def open_cifar10(path: Path) -> Original:
     """Reads cifar-10-python.tar.gz or its folder, given by its path or that of what holds it.
-
-    The images are not compressed, so none can be corrupt; `max_corrupt` is not used.
 
     Raises:
         MissingDataError: if there is none, or a file of it is missing.
@@ -135,7 +134,7 @@ SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})
 JPEG_QUALITY = 95  # of images that are something else
 
 
-def open_imagenet2012(folder: Path, max_corrupt: int) -> Original:
+def open_imagenet2012(folder: Path) -> Original:
     """Reads FOLDER/train/CLASS/IMAGE and FOLDER/val/CLASS/IMAGE; classes in alphabetical order.
 
     So the labels of the 1,000 official classes, n01440764 and others, are those of TensorFlow
@@ -158,7 +157,6 @@ def open_imagenet2012(folder: Path, max_corrupt: int) -> Original:
             f"{folder / 'val'} must have classes of {folder / 'train'}, got {sorted(unknown)[0]}: "
             "move every validation image into the folder of its class."
         )
-    corrupt = CorruptImages(max_corrupt)
     return Original(
         name="imagenet2012",
         version="5.1.0",
@@ -168,9 +166,7 @@ def open_imagenet2012(folder: Path, max_corrupt: int) -> Original:
             "label": tfds.features.ClassLabel(names=classes),
         },
         splits={
-            name: Examples(
-                functools.partial(_read_images, images[split], corrupt), len(images[split])
-            )
+            name: Examples(functools.partial(_read_images, images[split]), len(images[split]))
             for name, split in (("train", "train"), ("validation", "val"))
         },
         ignored=ignored,
@@ -189,11 +185,11 @@ def _find_images(folder: Path) -> tuple[list[Path], list[Path]]:
     return images, [path for path in paths if path.suffix.lower() not in SUFFIXES]
 
 
-def _read_images(paths: list[Path], corrupt: CorruptImages) -> KeyedExamples:
+def _read_images(paths: list[Path]) -> KeyedExamples:
     contents = map_ahead(_read_jpeg, paths, ahead=4 * count_cores())
     for path, content in zip(paths, contents, strict=True):
         if isinstance(content, Exception):
-            corrupt.add(str(path), content)
+            print(f"left out: {path} is corrupt: {content}", file=sys.stderr)
             continue
         example = {"file_name": path.name, "image": content, "label": path.parent.name}
         yield f"{path.parent.name}/{path.name}", example
@@ -217,8 +213,8 @@ def _read_jpeg(path: Path) -> io.BytesIO | Exception:
     return jpeg
 
 
-ORIGINALS: dict[str, Callable[[Path, int], Original]] = {
+ORIGINALS: dict[str, Callable[[Path], Original]] = {
     "cifar10": open_cifar10,
     "imagenet2012": open_imagenet2012,
 }
-"""Name -> function of (folder or file, maximum of corrupt images) that returns the `Original`."""
+"""Name -> function of a folder or file."""

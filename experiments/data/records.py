@@ -18,39 +18,32 @@ import numpy as np
 from experiments.data.augmentation import RECIPES
 from experiments.data.images import Batch
 from experiments.data.local import (
-    CorruptImages,
     ImageExample,
     MissingDataError,
-    RecordError,
     SplitReader,
     find_folder,
     find_prepared,
     open_splits,
 )
 from experiments.data.prefetch import LazyBatch, count_cores, map_ahead
-from experiments.data.sharding import Division, GlobalShuffle, count_passes, draw_batches
+from experiments.data.sharding import Division, count_passes, draw_batches
 
 CHUNK = 16  # images that a thread decodes in one go
-CORRUPT = -1  # the label of a test image that cannot be decoded
 
 
 class ImageRecords:
     """A data set of images that TensorFlow Datasets has prepared in array_record.
 
-    A corrupt image is named on stderr. In training the next example of the same node takes its
-    place, or of all where the set is shuffled globally; in tests its label is `CORRUPT`.
-
     Args:
         name: one of `RECIPES`.
         data_dir: as for `load`.
-        max_corrupt: number of corrupt images that this process goes on with.
 
     Raises:
         MissingDataError: if the data set is not prepared; says what to run.
         DataError: if it is incomplete.
     """
 
-    def __init__(self, name: str, data_dir: Path | None = None, max_corrupt: int = 100):
+    def __init__(self, name: str, data_dir: Path | None = None):
         self.name = name
         self._recipe = RECIPES[name]
         folder = find_prepared(name, find_folder(data_dir))
@@ -62,14 +55,13 @@ class ImageRecords:
                 f"run python -m experiments.data prepare {name} --from FOLDER --data-dir {where}, "
                 "where FOLDER has the original files."
             )
-        # Not decoded by TFDS, which would not tell a corrupt image from other errors.
+        # Not decoded by TFDS: `draft` of a JPEG makes a large one small while it is decoded.
         splits = ("train", self._recipe.test_split)
         sources = open_splits(folder, splits, keep_encoded=("image",))
         self.classes: int = sources[0].dataset_info.features["label"].num_classes
         self.shape = (self._recipe.size, self._recipe.size, 3)
-        self.corrupt = CorruptImages(max_corrupt)
         self._train, self._test = (
-            SplitReader(source, f"{split} in {folder}", self.classes, self.corrupt)
+            SplitReader(source, f"{split} in {folder}")
             for source, split in zip(sources, splits, strict=True)
         )
 
@@ -113,14 +105,11 @@ class ImageRecords:
                 np.stack([row, count_passes(division, number, batch_size_per_node, nodes)])
             )
         )
-        decode = functools.partial(self._decode_train, seed, _find_replacements(division))
+        decode = functools.partial(self._decode_train, seed)
         return (
             (images.reshape(*shape, *self.shape), labels.reshape(shape))
             for images, labels in _decode_batches(decode, chunks, math.prod(shape))
         )
-
-    def count_corrupt(self) -> int:
-        return self._train.count_corrupt() + self._test.count_corrupt()
 
     def test_batches(self) -> Iterator[LazyBatch]:
         """Yields the test set: images `[E, H, W, C]` and int32 labels `[E]`."""
@@ -134,40 +123,19 @@ class ImageRecords:
         return images.reshape(*rows.shape, *self.shape), labels.reshape(rows.shape)
 
     def _decode_test(self, examples: np.ndarray) -> list[ImageExample]:
-        nothing = (np.zeros(self.shape, np.uint8), CORRUPT)
-        return [
-            self._test.decode(index, self._recipe.crop) or nothing for index in examples.tolist()
-        ]
+        return [self._test.decode(index, self._recipe.crop) for index in examples.tolist()]
 
-    def _decode_train(
-        self, seed: int, replacements: np.ndarray, chunk: np.ndarray
-    ) -> list[ImageExample]:
+    def _decode_train(self, seed: int, chunk: np.ndarray) -> list[ImageExample]:
         return [
-            self._augment(index, (seed, number), replacements)
+            # By example and pass, so that neither threads nor a resumed run change an image.
+            self._train.decode(
+                index,
+                functools.partial(
+                    self._recipe.augment, rng=np.random.default_rng((seed, number, index))
+                ),
+            )
             for index, number in zip(*chunk.tolist(), strict=True)
         ]
-
-    def _augment(self, index: int, seed: tuple[int, int], replacements: np.ndarray) -> ImageExample:
-        first = index
-        while True:
-            rng = np.random.default_rng((*seed, index))
-            augment = functools.partial(self._recipe.augment, rng=rng)
-            example = self._train.decode(index, augment)
-            if example is not None:
-                return example
-            index = int(replacements[index])
-            if index == first:
-                raise RecordError("every node must have an image that is not corrupt, got none.")
-
-
-def _find_replacements(division: Division) -> np.ndarray:
-    """The next example for every example, of the same node if it has its own, integers `[M]`."""
-    is_global = isinstance(division, GlobalShuffle)
-    shards = [np.arange(division.num_examples)] if is_global else division
-    replacements = np.empty(sum(map(len, shards)), np.int64)
-    for shard in shards:
-        replacements[shard] = np.roll(shard, -1)
-    return replacements
 
 
 def _cut(indices: np.ndarray) -> list[np.ndarray]:

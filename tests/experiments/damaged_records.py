@@ -1,4 +1,4 @@
-"""Records that are corrupt, or have wrong labels, made of right ones."""
+"""Records that are corrupt, made of right ones."""
 
 from typing import Any
 
@@ -26,10 +26,9 @@ class BrokenSource:
 class FakeSource:
     """Examples as TFDS gives them, of which some are corrupt."""
 
-    def __init__(self, source: Any, corrupt: set[int], labels: dict[int, int] | None = None):
+    def __init__(self, source: Any, corrupt: set[int]):
         self._source = source
         self._corrupt = corrupt
-        self._labels = labels or {}
 
     def __len__(self) -> int:
         return len(self._source)
@@ -38,17 +37,14 @@ class FakeSource:
         record = dict(self._source[index])
         if index in self._corrupt:
             record["image"] = record["image"][:60]
-        record["label"] = self._labels.get(index, record["label"])
         return record
 
 
-def damage(
-    monkeypatch: pytest.MonkeyPatch, corrupt: set[int], labels: dict[int, int] | None = None
-) -> None:
-    """Makes the images with these numbers corrupt, and gives others these labels, in all splits."""
+def damage(monkeypatch: pytest.MonkeyPatch, corrupt: set[int]) -> None:
+    """Makes the images with these numbers corrupt, in all splits."""
     make = SplitReader.__init__
 
     def make_damaged(self: SplitReader, source: Any, *arguments: Any) -> None:
-        make(self, FakeSource(source, corrupt, labels), *arguments)
+        make(self, FakeSource(source, corrupt), *arguments)
 
     monkeypatch.setattr(SplitReader, "__init__", make_damaged)

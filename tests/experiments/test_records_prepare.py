@@ -90,12 +90,9 @@ def test_corrupt_images_are_named_and_left_out(
     broken = [source / "train" / CLASSES[0] / f"{CLASSES[0]}_{index}.JPEG" for index in (0, 3)]
     broken[0].write_bytes(broken[0].read_bytes()[:400])
     broken[1].write_bytes(b"<html>")
-    message = fail(capsys, "imagenet2012", source, tmp_path / "o", "--max-corrupt-images", "1")
-    assert "at most 1 images must be corrupt, got 2" in message
     prepare("imagenet2012", source, tmp_path / "out")
     message = capsys.readouterr().err
     assert all(str(path) in message for path in broken)
-    assert "2 so far" in message
     train, _ = read_splits("imagenet2012", tmp_path / "out", "validation")
     assert len(train) == 16
 

@@ -244,7 +244,6 @@ def examine(self, variables, is_last):
     assert mine == texts[jax.process_index() :: jax.process_count()]
     if is_last:
         print("of the test set:", len(read_tests), flush=True)
-    return image.Examination({}, details={"corrupt_images": 0})
 image.ImageClassification.test_batches = test_batches
 image.ImageClassification.examine = examine
 after = Checkpoints.after
