@@ -1,13 +1,10 @@
-"""What the checks share: options, the run of a check, tables, samples, and processes."""
+"""What the checks share: options, the run of a check, tables, and samples."""
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -126,49 +123,3 @@ def summarize_samples(name: str, samples: ArrayLike) -> Record:
     """
     low, median, high = np.quantile(np.asarray(samples, float), [0.1, 0.5, 0.9]).tolist()
     return {name: median, f"{name}_p10": low, f"{name}_p90": high}
-
-
-class ChildProcess:
-    """A process of a benchmark that answers by lines of JSON, as a context that ends it.
-
-    Args:
-      program: a module that takes the settings, a dataclass, as JSON.
-      environment: variables beside those of this process.
-    """
-
-    def __init__(self, program: str, settings: Any, environment: Mapping[str, str]):
-        self._program = program
-        self._settings = settings
-        self._environment = environment
-
-    def __enter__(self) -> Self:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", self._program, json.dumps(dataclasses.asdict(self._settings))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **self._environment, "PYTHONPATH": path},
-            start_new_session=True,  # Ctrl-C goes to the parent only
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def tell(self, line: object) -> None:
-        """Writes a line that it reads."""
-        assert self._process.stdin is not None
-        print(line, file=self._process.stdin, flush=True)
-
-    def read(self) -> Record:
-        """Returns what it says next."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ProgramError(
-                f"the process of {self._settings} must answer, got its end with status "
-                f"{self._process.wait()}: its error output says why."
-            )
-        return json.loads(line)

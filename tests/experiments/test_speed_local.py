@@ -26,23 +26,15 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"a": (64, 32), "b": (100,), "c": (8, 8, 8)}
 
 
-def test_both_loops_are_measured_in_all_placements(tmp_path, capsys):
+def test_both_loops_are_measured(tmp_path, capsys):
     out = tmp_path / "out"
-    arguments = ["--nodes", "4", "--devices", "2", "--batch-size-per-node", "2", "--steps", "1"]
+    arguments = ["--nodes", "4", "--batch-size-per-node", "2", "--steps", "1"]
     main(["local", "simulation", *arguments, "--out", str(out)])
-    runs = json.loads((out / "summary.json").read_text())["runs"]
-    assert [run["placement"] for run in runs] == [
-        "2 nodes on each CPU device",
-        "one CPU device per node",
-        "simulated on one CPU device by vmap",
-    ]
-    several, single, simulated = (run["bytes_per_device"] for run in runs)
-    assert single < several < simulated
-    for run in runs:
-        assert (run["nodes"], run["algorithm"]) == (4, "sgp")
-        assert run["images_per_second"] > 0
-        assert run["ratio_p10"] <= run["ratio"] <= run["ratio_p90"]
-        assert run["peak_bytes"] > 10**7
+    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+    assert run["placement"] == "one CPU device per node"
+    assert (run["nodes"], run["algorithm"]) == (4, "sgp")
+    assert run["images_per_second"] > 0
+    assert run["ratio_p10"] <= run["ratio"] <= run["ratio_p90"]
     assert "Images per second" in capsys.readouterr().out
 
 
@@ -77,7 +69,7 @@ def test_the_ratio_is_plain_over_simulated_turn_by_turn():
     options = simulation.SimulationOptions(batch_size_per_node=10, steps=5)
     method = make_method("sgp", MethodOptions(4), simulation.OPTIMIZER)
     seconds = [(2.0, 1.0), (4.0, 3.0), (5.0, 1.0)]
-    run = simulation.summarize_case(options, method, 4, {"placement": "here"}, seconds)
+    run = simulation.summarize_case(options, method, 4, "here", seconds)
     assert run["placement"] == "here"
     assert run["images_per_second"] == 200 / 4.0
     assert run["plain_images_per_second"] == 200 / 1.0
@@ -88,7 +80,7 @@ COUNT = """
 import os, sys, jax
 from experiments.speed.local import simulation as loops
 settings = loops.LoopSettings({algorithm!r}, 6, 1, "auto")
-loop, *_ = loops.make_loop(settings)
+loops.make_loop(settings)
 print(len(jax.devices()), os.environ.get("NPROC"))
 """
 
@@ -111,16 +103,16 @@ def test_the_two_loops_are_two_processes():
     with simulation.LoopProcess(settings) as one, simulation.LoopProcess(settings) as other:
         processes = [one._process, other._process]
         for loop in (one, other):
-            assert loop.wait_until_compiled()["placement"] == "one device"
-        assert one.run(1)["seconds"] > 0
-        assert other.run(2)["seconds"] > 0
+            assert loop.read() == "one device"
+        assert one.run(1) > 0
+        assert other.run(2) > 0
     assert len({os.getpid(), *(process.pid for process in processes)}) == 3
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
 
 
 def test_a_loop_ends_with_its_parent():
     with simulation.LoopProcess(LoopSettings(None, 2, 1, "auto")) as loop:
-        loop.wait_until_compiled()
+        loop.read()
         assert loop._process.stdin is not None
         loop._process.stdin.close()
         assert loop._process.wait(30) == 0
@@ -140,11 +132,6 @@ def test_a_loop_that_fails_is_reported(tmp_path, capfd, monkeypatch):
     [
         (["--nodes", "0"], "--nodes must be an integer >= 1, got 0"),
         (["--algorithm", "sgd"], "no algorithm is named 'sgd'"),
-        (["--nodes", "4", "6", "--devices", "4"], "--devices must divide --nodes, got 4 devices a"),
-        (
-            ["--nodes", "4", "--devices", "2", "--placement", "vmap"],
-            "--placement must be auto beside --devices, got vmap",
-        ),
         (
             ["--algorithm", "dpsgd@bipartite_exponential", "--nodes", "3"],
             "n of bipartite_exponential(n) must be even, got 3",
@@ -157,18 +144,6 @@ def test_bad_input(tmp_path, capsys, arguments, message):
     assert stopped.value.code == 2
     assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert not (tmp_path / "out" / "summary.json").exists()
-
-
-def test_a_placement_that_is_impossible_is_refused(tmp_path, capsys, monkeypatch):
-    """Found by the process of the loop only; on a CPU there are always enough virtual devices."""
-    script = tmp_path / "refusing.py"
-    script.write_text('print(\'{"error": "--placement mesh needs a device per node"}\')')
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(simulation, "LOOP", "refusing")
-    with pytest.raises(SystemExit) as stopped:
-        main(["local", "simulation", "--nodes", "2", "--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
-    assert "--placement mesh needs a device per node" in capsys.readouterr().err
 
 
 def test_input_is_made_before_it_is_asked_for():

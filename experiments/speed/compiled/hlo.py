@@ -33,8 +33,6 @@ ARRAY = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 MATMUL_CALL = re.compile(r'custom_call_target="[^"]*(gemm|matmul)')  # of a library
-PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
-PAIR = re.compile(r"\{(\d+),(\d+)\}")
 
 
 class Instruction(NamedTuple):
@@ -152,15 +150,6 @@ def list_messages(module: Module) -> list[Message]:
                 Message(it.collective, "+".join(sorted(dtypes)), count_operands(it, body))
             )
     return messages
-
-
-def list_permutations(module: Module) -> list[list[tuple[int, int]]]:
-    """The pairs of sender and receiver of each permute."""
-    permutes = [it for it, _ in module.list_collectives() if it.collective == PERMUTE]
-    return [
-        [(int(i), int(j)) for i, j in PAIR.findall("".join(PAIRS.findall(it.attributes)))]
-        for it in permutes
-    ]
 
 
 def count_matmuls(module: Module) -> int:

@@ -15,18 +15,11 @@ first message to the completion of the last: the order of the work, not its dura
 chips, in the order in which JAX lists them, most permutations block. For GPUs XLA starts a message
 as late as it estimates that the remaining work still hides it: the fraction falls with a larger
 `--batch-size-per-node`, a narrower wire, or a message in pieces (`2-osgp`).
-
-`joined` are the nodes of each connected component of a permute: nodes that messages join, directly
-or through others. XLA for GPUs may run each as a clique. Edges that carry no message (fillers, and
-those of a node to itself) must be none.
 """
 
-import collections
 import dataclasses
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import optax
@@ -68,7 +61,6 @@ CASES: tuple[tuple[str, WireName], ...] = (
     ("1-osgp", "bfloat16"),
     (STREAMING_DILOCO, "float32"),
 )
-Edge = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,79 +139,13 @@ def expect_average(step: int, mlp: MlpSpec, nodes: int, kind: str) -> list[Messa
     return [Message(PERMUTE, "f32", 4 * -(-values // nodes))] * (2 * (nodes - 1))
 
 
-def find_components(edges: Iterable[Edge]) -> list[int]:
-    """The number of nodes of each component, the largest first; idle nodes are in none.
-
-    >>> find_components([(0, 1), (1, 0), (2, 3), (3, 4)])
-    [3, 2]
-    """
-    parents: dict[int, int] = {}
-
-    def find_root(node: int) -> int:
-        parents.setdefault(node, node)
-        while parents[node] != node:
-            parents[node] = parents[parents[node]]
-            node = parents[node]
-        return node
-
-    for sender, receiver in edges:
-        parents[find_root(sender)] = find_root(receiver)
-    sizes = collections.Counter(find_root(node) for node in list(parents))
-    return sorted(sizes.values(), reverse=True)
-
-
-def find_round_components(round_: gx.topology.Round) -> list[list[int]]:
-    """The components of each permutation of a round; no permutation where it is an all-reduce."""
-    if round_.is_uniform:
-        return []
-    return [
-        find_components((int(sender), int(receivers[sender])) for sender in weights.nonzero()[0])
-        for receivers, weights in round_.slots
-    ]
-
-
-def describe_components(sizes: Sequence[int]) -> str:
-    """Returns "number x nodes" for each size.
-
-    >>> describe_components([4, 2, 2])
-    '1x4 + 2x2'
-    """
-    groups = itertools.groupby(sizes)
-    return " + ".join(f"{len(list(group))}x{size}" for size, group in groups)
-
-
-def describe_permutations(permutations: Sequence[list[Edge]], round_: Any) -> Record:
-    """The components of a program's permutations, and the edges that carry no message.
-
-    Without a round of a schedule no edge is known to be too many.
-    """
-    edges = [edge for permutation in permutations for edge in permutation]
-    fillers = []
-    components = [find_components(permutation) for permutation in permutations]
-    expected = components
-    if round_ is not None:
-        expected = find_round_components(round_)
-        messages = set(zip(round_.senders.tolist(), round_.receivers.tolist(), strict=True))
-        fillers = [(i, j) for i, j in edges if (i, j) not in messages and i != j]
-    return {
-        "components": sorted(components),
-        "expected_components": sorted(expected),
-        "self_edges": sum(sender == receiver for sender, receiver in edges),
-        "fillers": len(fillers),
-    }
-
-
-def read_program(module: hlo.Module, expected: Sequence[Message], round_: Any) -> Record:
+def read_program(module: hlo.Module, expected: Sequence[Message]) -> Record:
     """What a compiled program exchanges, and the matrix products around it."""
     messages = hlo.list_messages(module)
-    joined = describe_permutations(hlo.list_permutations(module), round_)
     return {
         "messages": [message._asdict() for message in messages],
         "expected_messages": [message._asdict() for message in expected],
-        "matches_schedule": sorted(messages) == sorted(expected)
-        and joined["components"] == joined["expected_components"]
-        and not joined["self_edges"] + joined["fillers"],
-        **joined,
+        "matches_schedule": sorted(messages) == sorted(expected),
         "matmuls": hlo.count_matmuls(module),
         "matmuls_before": hlo.count_matmuls_before(module),
         "matmuls_overlapped": hlo.count_overlapped(module),
@@ -237,10 +163,8 @@ def compile_case(
         compiled = lower_step(method.transform, mlp, mesh, step).compile()
         if method.outer is None:
             expected = expect_messages(method.state(), wire, mlp.layer_sizes, step)
-            round_ = find_round(method.state(), step)
         else:
             expected = expect_average(step, mlp, target.nodes, target.kind)
-            round_ = None
         records.append(
             {
                 "target": target.description,
@@ -249,7 +173,7 @@ def compile_case(
                 "wire": wire,
                 "step": step,
                 "parameters": mlp.size,
-                **read_program(hlo.parse_module(compiled.as_text()), expected, round_),
+                **read_program(hlo.parse_module(compiled.as_text()), expected),
             }
         )
     return records
@@ -264,19 +188,9 @@ def summarize(programs: Sequence[Record]) -> list[Record]:
         **{name: value for name, value in worst.items() if name != "step"},
         "programs": len(programs),
         **{name: wrong[name] for name in shown},
-        "components": list_kinds(programs, "components"),
-        "expected_components": list_kinds(programs, "expected_components"),
-        "self_edges": max(program["self_edges"] for program in programs),
-        "fillers": max(program["fillers"] for program in programs),
         "fraction_overlapped": worst["matmuls_overlapped"] / max(1, worst["matmuls"]),
     }
     return [run]
-
-
-def list_kinds(programs: Sequence[Record], field: str) -> list[list[int]]:
-    """Each kind of permutation of all programs once."""
-    kinds = {tuple(sizes) for program in programs for sizes in program[field]}
-    return [list(sizes) for sizes in sorted(kinds)]
 
 
 def format_messages(messages: Sequence[Record]) -> str:
@@ -288,17 +202,11 @@ def format_messages(messages: Sequence[Record]) -> str:
     return "\n".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
 
 
-def format_components(components: Sequence[Sequence[int]]) -> str:
-    """A line per kind of permutation."""
-    return "\n".join(map(describe_components, components)) or "-"
-
-
 def format_expected(run: Record) -> str:
     """Whether a program exchanges what it must; if not, what that is."""
     if run["matches_schedule"]:
         return "yes"
-    joined = format_components(run["expected_components"])
-    return f"NO: {format_messages(run['expected_messages'])}; joined: {joined}"
+    return f"NO: {format_messages(run['expected_messages'])}"
 
 
 def make_table(runs: Sequence[Record]) -> Table:
@@ -310,19 +218,14 @@ def make_table(runs: Sequence[Record]) -> Table:
         ),
         "topology": lambda run: run["topology"].replace("_", " "),
         "collectives": lambda run: format_messages(run["messages"]),
-        "joined": lambda run: format_components(run["components"]),
         "as expected": format_expected,
-        "no message": lambda run: f"{run['self_edges'] + run['fillers']}",
         "programs": "{programs}",
         "matmuls": "{matmuls}",
         "overlapped": "{matmuls_overlapped} ({fraction_overlapped:.0%})",
     }
     title = "Collectives of a compiled step, and matrix products between start and done"
-    caption = (
-        "collectives: of one node: count, kind, type and bytes of each; joined: nodes that a "
-        "permute joins, components x nodes; no message: edges that carry none"
-    )
-    return harness.make_table(title, caption, columns, runs, texts=6)
+    caption = "collectives: of one node: count, kind, type and bytes of each"
+    return harness.make_table(title, caption, columns, runs, texts=5)
 
 
 def make_plan(options: ScheduleOptions) -> harness.Plan:

@@ -9,21 +9,20 @@ the ratio. The two take turns, so that noise affects both alike; the process who
 waits for its input.
 
 As a program this module is one of the two processes: its argument is a `LoopSettings` as JSON.
-Standard output gets a line of JSON when all is compiled, `{"placement": ..., "bytes_per_device":
-...}` or `{"error": ...}`, and after every line of standard input, a number of steps, the seconds
-that they took and the most memory that the process has had, `{"seconds": ..., "peak_bytes": ...}`.
+Standard output gets a line of JSON: where it runs, when all is compiled; and after every line of
+standard input, a number of steps, the seconds that they took.
 """
 
 import dataclasses
 import itertools
 import json
 import os
-import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ from rich.table import Table
 import gossipjax as gx
 from experiments.models import SmallCNN
 from experiments.options import PositiveInt
-from experiments.program import FatalError
+from experiments.program import ProgramError
 from experiments.results import Record
 from experiments.speed import harness
 from experiments.training.methods import Method, MethodOptions, make_method
@@ -67,31 +66,11 @@ class SimulationOptions(harness.CheckOptions):
     """Steps of one turn."""
     placement: Placement = "auto"
     """mesh: a device per node, virtual ones on a CPU. vmap: one device. auto: mesh if possible."""
-    devices: PositiveInt | None = None
-    """Compare three placements: N nodes on this many devices, mesh and vmap."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.nodes:
             raise ValueError("--nodes must be one or several numbers, got none.")
-        divided = [size for size in self.nodes if self.devices and size % self.devices]
-        if divided:
-            raise ValueError(
-                f"--devices must divide --nodes, got {self.devices} devices and {divided[0]} "
-                "nodes: give a divisor."
-            )
-        if self.devices and self.placement != "auto":
-            raise ValueError(
-                f"--placement must be auto beside --devices, got {self.placement}: leave one out, "
-                "as --devices compares the placements."
-            )
-
-    @property
-    def placements(self) -> tuple[tuple[Placement, int | None], ...]:
-        """What is measured for each number of nodes: a placement, and a number of devices."""
-        if self.devices is None:
-            return ((self.placement, None),)
-        return (("mesh", self.devices), ("mesh", None), ("vmap", None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +81,6 @@ class LoopSettings:
     nodes: int
     batch_size_per_node: int
     placement: Placement
-    devices: int | None = None  # of the nodes; None for as many as the placement takes
 
 
 def compute_loss(params: Any, batch: Any) -> jax.Array:
@@ -177,25 +155,6 @@ def make_simulated_loop(method: Method, nodes: gx.Nodes, params: Any, batch_size
     return TimedLoop(run_step, (params, opt_state), batches, compiled)
 
 
-def count_bytes_per_device(method: Method, nodes: gx.Nodes, params: Any, batch_size: int) -> int:
-    """The memory of a device in a step: models, states, a batch, and what is computed between."""
-    tx = method.transform
-
-    def update(params: Any, opt_state: Any, batch: Any) -> Any:
-        grads, _ = compute_gradients(params, batch)
-        updates, opt_state = tx.update(grads, opt_state, params, step=0)
-        return optax.apply_updates(params, updates), opt_state
-
-    params, opt_state = nodes.init(tx, params)
-    batch = next(draw_batches(nodes.size, batch_size))
-    plan = nodes.spmd(update).lower(params, opt_state, batch).compile().memory_analysis()
-    if plan is None:
-        raise ValueError("the backend must say how much memory a program needs, got nothing.")
-    # Results in the memory of arguments count once.
-    results = plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return plan.argument_size_in_bytes + plan.temp_size_in_bytes + results
-
-
 def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
     """One model, trained on the batch of all nodes together; its program is compiled."""
 
@@ -218,24 +177,20 @@ def make_plain_loop(nodes: int, params: Any, batch_size: int) -> TimedLoop:
     return TimedLoop(run_step, (params, OPTIMIZER.init(params)), batches, [0])
 
 
-def make_loop(settings: LoopSettings) -> tuple[TimedLoop, str, int | None]:
-    """The loop, compiled, where it runs, and the bytes of a device of the simulated nodes."""
+def make_loop(settings: LoopSettings) -> tuple[TimedLoop, str]:
+    """The loop, compiled, and where it runs."""
     if settings.algorithm is not None and settings.placement != "vmap":
-        request_cpu_devices(settings.devices or settings.nodes)
+        request_cpu_devices(settings.nodes)
     else:
         jax.config.update("jax_num_cpu_devices", 1)  # with the threads that JAX gives it
     key = jax.random.key(0)
     params = SmallCNN(CLASSES).init(key, np.zeros((1, *IMAGE_SHAPE), np.float32))["params"]
     size = settings.batch_size_per_node
     if settings.algorithm is None:
-        return make_plain_loop(settings.nodes, params, size), "one device", None
+        return make_plain_loop(settings.nodes, params, size), "one device"
     method = make_method(settings.algorithm, MethodOptions(settings.nodes), OPTIMIZER)
-    try:
-        nodes = place_nodes(settings.placement, settings.nodes)
-    except ValueError as error:
-        raise FatalError(str(error)) from error
-    used_bytes = count_bytes_per_device(method, nodes, params, size)
-    return make_simulated_loop(method, nodes, params, size), describe_nodes(nodes), used_bytes
+    nodes = place_nodes(settings.placement, settings.nodes)
+    return make_simulated_loop(method, nodes, params, size), describe_nodes(nodes)
 
 
 def run_loop(settings: LoopSettings) -> None:
@@ -243,64 +198,74 @@ def run_loop(settings: LoopSettings) -> None:
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what others print is no answer
 
-        def answer(**fields: Any) -> None:
-            print(json.dumps(fields), file=answers, flush=True)
-
-        try:
-            loop, placement, used_bytes = make_loop(settings)
-        except FatalError as error:
-            answer(error=str(error))
-            return
-        answer(placement=placement, bytes_per_device=used_bytes)
+        loop, placement = make_loop(settings)
+        print(json.dumps(placement), file=answers, flush=True)
         for line in sys.stdin:
-            seconds = loop.run(int(line))
-            peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            answer(seconds=seconds, peak_bytes=peak_bytes)
+            print(json.dumps(loop.run(int(line))), file=answers, flush=True)
 
 
-class LoopProcess(harness.ChildProcess):
-    """The process of a loop."""
+class LoopProcess:
+    """The process of a loop, as a context that ends it."""
 
     def __init__(self, settings: LoopSettings):
-        # Both processes share an accelerator: none may take most of its memory at once.
-        preallocates = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        super().__init__(LOOP, settings, {"XLA_PYTHON_CLIENT_PREALLOCATE": preallocates})
+        self._settings = settings
 
-    def wait_until_compiled(self) -> Record:
-        """Returns the placement of the loop, and the bytes per device of the simulated nodes."""
-        answer = self.read()
-        if "error" in answer:
-            raise FatalError(answer["error"])
-        return answer
+    def __enter__(self) -> Self:
+        path = os.pathsep.join(filter(None, [str(harness.ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {
+            # Both processes share an accelerator: none may take most of its memory at once.
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            **os.environ,
+            "PYTHONPATH": path,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", LOOP, json.dumps(dataclasses.asdict(self._settings))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,  # Ctrl-C goes to the parent only
+        )
+        return self
 
-    def run(self, steps: int) -> Record:
-        """Runs the next steps; returns the seconds that they took, and the peak of the memory."""
-        self.tell(steps)
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def read(self) -> Any:
+        """Returns what it says next: where it runs, when it has compiled."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ProgramError(
+                f"the process of {self._settings} must answer, got its end with status "
+                f"{self._process.wait()}: its error output says why."
+            )
+        return json.loads(line)
+
+    def run(self, steps: int) -> float:
+        """Runs the next steps; returns the seconds that they took."""
+        assert self._process.stdin is not None
+        print(steps, file=self._process.stdin, flush=True)
         return self.read()
 
 
-def measure_case(
-    options: SimulationOptions, method: Method, size: int, placement: Placement, devices: int | None
-) -> list[Record]:
+def measure_case(options: SimulationOptions, method: Method, size: int) -> list[Record]:
     """Runs both loops in turns; returns the one object in `runs`."""
-    settings = LoopSettings(None, size, options.batch_size_per_node, placement, devices)
+    settings = LoopSettings(None, size, options.batch_size_per_node, options.placement)
     simulated_settings = dataclasses.replace(settings, algorithm=options.algorithm)
-    seconds: list[tuple[float, float]] = []
     with LoopProcess(simulated_settings) as simulated, LoopProcess(settings) as plain:
-        description = simulated.wait_until_compiled()
-        plain.wait_until_compiled()
-        for _ in range(TURNS):
-            answer = simulated.run(options.steps)
-            seconds.append((answer["seconds"], plain.run(options.steps)["seconds"]))
-            description["peak_bytes"] = answer["peak_bytes"]  # so far
-    return [summarize_case(options, method, size, description, seconds)]
+        placement = simulated.read()
+        plain.read()
+        seconds = [(simulated.run(options.steps), plain.run(options.steps)) for _ in range(TURNS)]
+    return [summarize_case(options, method, size, placement, seconds)]
 
 
 def summarize_case(
     options: SimulationOptions,
     method: Method,
     size: int,
-    description: Record,
+    placement: str,
     seconds: Sequence[tuple[float, float]],
 ) -> Record:
     """The object in `runs`; `seconds` are of the simulated and of the plain loop, turn by turn."""
@@ -310,7 +275,7 @@ def summarize_case(
         "algorithm": method.algorithm,
         "topology": method.topology,
         "nodes": size,
-        **description,
+        "placement": placement,
         "images_per_second": images / float(np.median(simulated_seconds)),
         "plain_images_per_second": images / float(np.median(plain_seconds)),
         **harness.summarize_samples("ratio", plain_seconds / simulated_seconds),
@@ -318,7 +283,7 @@ def summarize_case(
 
 
 def make_table(runs: Sequence[Record]) -> Table:
-    """A row per number of nodes and placement."""
+    """A row per number of nodes."""
     columns: dict[str, harness.Cell] = {
         "placement": "{placement}",
         "nodes": "{nodes}",
@@ -326,20 +291,18 @@ def make_table(runs: Sequence[Record]) -> Table:
         "one model,\none batch": "{plain_images_per_second:,.0f}",
         "ratio": "{ratio:.2f}",
         "10-90 %": "{ratio_p10:.2f}-{ratio_p90:.2f}",
-        "MB per\ndevice": harness.scale("bytes_per_device", 1e6, ",.0f"),
     }
     return harness.make_table("Images per second, all nodes together", "", columns, runs)
 
 
 def make_plan(options: SimulationOptions) -> harness.Plan:
-    """All numbers of nodes and placements."""
+    """All numbers of nodes."""
     methods = [
         make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
     ]
     cases = [
-        (f"{size} nodes", partial(measure_case, options, method, size, *placement))
+        (f"{size} nodes", partial(measure_case, options, method, size))
         for method, size in zip(methods, options.nodes, strict=True)
-        for placement in options.placements
     ]
     return harness.Plan("simulated on this machine", cases, make_table)
 
