@@ -35,7 +35,7 @@ class CheckOptions:
         check_fields(self)
 
 
-class Plan(NamedTuple):
+class Measurement(NamedTuple):
     """What a check measures, and how its result is shown.
 
     Attributes:
@@ -54,42 +54,42 @@ class Plan(NamedTuple):
 
 
 def run_check(
-    name: str, options: CheckOptions, make_plan: Callable[[], Plan]
+    name: str, options: CheckOptions, make_measurement: Callable[[], Measurement]
 ) -> tuple[Path, list[Record]]:
     """Runs a check: makes its folder, measures all cases, writes the files, prints the table.
 
-    The exit status is 2 if `make_plan` raises `ValueError`, and 1 if a program exchanges something
-    else than its schedule says.
+    The exit status is 2 if `make_measurement` raises `ValueError`, and 1 if a program exchanges
+    something else than its schedule says.
 
     Args:
       name: the check.
       options: of the check.
-      make_plan: raises `ValueError` for what is impossible.
+      make_measurement: raises `ValueError` for what is impossible.
 
     Returns:
       The folder, and the list `runs` of `summary.json`.
     """
     out = None
     with exit_on_error(lambda: out):
-        plan = make_plan()
+        measurement = make_measurement()
         out = results.create_run_dir(f"speed-{name}", options.out, options.overwrite)
         console = Console()
         runs: list[Record] = []
         with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
-            task = bar.add_task(name, total=len(plan.cases), status="")
-            for status, measure in plan.cases:
+            task = bar.add_task(name, total=len(measurement.cases), status="")
+            for status, measure in measurement.cases:
                 bar.update(task, status=status)
                 lines = measure()
                 file.writelines(f"{json.dumps(line)}\n" for line in lines)
                 file.flush()
-                runs += plan.summarize(lines)
-                environment = {"placement": plan.description}
+                runs += measurement.summarize(lines)
+                environment = {"placement": measurement.description}
                 results.write_summary(out, dataclasses.asdict(options), environment, runs)
                 bar.advance(task)
-        console.print(plan.make_table(runs))
-        console.print(f"{plan.description}. Results: {out}", soft_wrap=True)
+        console.print(measurement.make_table(runs))
+        console.print(f"{measurement.description}. Results: {out}", soft_wrap=True)
         if not all(run.get("matches_schedule", True) for run in runs):
-            raise ProgramError(f"{plan.violation}, got something else: see the table.")
+            raise ProgramError(f"{measurement.violation}, got something else: see the table.")
         return out, runs
 
 

@@ -17,7 +17,7 @@ import pytest
 from experiments.speed.__main__ import main
 from experiments.speed.local import gossip, simulation
 from experiments.speed.local.simulation import LoopSettings
-from experiments.speed.local.step import MIN_PASSES, plan_updates
+from experiments.speed.local.step import MIN_PASSES, measure_updates
 from experiments.training.methods import MethodOptions, make_method
 from experiments.training.placement import place_nodes
 from gossipjax import prefetch
@@ -177,12 +177,12 @@ def test_an_error_in_the_input_is_raised_where_it_is_asked_for():
 
 @pytest.mark.parametrize("placement", ["mesh", "vmap"])
 def test_every_update_is_compared_with_both_copies(placement):
-    plan = plan_updates(place_nodes(placement, 4), SMALL, 2)
-    runs = [run for _, measure in plan.cases for run in measure()]
+    measurement = measure_updates(place_nodes(placement, 4), SMALL, 2)
+    runs = [run for _, measure in measurement.cases for run in measure()]
     assert [run["update"] for run in runs] == list(MIN_PASSES)
     for run in runs:
         assert run["seconds_p10"] <= run["seconds"] <= run["seconds_p90"]
         for copy in ("fresh_buffer", "in_place"):
             assert run[f"ratio_{copy}"] > 0
             assert run[f"copy_bytes_per_second_{copy}"] > 0
-    assert plan.make_table(runs).row_count == len(MIN_PASSES)
+    assert measurement.make_table(runs).row_count == len(MIN_PASSES)

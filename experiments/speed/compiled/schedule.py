@@ -228,7 +228,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     return harness.make_table(title, caption, columns, runs, texts=5)
 
 
-def make_plan(options: ScheduleOptions) -> harness.Plan:
+def make_measurement(options: ScheduleOptions) -> harness.Measurement:
     """The cases of all targets."""
     targets = choose_targets(options.target)
 
@@ -243,9 +243,9 @@ def make_plan(options: ScheduleOptions) -> harness.Plan:
     ]
     description = f"compiled for {', '.join(target.description for target in targets)}"
     violation = "a program must exchange what its schedule says"
-    return harness.Plan(description, cases, make_table, summarize, violation)
+    return harness.Measurement(description, cases, make_table, summarize, violation)
 
 
 def inspect_schedules(options: ScheduleOptions) -> None:
     """Exchange of compiled train steps, and the work that overlaps it, on absent TPUs and GPUs."""
-    harness.run_check("schedule", options, partial(make_plan, options))
+    harness.run_check("schedule", options, partial(make_measurement, options))

@@ -257,7 +257,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     return harness.make_table(title, "x first: the first step, compiled", columns, runs, texts=2)
 
 
-def make_plan(options: GossipTimeOptions) -> harness.Plan:
+def make_measurement(options: GossipTimeOptions) -> harness.Measurement:
     """All models and numbers of nodes."""
     for name in options.methods:
         make_simulated_method(name, min(options.nodes))
@@ -266,9 +266,11 @@ def make_plan(options: GossipTimeOptions) -> harness.Plan:
         for model in options.models
         for size in options.nodes
     ]
-    return harness.Plan(f"simulated on one {jax.default_backend()} device", cases, make_table)
+    return harness.Measurement(
+        f"simulated on one {jax.default_backend()} device", cases, make_table
+    )
 
 
 def measure_gossip(options: GossipTimeOptions) -> None:
     """Time of a step of simulated nodes, with and without gossip, and of one written by hand."""
-    harness.run_check("gossip", options, partial(make_plan, options))
+    harness.run_check("gossip", options, partial(make_measurement, options))

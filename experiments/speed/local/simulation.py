@@ -295,7 +295,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     return harness.make_table("Images per second, all nodes together", "", columns, runs)
 
 
-def make_plan(options: SimulationOptions) -> harness.Plan:
+def make_measurement(options: SimulationOptions) -> harness.Measurement:
     """All numbers of nodes."""
     methods = [
         make_method(options.algorithm, MethodOptions(size), OPTIMIZER) for size in options.nodes
@@ -304,12 +304,12 @@ def make_plan(options: SimulationOptions) -> harness.Plan:
         (f"{size} nodes", partial(measure_case, options, method, size))
         for method, size in zip(methods, options.nodes, strict=True)
     ]
-    return harness.Plan("simulated on this machine", cases, make_table)
+    return harness.Measurement("simulated on this machine", cases, make_table)
 
 
 def measure_simulation(options: SimulationOptions) -> None:
     """Images per second of simulated nodes, compared with one plain loop."""
-    harness.run_check("simulation", options, partial(make_plan, options))
+    harness.run_check("simulation", options, partial(make_measurement, options))
 
 
 if __name__ == "__main__":

@@ -256,7 +256,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     return harness.make_table(title, caption, columns, runs)
 
 
-def plan_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Plan:
+def measure_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Measurement:
     """Compiles the updates, lets them and both copies take `turns` turns, and summarizes."""
     programs = make_copies(shapes, nodes)
     grads = make_zeros(shapes, nodes)
@@ -282,16 +282,16 @@ def plan_updates(nodes: gx.Nodes, shapes: Shapes, turns: int) -> harness.Plan:
         for turn in range(1, turns + 1)
     ]
     description = f"{nodes.size} nodes, {describe_nodes(nodes)}"
-    return harness.Plan(description, [*compiling, *running], make_table)
+    return harness.Measurement(description, [*compiling, *running], make_table)
 
 
 def measure_step(options: StepTimeOptions) -> None:
     """Time of one update of a model, with and without gossip, compared with that of a copy."""
 
-    def make_plan() -> harness.Plan:
+    def make_measurement() -> harness.Measurement:
         if options.placement != "vmap":
             request_cpu_devices(options.nodes)
         nodes = place_nodes(options.placement, options.nodes)
-        return plan_updates(nodes, make_resnet50_shapes(), options.updates)
+        return measure_updates(nodes, make_resnet50_shapes(), options.updates)
 
-    harness.run_check("step", options, make_plan)
+    harness.run_check("step", options, make_measurement)
