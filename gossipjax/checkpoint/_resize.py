@@ -16,6 +16,7 @@ import optax
 
 from gossipjax import meshes
 from gossipjax.algorithms.outer_average import OuterState
+from gossipjax.algorithms.parameters import gossiped, merge_gossiped
 from gossipjax.algorithms.state import Extra, GossipState
 from gossipjax.algorithms.steps import gossip_state
 from gossipjax.checkpoint._leaves import is_key
@@ -141,8 +142,8 @@ def change_nodes(
     keys are uint32 `[..., 2]` or `[..., 4]` below a name with `key` or `rng` in it. A part of an
     algorithm whose rule is `"first"` stays node 0's on all nodes, keys too.
 
-    Gossip may be of a part of the parameters (`optax.masked`, `optax.multi_transform`), the same in
-    both chains. The other parameters are averaged over the nodes, without weights.
+    Gossip may be of a part of the parameters (`optax.masked`, `optax.multi_transform`). The others
+    are averaged over the nodes, without weights.
 
     Args:
       params: `[N, ...]`, NumPy arrays or JAX's, whole in this process.
@@ -155,8 +156,8 @@ def change_nodes(
 
     Raises:
       ValueError: if the leaves have no common number of nodes; the schedule of `tx` is not for M
-        nodes; the optimizer or the parameters that gossip are not those of the old chain; a
-        parameter that gossips is not floating-point; or the chain holds several gossip transforms.
+        nodes; the optimizer is not that of the old chain; a parameter that gossips is not
+        floating-point; or the chain holds several gossip transforms.
 
     >>> import jax.numpy as jnp, numpy as np, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import change_nodes
@@ -168,13 +169,10 @@ def change_nodes(
     ([2.0, 2.0, 2.0], 2.0)
     """
     nodes = require_int(nodes, "nodes", 1)
-    if not all(callable(getattr(tx, name, None)) for name in ("init", "update")):
-        raise ValueError(f"tx must be an optax transform, the chain of the new run, got {tx!r}.")
     params, opt_state = meshes.on_auto_axes((params, opt_state))
     before = _count_nodes({"params": params, "opt_state": opt_state})
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
-    paths = _find_gossiped(params, old, tx)
-    model, weight, fraction_in_flight = _average_model(params, old, before, paths)
+    model, weight, fraction_in_flight = _average_model(params, old, before)
     new_params = cast_like(model, params)
     template = _init_one(tx, new_params)
     new = gossip_state(template)
@@ -224,8 +222,11 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
     """`new`, as `tx.init` makes it from the model, with what survives of `old`."""
     residual = None
     if new.residual is not None:
-        held = _pick(params, new.residual)
-        rest = jax.tree.map(np.subtract, _pick(model, new.residual), held)
+        rest = jax.tree.map(
+            lambda z, x: np.subtract(z, x, dtype=np.float64),
+            gossiped(model, new),
+            gossiped(params, new),
+        )
         residual = cast_like(rest, new.residual)
     extra = new.extra
     if extra is not None:
@@ -294,52 +295,13 @@ ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _find_gossiped(params: Any, old: GossipState, tx: optax.GradientTransformation) -> list[str]:
-    """The paths of the parameters that gossip; a mask hides the others.
-
-    The residuals are of these. Where the old state has none, those that `tx` would keep for
-    parameters of low precision are.
-    """
-    residual = old.residual
-    if residual is None:
-
-        def narrow(leaf: Any) -> jax.ShapeDtypeStruct:
-            is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-            dtype = jnp.bfloat16 if is_float else jax.dtypes.canonicalize_dtype(leaf.dtype)
-            return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), dtype)
-
-        state = jax.eval_shape(Nodes(1).spmd(tx.init), jax.tree.map(narrow, params))
-        new = gossip_state(state)
-        residual = None if new is None else new.residual
-    tree = params if residual is None else residual
-    gossiped = dict(jax.tree_util.tree_leaves_with_path(tree))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if path in gossiped:
-            require_floats(leaf, f"params{jax.tree_util.keystr(path)}")
-    return list(map(jax.tree_util.keystr, gossiped))
-
-
-def _pick(model: Any, like: Any) -> Any:
-    """The part of the model that `like` has, in float64."""
-    leaves = dict(jax.tree_util.tree_leaves_with_path(model))
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: np.asarray(leaves[path], np.float64), like
-    )
-
-
-def _average_model(
-    params: Any, old: GossipState, nodes: int, paths: list[str]
-) -> tuple[Any, float, float | None]:
+def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, float, float | None]:
     """`z` in float64, the sum of the weights, and the share of it that is in flight."""
-    leaves = {
-        jax.tree_util.keystr(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
-    weights = np.ones(nodes)
-    if old.weight is not None:
-        weights = np.asarray(old.weight, np.float64)
-    gossiped = [leaves[path] for path in paths]
-    x = [_weighted_sum(leaf, weights) for leaf in gossiped]
+    part = gossiped(params, old)
+    require_floats(part, "params")
+    leaves, structure = jax.tree.flatten(part)
+    weights = np.ones(nodes) if old.weight is None else np.asarray(old.weight, np.float64)
+    x = [_weighted_sum(leaf, weights) for leaf in leaves]
     if old.residual is not None:
         rest = [_weighted_sum(leaf, weights) for leaf in jax.tree.leaves(old.residual)]
         x = list(map(np.add, x, rest))
@@ -347,20 +309,13 @@ def _average_model(
     fraction: float | None = 0.0
     if old.in_flight is not None:
         sent = jax.tree.map(lambda leaf: _weighted_sum(leaf, np.ones(nodes)), old.in_flight)
-        expected, actual = (list(map(np.shape, part)) for part in (x, jax.tree.leaves(sent.x)))
-        if actual != expected:
-            raise ValueError(
-                "the messages in flight must be of the parameters that gossip in the new chain, of "
-                f"shapes {expected} per node, got {actual}: is another mask around it?"
-            )
         x = list(map(np.add, x, jax.tree.leaves(sent.x)))
         weight += 0.0 if sent.weight is None else sent.weight
         fraction = None if sent.weight is None else float(sent.weight / weight)
-    averages = dict(zip(paths, [a / weight for a in x], strict=True))
-    model = [
-        averages[path] if path in averages else _average(leaf) for path, leaf in leaves.items()
-    ]
-    return jax.tree.unflatten(jax.tree.structure(params), model), float(weight), fraction
+    model = jax.tree.unflatten(structure, [a / weight for a in x])
+    # What a mask hides has no weights: its mean is the plain one.
+    others = params if old.mask is None else _average(params)
+    return merge_gossiped(others, model, old), float(weight), fraction
 
 
 def _weigh_anchors(opt_state: Any, old: GossipState) -> Any:
@@ -431,14 +386,12 @@ def _is_gossip(node: Any) -> bool:
 
 
 def _count_nodes(trees: dict[str, Any]) -> int:
-    """N of the node-stacked trees, by name; of the first, which must have a leaf."""
+    """N of the node-stacked trees, by name."""
     leaves = [
         (f"{name}{jax.tree_util.keystr(path)}", list(np.shape(leaf)[:1]))
         for name, tree in trees.items()
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
-    if not leaves:
-        raise ValueError(f"{next(iter(trees))} must have at least one array, got none.")
     first_name, first = leaves[0]
     for name, axis in leaves:
         if not axis or axis != first:

@@ -306,10 +306,13 @@ def test_what_is_not_gossiped_is_averaged_without_weights(wrapper, dtype):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
-def test_another_mask_than_that_of_the_messages():
+def test_the_new_chain_may_gossip_all_parameters():
     params, state = train_masked(WRAPPERS["masked"])
-    with pytest.raises(ValueError, match=r"messages in flight must be .* shapes .* per node"):
-        resize(params, state, gx.osgp(gx.topology.ring(3)), 3)
+    ring = gx.topology.ring(3)
+    masked, whole = (
+        resize(params, state, tx, 3)[0] for tx in (WRAPPERS["masked"](gx.sgp(ring)), gx.sgp(ring))
+    )
+    jax.tree.map(np.testing.assert_array_equal, masked, whole)
 
 
 @pytest.mark.parametrize(
