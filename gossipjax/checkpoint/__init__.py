@@ -7,13 +7,8 @@ used; `change_nodes` needs NumPy only.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gossipjax.checkpoint._resize import (
-    Preempted,
-    ResizeReport,
-    TrainState,
-    average_nodes,
-    change_nodes,
-)
+from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
+from gossipjax.checkpoint._train_state import Preempted, TrainState
 
 if TYPE_CHECKING:
     from gossipjax.checkpoint._checkpoints import Checkpoints, Restored

@@ -15,14 +15,7 @@ import jax
 from gossipjax import launch, meshes
 from gossipjax.checkpoint._leaves import as_arrays
 from gossipjax.checkpoint._lock import FolderLock
-from gossipjax.checkpoint._resize import (
-    MakeTx,
-    Preempted,
-    ResizeReport,
-    TrainState,
-    fit_state,
-    make_template,
-)
+from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
     DamagedError,
     Restored,
@@ -36,6 +29,13 @@ from gossipjax.checkpoint._store import (
     remove_unfinished,
     require_metadata,
     write,
+)
+from gossipjax.checkpoint._train_state import (
+    MakeTx,
+    Preempted,
+    TrainState,
+    fit_state,
+    make_template,
 )
 from gossipjax.processes import all_processes, any_process, barrier, require_shared_folder
 from gossipjax.spmd import Nodes

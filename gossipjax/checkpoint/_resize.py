@@ -1,12 +1,10 @@
-"""The state of a run, and how one of N nodes continues with M nodes or another algorithm."""
+"""How the state of N nodes becomes one of M nodes, or of another algorithm."""
 
 from __future__ import annotations
 
 import itertools
 import re
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,68 +19,12 @@ from gossipjax.algorithms.state import Extra, GossipState
 from gossipjax.algorithms.steps import gossip_state
 from gossipjax.checkpoint._leaves import is_key
 from gossipjax.collectives import cast_like, require_floats
-from gossipjax.processes import put_global
-from gossipjax.sharding import ShardedState
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
 # In attributes and keys of a path, such as `rng_key`, `dropout_key`, `rngs`.
 KEY_NAME = re.compile(r"(^|_)(p?rngs?|keys?)(_|\d*$)", re.IGNORECASE)
 IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the length of a raw key
-
-MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
-
-
-class TrainState(NamedTuple):
-    """All that a training run is.
-
-    Attributes:
-      step: the number of updates so far.
-      params: `[N, ...]`.
-      opt_state: of the whole chain, `[N, ...]`.
-      batch_stats: statistics that are not parameters, `[N, ...]`; None without such layers.
-      metadata: a dict that JSON can hold: the position in the data, the options of the run.
-        Checkpoints add `nodes`, the number N.
-
-    >>> TrainState(3, params={"w": jnp.zeros((4, 2))}, opt_state=()).step
-    3
-    """
-
-    step: int
-    params: optax.Params
-    opt_state: optax.OptState
-    batch_stats: Any = None
-    metadata: dict[str, Any] | None = None
-
-    @property
-    def arrays(self) -> tuple[Any, Any, Any]:
-        """The node-stacked part: parameters, optimizer state and statistics."""
-        return self.params, self.opt_state, self.batch_stats
-
-
-class Preempted(SystemExit):
-    """The run was asked to end by SIGTERM, and its state is saved. Exit status 143.
-
-    Attributes:
-      step: that of the newest complete checkpoint; None if not even one could be written.
-      folder: where it is.
-
-    >>> stop = Preempted(40, Path("runs/a"))
-    >>> (stop.step, stop.code)
-    (40, 143)
-    """
-
-    def __init__(self, step: int | None, folder: Path):
-        super().__init__(128 + signal.SIGTERM)
-        self.step = step
-        self.folder = folder
-
-    def __str__(self) -> str:
-        if self.step is None:
-            return f"asked to end: nothing is saved in {self.folder}"
-        return (
-            f"asked to end: saved after step {self.step} in {self.folder}; a resumed run continues"
-        )
 
 
 class ResizeReport(NamedTuple):
@@ -429,76 +371,3 @@ def _fold_in_nodes(keys: Any, nodes: int) -> Any:
         return jax.lax.map(lambda key: jax.random.fold_in(key, node), flat)
 
     return jax.lax.map(fold_in, jnp.arange(nodes)).reshape(nodes, *keys.shape)
-
-
-# What `Checkpoints.resume` reads, and what it makes of it.
-
-
-def make_template(
-    state: TrainState, nodes: Nodes, make_tx: MakeTx, metadata: dict[str, Any]
-) -> tuple[Any, Any, Any]:
-    """Returns what the saved arrays look like: those of `state`, unless they were of another run.
-
-    Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s. Another sharding
-    inside the nodes changes where arrays are, and not which.
-    """
-    size = require_int(metadata.get("nodes", nodes.size), 'metadata["nodes"], as saved,', 1)
-    metadata = {**metadata, "nodes": size}
-
-    def resize(x: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-
-    params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
-    init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
-    opt_state = jax.eval_shape(init, params)
-    if size == nodes.size and _have_same_specs(
-        *map(_without_sharding, (opt_state, state.opt_state))
-    ):
-        return state.params, _arrange_like(opt_state, state.opt_state), state.batch_stats
-    return params, opt_state, batch_stats
-
-
-def _is_sharded(part: Any) -> bool:
-    return isinstance(part, ShardedState)
-
-
-def _without_sharding(tree: Any) -> Any:
-    """The tree with each `ShardedState` replaced by the state inside."""
-
-    def replace(part: Any) -> Any:
-        return _without_sharding(part.inner) if _is_sharded(part) else part
-
-    return jax.tree.map(replace, tree, is_leaf=_is_sharded)
-
-
-def _arrange_like(structure: Any, tree: Any) -> Any:
-    """The leaves of `tree` in the structure of another tree."""
-    return jax.tree.unflatten(jax.tree.structure(structure), jax.tree.leaves(tree))
-
-
-def _have_same_specs(one: Any, other: Any) -> bool:
-    leaves, structure = jax.tree.flatten(one)
-    other_leaves, other_structure = jax.tree.flatten(other)
-    return structure == other_structure and all(
-        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(leaves, other_leaves, strict=True)
-    )
-
-
-def fit_state(
-    restored: TrainState, state: TrainState, nodes: Nodes, make_tx: MakeTx
-) -> tuple[TrainState, ResizeReport | None]:
-    """Returns `restored` on the devices of `nodes`, resized if it is of another run."""
-    metadata = {**(state.metadata or {}), "nodes": nodes.size}
-    if _have_same_specs(*map(_without_sharding, (restored.arrays, state.arrays))):
-        return restored._replace(opt_state=_arrange_like(state.opt_state, restored.opt_state)), None
-    params, opt_state, report = change_nodes(
-        restored.params, restored.opt_state, make_tx(metadata), nodes.size
-    )
-    batch_stats = average_nodes(restored.batch_stats, nodes.size)
-    arrays = params, opt_state, batch_stats
-    if nodes.inner_axes:
-        arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
-    else:
-        rows = np.array(nodes.local)
-        arrays = nodes.put(jax.tree.map(lambda x: x[rows], arrays))
-    return TrainState(restored.step, *arrays, metadata=restored.metadata), report
