@@ -120,12 +120,9 @@ class Exchange:
         return self.schedule.round_at(step // self.every)
 
     def is_collective_at(self, step: int) -> bool:
-        """Whether all nodes take part in one all-reduce, or one server, at `step`.
-
-        A round of gossip that is the exact average of more than two nodes is an all-reduce (ring).
-        """
+        """Whether all nodes take part in one all-reduce, or one server, at `step`."""
         round_ = self.round_at(step)
-        if round_ is not None:
+        if round_ is not None:  # the exact average of more than two nodes is a ring's all-reduce
             return round_.is_uniform and round_.size > 2
         return self.kind != GOSSIP and self.happens_at(step)
 
@@ -133,11 +130,6 @@ class Exchange:
         """Receivers `[N]` of each message at `step`, one array for each slot.
 
         Node `j` sends to `receivers[j]`, and nothing where that is `j`. None of all-reduces.
-
-        >>> import gossipjax as gx
-        >>> exchange = Exchange(schedule=gx.topology.one_peer_exponential(4), every=2)
-        >>> [[receivers.tolist() for receivers in exchange.messages_at(k)] for k in range(3)]
-        [[[1, 2, 3, 0]], [], [[2, 3, 0, 1]]]
         """
         round_ = self.round_at(step)
         if round_ is None or self.is_collective_at(step):
@@ -150,11 +142,7 @@ class Exchange:
         return workload.parameters * self.fraction * self.bits / 8
 
     def list_layers(self) -> np.ndarray:
-        """The layers of the exchange, in the order in which a backward pass leaves them.
-
-        >>> Exchange(kind="ring", layers=8, first_layer=1, layer_stride=4).list_layers().tolist()
-        [5, 1]
-        """
+        """The layers of the exchange, in the order in which a backward pass leaves them."""
         return np.arange(self.first_layer, self.layers, self.layer_stride)[::-1]
 
     def find_seconds(
@@ -162,21 +150,19 @@ class Exchange:
     ) -> np.ndarray:
         """Seconds `[N]` that the exchange of `step` takes each node, if all begin together.
 
-        A node's messages share its link; every message, and the buffer of an all-reduce, is copied
-        through the host once. An all-reduce in m parts takes m times as long as one of `S / m`. 0
-        where nothing is sent.
+        0 where nothing is sent.
         """
         self.require_nodes(nodes)
         size = self.count_bytes(workload)
         if self.is_collective_at(step):
-            kind = "ring" if self.kind == GOSSIP else self.kind
-            parts = max(1, len(self.list_layers()))
-            part = find_collective_seconds(kind, size / parts, network, nodes)
+            parts = max(1, len(self.list_layers()))  # each pays the latency
+            part = find_collective_seconds(self.collective, size / parts, network, nodes)
             seconds = np.full(nodes, parts * part)
         else:
             seconds = np.zeros(nodes)
             for receivers in self.messages_at(step):
                 is_sent = receivers != np.arange(nodes)
+                # The messages of a node share its link, and each is copied through the host.
                 sent = network.message_seconds(receivers, size) + network.copy_seconds(size)
                 seconds += np.where(is_sent, sent, 0.0)
         return 2 * seconds if self.is_half_duplex else seconds
@@ -187,13 +173,17 @@ class Exchange:
         """Bytes that the node that sends most sends in the exchange of `step`."""
         size = self.count_bytes(workload)
         if self.is_collective_at(step):
-            kind = "ring" if self.kind == GOSSIP else self.kind
-            return count_sent_bytes(kind, size, network, nodes)
+            return count_sent_bytes(self.collective, size, network, nodes)
         messages = self.messages_at(step)
         if not messages:
             return 0.0
         is_sent = np.stack(messages) != np.arange(nodes)
         return size * int(is_sent.sum(axis=0).max())
+
+    @property
+    def collective(self) -> Kind:
+        """What a step is where all nodes take part in it."""
+        return "ring" if self.kind == GOSSIP else self.kind
 
     @property
     def cycle(self) -> int:
@@ -209,13 +199,8 @@ class Exchange:
     def find_exposed_seconds(self, seconds: float, compute_seconds: float) -> float:
         """The part of an exchange's seconds that the computation does not hide.
 
-        `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange.
-
-        In L layers: a backward pass of `b = 2/3 c` seconds leaves layer `l = L - 1, ..., 0` at
-        `(L - l) b / L`. Its part takes the link after the part before it, for `e / m` seconds, with
-        m layers in the exchange. The next forward pass, of `c - b` seconds, needs it at
-        `b + l (c - b) / L`. The latest of them takes the place of `e` above. For all layers that is
-        `max(e - b (1 - 1/L), e / L)`.
+        `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange; in layers, `e` is
+        how late the latest of them is.
 
         >>> exchange = Exchange(kind="ring", awaits="all", layers=2)
         >>> exchange.find_exposed_seconds(0.5, compute_seconds=0.3)
@@ -229,6 +214,8 @@ class Exchange:
         backward = BACKWARD * compute_seconds
         part = seconds / len(layers)
         order = np.arange(len(layers))
+        # The backward pass leaves the last layer first. Each part takes the link after the one
+        # before it, and the next forward pass needs the first layer first.
         ready = (self.layers - layers) * backward / self.layers
         arrival = np.maximum.accumulate(ready - order * part) + (order + 1) * part
         needed = backward + layers * (compute_seconds - backward) / self.layers

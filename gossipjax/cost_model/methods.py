@@ -4,9 +4,6 @@ Every function returns a `Method` for `predict_step` and `simulate`. `from_plan`
 any algorithm that has a `gx.GossipState`; the others are for what has no plan, and for a model
 without JAX. `wire` is a name such as "bfloat16", a number of bits per parameter, or a codec of
 `gx.wire`. `kind` is that of an all-reduce.
-
-SGP-19 is Assran et al., ICML 2019, arXiv:1811.10792; DPSGD-17 Lian et al., NIPS 2017,
-arXiv:1705.09056.
 """
 
 import dataclasses
@@ -94,16 +91,7 @@ class Method:
 
 
 def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
-    """What an algorithm sends, by the plan in its state.
-
-    A round of the schedule every `max(1, overlap)` steps, with `models` models in a message, beside
-    the computation where the exchange needs nothing of its step; without a schedule an all-reduce
-    every `period` steps.
-
-    Args:
-      plan: `state.plan` of a `gx.GossipState`.
-      name: of the method, for tables.
-      kind: of an all-reduce.
+    """What an algorithm sends, by `state.plan` of its `gx.GossipState`.
 
     >>> import gossipjax as gx
     >>> import jax.numpy as jnp
@@ -143,8 +131,6 @@ def centralized(wire: Form = "float32") -> Method:
 def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> Method:
     """SGP: a round of the schedule per step; beside the computation if it is combined meanwhile.
 
-    SGP-19, algorithm 1; "combine-while-adapting" is its authors' released code.
-
     >>> import gossipjax as gx
     >>> [e.overlap for e in sgp(gx.topology.ring(4), "combine-while-adapting").exchanges]
     [1]
@@ -156,13 +142,10 @@ def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> M
 def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method:
     """Overlap SGP: a round every `overlap` steps, used as many steps later; 0 is SGP.
 
-    SGP-19, section 3; what every message takes is the worst case there.
-
     >>> import gossipjax as gx
     >>> osgp(gx.topology.one_peer_exponential(8), overlap=2).staleness
     2
     """
-    overlap = require_int(overlap, "overlap of osgp", 0)
     return Method(f"{overlap}-osgp", (_make_gossip(schedule, wire, overlap=overlap),), overlap)
 
 
@@ -174,29 +157,22 @@ def dpsgd(
 ) -> Method:
     """D-PSGD: a symmetric round per step; half duplex if both directions wait for each other.
 
-    DPSGD-17, algorithm 1, which combines while it adapts; the other order is its remark.
-
-    Raises:
-      ValueError: if the schedule is not doubly stochastic.
-
     >>> import gossipjax as gx
     >>> dpsgd(gx.topology.ring(8)).exchanges[0].overlap
     1
     """
-    exchange = _make_gossip(
-        schedule, wire, is_early=_is_early(order), is_half_duplex=is_half_duplex
-    )
     if not schedule.is_doubly_stochastic:
         raise ValueError(
             f"schedule of dpsgd must be doubly stochastic, got {schedule!r}. Use sgp for it."
         )
+    exchange = _make_gossip(
+        schedule, wire, is_early=_is_early(order), is_half_duplex=is_half_duplex
+    )
     return Method("dpsgd", (exchange,))
 
 
 def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = False) -> Method:
     """AD-PSGD: pairs average beside the computation; a node waits for its own link alone.
-
-    Lian et al., ICML 2018, arXiv:1710.06952. Half duplex: a message takes twice as long.
 
     >>> import gossipjax as gx
     >>> adpsgd(gx.topology.bipartite_exponential(8)).is_asynchronous
@@ -211,8 +187,6 @@ def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = Fa
 def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
     """Asynchronous SGP: a node that finds its link busy keeps its share and goes on.
 
-    Asynchronous push-sum: Assran and Rabbat 2018, arXiv:1803.08950.
-
     >>> import gossipjax as gx
     >>> async_sgp(gx.topology.one_peer_exponential(8)).is_asynchronous
     True
@@ -223,8 +197,6 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
     """SlowMo: an exact average every `every` steps, beside what the inner method exchanges.
-
-    Wang et al., ICLR 2020, arXiv:1910.00643, algorithm 1. Without the average it is `inner`.
 
     >>> import gossipjax as gx
     >>> inner = sgp(gx.topology.one_peer_exponential(8))
@@ -238,13 +210,11 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32
 def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
     """DiLoCo, and Local SGD: an exact average of the models at the last of every `every` steps.
 
-    Douillard et al. 2023, arXiv:2311.08105, algorithm 1; Stich 2019, arXiv:1805.09767.
-
     >>> [(e.every, e.phase) for e in diloco(every=500).exchanges]
     [(500, 499)]
     """
-    exchange = _make_all_reduce(kind, wire, layers=layers)
-    return Method("diloco", (_make_rare(exchange, every),))
+    exchange = _make_all_reduce(kind, wire, every=every, phase=every - 1, layers=layers)
+    return Method("diloco", (exchange,))
 
 
 def streaming_diloco(
@@ -257,13 +227,12 @@ def streaming_diloco(
 ) -> Method:
     """Streaming DiLoCo: fragment f is averaged once in `every` steps, and used `delay` steps later.
 
-    Douillard et al. 2025, arXiv:2501.18512, algorithm 2. With `layers`, fragment f has layers `f`,
-    `f + fragments`, ..., so that there must be at least as many layers as fragments.
+    With `layers`, of which there are at least as many as fragments, fragment f has the layers `f`,
+    `f + fragments`, ...
 
     >>> [exchange.phase for exchange in streaming_diloco(every=6, fragments=3).exchanges]
     [1, 3, 5]
     """
-    every = require_int(every, "every of streaming_diloco", 1)
     fragments = require_int(fragments, "fragments of streaming_diloco", 1, every)
     delay = require_int(delay, "delay of streaming_diloco", 0, every - 1)
     exchanges = (
@@ -286,14 +255,11 @@ def streaming_diloco(
 def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
     """SparseLoCo: all nodes gather the sparse messages of all every `every` steps.
 
-    Sarfi et al. 2025, arXiv:2508.15706. A node sends `nodes - 1` messages on a ring, where an
-    all-reduce sends `2 (nodes - 1) / nodes` models: as that of `nodes / 2` times the bits, of which
-    it has twice the latency.
-
     >>> import gossipjax as gx
     >>> [e.bits for e in sparse_loco(15, 8, gx.wire.block_top_k()).exchanges]
     [1.0]
     """
+    # On a ring a node sends nodes - 1 messages, where an all-reduce sends 2 (nodes - 1) / nodes.
     bits = find_bits(wire) * nodes / 2
     return dataclasses.replace(diloco(every, wire=bits), name="sparse-loco")
 
@@ -301,23 +267,19 @@ def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
 def noloco(schedule: Schedule, every: int, wire: Form = "float32", models: int = 2) -> Method:
     """NoLoCo, and `gx.outer` over gossip: a round at the last of every `every` steps.
 
-    Kolehmainen et al. 2025, arXiv:2506.10911, whose schedule is `gx.topology.random_pairs`: an
-    outer gradient and an anchor, two models. With `gx.gradient_tracking` they are two, too; with
-    `gx.sgp`, or `pull=1`, one.
+    An outer gradient and an anchor are two models; with `gx.sgp`, or `pull=1`, it is one.
 
     >>> import gossipjax as gx
     >>> noloco(gx.topology.random_pairs(8, 4, seed=0), every=50).exchanges[0].every
     50
     """
-    return Method("noloco", (_make_rare(_make_gossip(schedule, wire, models), every),))
+    exchange = _make_gossip(schedule, wire, models)
+    exchange = dataclasses.replace(exchange, every=every, phase=every - 1)
+    return Method("noloco", (exchange,))
 
 
 def find_bits(wire: Form) -> float:
-    """Bits of a parameter in a message of that form, scales and indices included.
-
-    >>> find_bits("bfloat16"), find_bits(4.5)
-    (16.0, 4.5)
-    """
+    """Bits of a parameter in a message of that form, scales and indices included."""
     if wire is None:
         return WIRE_BITS["float32"]
     if isinstance(wire, str):
@@ -340,7 +302,7 @@ def _make_gossip(
         schedule=schedule,
         bits=find_bits(wire),
         fraction=models,
-        every=max(1, overlap),
+        every=max(1, overlap),  # a message travels in as many pieces
         overlap=overlap or int(is_early),
         **settings,
     )
@@ -348,12 +310,6 @@ def _make_gossip(
 
 def _make_all_reduce(kind: Kind, wire: Form, **settings: Any) -> Exchange:
     return Exchange(kind=kind, bits=find_bits(wire), awaits="all", **settings)
-
-
-def _make_rare(exchange: Exchange, every: int) -> Exchange:
-    """The same exchange at the last of every `every` steps."""
-    every = require_int(every, "every", 1)
-    return dataclasses.replace(exchange, every=every, phase=every - 1)
 
 
 def _is_early(order: str) -> bool:

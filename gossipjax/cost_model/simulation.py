@@ -111,6 +111,8 @@ class Pending:
 class Events:
     """Runs the nodes of a method until they have made their steps.
 
+    What overlaps with k computations is waited for k computations later.
+
     Args:
       method, workload, network: as in `simulate`.
       seconds: of the computation of each step of each node, `[T, N]`; repeated after T steps.
@@ -204,6 +206,9 @@ class Events:
 
     def _begin(self, key: Key, time: float, node: int) -> None:
         exchange = self._method.exchanges[key[0]]
+        # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends and
+        # for what is sent to it, AD-PSGD for its own link, and asynchronous SGP for nothing: if its
+        # link is busy, it keeps its share.
         if exchange.awaits == "all" or exchange.is_collective_at(key[1]):
             self._join_collective(key, time, node)
         elif exchange.awaits == "nobody":
@@ -367,19 +372,9 @@ def simulate(
 ) -> Simulation:
     """Simulates the steps of nodes that may be slow, event by event. Modelled, not measured.
 
-    The computation of node i at its step t takes `f[t, i] c` seconds. Then
-
-    - an all-reduce begins when the slowest of all nodes is ready;
-    - a node waits for what a round of gossip sends to it, and for what it sends, and for no others;
-    - a node of AD-PSGD waits until its last message has left its link, and for nobody else;
-    - a node of asynchronous SGP waits for nothing: if its link is busy, it keeps its share.
-
-    What overlaps with k computations is waited for k computations later. A node's link carries
-    one message at a time each way, first come, first served; an all-reduce takes all links,
-    once all are free. The seconds of a message are those of `Network.message_seconds`. Without
-    slowness the result is that of `predict_step`, which does not see two messages that meet at
-    one receiver (as of random peers), or an all-reduce that waits for messages on their way
-    (SlowMo around OSGP).
+    The computation of node i at its step t takes `f[t, i] c` seconds. Without slowness the result
+    is that of `predict_step`, which does not see two messages that meet at one receiver (as of
+    random peers), or an all-reduce that waits for messages on their way (SlowMo around OSGP).
 
     Args:
       method, workload, network, nodes: as in `predict_step`.
@@ -390,10 +385,6 @@ def simulate(
       seed: of the draws of `slowness`.
       warm_up: first steps that are not counted. None: those of one cycle, 60 at most, and of the
         overlap.
-
-    Raises:
-      ValueError: as `predict_step`; for more than 2^22 steps of all nodes together, or if factors
-        are of another number of nodes.
 
     >>> from gossipjax.cost_model import Network, Slowness, Workload, allreduce, simulate
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)

@@ -35,7 +35,7 @@ for name, function, values, message in (
     ("order", lambda x: cm.sgp(SCHEDULE, x), ["cwa"], "order must be"),
     ("schedule of one way", cm.dpsgd, [gx.topology.star(4, "uniform")], "doubly stochastic"),
     ("schedule", cm.sgp, ["ring"], "schedule of an exchange"),
-    ("outer steps", cm.diloco, [0], "every must be"),
+    ("outer steps", cm.diloco, [0], "every of an exchange"),
     ("fragments", lambda x: cm.streaming_diloco(10, x), [11], "fragments of"),
     ("delay", lambda x: cm.streaming_diloco(10, 2, x), [10], "delay of"),
     ("name of slowness", cm.parse_slowness, ["0x", "2"], "slowness must"),
