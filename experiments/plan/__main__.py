@@ -18,7 +18,7 @@ from experiments.options import parse_arguments
 from experiments.plan.candidates import list_candidates
 from experiments.plan.choice import Situation, make_plan
 from experiments.plan.options import PlanOptions, make_network, make_workload
-from experiments.plan.report import describe_reason, make_table, plot_seconds_over_bandwidth
+from experiments.plan.report import describe_reason, make_table
 from experiments.program import exit_on_error
 from gossipjax.cost_model import parse_slowness
 
@@ -53,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 choice=plan.chosen.make_record(),
                 reasons=[plan.reason.make_record()],
             )
-            plot_seconds_over_bandwidth(plan, out / "seconds_over_bandwidth.png")
             console.print(f"Results: {out}", soft_wrap=True)
 
 

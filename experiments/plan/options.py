@@ -104,7 +104,7 @@ class PlanOptions:
     """Assumed: more examples, as a fraction, per doubling of the steps after which all nodes have
     what one has learned."""
     out: OptionalPath = None
-    """Folder for summary.json and a plot; without it nothing is written."""
+    """Folder for summary.json; without it nothing is written."""
     overwrite: bool = False
     """Replace another run's results in --out."""
 

@@ -1,24 +1,11 @@
-"""The table and the plots of a plan."""
+"""The table of a plan, and its reason."""
 
-import dataclasses
-import itertools
-from pathlib import Path
-
-import numpy as np
-from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from experiments.plan.candidates import Candidate
 from experiments.plan.choice import Plan, Row, Situation
-from experiments.plots import COLORS
-from gossipjax.cost_model import Network, predict_step
 
-MARKERS = "os^vDP"
 MEGA = 1e6
-PLOTTED = ("allreduce", "sgp", "sgp-cwa", "async-sgp", "dpsgd@ring", "streaming-diloco")
-DECADES = 2  # of bandwidth, to each side
-POINTS = 41
 MAX_PLAIN = 1e8  # beyond it a number in the table has three digits
 
 
@@ -107,49 +94,3 @@ def describe_reason(plan: Plan) -> str:
             f"{row.situation.steps:,} steps."
         )
     return "\n".join(lines)
-
-
-def plot_seconds_over_bandwidth(plan: Plan, path: Path) -> None:
-    """Plots the predicted seconds per iteration over the bandwidth, all nodes equally fast."""
-    situation = plan.chosen.situation
-    network = situation.network
-    faster = [_scale_bandwidth(network, x) for x in np.logspace(-DECADES, DECADES, POINTS)]
-    figure = Figure((7, 5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for candidate, color, marker in zip(_choose_plotted(plan), COLORS, itertools.cycle(MARKERS)):
-        seconds = [
-            predict_step(candidate.method, situation.workload, one, situation.nodes).seconds
-            for one in faster
-        ]
-        x = [one.bandwidth for one in faster]
-        axes.plot(x, seconds, label=candidate.label, markevery=8, color=color, marker=marker)
-    axes.axvline(network.bandwidth, color="black", linestyle=":")
-    title = f"Modelled time per iteration, {describe_situation(situation)}"
-    axes.set_title(title, fontsize="medium", wrap=True)
-    axes.set(xscale="log", yscale="log")
-    axes.set_xlabel("bandwidth of a link (bytes per second, one way)")
-    axes.set_ylabel("seconds per iteration (no node slow)")
-    axes.grid(alpha=0.3, which="both")
-    figure.legend(loc="outside lower center", ncols=4, fontsize="small")
-    figure.savefig(path)
-
-
-def _choose_plotted(plan: Plan) -> list[Candidate]:
-    """The choice and well-known methods, by name."""
-    chosen = plan.chosen.candidate
-    others = [
-        row.candidate
-        for row in plan.rows
-        if row.candidate.name.split(",")[0] in PLOTTED and row.candidate.label != chosen.label
-    ]
-    return [chosen, *sorted(others, key=lambda candidate: candidate.label)]
-
-
-def _scale_bandwidth(network: Network, factor: float) -> Network:
-    """The same network with links that are `factor` times as fast."""
-    gossip = network.gossip_bandwidth
-    return dataclasses.replace(
-        network,
-        bandwidth=network.bandwidth * factor,
-        gossip_bandwidth=None if gossip is None else gossip * factor,
-    )

@@ -1,9 +1,9 @@
 """Published figures of time beside those of the cost model: modelled, not measured.
 
-    python -m experiments.report.published
+    python -m experiments.report --section cost-model
 
-prints all tables. One network, `networks.SGP_ETHERNET`, is fitted, on the 16 figures of SGP-18
-Table 2; the others follow. docs/guides/cost_model.md says what is assumed of each.
+One network, `networks.SGP_ETHERNET`, is fitted, on the 16 figures of SGP-18 Table 2; the others
+follow. docs/guides/cost_model.md says what is assumed of each.
 
 - SGP-18: Assran et al., 2018, submission to ICLR 2019, Table 2; hours of sections 5.2 and 5.3.
 - SGP-19: Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -420,20 +420,6 @@ def compare_what_if() -> list[Row]:
     return rows
 
 
-def compare_all() -> list[list[Row]]:
-    """The rows of all tables."""
-    hours = [compare_sgp19(table) for table in SGP19_HOURS]
-    return [
-        compare_sgp18(),
-        compare_sgp18_hours(),
-        *hours,
-        compare_slowmo(),
-        compare_diloco_measured(),
-        compare_streaming_diloco(),
-        compare_what_if(),
-    ]
-
-
 # The section of the report
 
 FIT_BOUND = 0.12
@@ -595,18 +581,3 @@ SECTION = read_section(
     find=find_section,
     judges_when_quick=True,
 )
-
-
-def main() -> None:
-    """Prints all tables."""
-    for rows in compare_all():
-        print(f"{rows[0].table} ({rows[0].unit}), modelled")
-        for row in rows:
-            off = f"{count_cells(row):+d} cells" if row.unit == "Gbit/s" else f"{row.error:+.1%}"
-            seconds = f"modelled {row.predicted:8.3f}  published {row.published:8.3f}"
-            fitted = ", fitted" if row.is_fitted else ""
-            print(f"  {row.name:<42}{row.nodes:>4} nodes  {seconds}  {off}{fitted}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,7 +2,7 @@
 
 A `Method` (what an algorithm exchanges), a `Workload` (the computation of a node) and a `Network`
 give the seconds of a step, `predict_step`. docs/guides/cost_model.md has the formulas, and what
-they miss; `python -m experiments.report.published` sets published figures beside the model's.
+they miss; the section `cost-model` of the report sets published figures beside the model's.
 """
 
 from gossipjax.cost_model import methods, networks

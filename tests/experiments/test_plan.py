@@ -196,4 +196,3 @@ def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     summary = json.loads((out / "summary.json").read_text())
     assert summary["choice"]["algorithm"] in {run["algorithm"] for run in summary["runs"]}
     assert summary["reasons"][0]["seconds"] == summary["choice"]["seconds_per_step"]
-    assert (out / "seconds_over_bandwidth.png").exists()
