@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -196,31 +196,6 @@ def judge(folder: Path, status: int, seconds: float) -> Result:
     has_diverged = bool(lines) and DIVERGED in " ".join(lines)
     status_name = "diverged" if has_diverged else "failed"
     return Result(status=status_name, folder=folder, error=error, seconds=seconds)
-
-
-def take_runs(runs: Iterable[Run], sources: Sequence[Path], folder: Path) -> list[str]:
-    """Copies the runs that have ended in other folders by the same calls; returns their names.
-
-    Of the `sources`, folders of runs, the first that has a call counts. What has ended in `folder`
-    stays.
-    """
-    found: dict[tuple[str, ...], Path] = {}
-    for path in [path for source in sources for path in sorted(source.iterdir())]:
-        state = read_state(path)
-        if state is not None and read_result(state, path) is not None:
-            found.setdefault(tuple(state["command"]), path)
-    taken = []
-    for run in runs:
-        target = folder / run.name
-        state = read_state(target)
-        if state is not None and state["command"] == run.call:
-            continue
-        path = found.get(tuple(run.call))
-        if path is not None and path.resolve() != target.resolve():
-            empty_folder(target)
-            shutil.copytree(path, target, dirs_exist_ok=True)
-            taken.append(run.name)
-    return taken
 
 
 def find_commit() -> str:

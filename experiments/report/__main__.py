@@ -65,7 +65,6 @@ from experiments.runner import (
     make_folder,
     make_run_bar,
     run_all,
-    take_runs,
 )
 
 FIGURES = "figures"
@@ -90,8 +89,6 @@ class ReportOptions:
     jobs: PositiveInt | None = None
     """Runs side by side; if not given, one for each GPU, or for each core, at most 8. Runs that
     measure time come last, one at a time."""
-    runs: tuple[Path, ...] = ()
-    """Folders of other reports: their finished runs of the same commands are taken."""
     fashion_mnist: OptionalPath = None
     """Folder of the four files of Fashion-MNIST; if not given, 5,000 MNIST digits take its place.
     """
@@ -122,13 +119,7 @@ class ReportOptions:
                 )
         if len(set(self.section)) < len(self.section):
             raise ValueError(f"--section must be different names, got {self.section}.")
-        for folder in self.runs:
-            if not (folder / RUNS).is_dir():
-                raise ValueError(
-                    f"--runs must be folders of reports, got {folder}, without {RUNS}/ in it: give "
-                    "the --out of another report."
-                )
-        others = ("quick", "runs", "keep", *DATA)
+        others = ("quick", "keep", *DATA)
         given = [f"--{name.replace('_', '-')}" for name in others if getattr(self, name)]
         if self.kept and given:
             raise ValueError(
@@ -206,7 +197,6 @@ def make_report(
     )
     if options.kept:
         unpack_runs(out, KEPT)
-    taken = take_runs(runs, [folder / RUNS for folder in options.runs], out / RUNS)
     console.print(f"{len(sections)} sections, {len(runs)} runs. Report: {out}", soft_wrap=True)
     ended: dict[str, Result] = {}
     is_whole = True
@@ -232,7 +222,7 @@ def make_report(
         for section in shown
     ]
     wall_seconds = time.monotonic() - began
-    origin = find_origin(command, options.scale, results, wall_seconds, taken)
+    origin = find_origin(command, options.scale, results, wall_seconds)
     (out / "report.md").write_text(format_report(chapters, origin))
     (out / RESULTS).write_text(format_results(chapters, origin))
     write_summary(out, dataclasses.asdict(options), origin, results, chapters)

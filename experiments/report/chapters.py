@@ -124,13 +124,8 @@ def make_chapter(
         return dataclasses.replace(chapter, error=f"{message} ({place})")
 
 
-def find_origin(
-    command: str, scale: Scale, results: Results, wall_seconds: float, taken: Sequence[str]
-) -> Record:
-    """Returns how a report was made: command, versions, machine, data sets, time.
-
-    `taken` are the runs that are of other reports, and `wall_seconds` those of this call.
-    """
+def find_origin(command: str, scale: Scale, results: Results, wall_seconds: float) -> Record:
+    """Returns how a report was made: command, versions, machine, data sets, time of this call."""
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
     ended = [result for result in results.values() if result.folder is not None]
@@ -145,7 +140,6 @@ def find_origin(
         "data": ", ".join([images, *(name for name, folder in sets.items() if folder)]),
         "seconds": sum(result.seconds for result in results.values()),
         "wall_seconds": wall_seconds,
-        "taken": list(taken),
     }
 
 

@@ -34,7 +34,6 @@ def format_report(chapters: Sequence[Chapter], origin: Record) -> str:
         **{name: origin[name] for name in ("scale", "code", "versions", "machine", "data")},
         "time": f"{format_seconds(origin['seconds'])} of runs, one after the other; "
         f"{format_seconds(origin['wall_seconds'])} in this call",
-        "taken from other reports": f"{len(origin['taken'])} runs" if origin["taken"] else "",
     }
     blocks = [
         f"# {TITLE}",

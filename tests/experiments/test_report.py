@@ -148,10 +148,6 @@ def test_it_goes_on_where_it_stopped(tmp_path):
     assert (out / "figures" / "mine.png").exists()
     make_report(out, "--section", "first", "--jobs", "1")
     assert read_calls(out / "runs")[5:] == ["good", "alone"]
-    other = tmp_path / "other"
-    status, _, summary = make_report(other, "--section", "first", "--runs", str(out))
-    assert (status, read_calls(other / "runs")) == ("", [])
-    assert sorted(summary["environment"]["taken"]) == ["alone", "bad", "good", "lost"]
 
 
 def test_a_report_is_made_again_from_what_was_kept(tmp_path, monkeypatch):

@@ -1,9 +1,6 @@
 """Calls of programs: how they end, which are run again, and that none of them is left behind."""
 
-import json
 import os
-import signal
-import threading
 import time
 from pathlib import Path
 
@@ -11,7 +8,7 @@ import pytest
 from fake_program import read_calls, write_program
 
 from experiments import runner
-from experiments.runner import Devices, Run, judge, make_folder, run_all, take_runs
+from experiments.runner import Devices, Run, judge, run_all
 
 TWO = Devices(({}, {}))
 
@@ -117,58 +114,3 @@ def find_processes(command, folder):
         if line == command and output == f"{folder / runner.LOG}":
             found.append(process.name)
     return found
-
-
-def test_runs_of_another_folder_are_taken_by_their_calls(tmp_path, monkeypatch):
-    write_program(tmp_path, monkeypatch)
-    run_all(make_runs(a="sgp", b="dpsgd", c="diverge"), tmp_path / "old", TWO, Recorder())
-    runs = make_runs(x="sgp", y="dpsgd", c="diverge", z="other")
-    (tmp_path / "new").mkdir()
-    assert take_runs(runs, [tmp_path / "old"], tmp_path / "new") == ["x", "c"]
-    assert take_runs(runs, [tmp_path / "old"], tmp_path / "new") == []
-    run_all(runs, tmp_path / "new", TWO, Recorder())
-    assert sorted(read_calls(tmp_path / "new")) == ["y", "z"]
-    state = json.loads((tmp_path / "new" / "x" / runner.STATE).read_text())
-    assert state["command"] == ["image", "sgp"]
-
-
-def test_an_interrupt_ends_all_runs_and_keeps_what_was_finished(tmp_path, monkeypatch):
-    write_program(tmp_path, monkeypatch)
-    recorder = Recorder()
-    waits = tmp_path / "waits" / "waits"
-
-    def stop():
-        while not (waits.exists() and recorder.ended):
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    began = time.monotonic()
-    runs = make_runs(waits="wait", finishes="", never_begins="wait")
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the programs have it
-    threading.Thread(target=stop).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_all(runs, tmp_path, TWO, recorder)
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    assert recorder.ended == [("finishes", "finished")]
-    assert time.monotonic() - began < 60
-    assert are_gone("sleep 600", tmp_path / "waits")
-
-
-def test_a_folder_that_was_stopped_before_its_first_run_goes_on(tmp_path):
-    out = tmp_path / "out"
-    for _ in range(2):
-        assert list(make_folder("compare", out, False, "cells").iterdir()) == [out / "cells"]
-    (out / "cells" / "sgp").mkdir()
-    (out / "cells" / "sgp" / runner.LOG).touch()
-    make_folder("compare", out, True, "cells")
-    assert not list((out / "cells").iterdir())
-    (out / "cells" / "notes").mkdir()
-    (out / "cells" / "notes" / "biology.csv").touch()
-    for overwrites in (False, True):
-        with pytest.raises(ValueError, match=r"in cells/, got .*notes: move it"):
-            make_folder("compare", out, overwrites, "cells")
-    with pytest.raises(ValueError, match="must be the folder of a run"):
-        run_all(make_runs(notes=""), out / "cells", TWO, Recorder())
-    assert (out / "cells" / "notes" / "biology.csv").exists()
