@@ -52,7 +52,6 @@ from experiments.options import (
 )
 from experiments.plots import choose_looks
 from experiments.program import exit_on_error
-from experiments.rate_rule import choose_rate
 from experiments.results import Record
 
 HIDDEN = 32
@@ -60,6 +59,7 @@ CLASSES = 10
 MOMENTUM = 0.9
 FIRST_RATE = 0.1
 FIRST_STEPS = 64
+MAX_MOVES = 8  # of the bracket of a rate
 WATCHED = 5_000  # images by which the loss is judged
 EVERY = "sgp-every-{}"
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
@@ -197,6 +197,22 @@ def find_loss(train: Callable[..., jax.Array], rate: float, steps: int, seed: in
     """Returns the loss at the end of a run; infinite if it diverged."""
     loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
     return loss if math.isfinite(loss) else math.inf
+
+
+def choose_rate(measure: Callable[[float], float], first: float) -> float:
+    """Doubles and halves a rate until the middle of three measures is the smallest.
+
+    >>> choose_rate(lambda rate: abs(rate - 3), first=0.4)
+    3.2
+    """
+    found = {first: measure(first)}
+    for _ in range(MAX_MOVES):
+        best = min(found, key=lambda rate: found[rate])
+        missing = [rate for rate in (best / 2, 2 * best) if rate not in found]
+        if not missing:
+            break
+        found |= {rate: measure(rate) for rate in missing}
+    return min(found, key=lambda rate: found[rate])
 
 
 def count_steps(find_loss: Callable[[float, int, int], float], options: StepsOptions) -> Record:

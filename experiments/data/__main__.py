@@ -7,7 +7,6 @@ network and without TensorFlow.
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def prepare_data(options: PrepareOptions) -> Path:
-    """Writes the data set and returns its folder; prints it, and how many files were not read."""
+    """Writes the data set; prints and returns its folder."""
     from experiments.data.originals import ORIGINALS  # here: it imports TensorFlow Datasets
     from experiments.data.preparation import prepare
 
@@ -61,12 +60,6 @@ def prepare_data(options: PrepareOptions) -> Path:
     original = ORIGINALS[options.name](options.source)
     folder = prepare(original, find_folder(options.data_dir), options.overwrite)
     print(f"{options.name} is in {folder}")
-    if original.ignored:
-        print(
-            f"{len(original.ignored):,} files or folders among the images were not read, such as "
-            f"{original.ignored[0]}: images must end with .jpeg, .jpg or .png",
-            file=sys.stderr,
-        )
     return folder
 
 

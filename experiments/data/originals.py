@@ -139,17 +139,12 @@ def open_imagenet2012(folder: Path) -> Original:
 
     So the labels of the 1,000 official classes, n01440764 and others, are those of TensorFlow
     Datasets. Every image is decoded once. A corrupt one is named and left out; one that is not an
-    RGB or grey JPEG, of which ImageNet has 23, is written as one. Files with other endings are
-    counted.
+    RGB or grey JPEG, of which ImageNet has 23, is written as one.
 
     Raises:
         MissingDataError: if there is no image, or `train` and `val` have other classes.
     """
-    images: dict[str, list[Path]] = {}
-    ignored: list[Path] = []
-    for split in ("train", "val"):
-        images[split], others = _find_images(folder / split)
-        ignored += others
+    images = {split: _find_images(folder / split) for split in ("train", "val")}
     classes = sorted({path.parent.name for path in images["train"]})
     unknown = {path.parent.name for path in images["val"]} - set(classes)
     if unknown:
@@ -169,20 +164,18 @@ def open_imagenet2012(folder: Path) -> Original:
             name: Examples(functools.partial(_read_images, images[split]), len(images[split]))
             for name, split in (("train", "train"), ("validation", "val"))
         },
-        ignored=ignored,
     )
 
 
-def _find_images(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Returns the images of a split, and what else is in the folders of its classes."""
-    paths = sorted(folder.glob("*/*"))
-    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+def _find_images(folder: Path) -> list[Path]:
+    """Returns the images of a split; what else is in the folders of its classes is not read."""
+    images = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in SUFFIXES)
     if not images:
         raise MissingDataError(
             "--from must be a folder with train/CLASS/*.JPEG and val/CLASS/*.JPEG, got no image in "
             f"{folder}/*/."
         )
-    return images, [path for path in paths if path.suffix.lower() not in SUFFIXES]
+    return images
 
 
 def _read_images(paths: list[Path]) -> KeyedExamples:

@@ -2,9 +2,8 @@
 
 import contextlib
 import io
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +43,6 @@ class Original(NamedTuple):
     version: str  # the version there that has the same form
     features: Mapping[str, Any]
     splits: Mapping[str, Examples]
-    ignored: Sequence[Path] = ()  # the files among them that are not read
 
 
 def to_png(pixels: np.ndarray) -> io.BytesIO:
@@ -72,14 +70,10 @@ def prepare(original: Original, data_dir: Path, overwrite: bool = False) -> Path
             f"{data_dir}, which has {folder}: pass --overwrite to replace it, or choose another "
             "--data-dir."
         )
-    prefix = f"{original.name}.incomplete-"
-    for left in data_dir.glob(f"{prefix}*"):
-        print(
-            f"{left} is left of a preparation that was stopped: remove it, if none is running.",
-            file=sys.stderr,
-        )
     data_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=data_dir) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix=f"{original.name}.incomplete-", dir=data_dir
+    ) as scratch:
         config = tfds.download.DownloadConfig(try_download_gcs=False)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # it says that it downloads

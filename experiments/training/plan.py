@@ -24,7 +24,7 @@ from experiments.training.methods import (
     make_method,
     parse_name,
 )
-from experiments.training.options import LrSchedule, Optimizer, StepEpochs, TrainingOptions
+from experiments.training.options import LrSchedule, StepEpochs, TrainingOptions
 from experiments.training.task import DecayMask
 
 UPDATES = "the updates of a run, {}"
@@ -193,17 +193,34 @@ class TrainingPlan:
         return make_method(algorithm, method_options, optimizer, options.topology)
 
     def make_optimizer(self, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-        """Returns the local optimizer of the options, with another learning rate."""
+        """Returns SGD, SGD with Nesterov momentum 0.9, Adam or Muon, with weight decay.
+
+        The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW) and Muon.
+        Muon's steps have the root mean square of Adam's, so that both have one rate (Liu et al.,
+        2025, arXiv:2502.16982).
+        """
         options = self.options
-        return make_optimizer(
-            "sgd" if options.momentum == "outer" else options.optimizer,
-            learning_rate,
-            options.weight_decay,
-            options.adam_b1,
-            options.adam_b2,
-            options.adam_epsilon,
-            self.decay_mask,
-            options.muon_momentum,
+        decay = options.weight_decay
+        if options.optimizer in ("adam", "muon"):
+            betas = (options.adam_b1, options.adam_b2, options.adam_epsilon)
+            adam = optax.adamw(learning_rate, *betas, weight_decay=decay, mask=self.decay_mask)
+            if options.optimizer == "adam":
+                return adam
+            muon = optax.contrib.muon(
+                learning_rate,
+                beta=options.muon_momentum,
+                weight_decay=decay,
+                weight_decay_mask=self.decay_mask,
+                consistent_rms=MUON_RMS,
+            )
+            return optax.partition({"adam": adam, "muon": muon}, label_for_muon)
+        # With --momentum outer the outer optimizer has it, around plain SGD.
+        is_nesterov = options.optimizer == "nesterov" and options.momentum != "outer"
+        momentum = MOMENTUM if is_nesterov else None
+        return optax.chain(
+            # First in the chain: it sees the parameters that the user holds, for SGP the de-biased.
+            optax.add_decayed_weights(decay, mask=self.decay_mask),
+            optax.sgd(learning_rate, momentum=momentum, nesterov=is_nesterov),
         )
 
     def make_runs(self, nodes: int) -> list[TrainingRun]:
@@ -346,40 +363,3 @@ def label_for_muon(params: Any) -> Any:
         return "adam" if is_by_adam else "muon"
 
     return jax.tree_util.tree_map_with_path(label, params)
-
-
-def make_optimizer(
-    name: Optimizer,
-    learning_rate: optax.ScalarOrSchedule,
-    weight_decay: float,
-    adam_b1: float = 0.9,
-    adam_b2: float = 0.999,
-    adam_epsilon: float = 1e-8,
-    decay_mask: DecayMask | None = None,
-    muon_momentum: float = 0.95,
-) -> optax.GradientTransformation:
-    """Returns SGD, SGD with Nesterov momentum 0.9, Adam or Muon, with weight decay.
-
-    The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW) and Muon. It
-    sees the parameters that the user holds: for SGP the de-biased ones. `decay_mask` None decays
-    all. Muon's steps have the root mean square of Adam's, so that both have one rate (Liu et al.,
-    2025, arXiv:2502.16982).
-    """
-    if name in ("adam", "muon"):
-        betas = (adam_b1, adam_b2, adam_epsilon)
-        adam = optax.adamw(learning_rate, *betas, weight_decay=weight_decay, mask=decay_mask)
-        if name == "adam":
-            return adam
-        muon = optax.contrib.muon(
-            learning_rate,
-            beta=muon_momentum,
-            weight_decay=weight_decay,
-            weight_decay_mask=decay_mask,
-            consistent_rms=MUON_RMS,
-        )
-        return optax.partition({"adam": adam, "muon": muon}, label_for_muon)
-    momentum = MOMENTUM if name == "nesterov" else None
-    return optax.chain(
-        optax.add_decayed_weights(weight_decay, mask=decay_mask),
-        optax.sgd(learning_rate, momentum=momentum, nesterov=name == "nesterov"),
-    )

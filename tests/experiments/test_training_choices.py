@@ -19,11 +19,16 @@ from experiments.training.methods import (
     spell_name,
 )
 from experiments.training.options import Optimizer, StepEpochs, TrainingOptions
-from experiments.training.plan import TrainingPlan, make_lr_schedule, make_optimizer
+from experiments.training.plan import TrainingPlan, make_lr_schedule
 from experiments.training.topologies import TOPOLOGIES
 
 LEARNING_RATE = 0.1
 DECAY = 0.01
+
+
+def make_optimizer(name: Optimizer) -> optax.GradientTransformation:
+    options = TrainingOptions(optimizer=name, weight_decay=DECAY)
+    return TrainingPlan(options, 512).make_optimizer(LEARNING_RATE)
 
 
 def test_optimizers():
@@ -34,7 +39,7 @@ def test_optimizers():
         ("adam", oracle.adamw(LEARNING_RATE, decay=DECAY)),
     ]
     for name, step in steps:
-        tx = make_optimizer(name, LEARNING_RATE, DECAY)
+        tx = make_optimizer(name)
         expected = np.array([1.0, -2.0])
         z = jnp.asarray(expected, jnp.float32)
         memory = {}
@@ -58,7 +63,7 @@ def test_muon_steps_matrices_and_adam_the_rest():
     )
     updates = {}
     for name in ("adam", "muon"):
-        tx = make_optimizer(name, LEARNING_RATE, DECAY)
+        tx = make_optimizer(name)
         updates[name], _ = tx.update(grads, tx.init(params), params)
     for name in ("embedding", "b"):
         np.testing.assert_allclose(updates["muon"][name], updates["adam"][name], rtol=1e-6)
