@@ -3,15 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from experiments.options import (
-    Check,
-    NonNegativeInt,
-    OptionalPath,
-    PositiveFloat,
-    PositiveInt,
-    Seed,
-    check_fields,
-)
+from experiments.options import Check, OptionalPath, PositiveFloat, PositiveInt, Seed, check_fields
 
 LOG_EVERY = 5  # steps
 NUM_EXAMPLES = 4000  # of the training set
@@ -24,8 +16,10 @@ MIN_ASYNCHRONOUS = 3  # processes: there must be others when one is gone
 class Options:
     """What both jobs have."""
 
-    kills: NonNegativeInt = 20
-    """Number of kills."""
+    kills: PositiveInt = 20
+    """Number of kills, or stops."""
+    fault: Literal["kill", "stop"] = "kill"
+    """kill: SIGKILL. stop: SIGSTOP, so that the process stays."""
     processes: PositiveInt = 4
     """Number of processes, a node each."""
     epochs: PositiveInt = 16
@@ -39,6 +33,9 @@ class Options:
     overwrite: bool = False
     """Replace the results of another run in --out."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def steps(self) -> int:
         """Steps of the run."""
@@ -47,15 +44,10 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class LockstepOptions(Options):
-    """Kills processes of a training job at random moments. The first argument `asynchronous` takes
-    a job of asynchronous nodes instead, with other options."""
+    """Kills processes of a training job at random moments: of each six kills, two while a
+    checkpoint is written, one while the processes start, three during training. The first argument
+    `asynchronous` takes a job of asynchronous nodes instead, with other options."""
 
-    kills: PositiveInt = 20
-    """Number of kills, or stops: of each six, two while a checkpoint is written, one while the
-    processes start, three during training."""
-    fault: Literal["kill", "stop"] = "kill"
-    """kill: SIGKILL. stop: SIGSTOP, so that the process stays, and the launcher finds that it is
-    stuck."""
     stall: PositiveInt = 20
     """Seconds without an advance after which the launcher takes a process for stuck; for stops."""
     checkpoint_every: Annotated[
@@ -64,7 +56,7 @@ class LockstepOptions(Options):
     """Steps between checkpoints, a multiple of 5."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.steps < MIN_CHECKPOINTS * self.checkpoint_every:
             raise ValueError(
                 f"a run must have {MIN_CHECKPOINTS} checkpoints or more, got {self.steps} steps "
@@ -74,10 +66,8 @@ class LockstepOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class AsynchronousOptions(Options):
-    """Kills and stops asynchronous nodes at random moments."""
+    """Kills or stops asynchronous nodes at random moments."""
 
-    stops: NonNegativeInt = 1
-    """Number of stops, in another job."""
     stop_seconds: PositiveFloat = 30.0
     """Seconds of a stop."""
     processes: Annotated[
@@ -91,8 +81,3 @@ class AsynchronousOptions(Options):
     that do not share these cores."""
     epochs: PositiveInt = 80
     """Passes over the training set: 4,000 digits, 32 per node and step."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.kills + self.stops:
-            raise ValueError("--kills or --stops must be at least 1, got 0 of both.")

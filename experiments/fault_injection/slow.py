@@ -40,10 +40,8 @@ def make_slow_task(options: SlowImageOptions) -> Task:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, trains, and reports."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] != ["image"]:
-        sys.exit(f"the first argument must be image, got {given[:1]}.")
-    run_program("experiments.fault_injection.slow", SlowImageOptions, make_slow_task, given[1:])
+    _, *given = sys.argv[1:] if arguments is None else arguments  # the first one is `image`
+    run_program("experiments.fault_injection.slow", SlowImageOptions, make_slow_task, given)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ OTHERS = [
     ("rates", "--nodes 3", "--nodes must be an even integer >= 2"),
     ("speed", "wire --bandwidth x", "--bandwidth must be"),
     ("fault_injection", "--checkpoint-every 7", "--checkpoint-every must be"),
-    ("fault_injection", "asynchronous --kills 0 --stops 0", "must be at least 1, got 0 of both"),
+    ("fault_injection", "asynchronous --processes 2", "--processes must be at least 3, got 2"),
     ("compare", "--grid no-such", "--grid must be the name of a grid"),
     ("compare", "--grid diloco-mini --algorithm d2", "--algorithm must be left out with --grid"),
     ("compare", "-- --seed=3", "got --seed: give it before --"),

@@ -51,5 +51,5 @@ def write_summary(out: Path, weights: list[float]) -> None:
 
 
 if __name__ == "__main__":
-    given = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=False))  # after the program
-    main(Path(given["--out"]), int(os.environ["GOSSIPJAX_NODE"]), int(given["--nodes"]))
+    out, nodes = (sys.argv[1 + sys.argv.index(name)] for name in ("--out", "--nodes"))
+    main(Path(out), int(os.environ["GOSSIPJAX_NODE"]), int(nodes))

@@ -17,7 +17,8 @@ from small import make_small
 import gossipjax as gx
 from experiments import image
 from experiments.compilation_cache import compilation_cache
-from experiments.fault_injection.job import AsynchronousJob, find_pids
+from experiments.fault_injection.asynchronous import AsynchronousJob
+from experiments.fault_injection.job import find_pids
 from experiments.training import asynchronous_job as job_module
 from experiments.training import placement
 from experiments.training.asynchronous import ASYNCHRONOUS

@@ -18,7 +18,7 @@ from small import make_small
 
 from experiments import image
 from experiments.compilation_cache import compilation_cache
-from experiments.fault_injection.job import RESTARTED, RESUMED
+from experiments.fault_injection.lockstep import RESTARTED, RESUMED
 from experiments.training import main, placement
 from gossipjax.checkpoint import Checkpoints
 
