@@ -72,9 +72,9 @@ def test_what_the_user_sets_stays():
     assert "[None, None, None, '" in run_job(code, "--processes", 1, "--no-keep-memory").stdout
 
 
-def test_each_node_gets_its_place_and_its_output_a_prefix(monkeypatch):
+def test_each_node_gets_its_place(monkeypatch):
     code = PROLOGUE + (
-        "import json, socket; print('to stderr', file=sys.stderr)\n"
+        "import json, socket\n"
         "host, port = os.environ['GOSSIPJAX_NODE_ADDRESSES'].split(',')[rank].split(':')\n"
         "socket.create_server((host, int(port))).close()\n"  # it may listen there
         "print(json.dumps(dict(os.environ)))"
@@ -82,23 +82,19 @@ def test_each_node_gets_its_place_and_its_output_a_prefix(monkeypatch):
     # Variables of another job, in which the launcher itself may run, do not reach the nodes.
     outer = {"GOSSIPJAX_COORDINATOR_ADDRESS": "a:1", "GOSSIPJAX_PROCESS_ID": "7"}
     outer |= {"GOSSIPJAX_NUM_PROCESSES": "9", "GOSSIPJAX_RESTART": "5", "GOSSIPJAX_NODE": "8"}
-    done = run_job(code, *EACH, "--processes", 3, "--local-devices", 2, **outer)
+    done = run_job(code, *EACH, "--processes", 2, **outer)
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stderr.splitlines()) == [f"[{place}] to stderr" for place in range(3)]
-    variables = [json.loads(read_output(done, place)[0]) for place in range(3)]
+    variables = [json.loads(read_output(done, place)[0]) for place in range(2)]
     addresses = variables[0]["GOSSIPJAX_NODE_ADDRESSES"].split(",")
-    job = variables[0]["GOSSIPJAX_JOB"]
-    assert len(set(addresses)) == 3
-    assert len({values["GOSSIPJAX_SECRET"] for values in variables}) == 1
     for place, values in enumerate(variables):
-        assert values["JAX_NUM_CPU_DEVICES"] == "2"
-        assert values["JAX_LOCAL_DEVICE_IDS"] == f"{2 * place},{2 * place + 1}"
         assert not {"GOSSIPJAX_PROCESS_ID", "GOSSIPJAX_COORDINATOR_ADDRESS"} & values.keys()
-        contacts = tuple(address for address in addresses if address != addresses[place])
+        assert values["GOSSIPJAX_SECRET"] == variables[0]["GOSSIPJAX_SECRET"]
         with monkeypatch.context() as patch:
             for name in ("NODE", "NODE_ADDRESSES", "RESTART", "JOB"):
                 patch.setenv(f"GOSSIPJAX_{name}", values[f"GOSSIPJAX_{name}"])
-            assert find_node() == NodeInfo(place, 3, addresses[place], contacts, False, job)
+            job = variables[0]["GOSSIPJAX_JOB"]
+            contacts = (addresses[1 - place],)
+            assert find_node() == NodeInfo(place, 2, addresses[place], contacts, False, job)
 
 
 class TestOneFails:
@@ -309,18 +305,6 @@ class TestRestarts:
         assert shown in report
         assert "the program would fail again, so it is not started again\n" in report
         assert "restart 1" not in report
-
-    def test_are_delayed_more_after_each_failure(self):
-        """Of each node by its own failures. The status is of the first that failed for good."""
-        code = PROLOGUE + "print(time.time()); sys.exit(5 + rank)"
-        options = (*EACH, "--processes", 2, "--max-restarts", 2, "--restart-delay", 0.2)
-        done = run_job(code, *options)
-        assert done.returncode in (5, 6)
-        for rank in range(2):
-            assert f"[launch] rank {rank}: restart 2 of 2 in 0.4 s\n" in done.stderr
-            first, second, third = map(float, read_output(done, rank))
-            assert second - first >= 0.2
-            assert third - second >= 0.4
 
 
 @pytest.mark.parametrize(

@@ -121,14 +121,14 @@ def test_what_is_slow_has_more_time(run):
     """The start, what the program says is slow, and a process that waits for another."""
     # All three take longer than the limit, and a step a thirtieth of it: a busy machine needs that.
     code = (
-        "time.sleep(4)\n"
+        "time.sleep(2.5)\n"
         "for step in range(3):\n"
-        "    advance(step, slow=step == 1); time.sleep(4 if step == 1 else 0)\n"
+        "    advance(step, slow=step == 1); time.sleep(2.5 if step == 1 else 0)\n"
         "for batch in range(40 * (rank == 0)):\n"
-        "    advance(); time.sleep(0.1)\n"
+        "    advance(); time.sleep(0.06)\n"
         "announce(rank); wait_for(0)"
     )
-    status, _, report = run(code, "--stall", 3, processes=2)
+    status, _, report = run(code, "--stall", 2, processes=2)
     assert (status, report) == (0, "")
 
 
