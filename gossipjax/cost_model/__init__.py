@@ -23,7 +23,7 @@ from gossipjax.cost_model.methods import (
     sparse_loco,
     streaming_diloco,
 )
-from gossipjax.cost_model.network import Network, Star, Torus
+from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.prediction import Prediction, predict_step
 from gossipjax.cost_model.simulation import Simulation, simulate
 from gossipjax.cost_model.slowness import Slowness, parse_slowness
@@ -35,8 +35,6 @@ __all__ = [
     "Prediction",
     "Simulation",
     "Slowness",
-    "Star",
-    "Torus",
     "Workload",
     "adpsgd",
     "allreduce",

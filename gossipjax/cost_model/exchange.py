@@ -159,12 +159,9 @@ class Exchange:
             part = find_collective_seconds(self.collective, size / parts, network, nodes)
             seconds = np.full(nodes, parts * part)
         else:
-            seconds = np.zeros(nodes)
-            for receivers in self.messages_at(step):
-                is_sent = receivers != np.arange(nodes)
-                # The messages of a node share its link, and each is copied through the host.
-                sent = network.message_seconds(receivers, size) + network.copy_seconds(size)
-                seconds += np.where(is_sent, sent, 0.0)
+            # The messages of a node share its link, and each is copied through the host.
+            seconds = network.message_seconds(size) + network.copy_seconds(size)
+            seconds = seconds * self._count_messages(step, nodes)
         return 2 * seconds if self.is_half_duplex else seconds
 
     def count_sent_bytes(
@@ -174,11 +171,14 @@ class Exchange:
         size = self.count_bytes(workload)
         if self.is_collective_at(step):
             return count_sent_bytes(self.collective, size, network, nodes)
-        messages = self.messages_at(step)
-        if not messages:
-            return 0.0
-        is_sent = np.stack(messages) != np.arange(nodes)
-        return size * int(is_sent.sum(axis=0).max())
+        return size * int(self._count_messages(step, nodes).max())
+
+    def _count_messages(self, step: int, nodes: int) -> np.ndarray:
+        """Messages that each node sends at `step`, `[N]`."""
+        count = np.zeros(nodes, int)
+        for receivers in self.messages_at(step):
+            count += receivers != np.arange(nodes)
+        return count
 
     @property
     def collective(self) -> Kind:
@@ -236,18 +236,17 @@ def find_collective_seconds(kind: str, size: float, network: Network, nodes: int
     """Seconds in which n nodes average a buffer of S bytes, one copy through the host included.
 
     - ring: `2 (n - 1)` messages of `S / n` to the next node;
-    - tree: `2 ceil(log2 n)` messages of S, up to the root, node 0, and down again; at a level only
-      the nodes of that level send;
+    - tree: `2 ceil(log2 n)` messages of S, up to the root, node 0, and down again;
     - server: node 0 receives `n - 1` messages, then sends as many, over one link.
     """
     if nodes == 1:
         return 0.0
     copy = network.copy_seconds(size)
     if kind == "ring":
-        return copy + 2 * (nodes - 1) * _shift(network, nodes, size / nodes)
+        return copy + 2 * (nodes - 1) * network.message_seconds(size / nodes, is_gossip=False)
     if kind == "tree":
-        levels = range(math.ceil(math.log2(nodes)))
-        return copy + sum(_climb(network, nodes, size, 2**level) for level in levels)
+        levels = math.ceil(math.log2(nodes))
+        return copy + 2 * levels * network.message_seconds(size, is_gossip=False)
     return copy + 2 * (network.latency + (nodes - 1) * size / network.bandwidth)
 
 
@@ -262,23 +261,3 @@ def count_sent_bytes(kind: str, size: float, network: Network, nodes: int) -> fl
     if kind == "tree":  # the root sends down at every level
         return math.ceil(math.log2(nodes)) * size
     return (nodes - 1) * size
-
-
-def _shift(network: Network, nodes: int, size: float) -> float:
-    """Seconds of a message from every node to the next."""
-    return float(
-        network.message_seconds((np.arange(nodes) + 1) % nodes, size, is_gossip=False).max()
-    )
-
-
-def _climb(network: Network, nodes: int, size: float, hop: int) -> float:
-    """Seconds up a level of the tree and down again: odd multiples of `hop`, and those below."""
-    children = np.arange(hop, nodes, 2 * hop)
-    up = np.arange(nodes)
-    up[children] -= hop
-    down = np.arange(nodes)
-    down[children - hop] += hop
-    return sum(
-        float(network.message_seconds(receivers, size, is_gossip=False).max())
-        for receivers in (up, down)
-    )

@@ -15,7 +15,7 @@ sgp-infiniband 0.308 s
 import dataclasses
 import math
 
-from gossipjax.cost_model.network import Network, Torus
+from gossipjax.cost_model.network import Network
 
 __all__ = [
     "ALL",
@@ -25,7 +25,6 @@ __all__ = [
     "SGP_ETHERNET",
     "SGP_INFINIBAND",
     "TPU_V5E_DCN",
-    "TPU_V5E_ICI",
     "remove_host_copies",
 ]
 
@@ -45,11 +44,6 @@ of which this has the upper end. The line has 450 GB/s."""
 GH200_SLINGSHOT = Network(bandwidth=24.2e9, name="Slingshot, GH200")
 """NCCL issue 1272: with `NCCL_NCHANNELS_PER_NET_PEER=4`; 18.3 GB/s without."""
 
-TPU_V5E_ICI = Network(
-    bandwidth=45e9, latency=1e-6, fabric=Torus((16, 16)), name="ICI of a TPU v5e slice of 16 x 16"
-)
-"""TPU v5e: 45 GB/s one way per link, about 1 us per hop."""
-
 TPU_V5E_DCN = Network(bandwidth=25e9, name="data centre network, hosts of 8 TPU v5e")
 """25 GB/s per host of 8 chips: a node is a host."""
 
@@ -58,13 +52,12 @@ ALL = {
     "sgp-infiniband": SGP_INFINIBAND,
     "nvlink-h100": NVLINK_H100,
     "gh200-slingshot": GH200_SLINGSHOT,
-    "tpu-v5e-ici": TPU_V5E_ICI,
     "tpu-v5e-dcn": TPU_V5E_DCN,
 }
 """Name on a command line -> network."""
 
 MAX_NODES = {"nvlink-h100": 8}
-"""Name -> the most nodes that such a network has; that of a torus is in its shape."""
+"""Name -> the most nodes that such a network has."""
 
 
 def remove_host_copies(network: Network) -> Network:

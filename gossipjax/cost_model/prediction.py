@@ -51,7 +51,7 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
     `ceil(e / g)` cases. A modelled figure: nothing is measured.
 
     Raises:
-      ValueError: if a schedule or fabric is of another number of nodes.
+      ValueError: if a schedule is of another number of nodes.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce, predict_step
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2, examples=256)

@@ -88,13 +88,6 @@ class Links:
         return float(end)
 
 
-class Slot(NamedTuple):
-    """One message of every node in a round."""
-
-    receivers: np.ndarray  # integers [N]; node j sends nothing where it is j
-    seconds: np.ndarray  # on the wire, [N]
-
-
 @dataclasses.dataclass
 class Pending:
     """What is not done yet of an exchange that some node has begun."""
@@ -141,7 +134,13 @@ class Events:
         self._pending: dict[Key, Pending] = {}
         self._arrived: list[list[Message]] = [[] for _ in range(self._nodes)]
         self._computed: list[list[float]] = [[] for _ in range(self._nodes)]
-        self._slots: dict[tuple[int, int], list[Slot]] = {}
+        times = [2 if exchange.is_half_duplex else 1 for exchange in method.exchanges]
+        sizes = [exchange.count_bytes(workload) for exchange in method.exchanges]
+        pairs = list(zip(times, sizes, strict=True))
+        # Of a message of each exchange: on the wire, and through the memory of its source.
+        self._wire_seconds = [n * network.message_seconds(size) for n, size in pairs]
+        self._copy_seconds = [n * network.copy_seconds(size) for n, size in pairs]
+        self._slots: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
         self._count = 0  # of all steps that have ended
         self.ends: list[list[float]] = [[] for _ in range(self._nodes)]
         self.sent = 0
@@ -243,23 +242,21 @@ class Events:
         self._free(key)
 
     def _send_if_free(self, key: Key, time: float, node: int) -> None:
-        slots = [slot for slot in self._list_slots(key) if slot.receivers[node] != node]
-        if not slots:  # a round in which this node sends nothing anyway
+        targets = [int(slot[node]) for slot in self._list_slots(key) if slot[node] != node]
+        if not targets:  # a round in which this node sends nothing anyway
             return
         if self._links.is_busy(node):
             self.kept += 1
             return
         self.sent += 1
-        for slot in slots:
-            self._send(key, slot, time, node)
+        for target in targets:
+            self._send(key, time, node, target)
 
     def find_message_seconds(self) -> float:
-        """For which a message occupies its sender's link, the mean; 0 if none was sent."""
+        """For which a message occupies its sender's link; 0 if none was sent."""
         nodes = np.arange(self._nodes)
         rounds = itertools.chain.from_iterable(self._slots.values())
-        seconds = [slot.seconds[slot.receivers != nodes] for slot in rounds]
-        sent = np.concatenate(seconds) if seconds else np.zeros(0)
-        return float(sent.mean()) if sent.size else 0.0
+        return max(self._wire_seconds) if any((slot != nodes).any() for slot in rounds) else 0.0
 
     def _send_round(self, key: Key, time: float, node: int) -> None:
         slots = self._list_slots(key)
@@ -267,43 +264,34 @@ class Events:
             self._pending[key] = Pending(self._count_missing(key, slots))
         self._pending[key].begun[node] = time
         for slot in slots:
-            self._send(key, slot, time, node)
+            if slot[node] != node:
+                self._send(key, time, node, int(slot[node]))
         self._free(key)
 
-    def _count_missing(self, key: Key, slots: list[Slot]) -> np.ndarray:
+    def _count_missing(self, key: Key, slots: tuple[np.ndarray, ...]) -> np.ndarray:
         """Messages that each node waits for: its own, and those that are sent to it."""
         nodes = np.arange(self._nodes)
         missing = np.zeros(self._nodes, int)
         for slot in slots:
-            is_sent = slot.receivers != nodes
+            is_sent = slot != nodes
             missing += is_sent
             if self._method.exchanges[key[0]].awaits == "peers":
-                missing += np.bincount(slot.receivers[is_sent], minlength=self._nodes)
+                missing += np.bincount(slot[is_sent], minlength=self._nodes)
         return missing
 
-    def _list_slots(self, key: Key) -> list[Slot]:
+    def _list_slots(self, key: Key) -> tuple[np.ndarray, ...]:
+        """As `Exchange.messages_at`."""
         index, step = key
         exchange = self._method.exchanges[index]
         assert exchange.schedule is not None
         round_key = (index, exchange.schedule.index_at(step // exchange.every))
         if round_key not in self._slots:
-            size = exchange.count_bytes(self._workload)
-            times = 2 if exchange.is_half_duplex else 1
-            self._slots[round_key] = [
-                Slot(receivers, times * self._network.message_seconds(receivers, size))
-                for receivers in exchange.messages_at(step)
-            ]
+            self._slots[round_key] = exchange.messages_at(step)
         return self._slots[round_key]
 
-    def _send(self, key: Key, slot: Slot, time: float, source: int) -> None:
-        target = int(slot.receivers[source])
-        if target == source:
-            return
-        exchange = self._method.exchanges[key[0]]
-        copy = self._network.copy_seconds(exchange.count_bytes(self._workload))
-        copy *= 2 if exchange.is_half_duplex else 1
-        seconds = float(slot.seconds[source])
-        self._links.add(Message(key, source, target, seconds, copy, time))
+    def _send(self, key: Key, time: float, source: int, target: int) -> None:
+        seconds = self._wire_seconds[key[0]], self._copy_seconds[key[0]]
+        self._links.add(Message(key, source, target, *seconds, time))
         self._begin_next(source, time)
 
     def _begin_next(self, node: int, time: float) -> None:

@@ -13,9 +13,8 @@ SCHEDULE = gx.topology.one_peer_exponential(8)
 NETWORK = cm.Network(1e9)
 
 
-def predict(method: object = None, nodes: object = 8, network: object = NETWORK) -> object:
-    method = cm.sgp(SCHEDULE) if method is None else method
-    return cm.predict_step(method, cm.Workload(), network, nodes)
+def predict(nodes: object) -> object:
+    return cm.predict_step(cm.sgp(SCHEDULE), cm.Workload(), NETWORK, nodes)
 
 
 ROWS: list[Call] = []
@@ -23,13 +22,7 @@ for name, function, values, message in (
     ("bandwidth", cm.Network, [0, math.nan, "10gbit"], "bandwidth of Network"),
     ("latency", lambda x: cm.Network(1e9, x), [-1], "latency of Network"),
     ("seconds", lambda x: cm.Workload(compute_seconds=x), [-1], "compute_seconds"),
-    ("nodes of another schedule", lambda n: predict(None, n), [4, 9], "of the schedule"),
-    (
-        "nodes of a fabric",
-        lambda shape: predict(network=cm.Network(1e9, fabric=cm.Torus(shape))),
-        [(3, 3)],
-        "nodes must be",
-    ),
+    ("nodes of another schedule", predict, [4, 9], "of the schedule"),
     ("all-reduce kind", cm.allreduce, ["star"], "kind of an exchange"),
     ("wire", lambda x: cm.allreduce(wire=x), ["int7"], "wire must be"),
     ("order", lambda x: cm.sgp(SCHEDULE, x), ["cwa"], "order must be"),

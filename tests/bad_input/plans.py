@@ -8,7 +8,6 @@ PLAN = [
     (f"{LINK} --network tpu-v5e-dcn", "or --network must be given, and not both"),
     ("--network tpu-v5e-dcn --latency 1ms", "--latency must be left out beside --network"),
     ("--network nvlink-h100", "--nodes must be at most 8 for --network nvlink-h100, got 32"),
-    ("--network tpu-v5e-ici", "nodes must be 256 on Torus((16, 16)), got 32"),
     ("--bandwidth 10gbps", "bits or bytes per second, as in 10gbit, 200mbit or 450GB/s, got"),
     (f"{LINK} --nodes 100000", "--nodes must be at most 4096, got 100000"),
     (f"{LINK} --parameters many", "--parameters must be a positive number"),
