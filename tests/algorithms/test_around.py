@@ -150,38 +150,6 @@ def test_conditionally_mask_around(name, dtype):
     np.testing.assert_allclose(as_float64(masked), as_float64(plain), rtol=tolerance)
 
 
-def lookahead_densely(steps, period=2, slow_step=0.5, rate=0.1):
-    fast = START.copy()
-    slow = START.copy()
-    w = np.ones(N)
-    for k in range(steps):
-        matrix = IRREGULAR.matrices()[k % IRREGULAR.period]
-        x = matrix @ (w[:, None] * fast + rate * (TARGETS - fast))
-        w = matrix @ w
-        fast = x / w[:, None]
-        if k % period == period - 1:
-            slow = slow + slow_step * (fast - slow)
-            fast = slow.copy()
-    return fast
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)])
-def test_lookahead_around(dtype, tolerance):
-    """It changes the parameters from outside; in 16 bits this was ignored."""
-    tx = optax.lookahead(optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR)), 2, 0.5)
-
-    def step(params, state, target):
-        updates, state = tx.update(gradient(params.fast, target), state, params)
-        return optax.apply_updates(params, updates), state
-
-    program = gx.spmd(promote(step), nodes=N)
-    params = optax.LookaheadParams.init_synced(make_start(dtype))
-    state = gx.spmd(tx.init, nodes=N)(params)
-    for _ in range(6):
-        params, state = program(params, state, jnp.asarray(TARGETS, jnp.float32))
-    np.testing.assert_allclose(as_float64(params.fast), lookahead_densely(6), atol=tolerance)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype"), [("sgp", jnp.float32), ("osgp 1", jnp.bfloat16), ("dpsgd", jnp.bfloat16)]
 )
@@ -196,28 +164,6 @@ def test_keep_params_nonnegative_after_the_gossip(name, dtype):
     mass, weight = mass_of(z, state)
     np.testing.assert_allclose(weight, N, rtol=1e-5)
     assert np.isfinite(mass).all()
-
-
-class TestSam:
-    """At `z + adversarial step` the gradient is taken, of which the model must know nothing."""
-
-    @staticmethod
-    def densely(steps, rho=0.05, rate=0.1):
-        z = START.copy()
-        w = np.ones(N)
-        for k in range(steps):
-            matrix = IRREGULAR.matrices()[k % IRREGULAR.period]
-            adversarial = z + rho * (z - TARGETS)
-            x = matrix @ (w[:, None] * z - rate * (adversarial - TARGETS))
-            w = matrix @ w
-            z = x / w[:, None]
-        return z
-
-    def test_transparent_around(self):
-        inner = optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR))
-        tx = optax.contrib.sam(inner, optax.sgd(0.05), sync_period=2)
-        z, _ = train(tx, 10)
-        np.testing.assert_allclose(z, self.densely(5), rtol=1e-4, atol=1e-5)
 
 
 def test_multi_steps_around_exchanges_at_its_last_step_only():
