@@ -1,4 +1,4 @@
-"""Programs of flax, equinox and orbax with the transforms inside: what a stranger's loop does."""
+"""States, models and annotations of flax, equinox and orbax; their loops are examples."""
 
 import warnings
 
@@ -12,7 +12,6 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
-from flax.training import train_state
 from promotion import promoting
 
 import gossipjax as gx
@@ -76,82 +75,6 @@ class TestInit:
                 call({"activation": jax.nn.relu})
 
 
-def draw(step):
-    x = np.random.default_rng(step).normal(size=(8 * N, 3)).astype(np.float32)
-    return {"x": x, "y": np.abs(x).sum(1, keepdims=True)}
-
-
-def test_a_module_of_nnx_is_trained_by_its_optimizer_and_evaluated():
-    optimizer_graph, state = nnx.split(
-        (module := Module(nnx.Rngs(0, dropout=1)), nnx.Optimizer(module, TX, wrt=nnx.Param))
-    )
-
-    def train_step(state, batch, step):
-        module, optimizer = nnx.merge(optimizer_graph, state)
-
-        def loss(module):
-            return jnp.mean((module(batch["x"]) - batch["y"]) ** 2)
-
-        value, grads = nnx.value_and_grad(loss)(module)
-        optimizer.update(module, grads, step=step)
-        return nnx.state((module, optimizer)), value
-
-    program = NODES.spmd(train_step, static_argnums=2)
-    state = NODES.replicate(state, fold_in=True)
-    losses = []
-    for step, batch in enumerate(gx.prefetch(NODES.split(draw(step)) for step in range(60))):
-        opt_state = nnx.merge(optimizer_graph, state)[1].opt_state
-        state, loss = program(state, batch, gx.canonical_step(opt_state, step))
-        losses.append(loss.mean())
-    assert losses[-1] < losses[0] / 4
-
-    module, optimizer = nnx.merge(optimizer_graph, state)
-    graph, params, stats, rest = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
-    keys = jax.random.key_data(jax.tree.leaves(rest)[1])
-    assert len({tuple(key) for key in keys.tolist()}) == N
-    model = nnx.merge(
-        graph,
-        gx.average_model(params, optimizer.opt_state, nodes=NODES),
-        gx.average_batch_stats(stats, nodes=NODES),
-        jax.tree.map(lambda x: x[0], rest),
-    )
-    model.eval()
-    test = draw(1000)
-    assert jnp.mean((model(test["x"]) - test["y"]) ** 2) < losses[0] / 4
-
-
-class TestTrainState:
-    def train(self, kind, **given):
-        """Three steps with `apply_gradients(**given)` of a `TrainState` of this kind."""
-        state = kind.create(apply_fn=jnp.dot, params={"w": jnp.zeros(3)}, tx=TX)
-
-        def train_step(state, batch, step):
-            def loss(params):
-                return jnp.mean((batch["x"] @ params["w"] - batch["y"][:, 0]) ** 2)
-
-            grads = jax.grad(loss)(state.params)
-            return state.apply_gradients(grads=grads, **({"step": step} if given else {}))
-
-        program = NODES.spmd(train_step, static_argnums=2)
-        state = NODES.replicate(state)
-        for step in range(3):
-            number = gx.canonical_step(state.opt_state, step)
-            state = program(state, NODES.split(draw(step)), number)
-        return state
-
-    def test_apply_gradients_with_a_step_and_by_the_count_are_one(self):
-        counted, numbered = self.train(gx.flax.TrainState), self.train(gx.flax.TrainState, step=0)
-        by_flax = self.train(train_state.TrainState)
-        assert numbered.step.tolist() == [3] * N
-        assert numbered.tx is TX
-        for state in (counted, numbered):
-            jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
-                state.params,
-                by_flax.params,
-            )
-
-
 CHAINS = {
     "sgp": TX,
     "osgp": gx.osgp(SCHEDULE),
@@ -209,34 +132,6 @@ def test_outside_of_the_axis_the_error_names_it_and_the_way_out():
             call(params, opt_state)
     with pytest.raises(ValueError, match=r"gx\.average_batch_stats\(stats, nodes=nodes\)"):
         gx.average_batch_stats(params)
-
-
-@pytest.mark.parametrize("where", ["pmap", "shard_map"])
-def test_models_of_a_program_of_ones_own_are_averaged_in_one_call(where):
-    """Also where it names its axis as it likes."""
-    tx = optax.chain(optax.sgd(0.1), gx.sgp(SCHEDULE, axis_name="batch"))
-    nodes = gx.Nodes(
-        mesh=jax.make_mesh((N,), ("batch",), devices=jax.devices()[:N]), axis_name="batch"
-    )
-    params = jnp.arange(12.0).reshape(N, 3)
-
-    def train_step(z):
-        updates, state = tx.update(jnp.zeros_like(z), tx.init(z), z, step=0)
-        return optax.apply_updates(z, updates), state, gx.average_model(z + updates, state)
-
-    if where == "pmap":
-        program = jax.pmap(train_step, axis_name="batch", devices=jax.devices()[:N])
-    else:
-        spec = jax.sharding.PartitionSpec("batch")
-
-        def on_rows(rows):
-            return jax.tree.map(lambda x: x[None], train_step(rows[0]))
-
-        program = jax.jit(jax.shard_map(on_rows, mesh=nodes.mesh, in_specs=spec, out_specs=spec))
-    z, state, inside = program(params)
-    model = gx.average_model(z, state, nodes=nodes)
-    np.testing.assert_allclose(model, params.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(inside[0], model, rtol=1e-6)
 
 
 class TestSteps:
