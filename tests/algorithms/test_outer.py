@@ -473,34 +473,6 @@ class TestInATrainStep:
         assert models == [1, 2, 3, 4, 5, 4, 5, 5, 6, 7, 8, 9, 10, 9]
 
 
-class TestNodesOfSeveralDevices:
-    @pytest.mark.parametrize(("wire", "delay"), [(None, 2), (jnp.bfloat16, 0)])
-    def test_equals_one_device_with_the_whole_batch(self, wire, delay):
-        devices = np.array(jax.devices()).reshape(4, 2)
-        grid = gx.Nodes(mesh=jax.sharding.Mesh(devices, ("nodes", "local")))
-        outer = {"every": 3, "delay": delay, "wire": wire}
-        sgd = optax.sgd(0.1, momentum=0.9)
-        several = gx.outer(
-            optax.chain(gx.allreduce("local"), sgd),
-            optax.sgd(0.7, momentum=0.9),
-            local_axis_name="local",
-            **outer,
-        )
-        single = gx.outer(sgd, optax.sgd(0.7, momentum=0.9), **outer)
-        batches = jnp.asarray(np.random.default_rng(1).normal(size=(7, 4, 6, 5)), jnp.float32)
-        results = []
-        for tx, nodes in ((several, grid), (single, gx.Nodes(4))):
-            step = gx.TrainStep(
-                lambda z, batch: (z - batch.mean(axis=0), ()), tx, nodes=nodes, local_argnums=1
-            )
-            z, state = nodes.init(tx, jnp.ones(5))
-            for k, batch in enumerate(batches):
-                z, state, _ = step(k, z, state, batch)
-            results.append(np.asarray(z))
-        tolerance = 1e-5 if wire is None else 1e-2
-        np.testing.assert_allclose(*results, rtol=tolerance, atol=tolerance)
-
-
 ONE_PEER = gx.topology.one_peer_exponential(N)
 
 
