@@ -91,62 +91,45 @@ def test_init_of_shapes(name):
 class TestStepsUnderOverlap:
     """A message is delivered by the round before: other steps would return it to its sender."""
 
-    schedule = gx.topology.one_peer_exponential(8)
+    SCHEDULE = gx.topology.one_peer_exponential(8)
 
-    def train(self, steps, tx=None, schedule=None):
+    def train(self, *runs, gossip=None):
+        """Each run has a train step of its own, as one that is resumed."""
         nodes = gx.Nodes(8)
-        tx = optax.chain(optax.sgd(0.1), tx or gx.osgp(schedule or self.schedule))
+        tx = optax.chain(optax.sgd(0.1), gossip or gx.osgp(self.SCHEDULE))
         params, state = nodes.init(tx, jnp.ones(3))
-        for train_step, step in steps:
-            params, state, _ = train_step(tx, nodes)(step, params, state)
-
-    @staticmethod
-    def make_step():
-        """A function that makes one train step, which it keeps."""
-        kept = []
-
-        def make(tx, nodes):
-            if not kept:
-                kept.append(gx.TrainStep(lambda z: (z, ()), tx, nodes=nodes))
-            return kept[0]
-
-        return make
+        for steps in runs:
+            train_step = gx.TrainStep(lambda z: (z, ()), tx, nodes=nodes)
+            for step in steps:
+                params, state, _ = train_step(step, params, state)
 
     @pytest.mark.parametrize("jump", [0, 1, 3, 6])
     def test_a_resumed_run_at_another_step(self, jump):
-        first = self.make_step()
-        resumed = self.make_step()
         message = re.escape(
             "step must be 2 or more, as the state has counted 2 updates, "
             if jump < 2
             else "step must be 2, or one with the same rounds before it, "
         )
         with pytest.raises(ValueError, match=f"{message}.*got {jump}"):
-            self.train([(first, 0), (first, 1), (resumed, jump)])
+            self.train([0, 1], [jump])
 
     def test_a_jump_in_a_loop(self):
-        step = self.make_step()
         with pytest.raises(ValueError, match=r"step must be 2.*got 4: pass the step at which"):
-            self.train([(step, 0), (step, 1), (step, 4)])
+            self.train([0, 1, 4])
 
     @pytest.mark.parametrize("resumed", [2, 5])
     def test_a_run_that_goes_on(self, resumed):
         """Step 5 has the same rounds before it as step 2."""
-        first = self.make_step()
-        second = self.make_step()
-        self.train([(first, 0), (first, 1), (second, resumed), (second, resumed + 1)])
+        self.train([0, 1], [resumed, resumed + 1])
 
     def test_a_run_that_starts_late_has_nothing_in_flight(self):
         """Nor is it refused when it is resumed where it was."""
-        step = self.make_step()
-        resumed = self.make_step()
-        self.train([(step, 7), (step, 8), (resumed, 9)])
+        self.train([7, 8], [9])
         with pytest.raises(ValueError, match=r"step must be 9.*got 10"):
-            self.train([(step, 7), (step, 8), (self.make_step(), 10)])
+            self.train([7, 8], [10])
 
     def test_without_overlap_any_step_that_comes_later_will_do(self):
-        step = self.make_step()
-        self.train([(step, 0), (step, 5), (step, 2)], gx.sgp(self.schedule))
+        self.train([0, 5, 2], gossip=gx.sgp(self.SCHEDULE))
 
 
 def test_the_state_of_every_other_algorithm_is_refused_by_name():
