@@ -256,14 +256,16 @@ class Checkpoints:
         self._acquire()
         self._finish_write()
         steps = list_steps(self.folder)
+        # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
             return
         manifest = make_manifest(step, state, leaves, metadata)
+        # Or a later resume would take the newest of the continuation that was abandoned.
         self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step
         try:
             write(self._open_manager(), step, by_number(leaves), manifest)
-        except Exception as error:
+        except Exception as error:  # a full disk ends no run: the next call warns
             self._failure = error
         launch.advance()
 
@@ -317,6 +319,7 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[number] = error
                 continue
+            # Not before an older one is read: where none can be, the disk may be at fault.
             if not self._is_read_only:
                 self._rename(list(damaged), "corrupted")
             self._last_step = number

@@ -125,6 +125,7 @@ def change_nodes(
         )
     others, averaged = _average_others(_weigh_anchors(opt_state, old), template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
+    # The gossip may stand elsewhere in the new chain; all others keep their order.
     for i, leaf in enumerate(leaves):
         leaves[i] = (
             _resize_gossip(old, leaf, model, new_params) if _is_gossip(leaf) else others.pop(0)

@@ -89,6 +89,7 @@ def make_template(
     params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
     init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
     opt_state = jax.eval_shape(init, params)
+    # The arrays of the same run are read where they belong; of another one, whole, to be changed.
     if size == nodes.size and _have_same_specs(
         *map(_without_sharding, (opt_state, state.opt_state))
     ):

@@ -121,6 +121,7 @@ class _Inactive:
             )
         count = own.count if gossip is None else gossip.count
         keep = partial(_keep, is_active(self.faults, count, axis_name))
+        # All nodes run the chain, as the exchange in it is one program; who sleeps keeps nothing.
         updates, new = self.inner.update(updates, own.inner, params, **extra_args)
         kept = jax.tree.map(keep, new, own.inner, is_leaf=_is_gossip)
         updates = keep(updates, jax.tree.map(jnp.zeros_like, updates))

@@ -39,6 +39,7 @@ class Links:
         is_edge = receivers != senders
         ones = np.ones(np.count_nonzero(is_edge))
         slots = color_edges(n, receivers[is_edge], senders[is_edge], ones)
+        # One permutation of all rounds' links: rounds differ in weights only, which are data.
         self._receivers = [slot.receivers for slot in slots]  # by sender
         self._is_edge = [slot.weights > 0 for slot in slots]
         places = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]
@@ -79,6 +80,8 @@ class Links:
         """The queue `[L, D + 1, ...]` one step later, with `new` `[L, ...]` as the youngest."""
         if self.capacity == 1:
             return queue + new[:, None]
+        # What is older than any delay has been lost, and waits together for a message that brings
+        # it.
         oldest = queue[:, -2:-1] + queue[:, -1:]
         return jnp.concatenate([new[:, None], queue[:, :-2], oldest], axis=1)
 

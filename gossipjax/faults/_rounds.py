@@ -74,6 +74,7 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
     rounds: list[Round] = []
     segments = []
     for start in starts:
+        # A death begins a new segment, which goes on in the cycle of the schedule.
         first, cycle = next(part for part in reversed(schedule.segments) if part.start <= start)
         steps = math.lcm(length, len(cycle))
         if len(rounds) + steps > MAX_ROUNDS:
@@ -108,6 +109,7 @@ def _weaken(round_: Round, is_up: np.ndarray, keep: Keep) -> Round:
     is_kept = is_up[receivers, senders] | (receivers == senders)
     if is_kept.all():
         return round_
+    # What is not sent stays with its sender, so that columns still sum to 1.
     returned = np.bincount(senders[~is_kept], round_.weights[~is_kept], round_.size)
     weights = round_.weights + np.where(receivers == senders, returned[senders], 0)
     kept = receivers[is_kept], senders[is_kept], weights[is_kept]

@@ -64,6 +64,7 @@ def gilbert_elliott(
     rate = _require_rate(rate, f"rate of {name}")
     leave_bad = _require_rate(bad_to_good, f"bad_to_good of {name}")
     leave_good = _require_rate(good_to_bad, f"good_to_bad of {name}")
+    # Two streams, so that a longer table begins with the shorter one.
     is_bad = _walk(_make_rng(seed, 0), leave_bad, leave_good, shape[:2])
     is_lost = _make_rng(seed, 1).random(shape) < rate
     return ~(is_lost & is_bad[:, None, :])

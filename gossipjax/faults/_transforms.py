@@ -56,13 +56,11 @@ def sgp(
     - `running_sums=False`: a lost share is gone. Plain push-sum then ends off the average;
       `account` says what was lost.
 
-    Sums that grow without bound would lose digits in float32, so the state has the differences
-    instead, which is the same recurrence: of each link what is on its way. It is a simulation, in
-    which a sender keeps that for its receiver: `extra["links"]`, with L links per node (the peers
-    of all rounds) and delays of up to D, holds `L (D + 1)` models, and each step exchanges L. The
-    state's `in_flight` is their sum. Rounds and faults are data: with a traced step one program of
-    no branches serves all steps, on a mesh, too. What arrives at a node that is not active waits
-    for it.
+    It is a simulation, in which a sender keeps what is on its way for its receiver:
+    `extra["links"]`, with L links per node (the peers of all rounds) and delays of up to D, holds
+    `L (D + 1)` models, and each step exchanges L. The state's `in_flight` is their sum. With a
+    traced step one program of no branches serves all steps. What arrives at a node that is not
+    active waits for it.
 
     Noise falls on the numerators that arrive, and nobody knows it: the sums over the nodes move.
 
@@ -105,6 +103,8 @@ def sgp(
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=True)
         zeros = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
+        # Running sums would grow without bound and lose digits in float32. What is on its way is
+        # what they differ by at the two ends of a link, and follows the same recurrence.
         shape = (links.count, links.capacity)
         queue = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(*shape, *x.shape)), zeros)
         on_the_way = {
@@ -125,7 +125,7 @@ def sgp(
         sent = jax.tree.map(lambda leaf: _divide(leaf, shares), mass)
         mass = jax.tree.map(lambda leaf, parts: leaf - parts.sum(axis=0), mass, sent)
         changes = {}
-        if not running_sums:
+        if not running_sums:  # what is lost is known here alone: the sender has given it up
             is_lost = (shares > 0) & (due == NEVER)
             gone = jax.tree.map(partial(_pick, is_lost), sent)
             sent = subtract(sent, gone)
@@ -133,7 +133,7 @@ def sgp(
         queue = jax.tree.map(links.push, way["queue"], sent)
         due = links.push_due(way["due"], due)
         arrives = due == 0
-        if running_sums:  # with all that was sent before
+        if running_sums:  # a message brings all that was sent on its link before it
             arrives = jnp.cumsum(arrives, axis=1) > 0
         messages = jax.tree.map(lambda leaf: _pick(arrives, leaf).sum(axis=1), queue)
         queue = jax.tree.map(partial(_pick, ~arrives), queue)
@@ -143,11 +143,13 @@ def sgp(
         for number, (message, is_message) in enumerate(received):
             if faults.noise:
                 noise = _draw_noise(faults, message.x, state.count, number, route)
+                # A link on which nothing arrives has no noise either.
                 noise = jax.tree.map(partial(_pick, is_message > 0), noise)
                 message = message._replace(x=add(message.x, noise))
                 lost = changes.get(LOST, state.kept(LOST))
                 changes[LOST] = lost._replace(x=subtract(lost.x, noise))
             mailbox = add(mailbox, message)
+        # A node that is not active finds its mail when it is again.
         opened = jax.tree.map(partial(_pick, links.is_active(state.count)), mailbox)
         mass = add(mass, opened)
         mailbox = subtract(mailbox, opened)
@@ -226,7 +228,8 @@ def dpsgd(
             lambda old, new: jnp.concatenate([new[None], old[:-1]]), way["history"], y
         )
         arrives = due == 0
-        is_old = jnp.cumsum(arrives, axis=1) > 0  # behind what arrives now
+        # Of several messages on a link the youngest counts; older ones that come later do not.
+        is_old = jnp.cumsum(arrives, axis=1) > 0
         youngest = arrives.argmax(axis=1)
         messages = jax.tree.map(lambda leaf: leaf[youngest], history)
         weight = jnp.take_along_axis(shares, youngest[:, None], axis=1)[:, 0]
