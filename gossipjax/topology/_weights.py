@@ -51,7 +51,7 @@ def optimal_weights(
     References:
       Boyd, Diaconis, Xiao, "Fastest Mixing Markov Chain on a Graph", SIAM Review 2004.
       After Xiao and Boyd, "Fast Linear Iterations for Distributed Averaging", Systems and Control
-      Letters 2004. The papers' texts were not available; checked against lower bounds by duality.
+      Letters 2004. The papers' texts were not available; checked against published numbers.
 
     >>> import networkx
     >>> optimal_weights(networkx.path_graph(3)).round(3).tolist()

@@ -72,20 +72,6 @@ def test_equals_the_oracle_step_by_step(codec, mean_over, mode, style):
     np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1, 1)))
 
 
-@pytest.mark.parametrize("codec", [BLOCK_TOP_K, gx.wire.int4()], ids=str)
-def test_nothing_is_lost(codec):
-    """With b = 1: the sum of all that the nodes moved is in the steps of the anchor, and in `e`."""
-    start, updates = make_data()
-    _, states = run_outer(make_outer(codec, error_feedback=1.0), "vmap", "counted", start, updates)
-    assert states is not None
-    anchors = np.concatenate([start[:1], states.anchor[0, EVERY - 1 :: EVERY]]).astype(np.float64)
-    stepped = N * (anchors[:-1] - anchors[1:]).cumsum(axis=0) / RATE
-    moved = -updates.reshape(-1, EVERY, N, D).sum(axis=(1, 2)).cumsum(axis=0)
-    left_out = np.asarray(states.error[:, EVERY - 1 :: EVERY], np.float64).sum(axis=0)
-    np.testing.assert_allclose(stepped + left_out, moved, rtol=1e-4, atol=2e-4)
-    assert np.abs(left_out).max() > 0.1
-
-
 def test_by_fragments_it_is_that_of_each_part():
     """The leaves are of blocks of their own, so that two fragments have the messages of one."""
     start, updates = make_data()
