@@ -36,7 +36,7 @@ from experiments.results import Record
 from experiments.speed.harness import summarize_samples
 from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
-from experiments.speed.wire.report import write_report
+from experiments.speed.wire.report import report_rows
 from experiments.speed.wire.rows import (
     BUCKETS,
     CENTRALIZED,
@@ -104,7 +104,7 @@ def measure_wire(options: WireOptions) -> None:
                     configurations=tables,
                     left_out=left_out,
                 )
-        write_report(out, console)
+        report_rows(tables, runs, left_out, console)
 
 
 def summarize_configuration(
@@ -162,12 +162,9 @@ def summarize_row(row: Row, configuration: Record, records: Sequence[Record]) ->
         "computation": configuration["computation"],
         "iterations": len(seconds),
         **timing,
-        "seconds_by_round": median_by_round(row, seconds),
         "computation_seconds": computation_seconds,
         "sent_bytes": float(sent_bytes.mean()),
-        "sent_bytes_by_round": median_by_round(row, sent_bytes),
         "nic_bytes": float(nic_bytes.mean(axis=1).max()) if has_counter else None,
-        "nic_bytes_by_round": median_by_round(row, nic_bytes.max(axis=0)) if has_counter else None,
         "exchange_cpu_seconds": cpu_seconds,
         "packing_seconds": packing_seconds,
         "link_bytes": link_bytes,
@@ -215,12 +212,6 @@ def compute_packing_seconds(
     """
     links = 1 if row.algorithm == CENTRALIZED else configuration["hosts"]  # that are busy
     return max(0.0, cpu_seconds - configuration["stream_cpu_seconds_per_byte"] * links * link_bytes)
-
-
-def median_by_round(row: Row, values: np.ndarray) -> dict[str, float]:
-    """Median of the values, `[iterations]`, that ran the same program, by its static step."""
-    rounds = np.array([row.canonical_step(step) for step in range(len(values))])
-    return {f"{round_}": float(np.median(values[rounds == round_])) for round_ in np.unique(rounds)}
 
 
 def max_over_hosts(records: Sequence[Record], name: str) -> np.ndarray:

@@ -1,15 +1,9 @@
-"""Tables and plots of measurements on a wire, made from the files that they wrote."""
+"""Tables of measurements on a wire."""
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
-from experiments.plots import COLORS
 from experiments.results import Record
 from experiments.speed.harness import Cell, make_table, scale
 
@@ -69,83 +63,28 @@ def format_inverse(ratio: float | None, digits: str) -> str:
     return "-" if ratio is None else f"{1 / ratio:{digits}}"
 
 
-def name_link(record: Record) -> str:
-    """Name of the links of a configuration or run."""
-    return record["bandwidth"] or "loopback"
-
-
-def name_configuration(record: Record) -> str:
-    """Name of a table: how many hosts, on which links, and what computation is."""
-    return f"{record['hosts']} hosts, {name_link(record)}, computation {record['computation']}"
-
-
-def name_row(run: Record) -> str:
-    """Name of a row in plots."""
-    return run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else "")
-
-
-def select(records: Sequence[Record], **fields: Any) -> list[Record]:
-    """The records that have these values."""
-    return [r for r in records if all(r[name] == value for name, value in fields.items())]
-
-
-def select_runs(runs: Sequence[Record], configuration: Record) -> list[Record]:
-    """The runs of one configuration."""
-    fields = ("hosts", "bandwidth", "computation")
-    return select(runs, **{field: configuration[field] for field in fields})
-
-
-def make_row_table(configuration: Record, runs: Sequence[Record]) -> Table:
-    """The rows of one number of hosts and bandwidth."""
-    megabytes = 4 * configuration["parameters"] / MEGA
-    title = f"{name_configuration(configuration)}, "
-    return make_table(f"{title}{megabytes:.3g} MB of parameters", "", ROW_COLUMNS, runs)
-
-
-def plot_rows(configurations: Sequence[Record], runs: Sequence[Record], path: Path) -> None:
-    """Plots the seconds of every row and its lower bound, a panel per configuration."""
-    count = len({name_row(run) for run in runs})
-    height = 1.2 + (0.9 + 0.24 * count) * len(configurations)
-    figure = Figure((8, height), dpi=120, layout="constrained")
-    figure.suptitle("Time per iteration, and its lower bound")
-    panels = figure.subplots(len(configurations), 1, squeeze=False)[:, 0]
-    for axes, configuration in zip(panels, configurations, strict=True):
-        shown = select_runs(runs, configuration)
-        positions = range(len(shown))
-        seconds = [run["seconds"] for run in shown]
-        spread = [
-            [max(0.0, run["seconds"] - run["seconds_p10"]) for run in shown],
-            [max(0.0, run["seconds_p90"] - run["seconds"]) for run in shown],
-        ]
-        axes.barh(positions, seconds, xerr=spread, color=COLORS[0], label="measured (10-90 %)")
-        limits = [run["limit_seconds"] for run in shown]
-        bar = {"color": "black", "markersize": 12, "markeredgewidth": 2}
-        axes.plot(limits, positions, "|", label="lower bound", **bar)
-        computation = configuration["computation_seconds"]
-        axes.axvline(computation, color=COLORS[1], linestyle=":", label="computation")
-        axes.set_yticks(positions, [name_row(run) for run in shown], fontsize="small")
-        axes.invert_yaxis()
-        axes.grid(alpha=0.3, axis="x")
-        axes.set(title=name_configuration(configuration))
-        axes.set_xlabel("seconds per iteration (median of the slowest host; async: mean)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
-    figure.savefig(path)
-
-
-def report_rows(folder: Path, summary: Record, console: Console) -> None:
-    """Prints the tables of the rows and writes their plots."""
-    configurations = summary["configurations"]
-    runs = summary["runs"]
-    plot_rows(configurations, runs, folder / "seconds_per_iteration.png")
+def report_rows(
+    configurations: Sequence[Record],
+    runs: Sequence[Record],
+    left_out: Mapping[str, Mapping[str, str]],
+    console: Console,
+) -> None:
+    """Prints a table for each number of hosts and bandwidth, and what was left out."""
     for configuration in configurations:
-        selected = select_runs(runs, configuration)
-        console.print(make_row_table(configuration, selected))
+        fields = ("hosts", "bandwidth", "computation")
+        rows = [run for run in runs if all(run[x] == configuration[x] for x in fields)]
+        link = configuration["bandwidth"] or "loopback"
+        megabytes = 4 * configuration["parameters"] / MEGA
+        title = (
+            f"{configuration['hosts']} hosts, {link}, computation {configuration['computation']}, "
+            f"{megabytes:.3g} MB of parameters"
+        )
+        console.print(make_table(title, "", ROW_COLUMNS, rows))
         goodputs = {
             name: configuration[f"goodput_{name}"] / MEGA for name in ("all_links", "one_link")
         }
         console.print(ROW_LEGEND.format(**configuration, **goodputs))
-    for nodes, reasons in summary["left_out"].items():
+    for nodes, reasons in left_out.items():
         for name, reason in reasons.items():
             console.print(f"left out ({nodes}): {name}: {reason}", soft_wrap=True)
 
@@ -158,12 +97,3 @@ def report_stragglers(runs: Sequence[Record], console: Console) -> None:
     title = f"{first['nodes']} nodes, {first['steps']} steps of each on average"
     caption = STRAGGLER_CAPTION.format(**first)
     console.print(make_table(title, caption, STRAGGLER_COLUMNS, rows, texts=2))
-
-
-def write_report(folder: Path, console: Console) -> None:
-    """Reads the summary of a measurement and prints its tables; of `wire` it draws a plot, too."""
-    summary = json.loads((folder / "summary.json").read_text())
-    if "configurations" in summary:
-        report_rows(folder, summary, console)
-    else:
-        report_stragglers(summary["runs"], console)

@@ -37,7 +37,7 @@ from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
-from experiments.speed.wire.report import write_report
+from experiments.speed.wire.report import report_stragglers
 from experiments.speed.wire.rows import (
     MAX_HOSTS,
     MIN_HOSTS,
@@ -233,8 +233,8 @@ def measure_stragglers(options: StragglerOptions) -> None:
         console = Console()
         console.print(f"{options.nodes} nodes. Results: {out}", soft_wrap=True)
         with results.make_progress_bar(console) as bar:
-            measure_runs(options, out, make_display(bar, options.steps, ""))
-        write_report(out, console)
+            runs = measure_runs(options, out, make_display(bar, options.steps, ""))
+        report_stragglers(runs, console)
 
 
 def require_algorithms(options: StragglerOptions) -> None:
@@ -254,15 +254,14 @@ def require_algorithms(options: StragglerOptions) -> None:
             )
 
 
-def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], None]) -> None:
-    """Makes all runs; writes what was measured, also before a failure."""
+def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], None]) -> list[Record]:
+    """Makes all runs, and returns them; writes what was measured, also before a failure."""
+    runs: list[Record] = []
     factors = [options.draw_factors(name, options.steps).max() for name in options.slowness]
 
     def write(records: list[list[Record]]) -> None:
-        runs = [
-            summarize_run(*run, options, of_nodes)
-            for run, of_nodes in zip(options.runs, records, strict=False)
-        ]
+        for run, of_nodes in zip(options.runs, records, strict=False):
+            runs.append(summarize_run(*run, options, of_nodes))
         add_ratios(runs)
         environment = {"cores": os.cpu_count(), "computation": "a sleep"}
         results.write_summary(out, dataclasses.asdict(options), environment, runs)
@@ -276,6 +275,7 @@ def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], Non
         show,
         write,
     )
+    return runs
 
 
 def compute_ideal_ratio(factors: np.ndarray, is_lockstep: bool) -> float:
