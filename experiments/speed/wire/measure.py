@@ -250,16 +250,14 @@ def predict_row(
     """Seconds per iteration of a row; None of sparse averages and hybrid topologies.
 
     Computation, goodput and processor time are measured in the same run; the cost model says how
-    many messages go where, and what overlaps. All hosts share the cores of one machine. So the
-    processor time of an exchange that runs beside the computation makes that longer, and the
-    packing, which is that beyond plain streams, comes before the wire. Beside computation an
-    exchange has the goodput of streams beside computation, and half of the cores for its packing.
-    What is left of it when the computation has ended goes as fast as alone.
+    many messages go where, and what overlaps.
     """
     if row.gathers or not row.has_one_cycle:
         return None
     method = row.method
     hosts = configuration["hosts"]
+    # All hosts share the cores of one machine: the processor time of an exchange that runs beside
+    # the computation makes that longer.
     workload = Workload(
         configuration["parameters"],
         computation_seconds + (cpu_seconds if row.overlaps else 0.0),
@@ -268,17 +266,20 @@ def predict_row(
     # The parameter server has one busy link, all others have all at once.
     field = "goodput_one_link" if row.algorithm == CENTRALIZED else "goodput_all_links"
     network = Network(configuration[field], name=configuration["bandwidth"] or "loopback")
+    # Packing, the processor time beyond that of plain streams, comes before the wire.
     copied = count_copied_bytes(method, workload, network, hosts)
     if copied and packing_seconds:
         network = dataclasses.replace(network, host_copy=copied / packing_seconds)
     alone = predict_step(method, workload, network, hosts)
     if not row.overlaps or row.algorithm == BUCKETS:  # which begin later, and end alone
         return alone.seconds
+    # Beside computation streams are slower, and half of the cores are left for the packing.
     goodput = configuration["goodput_busy_hosts"]
     busy = dataclasses.replace(network, bandwidth=goodput, host_copy=network.host_copy / 2)
     beside = predict_step(method, workload, busy, hosts)
     if not beside.exposed_seconds:
         return beside.seconds
+    # What is left of it when the computation has ended goes as fast as alone.
     speedup = beside.exchange_seconds / alone.exchange_seconds
     return beside.compute_seconds + beside.exposed_seconds / speedup
 
