@@ -46,14 +46,14 @@ gossipjax/wire/_sparse.py | collectives/test_codecs.py -k "top_k_takes or random
 gossipjax/wire/_sparse.py | collectives/test_codecs.py -k random_k_takes | random_k draws from fixed groups | % widths + shift) => % widths)
 gossipjax/collectives/_mixing.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | round of the next step, traced | numbers[step % lengths[0]] => numbers[(step + 1) % lengths[0]]
 gossipjax/collectives/_mixing.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | round of the next step, static | round_at(int(step)) => round_at(int(step) + 1)
-gossipjax/collectives/_exchange.py | algorithms/test_osgp.py -k delivered_over_a_switch | uniform round divides by N | (total - sent) / (round_.size - 1) => (total - sent) / round_.size
+gossipjax/collectives/_averages.py | algorithms/test_osgp.py -k delivered_over_a_switch | uniform round divides by N | (total - sent) / (axis_size(axis_name) - 1) => (total - sent) / axis_size(axis_name)
 gossipjax/collectives/_exchange.py | collectives/test_wire.py -k sender_keeps | remainder of a narrow message is dropped | if is_narrow or not drops.any(): => if not is_narrow and not drops.any():
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k shares_of_one_third | remainder of a division is dropped | or _divides_exactly(given.astype(dtype)) => or True
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | key of a codec without the node | fold_in(key, jax.lax.axis_index(axis_name)) => fold_in(key, 0)
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k a_nan_travels | fillers carry NaN | jnp.where(sends, m, jnp.zeros_like(m)) for m => m for m
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k many_peers | slots of a loop send one share | partial(round_.select, slot=number) => partial(round_.select, slot=0 * number)
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k large_leaves | a leaf that is no message of its own | if size >= MAX_BUCKET: => if False:
-gossipjax/collectives/_rounds.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | senders of another round, as data | place = [self._index, => place = [0 * self._index,
+gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | senders of another round, as data | place = [self._index, => place = [0 * self._index,
 gossipjax/algorithms/steps.py | test_last.py -k refused | what follows a gossip is not looked at | chain[place + 1 :] => chain[place + 9 :]
 gossipjax/train_step.py | test_train_step.py -k one_trace_per_program | max_programs is ignored | if self._max_programs is None else self._max_programs => if self._max_programs is None else MAX_PROGRAMS
 gossipjax/collectives/_exchange.py | collectives/test_wire.py -k servers_of_several | all devices of a node send one part | shards, jax.lax.axis_index(local) => shards, 0

@@ -3,8 +3,9 @@
 - buffers: a pytree as one flat buffer per type, so that it travels as one message.
 - exchange, averages: the only modules that call lax collectives on parameters, between neighbours
   and over all nodes.
-- rounds: what a node does in a round, known when traced or chosen by a traced step.
 - mixing: one round, or one step of a schedule, applied to a pytree.
+
+`mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute` is the way of a model to `ppermute`.
 """
 
 from gossipjax.collectives._averages import (
@@ -24,6 +25,7 @@ from gossipjax.collectives._buffers import (
     upcast,
 )
 from gossipjax.collectives._exchange import (
+    NodeRound,
     StepLike,
     as_varying,
     axis_size,
@@ -41,13 +43,13 @@ from gossipjax.collectives._mixing import (
     at_round,
     cond,
     deliver,
+    group_rounds,
     mix,
     mix_encoded,
     require_doubly_stochastic,
     require_schedule,
     round_index,
 )
-from gossipjax.collectives._rounds import NodeRound, group_rounds
 
 __all__ = [
     "Layout",

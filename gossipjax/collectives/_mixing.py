@@ -12,6 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from gossipjax.collectives._averages import (
+    buffer_mean,
+    deliver_uniform,
+    mean_of_others,
+    straight_through,
+)
 from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
@@ -21,31 +27,35 @@ from gossipjax.collectives._buffers import (
     upcast,
 )
 from gossipjax.collectives._exchange import (
+    NodeRound,
     StepLike,
     as_varying,
     axis_size,
-    buffer_mean,
-    deliver_leaves,
+    exchange_slots,
     fold_in_node,
-    permute_slot,
+    gather_rows,
+    is_simulated,
+    permute,
     require_step,
     sharded_over_local,
     split,
     travels_by_leaf,
 )
-from gossipjax.collectives._rounds import NodeRound, choose_round
 from gossipjax.sharding import Specs, inner_axes, on_shards
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import (
     Wire,
     WireLike,
     as_key,
+    concatenate_in_place,
     decode,
     encode,
     fold_in,
     is_narrower,
+    leaf_keys,
     make_wire,
     require_key,
+    split_by_size,
 )
 
 REALS = (jnp.floating, jnp.integer)
@@ -156,27 +166,18 @@ def mix(
             )
         weight = jnp.asarray(weight, accumulation_dtype(getattr(weight, "dtype", np.float32)))
 
-    # The weight travels inside the buffer of its type: one message per peer and round.
     def mix_at(step: StepLike, x: Any, key: Any) -> Any:
         return at_round(lambda round_, x: _mix(x, round_, route, key), schedule, step, axis_name, x)
 
+    # The weight travels inside the message of its type: one message per peer and round.
     x = (weight, upcast(tree))
-    if specs is None:
-        weight, mixed = mix_at(step, x, key)
-    else:
-        weight, mixed = _mix_parts(mix_at, step, x, key, specs, axis_name)
+    if specs is not None:  # each device of a node mixes its own parts
+        layout = Specs.make(specs, axis_name)
+        layout.require(x[1], inner_axes(axis_name))
+        in_specs = layout.of((step, x, key), x[1])
+        mix_at = on_shards(mix_at, layout, axis_name, in_specs, in_specs[1])
+    weight, mixed = mix_at(step, x, key)
     return cast_like(mixed, tree), weight
-
-
-def _mix_parts(
-    mix_at: Callable[..., Any], step: StepLike, x: Any, key: Any, specs: Any, axis_name: str
-) -> Any:
-    """`mix_at(step, x, key)` by each device of a node, on its own parts."""
-    layout = Specs.make(specs, axis_name)
-    layout.require(x[1], inner_axes(axis_name))
-    args = (step, x, key)
-    in_specs = layout.of(args, x[1])
-    return on_shards(mix_at, layout, axis_name, in_specs, in_specs[1])(*args)
 
 
 def _mix(x: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
@@ -204,13 +205,86 @@ def deliver(
 
 
 def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
+    """What arrives of the trees that all nodes have `split` off in this round.
+
+    The derivative is that of full precision on every wire.
+    """
+    if round_.is_identity:
+        return sent
     layout = Layout(sent)
-    return layout.unravel(
-        [
-            deliver_leaves(leaves, round_, wire, fold_in(key, i))
-            for i, leaves in enumerate(layout.ravel(sent))
-        ]
-    )
+    arrived = []
+    for number, leaves in enumerate(layout.ravel(sent)):
+        dtype = leaves[0].dtype
+        key_of_type = fold_in(key, number)
+        is_narrow = is_narrower(wire.codec, dtype)
+        sizes = [leaf.size for leaf in leaves]
+        if not sum(sizes):
+            arrived.append(leaves)
+        elif wire.local_axis_name is None and not _is_average(round_, is_narrow):
+            # Words are made leaf by leaf, and so are the same wherever the nodes are.
+            exchange = partial(exchange_slots, round_=round_, wire=wire)
+            keys = None
+            if is_narrow:
+                in_full = partial(
+                    exchange_slots, keys=None, round_=round_, wire=wire._replace(codec=None)
+                )
+                exchange = straight_through(exchange, in_full)
+                keys = leaf_keys(fold_in_node(key_of_type, wire), len(leaves))
+            arrived.append(exchange(leaves, keys))
+        elif travels_by_leaf(wire) and not is_narrow:
+            arrived.append([_deliver_buffer(leaf, round_, wire, None) for leaf in leaves])
+        else:
+            # Of averages, and where a node has several devices, each sends a part of one buffer.
+            buffer = _deliver_buffer(concatenate_in_place(leaves), round_, wire, key_of_type)
+            arrived.append(split_by_size(buffer, sizes))
+    return layout.unravel(arrived)
+
+
+def _is_average(round_: NodeRound, is_narrow: bool) -> bool:
+    """Whether all nodes average, by less traffic than that of a message for every peer."""
+    return round_.is_uniform and (round_.size > 2 or not is_narrow)
+
+
+def _deliver_buffer(
+    sent: jax.Array, round_: NodeRound, wire: Wire, key: jax.Array | None
+) -> jax.Array:
+    """`_deliver` of a flat buffer, of which each device of a node delivers its part."""
+    if not sent.size:
+        return sent
+    key = fold_in_node(key, wire)
+
+    def exchange(part: jax.Array, wire: Wire) -> jax.Array:
+        deliver_in_full = partial(_deliver_in_full, round_=round_, wire=wire)
+        if not is_narrower(wire.codec, part.dtype):
+            return deliver_in_full(part)
+        deliver_rounded = partial(_deliver_rounded, round_=round_, wire=wire)
+        return straight_through(deliver_rounded, deliver_in_full)(part, key)
+
+    return sharded_over_local(exchange, sent, wire)
+
+
+def _deliver_in_full(sent: jax.Array, round_: NodeRound, wire: Wire) -> jax.Array:
+    if round_.is_uniform:
+        return mean_of_others(sent, wire.axis_name)
+    return exchange_slots([sent], None, round_, wire._replace(codec=None))[0]
+
+
+def _deliver_rounded(
+    sent: jax.Array, key: jax.Array | None, round_: NodeRound, wire: Wire
+) -> jax.Array:
+    """Delivers as the codec rounds; the first value, a weight if there is one, in full."""
+    is_first = jax.lax.iota(jnp.int32, sent.size) == 0
+    # Without the weight, so that no block of small values gets its scale.
+    others = jnp.where(is_first, jnp.zeros_like(sent), sent)
+    if _is_average(round_, is_narrow=True):
+        if sent.size <= round_.size:
+            return _deliver_in_full(sent, round_, wire)
+        first = _deliver_in_full(sent[:1], round_, wire)
+        rest = deliver_uniform(others, key, wire)
+    else:
+        keys = leaf_keys(key, 2)
+        first, rest = exchange_slots([sent[:1], others], keys, round_, wire)
+    return jnp.where(is_first, first, rest)
 
 
 def at_round(
@@ -239,7 +313,43 @@ def at_round(
     require_step(step, axis_name)
     if isinstance(step, int | np.integer):
         return apply(NodeRound((schedule.round_at(int(step)),), 0, axis_name), x)
-    return choose_round(apply, schedule, round_index(schedule, step), axis_name, x)
+    return _choose_round(apply, schedule, round_index(schedule, step), axis_name, x)
+
+
+def _choose_round(
+    apply: Callable[[NodeRound, Any], Any],
+    schedule: Schedule,
+    index: int | jax.Array,
+    axis_name: str,
+    x: Any,
+) -> Any:
+    """`apply(round, x)` with round number `index`, which is traced, of the distinct rounds."""
+    rounds = schedule.rounds
+    # On a mesh a permutation is part of the program. Simulated, it is a gather of rows of which the
+    # numbers may be data: one program serves all rounds, and XLA fuses it with what is around it.
+    groups = [[number] for number in range(len(rounds))]
+    if is_simulated(axis_name):
+        groups = group_rounds(schedule)
+    group_of, place_in = np.zeros((2, len(rounds)), np.int32)
+    for group, numbers in enumerate(groups):
+        group_of[numbers] = group
+        place_in[numbers] = np.arange(len(numbers))
+    branches = []
+    for numbers in groups:
+        place = jnp.asarray(place_in)[index] if len(numbers) > 1 else 0
+        round_ = NodeRound(tuple(rounds[number] for number in numbers), place, axis_name)
+        branches.append(functools.partial(apply, round_))
+    if len(branches) == 1:
+        return branches[0](x)
+    return jax.lax.switch(jnp.asarray(group_of)[index], branches, x)
+
+
+def group_rounds(schedule: Schedule) -> list[list[int]]:
+    """The numbers of the rounds, in groups of which one program serves all, simulated."""
+    groups: dict[Any, list[int]] = {}
+    for number, round_ in enumerate(schedule.rounds):
+        groups.setdefault((round_.is_identity, round_.is_uniform), []).append(number)
+    return list(groups.values())
 
 
 def cond(
@@ -298,7 +408,12 @@ def _mix_encoded(
     sent = decode(words, wire.codec, [part])[0]
     mixed = [round_.select(round_.self_weights, part.dtype) * sent]
     for slot in round_.slots:
-        message = permute_slot(words, round_, slot, wire.axis_name)
+        if round_.is_single:
+            is_message = slot.weights[0] > 0
+            (message,) = permute([words], slot.receivers[0], wire.axis_name, is_message)
+        else:
+            sender = round_.select(slot.senders, np.int32)
+            (message,) = gather_rows([words], sender, wire.axis_name)
         received = decode(message, wire.codec, [part])[0]
         by_receiver = np.take_along_axis(slot.weights, slot.senders, axis=1)
         weighted = round_.select(by_receiver, part.dtype) * received
