@@ -1,4 +1,4 @@
-"""Steps of which an exchange is a program of its own, run by a thread (JAX on CPU)."""
+"""Steps of which an exchange is a separate program, run by a thread (JAX on CPU)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.exchange import add_received, exchange
-from gossipjax.algorithms.outer_average import OuterState, average_sent
-from gossipjax.algorithms.state import GossipState, PushSum, apply_updates
-from gossipjax.algorithms.steps import gossip_state, outer_state, replace_gossip_state, step_plan
+from gossipjax.algorithms.exchange import exchange
+from gossipjax.algorithms.outer_average import average_sent
+from gossipjax.algorithms.state import apply_updates
+from gossipjax.algorithms.steps import outer_state, step_plan
 from gossipjax.spmd import Nodes, donate_on_accelerators
 from gossipjax.spmd.program import Program
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
 
 COLLECTIVE = re.compile(r"stablehlo\.(all_|reduce_scatter|collective_)")
-
-
-def spmd_by_step(fn: Callable[..., Any], nodes: Nodes, is_static: bool, **argnums: Any) -> Program:
-    """`nodes.spmd(fn)` of a function whose first argument is the step."""
-    kind = "static_argnums" if is_static else "shared_argnums"
-    return nodes.spmd(fn, **{kind: 0}, **argnums)
 
 
 def has_collectives(program: Program, *args: Any) -> bool:
@@ -57,12 +50,8 @@ class Background:
         return self._executor.submit(self._program.prepare(*args))
 
 
-def _exchange_early(step: Any, state: GossipState, params: Any) -> Any:
-    return exchange(state, step, params=params)
-
-
 class OverlappedUpdate:
-    """An update whose exchange runs beside it, as a separate program (JAX on CPU)."""
+    """An update whose exchange runs beside its gradients, as a separate program."""
 
     def __init__(
         self,
@@ -71,7 +60,10 @@ class OverlappedUpdate:
         nodes: Nodes,
         is_static: bool,
     ):
-        def update_with(
+        def exchange_early(step: Any, params: optax.Params, opt_state: optax.OptState) -> Any:
+            return exchange(opt_state, step, params=params)
+
+        def update(
             step: Any,
             params: optax.Params,
             opt_state: optax.OptState,
@@ -81,88 +73,27 @@ class OverlappedUpdate:
             updates, opt_state = tx.update(grads, opt_state, params, step=step, received=received)
             return apply_updates(params, updates), opt_state
 
-        def update_without_messages(
-            step: Any, params: optax.Params, opt_state: optax.OptState, grads: optax.Updates
-        ) -> tuple[optax.Params, optax.OptState]:
-            nothing = _nothing_in_flight(tx, params)
-            opt_state = replace_gossip_state(opt_state, in_flight=nothing)
-            return update_with(step, params, opt_state, grads, nothing)
-
+        by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
         donated = donate_on_accelerators(1, 2)
         self._is_static = is_static
-        self._exchange = Background(spmd_by_step(_exchange_early, nodes, is_static))
+        self._exchange = Background(nodes.spmd(exchange_early, **by_step))
         self._gradients = nodes.spmd(gradients)
-        self._update_with = spmd_by_step(update_with, nodes, is_static, donate_argnums=donated)
-        self._update_without_messages = spmd_by_step(
-            update_without_messages, nodes, is_static, donate_argnums=donated
-        )
-        self._add_received = nodes.spmd(add_received, donate_argnums=donate_on_accelerators(0, 1))
+        self._update = nodes.spmd(update, donate_argnums=donated, **by_step)
         self.close = self._exchange.close
-        self._has_collectives: bool | None = None
 
     def __call__(
         self, step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
-        state = _require_gossip(opt_state)
-        outer = outer_state(opt_state)
-        if self._is_static and outer is not None and outer.plan.skips_exchange(step):
+        outer = step_plan(opt_state).outer
+        if self._is_static and outer is not None and outer.skips_exchange(step):
             grads, aux = self._gradients(params, *inputs)
-            return *self._update_with(step, params, opt_state, grads, None), aux
-        # An outer step needs the messages that arrive, too.
-        is_outer = outer is not None and outer.plan.is_outer_step(int(step))
-        is_beside = state.overlap and not is_outer and self._updates_alone(step, params, opt_state)
-        run = self._run_messages if is_beside else self._run_models
-        return run(step, params, opt_state, state, inputs)
-
-    def _updates_alone(self, step: Any, params: Any, opt_state: Any) -> bool:
-        """Whether the update has no collectives of its own, which could overtake the exchange."""
-        if self._has_collectives is None:
-            opt_state = replace_gossip_state(opt_state, in_flight=None)
-            update = self._update_without_messages
-            self._has_collectives = has_collectives(update, step, params, opt_state, params)
-        return not self._has_collectives
-
-    def _run_models(
-        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
-    ) -> tuple[Any, Any, Any]:
-        """Combines while adapting: the exchange mixes the models, and the update moves them."""
-        models = state._replace(extra=None)
-        pending = self._exchange.start(step, models, params)
+            return *self._update(step, params, opt_state, grads, None), aux
+        # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
+        pending = self._exchange.start(step, params, opt_state)
         grads, aux = self._gradients(params, *inputs)
-        params, opt_state = self._update_with(step, params, opt_state, grads, pending.result())
-        return params, opt_state, aux
-
-    def _run_messages(
-        self, step: Any, params: Any, opt_state: Any, state: GossipState, inputs: Any
-    ) -> tuple[Any, Any, Any]:
-        """Overlap: the update runs beside the exchange too, and only the addition comes after."""
-        messages = GossipState(state.count, in_flight=state.in_flight, plan=state.plan)
-        pending = self._exchange.start(step, messages, None)
-        grads, aux = self._gradients(params, *inputs)
-        opt_state = replace_gossip_state(opt_state, in_flight=None)
-        params, opt_state = self._update_without_messages(step, params, opt_state, grads)
+        # The update may have collectives, which must not overtake the exchange on some processes.
         received = pending.result()
-        if step % state.overlap:
-            return params, replace_gossip_state(opt_state, in_flight=received), aux
-        new_state = _require_gossip(opt_state)._replace(in_flight=None, count=None)
-        params, new_state = self._add_received(params, new_state, received)
-        opt_state = replace_gossip_state(
-            opt_state, weight=new_state.weight, residual=new_state.residual
-        )
-        return params, opt_state, aux
-
-
-def _require_gossip(opt_state: optax.OptState) -> GossipState:
-    state = gossip_state(opt_state)
-    assert state is not None
-    return state
-
-
-def _nothing_in_flight(tx: optax.GradientTransformation, params: optax.Params) -> PushSum:
-    """Messages of zeros, in the shapes of those of `tx`."""
-    state = _require_gossip(jax.eval_shape(tx.init, params))
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.in_flight)
+        return *self._update(step, params, opt_state, grads, received), aux
 
 
 class DelayedUpdate:
@@ -205,11 +136,11 @@ class DelayedUpdate:
             return tx.update(grads, opt_state, params, step=step)
 
         self._fused = fused
-        self._update_alone = spmd_by_step(update_alone, nodes, is_static=True)
+        self._update_alone = nodes.spmd(update_alone, static_argnums=0)
         self.is_beside: bool | None = None  # unknown before the first step
         self._gradients = nodes.spmd(gradients)
-        self._update = spmd_by_step(update, nodes, is_static=True)
-        self._average = Background(spmd_by_step(_average, nodes, is_static=True))
+        self._update = nodes.spmd(update, static_argnums=0)
+        self._average = Background(nodes.spmd(_average, static_argnums=0))
         self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
         self._next_step: int | None = None
         self.close = self._average.close
@@ -218,8 +149,9 @@ class DelayedUpdate:
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
         """As `TrainStep`, with the number of the step, not a canonical one."""
-        delay = _require_outer(opt_state).plan.delay
         plan = step_plan(opt_state)
+        assert plan.outer is not None
+        delay = plan.outer.delay
         number = plan.canonical_step(step)
         if self.is_beside is None:  # at the first update no average is used
             arguments = params, opt_state, params
@@ -243,15 +175,12 @@ class DelayedUpdate:
 
     def _start(self, steps: range, opt_state: optax.OptState) -> None:
         """Starts the averages that are used at these steps, of what the state holds."""
-        state = _require_outer(opt_state)
-        message = OuterState(
-            None, None, None, state.anchor, None, state.sent, state.sent_counts, state.plan
-        )
         plan = step_plan(opt_state)
+        assert plan.outer is not None
         for step in steps:
-            if state.plan.used_at(step) is not None:
+            if plan.outer.used_at(step) is not None:
                 number = plan.canonical_step(step)
-                self._pending[step] = self._average.start(number, message)
+                self._pending[step] = self._average.start(number, opt_state)
 
     def wait(self) -> None:
         """Returns when all averages that are on their way have arrived."""
@@ -259,11 +188,7 @@ class DelayedUpdate:
             future.result()
 
 
-def _average(step: int, state: OuterState) -> Any:
-    return average_sent(state, step)
-
-
-def _require_outer(opt_state: optax.OptState) -> OuterState:
+def _average(step: int, opt_state: optax.OptState) -> Any:
     state = outer_state(opt_state)
     assert state is not None
-    return state
+    return average_sent(state, step)

@@ -16,7 +16,7 @@ from gossipjax import launch, meshes
 from gossipjax.algorithms.state import add, apply_updates
 from gossipjax.algorithms.steps import StepPlan, start_at, step_plan
 from gossipjax.collectives import accumulation_dtype, cast_like
-from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate, spmd_by_step
+from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 from gossipjax.spmd.arguments import (
     Argnums,
@@ -162,7 +162,7 @@ class TrainStep:
     JAX on CPU does not overlap the two inside a program. There, with several processes of one
     device each, an exchange that needs nothing of its step is a separate program on a separate
     thread: that of `osgp`, and of all algorithms that combine while they adapt (`dpsgd`, `adpsgd`,
-    `sgp` in that order). The gradients run beside it, and under overlap the local update as well.
+    `sgp` in that order). The gradients run beside it.
     The results are the same up to rounding. So are the averages of `outer` with a delay, around a
     chain without gossip or other collectives: they run beside all steps from sending to using them,
     and any other program with collectives between two steps must go through `run`.
@@ -430,10 +430,11 @@ def _make_fused_update(
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return apply_updates(params, updates), opt_state, aux
 
-    return spmd_by_step(
+    # A static step is part of the program, and so are its permutations; a traced one is data.
+    by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
+    return nodes.spmd(
         update,
-        nodes,
-        is_static,
+        **by_step,
         donate_argnums=donated,
         # The arguments of `gradients` stand two places later here, but for the parameters.
         local_argnums=[number + 2 if number else 1 for number in local_argnums],

@@ -15,17 +15,13 @@ from jax.sharding import PartitionSpec
 from gossipjax.algorithms.parameters import (
     gossiped,
     merge,
-    merge_gossiped,
     pick,
-    residuals,
     split_leaves,
-    widen,
 )
-from gossipjax.algorithms.state import GossipState, PushSum, debias, mix_once, numerators
+from gossipjax.algorithms.state import GossipState, PushSum, mix_once, numerators
 from gossipjax.algorithms.steps import gossip_state, require_updates_numbered
 from gossipjax.collectives import (
     StepLike,
-    cast_like,
     deliver,
     require_step,
     upcast,
@@ -171,28 +167,3 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
             "the messages in flight: where it is masked, pass that part of the parameters."
         )
     return PushSum(state.in_flight.weight, jax.tree.unflatten(jax.tree.structure(zeros), leaves))
-
-
-def add_received(
-    params: optax.Params, state: GossipState, received: PushSum
-) -> tuple[optax.Params, GossipState]:
-    """Uses messages after the update: `x <- x + r, w <- w + r_w, z <- x / w`.
-
-    If the update of a sending step was given zeros as `received`, the result equals, up to
-    rounding, that of the update that is given `received`.
-
-    Args:
-      params: this node's `z`, as that update left it.
-      state: of `osgp`; what it has in flight is not looked at.
-      received: what `exchange` has returned.
-    """
-    part = gossiped(params, state)
-    x = numerators(part, state)
-    mass = PushSum(state.weight, x)
-    arrivals = mass_in_flight(part, state._replace(in_flight=received))
-    weight, x = jax.tree.map(jnp.add, mass, arrivals)
-    model = debias(x, weight)
-    part = cast_like(model, part)
-    residual = None if state.residual is None else residuals(model, widen(part))
-    params = merge_gossiped(params, part, state)
-    return params, state._replace(weight=weight, residual=residual)
