@@ -50,6 +50,7 @@ class Journal:
 
     def _open(self, path: Path) -> None:
         """Opens the file, without a last line that was cut off where its process was killed."""
+        # Without a buffer: what a process wrote before it was killed is there.
         self._file = path.open("ab+", buffering=0)
         self._size = self._file.tell()
         tail = b""
@@ -85,7 +86,7 @@ class Journal:
         data = json.dumps(line).encode() + b"\n"
         try:
             written = self._file.write(data)
-            if written < len(data):
+            if written < len(data):  # a part of a line would spoil the one that follows
                 self._file.truncate(self._size)
                 raise OSError(f"only {written} of {len(data)} bytes were written")
         except OSError as error:

@@ -177,6 +177,7 @@ class Membership:
         if absence <= self._patience / 2:
             return
         for peer in self.peers.values():
+            # Nobody could be heard meanwhile, so no silence counts.
             peer.heard = peer.spoke = now
             peer.query = next(self._queries)
         for peer in self._take_turns(list(self.peers.values())):  # the others at a beat or a parcel

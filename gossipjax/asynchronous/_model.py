@@ -72,6 +72,7 @@ def _make_update(
         def keep(new: Any, old: Any) -> Any:
             return jnp.where(is_finite, new, old)
 
+        # Chosen on the device: the optimizer's old state is donated, and is not there afterwards.
         zeros = jax.tree.map(jnp.zeros_like, buffers)
         change, state = jax.tree.map(keep, (buffers, new_state), (zeros, opt_state))
         return change if moved is None else add(moved, change), state, aux, is_finite
@@ -188,6 +189,7 @@ class Holding:
         """Adds to what is held, at the next merge; narrow values are widened first."""
         if not self.total.w:  # it has no units of its own
             self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
+        # In units that are far too small for what has come, the sum could overflow.
         elif mass.exponent > self.mass.exponent + MAX_DIGITS:
             self.mass = self.merge().at(mass.exponent)
         mass = mass.at(self.mass.exponent)

@@ -197,11 +197,13 @@ class Node:
         update = self._get_update(gradients)
         result = update(mass.x, mass.w, moved, self._opt_state, *inputs)
         moved, self._opt_state, aux, is_finite = result
+        # This waits for the device. Without the lock: messages are taken in meanwhile.
         is_finite = bool(is_finite)
         with self._service.lock:
             self._steps += 1
             self._skipped += not is_finite
             participant = self._participant
+            # Else it was declared dead during the step, and has given up what the step began with.
             if participant.identity.life == life:
                 participant.count_step()
                 if is_finite:
@@ -343,6 +345,7 @@ class Node:
         if outer:
             self._journal.add("outer", participant.identity.life, self._steps - 1, None)
         wires = self._wires if is_free and not averages else None
+        # From place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
         half = self._holding.move(moved, outer, wires, key)
         self._moved = self._make_moved()
@@ -415,8 +418,9 @@ class Node:
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
             )
         with self._service.lock:
+            # In the same order on all nodes: their sums are equal to the bit.
             finals = sorted(participant.finals.items(), key=lambda item: item[0])
-            masses = [mass for _, (_, mass) in finals]  # in the same order on all nodes
+            masses = [mass for _, (_, mass) in finals]
         total = functools.reduce(Mass.__add__, masses)
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")

@@ -122,6 +122,7 @@ class Service:
         assert node is not None
         now = time.monotonic()
         heard: list[str] = []
+        # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
             for address in heard:
@@ -134,6 +135,7 @@ class Service:
             gone = node.gone
             node.gone = []
             self.lock.notify_all()
+        # Neither does a step wait for sockets.
         for address in gone:
             self._sockets.forget(address)
             self._transfers.forget(address)

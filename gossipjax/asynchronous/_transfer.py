@@ -120,9 +120,11 @@ class Transfers:
     def put(self, address: str, key: Hashable, frames: Sequence[Any]) -> None:
         """Sends a message in pieces, unless it is on its way already."""
         queue = self._queues.setdefault(address, _Queue())
+        # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
         if any(stream.key == key for stream in queue.streams):
             return
         header = bytes(frames[0])
+        # The buffers that follow are then aligned where they arrive; JSON ignores spaces.
         header += b" " * (-len(header) % ALIGNMENT)
         buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
         self._count += 1
@@ -252,6 +254,7 @@ class Transfers:
                 arrival.buffer[arrival.received : end] = np.frombuffer(part, np.uint8)
                 arrival.received = end
             is_whole = arrival.received == len(arrival.buffer)
+        # Also for a piece that came twice or too early: the sender learns where to go on.
         said = [self._address, number, arrival.received]
         self._send(address, [PROGRESS + json.dumps(said).encode()], False)
         if not is_whole or arrival.buffer is None:
