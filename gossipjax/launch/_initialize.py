@@ -62,8 +62,7 @@ def initialize(
     where that is set.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
-    more. The handler of SIGTERM stays that of the program (JAX would make the process ignore it).
-    An uncaught exception ends the process at once, as `exit_process` does.
+    more. An uncaught exception ends the process at once, as `exit_process` does.
 
     Args:
       coordinator_address: `HOST:PORT` of process 0, where all processes can reach it and the port
@@ -72,10 +71,8 @@ def initialize(
       process_id: number of this process, from 0.
       initialization_timeout: seconds to wait for the other processes. Default:
         `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
-      mtls_cert_file: this process's certificate, as JAX's option of that name; PEM, as the two
-        below. It names the host of `coordinator_address`. Default: `JAX_MTLS_CERT_FILE`.
-      mtls_key_file: its private key. Default: `JAX_MTLS_KEY_FILE`.
-      mtls_ca_file: by which the others' certificates are checked. Default: `JAX_MTLS_CA_FILE`.
+      mtls_cert_file, mtls_key_file, mtls_ca_file: PEM files, as JAX's options of these names. The
+        certificate names the host of `coordinator_address`. Default: `JAX_MTLS_CERT_FILE` etc.
       mtls_peer_uri_prefix: with which a URI in the others' certificates must begin, instead of the
         check of the host. Default: `JAX_MTLS_PEER_URI_PREFIX`.
 
@@ -183,14 +180,11 @@ def _initialize_detected(timeout: float, mtls: dict[str, str]) -> ProcessInfo:
 
 
 def _initialize_jax(**options: str | int | None) -> None:
-    """Call `jax.distributed.initialize`, and undo its effects on a process that is ended or fails.
-
-    JAX's SIGTERM handler is replaced by the former one. JAX's shutdown, which waits for the other
-    processes, is skipped after an uncaught exception.
-    """
+    """Call JAX's own, and undo its effects on a process that is ended or fails."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     former_handler = signal.getsignal(signal.SIGTERM)
     jax.distributed.initialize(**options)  # pyright: ignore[reportArgumentType]
+    # With JAX's handler the process would ignore SIGTERM, and never save.
     if on_main_thread and former_handler is not None:
         signal.signal(signal.SIGTERM, former_handler)
     former_hook = sys.excepthook
@@ -199,6 +193,7 @@ def _initialize_jax(**options: str | int | None) -> None:
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         former_hook(kind, error, traceback)
+        # JAX's shutdown would wait for the other processes, for up to five minutes.
         exit_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = exit_after_report

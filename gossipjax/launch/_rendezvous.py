@@ -40,8 +40,7 @@ NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 def rendezvous(address: str, info: ProcessInfo, timeout: float, secret: str | None = None) -> None:
     """Wait until all processes have connected to process 0 at `address`.
 
-    Processes other than 0 return when something listens at `address` again, which is JAX's
-    coordinator: JAX's client would sleep for a second after a failed attempt.
+    Processes other than 0 return when JAX's coordinator listens there.
     """
     if info.process_id == 0:
         error = Coordinator(address, info, timeout, secret).run()
@@ -99,6 +98,7 @@ def _join(address: str, info: ProcessInfo, timeout: float, secret: str | None) -
     with contextlib.suppress(MessageError):
         error = _decode(line.rstrip(b"\n"), secret).get("error", False)
     if error is None:
+        # JAX's client would sleep for a second after a failed attempt to reach its coordinator.
         _reach(address, info, timeout).close()
         return None
     if isinstance(error, str):
@@ -204,7 +204,7 @@ class Coordinator:
     def _receive(self, connection: _Connection) -> None:
         try:
             data = connection.socket.recv(MAX_HELLO_BYTES)
-        except BlockingIOError:
+        except BlockingIOError:  # the selector may be wrong
             return
         except OSError:
             data = b""

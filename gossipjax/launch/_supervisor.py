@@ -214,14 +214,11 @@ class _Supervisor:
         return self._status if self._stop_signal is None else 128 + self._stop_signal
 
     def _next_event(self) -> Event | None:
-        """The next event; None when it is time to kill, to start or to look at processes.
-
-        It waits in short parts: Python runs the handler of a signal that arrives immediately before
-        a wait only when the wait is over.
-        """
+        """The next event; None when it is time to kill, to start or to look at processes."""
         due = [when for group in self._groups for when in (group.kill_time, group.restart_time)]
         next_time = min([*due, math.inf if self._watch is None else self._watch.next_look])
         while True:
+            # In short parts: the handler of a signal that arrives just before a wait runs after it.
             seconds = max(0.0, min(next_time - time.monotonic(), MAX_WAIT_SECONDS))
             try:
                 return self._events.get(timeout=seconds)

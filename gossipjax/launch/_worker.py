@@ -192,11 +192,7 @@ class Worker:
         self._report(Exited(self.rank, code))
 
     def _wait_for_exit(self) -> int:
-        """Wait for the exit of the process, kill the rest of its group, and return its code.
-
-        Once an exit status is collected, the kernel may give the number of the process, and of its
-        group, to another one. So this comes last.
-        """
+        """Wait for the exit of the process, kill the rest of its group, and return its code."""
         process_id = self._process.pid
         if hasattr(os, "waitid"):  # not on macOS before Python 3.13
             os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
@@ -206,6 +202,7 @@ class Worker:
             self._is_running = False
             signal_group(process_id, signal.SIGKILL)
             self._reaper.discard(process_id)
+            # Last: once the status is collected, another process may get the number.
             return self._process.wait()
 
     def _forward(self, stream: IO[bytes], output: Output) -> None:

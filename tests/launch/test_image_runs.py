@@ -194,10 +194,6 @@ class TestBadInput:
             assert "keep it to resume that run, or choose another --out" in message
         assert modification_times(stopped) == before
 
-    def test_neither_resumed_nor_overwritten(self, capsys, stopped):
-        message = self.train_and_fail(capsys, stopped)
-        assert "holds another run (metrics.jsonl, summary.json, checkpoints)" in message
-
     def test_init_from_the_checkpoint_of_another_program(self, capsys, tmp_path):
         with Checkpoints(tmp_path / "other") as checkpoints:
             checkpoints.save(1, {"a": np.ones(3)}, {"nodes": 4})
