@@ -1,4 +1,4 @@
-"""An asynchronous node: its loop, what it saves, and its results.
+"""An asynchronous node: its loop, and what it saves.
 
 Each node saves by itself, every `--checkpoint-every` of its own steps and on SIGTERM: its model
 `x / w`, its optimizer state, and the number of its steps, which is its position in the data. Its
@@ -10,29 +10,35 @@ of its mass.
 
 import contextlib
 import dataclasses
-import json
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import gossipjax as gx
-from experiments.results import AFTER_MIXING, BEFORE_MIXING, TEXT_FOLDER, Record
-from experiments.training.evaluation import Evaluator
+from experiments.results import Record
+from experiments.training.asynchronous_results import (
+    NodeLog,
+    Show,
+    make_record,
+    merge_lines,
+    write_node,
+)
 from experiments.training.forms import FORMS
 from experiments.training.options import TrainingOptions
 from experiments.training.outer import OuterOptions
-from experiments.training.output import write_texts
 from experiments.training.plan import TrainingPlan, make_folder_name
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
 from gossipjax.checkpoint import Checkpoints, TrainState
 from gossipjax.launch import NodeInfo
+
+STEPS_PER_LOOK = 8  # for SIGTERM, which may come between two saves
+PATIENCE = 5.0  # seconds of silence after which a node is declared dead
+MEETING_SECONDS = 60.0  # that a node waits for the others before its first step
 
 
 class AsynchronousMethod(NamedTuple):
@@ -87,9 +93,6 @@ def is_asynchronous(names: Sequence[str]) -> bool:
     return True
 
 
-STEPS_PER_LOOK = 8  # for SIGTERM, which may come between two saves
-
-
 class NodeStart(NamedTuple):
     """Where a node starts."""
 
@@ -134,119 +137,6 @@ def find_start(
 def stack(tree: Any) -> Any:
     """Gives arrays the axis of nodes, of which there is one here."""
     return jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
-
-
-COLLECT_SECONDS = 10.0  # for the files of the other nodes
-
-
-def write_node(path: Path, node: gx.asynchronous.Node, log: Any, position: int) -> None:
-    """Writes what a node counted; `position` is the number of its steps in an earlier process."""
-    counts = node.statistics._asdict()
-    seconds = time.time() - log.began
-    record = counts | {
-        "steps": position + counts["steps"],
-        "steps_per_second": counts["steps"] / seconds,
-        "seconds_per_step": float(np.median(log.seconds_per_step or [0.0])),
-    }
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(record))
-    temporary.replace(path)
-
-
-def read_lines(folder: Path) -> dict[int, list[Record]]:
-    """Returns the lines of every node, by place; one that was cut off is left out."""
-    lines: dict[int, list[Record]] = {}
-    for path in sorted(folder.glob("[0-9]*.jsonl")):
-        found = []
-        for text in path.read_text().splitlines():
-            try:
-                found.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-        lines[int(path.stem)] = found
-    return lines
-
-
-def merge_lines(folder: Path, metrics: Path, run: str, plan: TrainingPlan, nodes: int) -> None:
-    """Adds lines of the run to `metrics.jsonl`: means of the nodes' lines, in order of time."""
-    by_node = read_lines(folder)
-    lines = sorted((line for lines in by_node.values() for line in lines), key=lambda x: x["time"])
-    if not lines:
-        return
-    start = lines[0]["time"]
-    per_epoch = plan.num_examples / (nodes * plan.options.batch_size_per_node)
-    with metrics.open("a") as file:
-        for part in np.array_split(np.array(lines, object), max(1, len(lines) // nodes)):
-            last = part[-1]
-            line = {
-                "run": run,
-                "step": int(last["step"]),
-                "epoch": last["step"] / per_epoch,
-                "seconds": last["time"] - start,
-                "loss": float(np.mean([entry["loss"] for entry in part])),
-                BEFORE_MIXING: None,
-                AFTER_MIXING: None,
-            }
-            file.write(json.dumps(line) + "\n")
-
-
-def make_record(
-    task: Task,
-    plan: TrainingPlan,
-    folder: Path,
-    run: Any,
-    topology: str,
-    average: Variables,
-    models: dict[int, Variables],
-) -> Record:
-    """Returns the entry of a run in `summary.json`; `models` has that of each node at the end."""
-    paths = [folder / f"{place}.json" for place in models]
-    deadline = time.monotonic() + COLLECT_SECONDS
-    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    counts = [json.loads(path.read_text()) for path in paths if path.exists()]
-    by_node = read_lines(folder)
-    batch = plan.options.batch_size_per_node
-    one = gx.Nodes(1)
-    evaluator = Evaluator(task, one)
-    test = evaluator.evaluate_average(one.replicate(average))
-    of_nodes = [evaluator.evaluate_nodes(one.replicate(model)) for model in models.values()]
-    examined = evaluator.examine_average(one.replicate(average), is_last=True)
-    write_texts(folder.parents[1] / TEXT_FOLDER / folder.name, examined.texts)
-    changes = [
-        jax.tree.leaves(jax.tree.map(np.subtract, model["params"], average["params"]))
-        for model in models.values()
-    ]
-    distances = [np.sqrt(sum(float(np.square(a).sum()) for a in one)) for one in changes]
-    journals = sorted(folder.glob("journals/*/*.jsonl"))
-    return {
-        "run": run.name,
-        "algorithm": run.title,
-        "topology": topology,
-        "nodes": plan.options.nodes,
-        "steps": plan.steps,
-        "seed": run.seed,
-        "seconds_per_step": float(np.mean([record["seconds_per_step"] for record in counts])),
-        "examples_per_second": sum(record["steps_per_second"] for record in counts) * batch,
-        **test,
-        **examined.metrics,
-        **{name: [values[name][0] for values in of_nodes] for name in of_nodes[0]},
-        **examined.details,
-        "consensus_distance": float(np.mean(distances)),
-        "places_nodes": list(models),
-        "steps_nodes": [record["steps"] for record in counts],
-        "staleness_nodes": [record["staleness"] for record in counts],
-        "gradient_delay": float(gx.asynchronous.measure_delays(journals).mean()),
-        "messages_nodes": [record["sent"] for record in counts],
-        "weight_nodes": [record["weight"] for record in counts],
-        "bytes_nodes": [record["sent_bytes"] for record in counts],
-        "final_loss": float(np.mean([lines[-1]["loss"] for lines in by_node.values() if lines])),
-    }
-
-
-PATIENCE = 5.0  # seconds of silence after which a node is declared dead
-MEETING_SECONDS = 60.0  # that a node waits for the others before its first step
-Show = Callable[[float, str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -393,47 +283,3 @@ def make_transform(plan: TrainingPlan, variables: Variables) -> optax.GradientTr
     return optax.partition(
         {"params": optimizer, "batch_stats": optax.scale(-1.0)}, {name: name for name in variables}
     )
-
-
-class NodeLog:
-    """The lines of one node: its losses, with the seconds since 1970.
-
-    A node that was started again appends to the file. `show` is told how far the run is, and a
-    text.
-    """
-
-    def __init__(self, path: Path, node: Any, plan: TrainingPlan, nodes: int, show: Show):
-        self.seconds_per_step: list[float] = []
-        self._path = path
-        self._node = node
-        self._plan = plan
-        self._nodes = nodes
-        self._show = show
-        self._losses: list[jax.Array] = []
-        self.began = self._last = time.time()
-
-    def add(self, loss: jax.Array) -> None:
-        """Adds the loss of a step."""
-        self._losses.append(loss)
-        if len(self._losses) == self._plan.options.log_every:
-            self.finish()
-
-    def finish(self) -> None:
-        """Writes the losses since the last line; raises `NonFiniteError` if one is not finite."""
-        if not self._losses:
-            return
-        loss = float(np.mean(jax.device_get(self._losses)))
-        if not np.isfinite(loss):
-            raise NonFiniteError(
-                f"the loss of node {self._node.place} must be finite, got {loss} after "
-                f"{self._node.statistics.steps} steps: lower --learning-rate."
-            )
-        now = time.time()
-        self.seconds_per_step.append((now - self._last) / len(self._losses))
-        self._last = now
-        self._losses = []
-        step = min(self._node.total_steps / self._nodes, self._plan.steps)
-        line = {"step": step, "time": now, "loss": loss, "members": self._node.members}
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self._show(step, f"loss {loss:.3g}, {len(self._node.members)} nodes")
