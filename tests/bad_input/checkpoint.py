@@ -42,14 +42,6 @@ def opened(**options: Any) -> Any:
     return within(lambda checkpoints: checkpoints, **options)()
 
 
-def restored(like: Any, step: Any = None) -> Callable[[], Any]:
-    def use(checkpoints: Checkpoints) -> Any:
-        checkpoints.save(1, {"w": np.zeros(3, np.float32)}, {})
-        return checkpoints.restore(like, step)
-
-    return within(use)
-
-
 def saved(step: Any = 1, state: Any = None, metadata: Any = None) -> Callable[[], Any]:
     arrays = {"w": np.zeros(3)} if state is None else state
     return within(lambda c: c.save(step, arrays, {} if metadata is None else metadata))
@@ -83,12 +75,6 @@ for name, function, values, message in (
     ("folder", Checkpoints, [""], "folder must"),
     ("save metadata", lambda m: saved(metadata=m)(), [[1], {"a": np.zeros(2)}], "metadata"),
     ("save state", lambda s: saved(state=s)(), [{"w": "text"}], "state"),
-    (
-        "restore",
-        lambda like: restored(like)(),
-        [{"w": np.zeros(4, np.float32)}, {"w": np.zeros(3, np.int32)}, {"v": np.zeros(3)}],
-        "must have",
-    ),
 ):
     ROWS += calls(name, function, values, message)
 INT8 = gx.wire.int8()

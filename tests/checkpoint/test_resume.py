@@ -12,7 +12,6 @@ import numpy as np
 import optax
 import pytest
 from modes import make_mesh
-from promotion import promoting
 from short_runs import assert_equal_bits, average_densely, names_in, snapshot
 
 import gossipjax as gx
@@ -149,21 +148,6 @@ def test_another_algorithm_and_init_from_another_folder(tmp_path):
                 empty.resume(start, nodes, make_tx, init_from=tmp_path / name)
     assert (names_in(first), names_in(second)) == (["5"], ["8"])
     assert not (tmp_path / "missing").exists()
-
-
-def test_another_model_or_optimizer(tmp_path):
-    def make_adam(metadata):
-        return optax.chain(promoting(optax.adam(0.1)), ALGORITHMS["osgp"](metadata["nodes"]))
-
-    nodes = gx.Nodes(3)
-    adam = TrainState(0, *nodes.init(make_adam({"nodes": 3}), jnp.zeros(3)))
-    wide = TrainState(0, *nodes.init(make_tx({"nodes": 3}), jnp.zeros(7)))
-    with Checkpoints(tmp_path, every=1) as checkpoints:
-        checkpoints.after(make_start(NODES)._replace(step=1, batch_stats=None))
-        with pytest.raises(ValueError, match=r"step 1 must have .* It is of another model, o"):
-            checkpoints.resume(adam, nodes, make_adam)
-        with pytest.raises(ValueError, match=r"\[4, 7\] float32, as this run, got .*\[4, 3\]"):
-            checkpoints.resume(wide, nodes, make_tx)
 
 
 def test_the_folder_of_another_run_is_only_read(tmp_path):
