@@ -536,9 +536,9 @@ def find_all_reduces(text):
         for name in it.operands:
             if name in body:
                 follow(body[name], body, seen)
-        for called in map(module.computations.get, it.called):
-            for inner in called.values():
-                follow(inner, called, seen)
+        for called in it.called:
+            for inner in module.computations[called].values():
+                follow(inner, module.computations[called], seen)
 
     results = []
     for it, body in module.list_collectives():

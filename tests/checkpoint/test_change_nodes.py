@@ -142,14 +142,18 @@ def keeps_things(schedule):
     plan = ExchangePlan(schedule)
 
     def init(params):
-        keep = {rule: Extra(jnp.zeros(2), rule) for rule in RULES}
-        keep["key"] = Extra(jax.random.key(0), "first")
+        keep = {
+            **{rule: Extra(jnp.zeros(2), rule) for rule in RULES},
+            "key": Extra(jax.random.key(0), "first"),
+        }
         return init_state(params, plan, push_sum=False)._replace(extra=keep)
 
     def combine(x, updates, state, step):
         node = jax.lax.axis_index("nodes")
-        new = dict.fromkeys(RULES, (node + jnp.arange(2)).astype(jnp.float32))
-        new["key"] = jax.random.fold_in(jax.random.key(1), node)
+        new = {
+            **dict.fromkeys(RULES, (node + jnp.arange(2)).astype(jnp.float32)),
+            "key": jax.random.fold_in(jax.random.key(1), node),
+        }
         x, _ = mix(x, None, schedule, step)
         return add(x, updates), state.keep(**new)
 
