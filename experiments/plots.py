@@ -277,12 +277,7 @@ def plot_topology(matrices: np.ndarray, title: str, path: Path) -> None:
 
     In round t of `matrices`, `[T, N, N]`, receiver i gives the weight `matrices[t, i, j]` to what
     sender j sends. Every non-zero weight off the diagonal is an arrow from j to i.
-
-    Raises:
-        ValueError: if the matrices have another shape.
     """
-    if matrices.ndim != 3 or matrices.shape[1] != matrices.shape[2] or not matrices.size:
-        raise ValueError(f"matrices must have the shape [T, N, N], got {list(matrices.shape)}.")
     rounds, nodes, _ = matrices.shape
     panels = min(rounds, 8)
     rows = 1 if panels <= 4 else 2

@@ -68,10 +68,8 @@ def beam_search(
 
     Of all one-token extensions of the K live hypotheses of an input, those among the best K that
     end with `end_id` are finished; the best K that do not are live next. An input is done when no
-    live hypothesis can beat the best finished one, whatever its next tokens. To stop at K finished
-    ones would be faster and wrong: where a model is sure, the others of the best K are unlikely
-    extensions, and K of them can end before the likely one does. K = 1 is greedy search: it is done
-    when the hypothesis ends, for every `alpha`.
+    live hypothesis can beat the best finished one, whatever its next tokens. K = 1 is greedy
+    search: it is done when the hypothesis ends, for every `alpha`.
 
     A hypothesis that reaches its greatest length can only end. The result for an input does not
     depend on the other inputs of the batch.
@@ -85,14 +83,7 @@ def beam_search(
         max_length: L.
         beam: K.
         alpha: exponent of the length penalty; 0 prefers short sequences most.
-
-    Raises:
-        ValueError: if `beam` or `max_length` is less than 1, or `alpha` is negative.
     """
-    if beam < 1 or max_length < 1:
-        raise ValueError(f"beam and max_length must be >= 1, got {beam} and {max_length}.")
-    if alpha < 0:
-        raise ValueError(f"alpha must be >= 0, got {alpha}.")
 
     def is_running(search: _Search) -> jax.Array:
         return (search.length < max_length) & ~search.is_done.all()
@@ -104,6 +95,8 @@ def beam_search(
         extensions = _extend(search, logits, must_end, end_id)
         best = _finish(search, extensions, alpha)
         tokens, log_probs, rows = _keep(extensions, beam)
+        # To stop at K finished hypotheses would be faster and wrong: where a model is sure, K
+        # unlikely ones can end before the likely one does.
         bound = log_probs[:, 0] / length_penalty(max_lengths, alpha)
         is_done = search.is_done | (bound <= best.scores)
         if beam == 1:

@@ -131,5 +131,3 @@ def test_a_global_shuffle_deals_every_example_once_an_epoch_and_to_others_each_t
     for part, rows in zip(data.draw_batches(division, 5, 1, nodes=[2, 0]), drawn, strict=False):
         np.testing.assert_array_equal(part, rows[[2, 0]])  # whichever process asks
     assert not np.array_equal(next(data.draw_batches(division, 5, seed=2)), drawn[0])
-    with pytest.raises(data.DataError, match=r"alpha must be None where .* anew .*, got 0\.5"):
-        data.divide_examples(LABELS, 4, 0.5, 0, "global")
