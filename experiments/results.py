@@ -129,7 +129,7 @@ def write_summary(
     versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
     summary = {"options": options, "environment": versions | environment, "runs": runs, **more}
     text = json.dumps(summary, indent=2, default=str, allow_nan=False)
-    temporary = out / "summary.new"
+    temporary = out / "summary.new"  # renamed when it is whole: readers never see half of it
     temporary.write_text(f"{text}\n")
     temporary.replace(out / "summary.json")
 

@@ -96,7 +96,7 @@ def split_examples(
         parts_by_class.append(np.split(examples, cuts))
     shards = [np.concatenate(parts) for parts in zip(*parts_by_class, strict=True)]
     for node in range(nodes):
-        if not len(shards[node]):
+        if not len(shards[node]):  # a node without examples would have no gradient
             largest = max(range(nodes), key=lambda other: len(shards[other]))
             shards[node], shards[largest] = np.split(shards[largest], [1])
     return shards
@@ -124,6 +124,7 @@ def draw_batches(
     if isinstance(division, GlobalShuffle):
         wanted = range(division.nodes) if nodes is None else nodes
         return _draw_globally(division, batch_size_per_node, seed, list(wanted))
+    # A seed for each node: its batches do not depend on which nodes a process asks for.
     seeds = np.random.SeedSequence(seed).spawn(len(division))
     wanted = range(len(division)) if nodes is None else nodes
     rows = [_draw_node_batches(division[node], batch_size_per_node, seeds[node]) for node in wanted]

@@ -120,10 +120,10 @@ def map_texts(
 ) -> list[str]:
     """Applies a function of many texts, by a model, to all of them: each process to a part.
 
-    Returns the results on every process. Where the model is sharded over processes, all of them
-    take all texts, as they compute together.
+    Returns the results on every process.
     """
     count = jax.process_count()
+    # Processes over which a model is sharded compute together, so that all take all texts.
     if not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(variables)):
         count = 1
     if count == 1:

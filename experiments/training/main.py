@@ -45,6 +45,8 @@ def run_program(
     """
     sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     experiment: Experiment | None = None
+    # A wrong option ends the program with status 2 as long as there is no folder of results; the
+    # launcher does not restart such a job.
     with exit_on_error(lambda: experiment and experiment.output.folder):
         with mention_preset(arguments):
             options = parse_options(module, options_type, arguments)
@@ -117,6 +119,7 @@ def join_job(options: TrainingOptions) -> None:
     """Joins this process to its job, and requests CPU devices for the nodes that it will hold."""
     process = gx.launch.initialize()
     gx.launch.advance(slow=True)  # data are prepared, and models compiled
+    # Before JAX looks for its devices: afterwards their number is fixed.
     if options.placement != "vmap" and process.num_processes <= options.nodes * options.fsdp:
         devices = options.nodes * options.fsdp
         placement.request_cpu_devices(-(-devices // process.num_processes))
@@ -132,7 +135,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
       ValueError, OSError: for options that exclude each other, missing data, a folder that holds
         another run, or other data than those of the run that is resumed.
     """
-    size = options.nodes
+    size = options.nodes  # of this program; a resumed run may have started with another number
     previous = find_previous(options)
     if previous is not None:
         options = merge_saved_options(options, previous.get("options", {}))
@@ -141,6 +144,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     if previous:
         require_same_data(previous["environment"], data, options.out)
     nodes = placement.place_nodes(options.placement, size, options.fsdp)
+    # With the number of nodes at the start: a run has the same steps wherever it goes on.
     plan = TrainingPlan(
         options, task.num_examples, task.decay_mask, placement.make_sharding(task, nodes)
     )
@@ -155,7 +159,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     }
     folder = create_shared_run_dir(program, options, resume=previous is not None)
     output = Output(folder, dataclasses.asdict(options), environment, previous or {})
-    output.write_summary()
+    output.write_summary()  # before the first run: a program that is stopped can be resumed
     if is_main_process():
         task.save(folder)
     return Experiment(plan, task, nodes, runs, output)
@@ -194,10 +198,7 @@ def create_shared_run_dir(program: str, options: TrainingOptions, resume: bool) 
 
 
 def run_all(experiment: Experiment, console: Console) -> None:
-    """Trains one run after the other, and makes the table and the plots from the files.
-
-    If it is stopped, the finished runs are reported all the same.
-    """
+    """Trains one run after the other, and makes the table and the plots from the files."""
     plan = experiment.plan
     output = experiment.output
     description = placement.describe_nodes(experiment.nodes)
@@ -220,7 +221,7 @@ def run_all(experiment: Experiment, console: Console) -> None:
                 with output.open_reporter(plan.options.report_to, run) as reporter:
                     log = RunLog(run, output, bar, row, plan.num_examples, reporter)
                     output.add_run(train(experiment, run, log))
-    finally:
+    finally:  # a program that is stopped reports the finished runs all the same
         if output.runs and is_main_process():
             plot_topologies(experiment)
             plots.write_report(output.folder, console)

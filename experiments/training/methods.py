@@ -260,6 +260,7 @@ def _build_own(
     def update(params: Any) -> Any:
         return transform.update(params, transform.init(params), params, step=0)
 
+    # Traced over all nodes, by shapes only: it is wrong here, not after the data are loaded.
     params = [jax.ShapeDtypeStruct((schedule.size, 1), jnp.float32)]
     _, state = jax.eval_shape(jax.vmap(update, axis_name="nodes"), params)
     if gx.gossip_state(state) is None:
@@ -384,6 +385,7 @@ class Method:
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
         """Returns the update of this node before the exchange, given the state of the chain."""
+        # The states of wrappers hold that of the chain; its first part is that of the optimizer.
         chain_state = opt_state
         if self.sharding is not None and self.outer is not None:
             chain_state = chain_state.inner
@@ -456,12 +458,13 @@ def make_method(
     else:
         schedule = _make_rounds(topology, options)
     if not algorithm.goes_first:
-        schedule = schedule.every(options.local_steps)
+        schedule = schedule.every(options.local_steps)  # rounds without exchange in between
+    # Momentum that is mixed with the models is a gossip of its own, in the algorithm's place.
     transform = MOMENTUMS.get(options.momentum, algorithm.build)(schedule, options)
     if options.sharding is not None and algorithm.exchanges:
         transform = options.sharding.shard(transform)
     inner = optimizer
-    if algorithm.goes_first:
+    if algorithm.goes_first:  # gradients are averaged before the optimizer sees them
         inner = optax.chain(transform, optimizer)
         transform = optax.with_extra_args_support(optax.identity())
     method = Method(

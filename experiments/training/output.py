@@ -108,13 +108,11 @@ class Output:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def truncate_metrics(self, run: str, step: int) -> None:
-        """Removes the lines of `metrics.jsonl` that `run`, which starts after `step`, will repeat.
-
-        The lines of finished runs stay.
-        """
+        """Removes the lines of `metrics.jsonl` that a run, started after `step`, will repeat."""
         finished = self.finished
 
         def is_kept(line: Record) -> bool:
+            # Of runs that are neither finished nor this one nothing is left: they begin anew.
             return line["run"] in finished or (line["run"] == run and line["step"] <= step)
 
         if is_main_process():

@@ -17,14 +17,12 @@ FSDP_AXIS = "fsdp"  # inside a node
 
 
 def request_cpu_devices(count: int) -> None:
-    """Requests virtual CPU devices, before JAX's first use; has no effect on accelerators.
-
-    XLA's thread pool gets two threads per device: a device that waits in a collective occupies one,
-    and with no more threads than devices the last ones to arrive can be left without a thread for
-    their convolutions, and wait forever. XLA reads the size of its pool from NPROC.
-    """
+    """Requests virtual CPU devices, before JAX's first use; has no effect on accelerators."""
     jax.config.update("jax_num_cpu_devices", count)
     threads = int(os.environ.get("NPROC", 0)) or os.cpu_count() or 1
+    # XLA reads the size of its thread pool from NPROC: two threads per device. A device that waits
+    # in a collective occupies one; with no more threads than devices the last ones to arrive can be
+    # left without a thread for their convolutions, and wait forever.
     os.environ["NPROC"] = str(max(2 * count, threads))
 
 
@@ -87,11 +85,9 @@ def make_put(nodes: gx.Nodes) -> Callable[[Any], Any]:
 
 
 def gather_where_used(params: Any) -> Any:
-    """Returns the parameters of one node, whole on each of its devices; for its gradients.
-
-    XLA gathers each of them for its products. Without this it would divide the products as the
-    parameters are, and exchange activations, which are larger.
-    """
+    """Returns the parameters of one node, whole on each of its devices; for its gradients."""
+    # XLA gathers each of them for its products. Without this it would divide the products as the
+    # parameters are, and exchange activations, which are larger.
     return jax.lax.with_sharding_constraint(params, jax.tree.map(lambda _: PartitionSpec(), params))
 
 
@@ -153,6 +149,7 @@ def require_parts(
             return jax.ShapeDtypeStruct((nodes.size, *leaf.shape), leaf.dtype)
 
         stacked = jax.tree.map(stack, run.method.sharding.params)
+        # Raises where what an algorithm keeps cannot be divided as the parameters are.
         jax.eval_shape(nodes.spmd(run.method.transform.init), stacked)
 
 

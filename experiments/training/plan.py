@@ -151,6 +151,7 @@ class TrainingPlan:
 
     def eval_steps(self, start: int = 0) -> Iterator[int]:
         """The steps after `start` after which the average model is evaluated: ends of epochs."""
+        # Steps end where they end: an epoch is evaluated after the step that is nearest to its end.
         epochs_per_step = self.options.global_batch_size / self.num_examples
         every = self.options.evaluate_every
         first_epoch = max(1, math.floor(start * epochs_per_step / every)) * every
@@ -186,7 +187,7 @@ class TrainingPlan:
             outer=options.outer,
             momentum=options.momentum,
         )
-        if options.momentum in MOMENTUMS:
+        if options.momentum in MOMENTUMS:  # which take the place of SGD, and decay comes before
             optimizer = optax.add_decayed_weights(options.weight_decay, self.decay_mask)
         else:
             optimizer = self.make_optimizer(self.learning_rate)

@@ -69,17 +69,14 @@ class Clock:
 
 
 class InputClock(Clock):
-    """Sums up the seconds for which the devices wait for input.
-
-    It starts when they have computed what they were given, the newest array: input that is made
-    meanwhile costs nothing.
-    """
+    """Sums up the seconds for which the devices wait for input."""
 
     def __init__(self, get_newest: Callable[[], jax.Array | None]):
         super().__init__()
         self._get_newest = get_newest
 
     def __enter__(self) -> Self:
+        # Input that is made while the devices still compute costs nothing.
         jax.block_until_ready(self._get_newest())
         return super().__enter__()
 
@@ -108,9 +105,7 @@ def start_or_resume(
 ) -> Start:
     """Returns the newest checkpoint of the run; if it has none, the newest in `--init-from`.
 
-    A run that is resumed with the same nodes continues bit for bit. With another number of nodes,
-    or from a run with another method, all nodes start from the average model; so they do where only
-    one of the two runs is sharded inside its nodes, and messages were in flight.
+    A run that is resumed with the same nodes continues bit for bit.
 
     Raises:
       FatalError: if a checkpoint is of another model or optimizer, `--init-from` holds none, or its
@@ -136,6 +131,9 @@ def start_or_resume(
         return method.transform
 
     try:
+        # With another number of nodes, or from a run with another method, all nodes start from the
+        # average model; so they do where only one of the two runs is sharded inside its nodes, and
+        # messages were in flight.
         state = checkpoints.resume(state, experiment.nodes, make_tx, options.init_from)
         saved = state.metadata
         if checkpoints.resumed_from is None or saved is None:
@@ -200,6 +198,7 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
         rows = experiment.task.batches(nodes, options.examples_per_node, run.seed, state.step)
         put = make_put(nodes)
         batches = gx.prefetch(map(put, rows), waiting=input_clock)
+        # The programs are compiled with the first batch, which is then trained on as well.
         batch = next(batches)
         shapes = experiment.task.make_shapes(nodes, options.examples_per_node)
         trainer.compile(state, map(put, shapes) if shapes else [batch])
@@ -211,6 +210,8 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
         next_eval_step = next(eval_steps, None)
         is_over = is_out_of_time(plan, progress)
         for steps in () if is_over else plan.intervals(start=state.step):
+            # The last step of an interval comes by itself: the distance before mixing is that of
+            # its gradient, whose batch is needed once more, outside of the measured time.
             with clock:
                 state, losses = trainer.run_steps(state, itertools.islice(batches, len(steps) - 1))
                 batch = next(batches)
@@ -228,6 +229,7 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
                 "learning_rate": plan.learning_rate_at(steps[-1]),
             }
             log.add_training(state.step, progress)
+            # The same on all processes: none goes on alone, and waits for the others for ever.
             is_over = state.step == plan.last_step or is_out_of_time(plan, progress)
             if state.step == next_eval_step or is_over:
                 next_eval_step = next(eval_steps, None)

@@ -112,9 +112,8 @@ def node_variables_averaged_stats(params: Any, opt_state: Any, batch_stats: Any)
 class Trainer:
     """The compiled programs of a run.
 
-    A training step exchanges only gossip; measurements that need the values of other nodes are
-    separate programs. The step is compiled once per distinct round, or once with a traced step
-    number where there are more than `gx.MAX_PROGRAMS` rounds.
+    The step is compiled once per distinct round, or once with a traced step number where there are
+    more than `gx.MAX_PROGRAMS` rounds.
 
     Running statistics: `local` ones stay as they are; `mix` has gossip at every step; with
     `average` they are averaged over the nodes when a model is evaluated.
@@ -142,6 +141,7 @@ class Trainer:
         self._mixes_batch_stats = batch_stats == "mix"
         self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
         self._mix_batch_stats_traced = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
+        # Programs by themselves, so that a training step exchanges nothing but gossip.
         self._distance_before_mixing = nodes.spmd(
             make_distance_before_mixing(task, method, is_sharded, parts)
         )
@@ -171,6 +171,7 @@ class Trainer:
         steps = self._train_step.canonical_steps(state.opt_state) or [0]
         for batch in batches:
             for step in steps:
+                # On a copy: accelerators donate the state that a step is given.
                 self._run_step(self._restart(state), batch, step)
             gx.launch.advance(slow=True)  # another program is compiled
             self.measure_distance_before_mixing(state, batch)
@@ -214,6 +215,7 @@ class Trainer:
     def _mix(self, batch_stats: Any, opt_state: Any, step: int) -> Any:
         if self._train_step.canonical_steps(opt_state) is None:
             program = self._mix_batch_stats_traced
+            # Put there by name: `run_steps` refuses transfers that nobody has asked for.
             number = self.nodes.put_shared(np.int32(step))
         else:
             program = self._mix_batch_stats
