@@ -29,7 +29,6 @@ from experiments.data import divide_examples, draw_batches
 from experiments.data.texts import (
     FILES,
     PYTHON_DOCS,
-    TEXT_FEATURE,
     Split,
     find_files,
     read_texts,
@@ -96,10 +95,6 @@ class LanguageOptions(TrainingOptions):
     TensorFlow Datasets has prepared in --data-dir, such as lm1b."""
     data_dir: OptionalPath = None
     """Folder of text files, or of TensorFlow Datasets."""
-    column: PositiveInt | None = None
-    """Of tab-separated files, the column that holds the text, from 1; if not given, whole lines."""
-    text_feature: str | None = None
-    """Of a set of TensorFlow Datasets, the feature that holds the text; if not given, text."""
     tokenizer: OptionalPath = None
     """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
     on the training texts."""
@@ -119,13 +114,6 @@ class LanguageOptions(TrainingOptions):
             raise ValueError(
                 f"--data-dir needs --dataset {FILES} or the name of a set of TensorFlow Datasets, "
                 f"got {PYTHON_DOCS}, which is installed."
-            )
-        if self.column and self.dataset != FILES:
-            raise ValueError(f"--column needs --dataset {FILES}, got {self.dataset}.")
-        if self.text_feature is not None and self.dataset in (PYTHON_DOCS, FILES):
-            raise ValueError(
-                "--text-feature needs --dataset with the name of a set of TensorFlow Datasets, got "
-                f"{self.dataset}: leave it out; --column is that of text files."
             )
 
 
@@ -159,8 +147,7 @@ class LanguageModeling(Task):
     def read_texts(self, split: Split) -> Iterator[str]:
         """Yields the texts of a split."""
         options = self.options
-        feature = TEXT_FEATURE if options.text_feature is None else options.text_feature
-        return read_texts(options.dataset, options.data_dir, split, options.column, feature)
+        return read_texts(options.dataset, options.data_dir, split)
 
     def load_tokens(self, split: Split) -> np.ndarray:
         """Returns the sequences of a split, int32 `[sequences, T]`, `NO_TOKEN` after the last."""

@@ -1,6 +1,7 @@
 """Texts and pairs of sentences: from files, from TensorFlow Datasets, from Python's manual."""
 
 import gzip
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,8 +18,7 @@ from experiments.data.local import (
 
 PYTHON_DOCS = "python_docs"
 FILES = "files"
-TEXT_FEATURE = "text"
-"""Of most sets of TensorFlow Datasets, the feature that holds the text."""
+TEXT_FEATURE = "text"  # of sets of TensorFlow Datasets
 SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 TEST_EVERY = 10  # of the texts of the Python reference, one in ten is for the test
 TEST_SPLITS = ("test", "validation")  # of TensorFlow Datasets, the first of them that there is
@@ -69,8 +69,6 @@ def read_texts(
     name: str,
     data_dir: Path | None,
     split: Split,
-    column: int | None = None,
-    feature: str = TEXT_FEATURE,
 ) -> Iterator[str]:
     """Yields the texts of a data set, one after the other; they are not empty.
 
@@ -80,21 +78,19 @@ def read_texts(
     - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record),
       such as `lm1b`. Each example is a text. If it has no test split, the validation split is used.
 
-    `column` is that of the text in tab-separated files, from 1 (None takes the line), `feature` its
-    name in a set of TensorFlow Datasets. There, a `data_dir` of None is `$TFDS_DATA_DIR` or
-    `~/tensorflow_datasets`.
+    There, a `data_dir` of None is `$TFDS_DATA_DIR` or `~/tensorflow_datasets`.
 
     Raises:
         MissingDataError: if there are no such files, or no such data set.
-        DataError: if a file is not text in UTF-8, is cut short, has too few columns, is there twice
-            (gzipped and not), an example cannot be read, or there are no texts.
+        DataError: if a file is not text in UTF-8, is cut short, is there twice (gzipped and not),
+            an example cannot be read, or there are no texts.
     """
     if name == PYTHON_DOCS:
         texts = _read_python_docs(split)
     elif name == FILES:
-        texts = _read_files(find_files(data_dir, split), column)
+        texts = itertools.chain.from_iterable(map(read_lines, find_files(data_dir, split)))
     else:
-        texts = _read_prepared_texts(name, data_dir, split, feature)
+        texts = _read_prepared_texts(name, data_dir, split)
     texts = (text for text in texts if text.strip())
     first = next(texts, None)
     if first is None:
@@ -136,22 +132,7 @@ def _read_python_docs(split: Split) -> Iterator[str]:
             yield text
 
 
-def _read_files(paths: list[Path], column: int | None) -> Iterator[str]:
-    for path in paths:
-        for number, line in enumerate(read_lines(path), start=1):
-            columns = [line] if column is None else line.split("\t")
-            if column is not None and len(columns) < column:
-                raise DataError(
-                    f"{path}, line {number}, must have {column} or more columns with tabs between "
-                    f"them, as --column {column} asks, got {len(columns)}: correct the line, or "
-                    "choose another column."
-                )
-            yield columns[(column or 1) - 1]
-
-
-def _read_prepared_texts(
-    name: str, data_dir: Path | None, split: Split, feature: str
-) -> Iterator[str]:
+def _read_prepared_texts(name: str, data_dir: Path | None, split: Split) -> Iterator[str]:
     folder = find_folder(data_dir)
     version_dir = find_prepared(name, folder)
     if (folder / name / "dataset_info.json").is_file():  # the name has the version
@@ -175,11 +156,11 @@ def _read_prepared_texts(
         (source,) = open_splits(version_dir, (chosen,))
 
     def take_text(example: dict[str, Any]) -> str:
-        text = example.get(feature)
+        text = example.get(TEXT_FEATURE)
         if not isinstance(text, bytes | str):
             raise DataError(
-                f"--text-feature must be a feature of {name} that holds a text, got {feature}; the "
-                f"features are {', '.join(example)}."
+                f"{name} must have a feature {TEXT_FEATURE} that holds a text, got "
+                f"{', '.join(example)}: choose another --dataset."
             )
         return text.decode("utf-8") if isinstance(text, bytes) else text
 

@@ -132,9 +132,6 @@ def test_a_prepared_set_of_texts(tmp_path):
     prepare_set(tmp_path, "tiny_text", splits, features)
     assert sorted(read_texts("tiny_text", tmp_path, "train")) == ["a", "b"]
     assert list(read_texts("tiny_text/1.0.0", tmp_path, "test")) == ["größer"]
-    message = "--text-feature must be a feature of tiny_text .* got label.* label, text"
-    with pytest.raises(DataError, match=message):
-        list(read_texts("tiny_text", tmp_path, "train", feature="label"))
     prepare_set(tmp_path, "no_test", {"train": splits["train"]}, features)
     with pytest.raises(DataError, match="must have a split test or validation, got train"):
         list(read_texts("no_test", tmp_path, "test"))
@@ -147,7 +144,6 @@ def test_lines_of_files_and_the_reference_of_python(tmp_path):
     (tmp_path / "test.tsv").write_text("yes\tja\nno\tnein\n")
     assert list(read_texts(FILES, tmp_path, "train")) == ["one", "two \u2028 2", "drei"]
     assert list(read_texts(FILES, tmp_path, "test")) == ["yes\tja", "no\tnein"]
-    assert list(read_texts(FILES, tmp_path, "test", column=2)) == ["ja", "nein"]
     train, test = (set(read_texts(PYTHON_DOCS, None, split)) for split in ("train", "test"))
     assert not train & test
     assert len(train) > 5 * len(test) > 20
