@@ -101,6 +101,7 @@ def gossip(
             )
         if keeps:
             result, state = _keep(result, kept, state)
+        require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
         return Combined(result, state._replace(weight=exchange.weight))
 
     return gossip_transform("gossip", plan, init, combine_once)

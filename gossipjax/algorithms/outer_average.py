@@ -95,10 +95,6 @@ class OuterPlan:
         """The fragment whose average is used at the end of `step`."""
         return next((f for f in range(self.fragments) if self.is_used(f, step)), None)
 
-    def is_outer_step(self, step: int) -> bool:
-        """Whether anything is sent or used at the end of `step`."""
-        return self.sent_at(step) is not None or self.used_at(step) is not None
-
     def round_number(self, step: StepLike) -> StepLike:
         """The round of the schedule for the average that is used at the end of `step`."""
         return (step - self.delay) // self.every

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -62,8 +60,8 @@ def gossip_transform(
     only adds the updates to the numerators: for an outer optimizer that averages over all nodes.
 
     Raises (when traced):
-      ValueError: if the axis is missing, `params` are not passed to `update`, or the updates, the
-        state, `received` or what `combine` returns do not fit them or this transform.
+      ValueError: if the axis is missing, `params` are not passed to `update`, or the updates or the
+        state do not fit them or this transform.
     """
 
     def update(
@@ -81,64 +79,30 @@ def gossip_transform(
         own_state = require_state(state, GossipState, name)
         require_plan(plan, own_state.plan, name)
         require_whole(name, plan.wire.axis_name)
-        step = default_step(step, own_state.count, plan.wire.axis_name)
-        _steps_traced(plan).note(step)
         require_state_of_params(name, init, z, own_state)
         require_like(z, updates, f"the updates of {name}")
+        step = default_step(step, own_state.count, plan.wire.axis_name)
         x = numerators(z, own_state)
         if skip_exchange:
             result = Combined(add(x, updates), own_state)
         else:
+            # `received` is given where the exchange is a separate program, beside the gradients.
             if plan.exchanges_early and received is None:
                 received = exchange(own_state, step, params=z)
-            require_received(name, plan, received)
             early = (received,) if plan.exchanges_early else ()
             result = Combined(*combine(x, updates, own_state, step, *early))
-        return _finish(name, z, own_state, x, result)
+        return _finish(name, z, own_state, result)
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
 
 
-MAX_PROGRAMS_IN_A_ROW = 16
-
-
-class _StepsTraced:
-    """The static steps with which programs of a plan are traced, one after another."""
-
-    def __init__(self, plan: ExchangePlan):
-        self.limit = max(MAX_PROGRAMS_IN_A_ROW, len(plan.canonical_steps))
-        self.last = self.in_a_row = 0
-
-    def note(self, step: StepLike) -> None:
-        """Warns, once, of a loop that compiles a program at each of its steps."""
-        if not isinstance(step, int | np.integer) or step == self.last:
-            return
-        self.in_a_row = self.in_a_row + 1 if step == self.last + 1 else 1
-        self.last = step
-        if self.in_a_row == self.limit:
-            warnings.warn(
-                f"the last {self.limit} programs are of one step each, up to step={step}: pass "
-                "step=gx.canonical_step(opt_state, step) as the static step, and steps of equal "
-                "rounds share a program; or a traced step, by shared_argnums of gx.spmd.",
-                stacklevel=2,
-            )
-
-
-_steps_traced = functools.lru_cache(64)(_StepsTraced)
-
-
 def _finish(
-    name: str, params: Any, old: GossipState, old_x: Any, result: Combined
+    name: str, params: Any, old: GossipState, result: Combined
 ) -> tuple[optax.Updates, GossipState]:
     """The update to the new parameters, and the new state with its residuals."""
-    require_like(old_x, result.x, f"the numerators that combine of {name} returns", dtypes=True)
-    if result.params is not None and old.residual is None:
-        raise ValueError(
-            f"the init of {name} must keep a residual, init_state(..., keep_residual=True), as its "
-            "combine returns parameters that are not the latest model, got a state without one."
-        )
     model = debias(result.x, result.state.weight)
     updates = as_update(params, model if result.params is None else result.params)
+    # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
     residual = None if old.residual is None else residuals(model, predict(params, updates))
     count = optax.safe_increment(old.count)
     return updates, result.state._replace(count=count, residual=residual)
@@ -388,19 +352,3 @@ def _specs(tree: Any, name: str = "") -> list[str]:
 def _summarize(specs: list[str]) -> str:
     """At most three of the specs, for an error message."""
     return ", ".join(specs[:3] + ["..."] * (len(specs) > 3)) or "None"
-
-
-def require_received(name: str, plan: ExchangePlan, received: Any) -> None:
-    """Raises `ValueError` unless `received` is what `exchange` returns for this plan."""
-    if not plan.exchanges_early:
-        if received is not None:
-            raise ValueError(
-                f"received must be left out for {name}, whose exchange needs the update of its "
-                "step, got one."
-            )
-        return
-    if not isinstance(received, PushSum):
-        raise ValueError(
-            f"received must be what gx.exchange returns, got {received!r}: call "
-            "gx.exchange(opt_state, step, params=params)."
-        )

@@ -12,7 +12,7 @@ from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
 
 import gossipjax as gx
 from gossipjax.algorithms.state import ExchangePlan, init_state
-from gossipjax.algorithms.transform import Combined, gossip_transform
+from gossipjax.algorithms.transform import gossip_transform
 
 N = 4
 RING = gx.topology.ring(N)
@@ -35,34 +35,6 @@ def test_a_state_of_parameters_of_another_type(name):
     tx = ROWS[name].transform(RING)
     with pytest.raises(ValueError, match=r"residual float32 \[3\], got None"):
         update_with(tx, make_tree(a=(3,)), params, params)
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (lambda x, state: (None, state), "numerators that combine of mine returns must have the"),
-        (lambda x, state: ({"b": x["a"]}, state), "must have the structure of the parameters"),
-        (
-            lambda x, state: ({"a": x["a"].astype(jnp.bfloat16)}, state),
-            r"must be like the parameters, float32 \[3\] at \['a'\], got bfloat16 \[3\]",
-        ),
-        (
-            lambda x, state: Combined(x, state, x),
-            "the init of mine must keep a residual",
-        ),
-    ],
-)
-def test_a_combine_that_returns_no_new_numerators(returned, message):
-    plan = ExchangePlan(RING)
-    tx = gossip_transform(
-        "mine",
-        plan,
-        lambda params: init_state(params, plan, push_sum=False),
-        lambda x, updates, state, step: returned(x, state),
-    )
-    params = make_tree(a=(3,))
-    with pytest.raises(ValueError, match=message):
-        update_with(tx, params, params, params)
 
 
 def test_the_new_numerators_cannot_be_forgotten():

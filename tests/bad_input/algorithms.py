@@ -350,11 +350,6 @@ ROWS += [
         lambda: on_nodes(lambda x: gx.exchange(gx.sgp(RING).init(x), 0)),
         "gx.osgp",
     ),
-    Call(
-        "received from elsewhere",
-        lambda: on_nodes(lambda x: gx.osgp(RING).update(x, gx.osgp(RING).init(x), x, received=x)),
-        "gx.exchange",
-    ),
     Call("easgd of too many nodes", lambda: update(gx.easgd(0.5), nodes=3), "N = 3 nodes, got 0.5"),
     Call("two gossips", lambda: gx.gossip_state((gx.sgp(RING).init(PARAMS),) * 2), "must"),
 ]
