@@ -84,8 +84,8 @@ gossipjax/algorithms/choco.py | algorithms/test_algorithms.py -k "round_by_round
 gossipjax/algorithms/apply_if_finite.py | algorithms/test_around.py -k all_nodes_skip | nodes do not agree to skip | failures = node_sum(failures, Wire(name)) => pass
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and tracking" | the old gradient stays | subtract(mixed, updates) => mixed
 gossipjax/algorithms/quasi_global.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and quasi_global" | speed is not divided by the rate | subtract(x, new_x), 1 / divisor => subtract(x, new_x), divisor
-gossipjax/algorithms/parameters.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
-gossipjax/algorithms/parameters.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
+gossipjax/algorithms/state.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
+gossipjax/algorithms/state.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
 gossipjax/algorithms/state.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
 gossipjax/algorithms/steps.py | algorithms/test_transform_input.py -k StepsUnderOverlap | a jump loses messages | if overlapped and exchange.canonical_step(step) => if 0 * exchange.canonical_step(step)
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass

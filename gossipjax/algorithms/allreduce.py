@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.parameters import zeros_like_model
-from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, add
+from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, add, zeros_like_model
 from gossipjax.algorithms.transform import (
     exchange_on_parts,
     make_route,

@@ -9,9 +9,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.parameters import zeros_like_model
 from gossipjax.algorithms.sgp import mix_updated
-from gossipjax.algorithms.state import ExchangePlan, GossipState, PushSum, add, init_state
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    GossipState,
+    PushSum,
+    add,
+    init_state,
+    zeros_like_model,
+)
 from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import (
     StepLike,

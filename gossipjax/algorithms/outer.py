@@ -22,26 +22,22 @@ from gossipjax.algorithms.outer_checks import (
     require_whole_steps,
 )
 from gossipjax.algorithms.outer_stability import require_stable
-from gossipjax.algorithms.parameters import (
-    as_update,
-    merge,
-    pick,
-    predict,
-    residuals,
-    split_leaves,
-    zeros_like_model,
-)
+from gossipjax.algorithms.parameters import merge, pick, split_leaves
 from gossipjax.algorithms.state import (
     ExchangePlan,
     GossipState,
     add,
+    as_update,
     common_model,
     init_state,
     models,
     numerators,
+    predict,
     push_sum_weight,
+    residuals,
     scale,
     subtract,
+    zeros_like_model,
 )
 from gossipjax.algorithms.steps import gossip_state, replace_gossip_state
 from gossipjax.algorithms.transform import (

@@ -2,6 +2,10 @@
 
 N nodes; `[...]` is the shape of one node's array. The state is a `GossipState`: its arrays, and as
 static data the `ExchangePlan` (schedule, overlap and wire), so that nothing is said twice.
+
+The model is `z + r`: parameters `z` and a residual `r` in float32. `as_update` leads from `z` to
+another model, `predict` says which parameters the user will then hold, and `residuals` what they
+lack.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.parameters import make_mask, widen, zeros_like_model
+from gossipjax.algorithms.parameters import make_mask
 from gossipjax.collectives import (
     StepLike,
     accumulation_dtype,
@@ -25,6 +29,7 @@ from gossipjax.collectives import (
     mix,
     node_mean,
     require_floats,
+    upcast,
 )
 from gossipjax.serialization import register_with_flax, written_by_flax
 from gossipjax.topology.schedule import Schedule, require_int
@@ -235,6 +240,72 @@ def init_state(
         extra=extra or None,
         plan=plan,
         mask=make_mask(params),
+    )
+
+
+def zeros_like_model(params: Any) -> Any:
+    """Zeros like the leaves, float32 at least; `jax.ShapeDtypeStruct` will do."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
+    )
+
+
+def round_to(x: jax.Array, dtype: Any) -> jax.Array:
+    """`x`, rounded to the values of `dtype`, in its own type.
+
+    XLA may drop a conversion to a narrow type and back (`xla_allow_excess_precision`), but not
+    this. It flushes subnormal values, which float16 has from 6e-5 downwards: they are rounded to
+    multiples of the smallest.
+    """
+    info = jnp.finfo(dtype)
+    if x.dtype == dtype:
+        return x
+    rounded = jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    if info.nexp == jnp.finfo(x.dtype).nexp:
+        return rounded
+    smallest = float(info.smallest_subnormal)
+    subnormal = jax.lax.round(
+        x * jnp.asarray(1 / smallest, x.dtype), jax.lax.RoundingMethod.TO_NEAREST_EVEN
+    ) * jnp.asarray(smallest, x.dtype)
+    return jnp.where(jnp.abs(x) < float(info.tiny), subnormal, rounded)
+
+
+def widen(params: optax.Params) -> Any:
+    """The parameters that the user holds, float32 at least, rounded as their types are."""
+    return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
+
+
+def as_update(params: optax.Params, target: Any) -> optax.Updates:
+    """Returns the update, in the types of `params`, from `params` to the rounded `target`.
+
+    In full precision it is `target - params`, rounded once. In a narrower type it is rounded to
+    that type as well, and what that leaves over is a residual.
+    """
+
+    def difference(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
+        dtype = jnp.result_type(z)
+        return round_to(round_to(leaf, dtype) - wide, dtype).astype(dtype)
+
+    return jax.tree.map(difference, params, widen(params), target)
+
+
+def predict(params: optax.Params, updates: optax.Updates) -> Any:
+    """The parameters that `optax.apply_updates` will make, float32 at least."""
+
+    def after(z: Any, wide: jax.Array, u: jax.Array) -> jax.Array:
+        dtype = jnp.result_type(z)
+        return round_to(wide + round_to(u.astype(wide.dtype), dtype), dtype)
+
+    return jax.tree.map(after, params, widen(params), updates)
+
+
+def residuals(model: Any, z: Any) -> Any:
+    """Returns `r = model - z`, leaf by leaf, of two trees of float32 at least.
+
+    0 where `z` is not finite, so that what is not finite is in the parameters alone.
+    """
+    return jax.tree.map(
+        lambda leaf, z: jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)), model, z
     )
 
 

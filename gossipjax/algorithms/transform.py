@@ -13,15 +13,17 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.exchange import exchange, exchange_parts, split_messages
-from gossipjax.algorithms.parameters import as_update, predict, residuals
 from gossipjax.algorithms.state import (
     ExchangePlan,
     Extra,
     GossipState,
     PushSum,
     add,
+    as_update,
     debias,
     numerators,
+    predict,
+    residuals,
 )
 from gossipjax.collectives import StepLike, cond, default_step, vary
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here

@@ -9,8 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.parameters import zeros_like_model
-from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, PushSum, add, init_state
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    PushSum,
+    add,
+    init_state,
+    zeros_like_model,
+)
 from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import StepLike, exchange_in_pairs
 from gossipjax.topology import from_graph

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.exchange import mass_in_flight
-from gossipjax.algorithms.parameters import gossiped, zeros_like_model
+from gossipjax.algorithms.parameters import gossiped
 from gossipjax.algorithms.state import (
     ExchangePlan,
     Extra,
@@ -20,6 +20,7 @@ from gossipjax.algorithms.state import (
     init_state,
     numerators,
     subtract,
+    zeros_like_model,
 )
 from gossipjax.algorithms.steps import gossip_state
 from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
