@@ -257,6 +257,7 @@ class TrainStep:
         plan = step_plan(opt_state)
         kind = self._kind(plan)
         update = self._find_update(kind, opt_state)
+        # The first step of a loop, or a jump: the state's count must follow, at one read of it.
         if step != self._next_step:
             with meshes.unset_mesh():
                 opt_state = start_at(opt_state, require_int(step, "step", 0))
@@ -268,6 +269,7 @@ class TrainStep:
         is_delayed = isinstance(update, DelayedUpdate)
         if not self._is_averaged:
             self._require_local_average(update, number, params, opt_state, *inputs)
+        # An average that is on its way is known by the step that uses it, not by its round.
         result = update(step if is_delayed else number, params, opt_state, *inputs)
         if program not in self._called:
             self._called.add(program)
@@ -426,6 +428,7 @@ def _make_fused_update(
     def update(
         step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
+        # The user's parameters are where gradients are taken, whatever the algorithm.
         grads, aux = gradients(params, *inputs)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return apply_updates(params, updates), opt_state, aux

@@ -41,24 +41,11 @@ def sgp(
         y = w z + u;    x, w <- P y, P w;    z <- x / w        order="adapt-then-combine"
         x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"
 
-    The first is algorithm 1. The second is what the authors' released code runs as its overlap SGP:
-    no message is stale, and the exchange needs nothing that the step computes, so it hides behind
-    the gradients. Take the first where the exchange is cheap, and the second where it is not: its
-    largest stable learning rate with momentum is higher than that of `osgp`.
+    The first is algorithm 1; take it where the exchange is cheap. The second is the overlap SGP of
+    the authors' released code: no message is stale, and the exchange hides behind the gradients.
 
-    The parameters that the user holds are the de-biased `z`, `[...]` per node, so gradients, weight
-    decay and clipping all see `z`; momentum is local. Note that `u` is added to the numerator: at
-    weight `w` the model moves by `u / w`. The state is a `GossipState` with the weight `w`, a
-    scalar, and, if any parameter has less precision than float32, float32 residuals of all: what
-    rounding left over.
-
-    After SGD with Nesterov momentum this is algorithm 2 of the ICLR submission; after Adam it is
-    Adam-SGP.
-
-    With `damped`, no update moves the model by more than itself. What a weight below 1 holds back
-    is in the next update, as in error feedback, so that none is lost:
-
-        e <- e + u;    v = min(1, w) e;    e <- e - v;    v takes the place of u
+    The user holds the de-biased `z`, `[...]` per node, at which gradients are taken; momentum is
+    local. The state is a `GossipState` with the weight `w`, a scalar.
 
     Args:
       schedule: any column-stochastic schedule, directed and irregular ones included.
@@ -67,15 +54,11 @@ def sgp(
       local_axis_name: the axis of the devices of one node, if it has several (`allreduce` over it
         goes first in the chain): each device then exchanges its share of the message.
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
-        `gx.wire.int8()`. The sender keeps what rounding leaves out, so no mass is lost; weights
-        travel in full precision, and sums are taken in float32 at least. Nodes then agree up to
-        this rounding and no better: the consensus distance ends at about 1.3e-3 of the model's norm
-        for bfloat16. Codecs that draw random numbers take them from their seed, the count of the
-        state and the node, so that a resumed run draws the same.
-      damped: for schedules whose weights come near 0, such as `random_peer`. The state then has
-        `extra["held_back"]`, e, like the parameters and float32 at least; a change of nodes
-        averages it. Where the schedule is doubly stochastic, all weights are 1 and it changes
-        nothing.
+        `gx.wire.int8()`. No mass is lost, but nodes agree up to this rounding and no better: with
+        bfloat16 the consensus distance ends at about 1.3e-3 of the model's norm.
+      damped: whether an update moves the model by no more than itself, for schedules whose weights
+        come near 0, such as `random_peer`: `v = min(1, w) (e + u)` takes the place of `u`, and the
+        rest is kept, `e <- e + u - v`, as `extra["held_back"]`.
 
     The transform's `update` takes `step=`, which picks the round and nothing else: an integer (one
     compiled program per round, see `gx.canonical_step`), a traced scalar that is the same on every
@@ -126,10 +109,12 @@ def mix_updated(
     ) -> Combined:
         weight = received.weight if plan.exchanges_early else state.weight
         if damped:
+            # `u` is added to the numerator, so at weight w the model moves by u / w: a weight near
+            # 0 would throw it far. What is held back is in the next update, so that none is lost.
             waiting = add(state.kept("held_back"), updates)
             updates = scale(waiting, jnp.minimum(1, weight))
             state = state.keep(held_back=subtract(waiting, updates))
-        if plan.exchanges_early:
+        if plan.exchanges_early:  # the exchange needed nothing of this step, and is done
             x = add(received.x, updates)
         else:
             x, weight = mix_once(add(x, updates), weight, state, step)

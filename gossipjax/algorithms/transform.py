@@ -84,6 +84,7 @@ def gossip_transform(
         require_state_of_params(name, init, z, own_state)
         require_like(z, updates, f"the updates of {name}")
         step = default_step(step, own_state.count, plan.wire.axis_name)
+        # Made of what the user holds, so that changes from outside the chain are seen.
         x = numerators(z, own_state)
         if skip_exchange:
             result = Combined(add(x, updates), own_state)
@@ -102,6 +103,7 @@ def _finish(
     name: str, params: Any, old: GossipState, result: Combined
 ) -> tuple[optax.Updates, GossipState]:
     """The update to the new parameters, and the new state with its residuals."""
+    # The user's parameters are where gradients are taken, so they are de-biased.
     model = debias(result.x, result.state.weight)
     updates = as_update(params, model if result.params is None else result.params)
     # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.

@@ -130,13 +130,15 @@ def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
     if round_.is_identity:
         return x, jax.tree.map(jnp.zeros_like, x)
     self_weights = round_.self_weights
-    if (self_weights == 0.5).all():  # both halves are one array
+    if (self_weights == 0.5).all():  # both halves are one array, one pass over memory less
         half = jax.tree.map(lambda leaf: leaf / 2, x)
         return half, half
 
+    # By subtraction, and not as (1 - P_ii) x, so that the two parts add up to x.
     def rest(leaf: jax.Array, kept: jax.Array) -> jax.Array:
         if self_weights.max() < 1:
             return leaf - kept
+        # A node that keeps all sends true zeros: inf - inf would be a NaN.
         sends = round_.select(self_weights < 1, bool)
         return jnp.where(sends, leaf - kept, jnp.zeros_like(leaf))
 

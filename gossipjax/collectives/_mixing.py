@@ -273,6 +273,7 @@ def _deliver_rounded(
     sent: jax.Array, key: jax.Array | None, round_: NodeRound, wire: Wire
 ) -> jax.Array:
     """Delivers as the codec rounds; the first value, a weight if there is one, in full."""
+    # It may be the weight, whose rounding would move the whole model.
     is_first = jax.lax.iota(jnp.int32, sent.size) == 0
     # Without the weight, so that no block of small values gets its scale.
     others = jnp.where(is_first, jnp.zeros_like(sent), sent)
@@ -309,9 +310,10 @@ def at_round(
             f"the axis {axis_name!r} must have as many nodes as the schedule, {schedule.size}, got "
             f"{nodes}: build the schedule for {nodes} nodes, or map over {schedule.size}."
         )
+    # Equal values on all nodes differ after a round, and branches of a switch must agree in type.
     x = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), x)
     require_step(step, axis_name)
-    if isinstance(step, int | np.integer):
+    if isinstance(step, int | np.integer):  # no switch, which hides the exchange
         return apply(NodeRound((schedule.round_at(int(step)),), 0, axis_name), x)
     return _choose_round(apply, schedule, round_index(schedule, step), axis_name, x)
 
