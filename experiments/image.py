@@ -6,7 +6,8 @@ Without options: a small CNN on 5,000 MNIST digits, with SGP over 8 nodes and wi
 prints a table and writes `metrics.jsonl`, `summary.json` and plots into a folder, `--out`.
 
 It runs unchanged on one process, under `python -m gossipjax.launch` and on the hosts of a cluster:
-the data and the batches of a node do not depend on the process that holds it.
+the data and the batches of a node do not depend on the process that holds it. What happens in
+which file is in `experiments/training/__init__.py`.
 """
 
 import dataclasses

@@ -162,10 +162,10 @@ class TrainStep:
     JAX on CPU does not overlap the two inside a program. There, with several processes of one
     device each, an exchange that needs nothing of its step is a separate program on a separate
     thread: that of `osgp`, and of all algorithms that combine while they adapt (`dpsgd`, `adpsgd`,
-    `sgp` in that order). The gradients run beside it.
-    The results are the same up to rounding. So are the averages of `outer` with a delay, around a
-    chain without gossip or other collectives: they run beside all steps from sending to using them,
-    and any other program with collectives between two steps must go through `run`.
+    `sgp` in that order). The gradients run beside it. The results are the same up to rounding. So
+    are the averages of `outer` with a delay, around a chain without gossip or other collectives:
+    they run beside all steps from sending to using them, and any other program with collectives
+    between two steps must go through `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. `jax.grad(loss,
@@ -185,9 +185,8 @@ class TrainStep:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
         `overlap_in_thread` is True where a node has several devices; at the first step, if an
         optimizer with state stands after the gossip, or one with momentum before a gossip that is
-        the optimizer itself, or a
-        node's devices have parts of a batch and exchange nothing; where `step` goes back and the
-        state does not.
+        the optimizer itself, or a node's devices have parts of a batch and exchange nothing; where
+        `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -428,7 +427,8 @@ def _make_fused_update(
     def update(
         step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        # The user's parameters are where gradients are taken, whatever the algorithm.
+        # The user's parameters are where gradients are taken, whatever the algorithm. The update
+        # mixes: `combine` of the algorithm's file, through `transform.py`, down to `ppermute`.
         grads, aux = gradients(params, *inputs)
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return apply_updates(params, updates), opt_state, aux

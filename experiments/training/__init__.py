@@ -1,15 +1,13 @@
 """Training programs: a task is one class, and everything else that such a program needs is here.
 
-In the order of their imports:
+In the order of a run:
 
-- methods: the algorithms and topologies that can be chosen by name.
-- options: the options that all programs share.
-- task: the protocol of a task.
-- plan: from options to runs: steps, learning rate, optimizer, method.
-- placement: where nodes run.
+- main: `run_program`, the `main` of every training program: parses, checks before training, starts
+  run after run, and reports.
+- options: what all programs share; task: the protocol of a task, such as `experiments.image`.
+- placement: where the nodes run. plan: from options to runs: steps, learning rate, optimizer.
+- methods, topologies: the algorithms and graphs that can be chosen by name.
 - output: the files of a run, and what a resumed one must keep to.
-- trainer, evaluation, train: a run.
-- asynchronous, asynchronous_job: runs of asynchronous nodes.
-- main: `run_program`, the `main` of every training program: its checks before training, its runs
-  one after the other, and its report.
+- train: the loop; trainer: its compiled programs; evaluation: of the average model and the nodes'.
+- asynchronous, asynchronous_job: runs of asynchronous nodes, in the place of train.
 """

@@ -1,9 +1,9 @@
 """Pytrees as messages, and their exchange by the rounds of a schedule.
 
-- buffers: a pytree as one flat buffer per type, so that it travels as one message.
-- exchange, averages: the only modules that call lax collectives on parameters, between neighbours
-  and over all nodes.
-- mixing: one round, or one step of a schedule, applied to a pytree.
+- _buffers: a pytree as one flat buffer per type, so that it travels as one message.
+- _exchange, _averages: the modules that call lax collectives on parameters, between neighbours and
+  over all nodes. (`spmd._composed_axis` says what these are where a device has several nodes.)
+- _mixing: one round, or one step of a schedule, applied to a pytree.
 
 `mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute` is the way of a model to `ppermute`.
 """

@@ -93,6 +93,10 @@ def test_equals_the_oracle_round_by_round(name, mode):
     np.testing.assert_allclose(flatten(models, 2), expected, rtol=1e-5, atol=2e-5)
 
 
+def test_every_algorithm_has_a_row():
+    assert set(ROWS) == set(gx.contrib.__all__) - {"adaptive_consensus"}  # a rate, asked below
+
+
 def test_adaptive_consensus_follows_the_rate_from_the_end_of_its_warm_up():
     with jax.numpy_dtype_promotion("standard"):
         rate = optax.warmup_cosine_decay_schedule(0.0, 0.4, 3, 11)
