@@ -26,6 +26,7 @@ from jax.extend.core import (
 from jax.sharding import PartitionSpec as P
 
 from gossipjax.spmd._composed_axis import COLLECTIVES, ComposedAxis
+from gossipjax.spmd._convolutions import vmap_nodes
 from gossipjax.spmd.arguments import ArgumentKinds, require_all_stacked
 from gossipjax.spmd.program import all_equations, is_collective_over
 
@@ -256,11 +257,11 @@ def run_in_blocks(
         def run_node(values: dict[int, Any]) -> Any:
             return jax.tree.map(jnp.asarray, fn(*kinds.merge(args, values)))
 
-        run_device = jax.vmap(
+        run_device = vmap_nodes(
             Composition(axis).compose(run_node),
             ({i: None if i in kinds.shared else 0 for i in dynamic},),
-            axis_name=axis.row_axis,
-            axis_size=axis.per_device,
+            axis.row_axis,
+            axis.per_device,
         )
         mapped = jax.shard_map(
             run_device,

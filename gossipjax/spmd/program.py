@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
 from gossipjax.sharding import axes_of, constrain, shard_specs
+from gossipjax.spmd._convolutions import vmap_nodes
 from gossipjax.spmd.arguments import (
     ArgumentKinds,
     require_all_stacked,
@@ -232,7 +233,7 @@ def run_simulated(
         def run_node(values: dict[int, Any]) -> Any:
             return jax.tree.map(jnp.asarray, fn(*kinds.merge(args, values)))
 
-        mapped = jax.vmap(run_node, (in_axes,), axis_name=nodes.axis_name, axis_size=nodes.size)
+        mapped = vmap_nodes(run_node, (in_axes,), nodes.axis_name, nodes.size)
         return mapped(dynamic)
 
     return run

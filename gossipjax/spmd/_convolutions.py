@@ -1,0 +1,271 @@
+"""Convolutions of simulated nodes, as fast as by hand.
+
+`vmap` over the kernels of N nodes makes one convolution of N groups. cuDNN runs it at about a tenth
+of what a GPU can do, XLA for CPUs at a third. So the traced program is rewritten, forward and both
+gradients: on a GPU such a convolution becomes slices of the image and one matrix product whose
+batch is the groups, on a CPU a convolution per node. The model is left alone, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core.primitives import conv_general_dilated_p
+
+MAX_BYTES = 2**32  # between the slices and the product: beyond it a convolution stays as it is
+MAX_SLICES = 64  # of one convolution: they are unrolled in the program
+MIN_CPU_FLOPS = 5e6  # of one node: below it, compiling a convolution per node does not pay
+MAX_CPU_NODES = 64
+
+
+def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) -> Any:
+    """`jax.vmap` over nodes, whose convolutions are products on a GPU, one per node on a CPU."""
+    mapped = jax.vmap(fn, in_axes, axis_name=axis_name, axis_size=size)
+
+    def run(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(*args)
+        rewritten = _Rewriter(size).rewrite(closed)
+        leaves = jaxpr_as_fun(rewritten)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    return run
+
+
+class _Rewriter:
+    """Replaces the convolutions of `nodes` kernels, in a program and in all programs inside it."""
+
+    def __init__(self, nodes: int):
+        self.nodes = nodes
+        # By id, with the old one, so that its id stays taken. A body used twice stays one.
+        self.done: dict[int, tuple[Any, Any]] = {}
+
+    def rewrite(self, jaxpr: Any) -> Any:
+        """Returns the same object where nothing changes."""
+        if id(jaxpr) not in self.done:
+            open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+            if open_jaxpr is not jaxpr:  # up to JAX 0.10 a closed one holds an open one
+                fields = {"jaxpr": self.rewrite(open_jaxpr)}
+                is_same = fields["jaxpr"] is open_jaxpr
+            else:
+                fields = {"eqns": [self._rewrite_equation(eqn) for eqn in jaxpr.eqns]}
+                is_same = all(map(_is, fields["eqns"], jaxpr.eqns))
+            self.done[id(jaxpr)] = jaxpr, jaxpr if is_same else jaxpr.replace(**fields)
+        return self.done[id(jaxpr)][1]
+
+    def _rewrite_equation(self, eqn: Any) -> Any:
+        if eqn.primitive is conv_general_dilated_p:
+            return self._rewrite_convolution(eqn)
+        if eqn.primitive.name == "pallas_call":  # what is inside is no program of XLA
+            return eqn
+        params = {name: self._rewrite_param(value) for name, value in eqn.params.items()}
+        is_same = all(map(_is, params.values(), eqn.params.values()))
+        return eqn if is_same else eqn.replace(params=params)
+
+    def _rewrite_param(self, value: Any) -> Any:
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            return self.rewrite(value)
+        if isinstance(value, tuple) and any(isinstance(v, ClosedJaxpr | Jaxpr) for v in value):
+            return tuple(map(self._rewrite_param, value))  # the branches of a `cond`
+        return value
+
+    def _rewrite_convolution(self, eqn: Any) -> Any:
+        lhs, rhs = (variable.aval for variable in eqn.invars)
+        sizes = _Sizes.of(lhs, rhs, eqn.params)
+        is_float = jnp.issubdtype(lhs.dtype, jnp.floating)
+        if sizes.groups == 1 or sizes.groups % self.nodes or not is_float:
+            return eqn
+        ways = {}
+        # With one output per group it is depthwise: no product of matrices, and fast as it is.
+        bytes_between = min(sizes.windows, sizes.taps) * lhs.dtype.itemsize
+        if sizes.features > 1 and sizes.slices <= MAX_SLICES and bytes_between <= MAX_BYTES:
+            ways |= dict.fromkeys(("cuda", "rocm"), convolve_by_product)
+        if sizes.flops / self.nodes >= MIN_CPU_FLOPS and self.nodes <= MAX_CPU_NODES:
+            ways["cpu"] = functools.partial(convolve_by_node, nodes=self.nodes)
+        if not ways:
+            return eqn
+
+        def convolve(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+            default = functools.partial(conv_general_dilated_p.bind, **eqn.params)
+            bound = {name: functools.partial(way, params=eqn.params) for name, way in ways.items()}
+            return lax.platform_dependent(lhs, rhs, default=default, **bound)
+
+        [call] = jax.make_jaxpr(jax.jit(convolve))(lhs, rhs).eqns
+        return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+class _Sizes(NamedTuple):
+    """The sizes of a convolution of G groups: `[G, B, C, *space]` by `[G, O, C, *kernel]`."""
+
+    groups: int
+    batch: int
+    channels: int
+    features: int
+    space: tuple[int, ...]
+    kernel: tuple[int, ...]
+    out: tuple[int, ...]
+    is_strided: bool
+
+    @classmethod
+    def of(cls, lhs: Any, rhs: Any, params: dict[str, Any]) -> _Sizes:
+        numbers = params["dimension_numbers"]
+        batch, channels, *space = (lhs.shape[axis] for axis in numbers.lhs_spec)
+        features, _, *kernel = (rhs.shape[axis] for axis in numbers.rhs_spec)
+        by_feature, by_batch = params["feature_group_count"], params["batch_group_count"]
+        groups = max(by_feature, by_batch)
+        axes = zip(
+            space,
+            kernel,
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            params["padding"],
+            params["window_strides"],
+            strict=True,
+        )
+        out = (
+            ((n - 1) * spread + 1 + low + high - (k - 1) * dilation - 1) // stride + 1
+            for n, k, spread, dilation, (low, high), stride in axes
+        )
+        return cls(
+            groups,
+            batch // by_batch,
+            channels // by_feature,
+            features // groups,
+            tuple(space),
+            tuple(kernel),
+            tuple(out),
+            any(stride > 1 for stride in params["window_strides"]),
+        )
+
+    @property
+    def windows(self) -> int:
+        """Elements of all windows of the image, which a product after slicing reads."""
+        taps = math.prod(self.kernel) * math.prod(self.out)
+        return self.groups * self.batch * self.channels * taps
+
+    @property
+    def taps(self) -> float:
+        """Elements of the products with each tap of the kernel, before they are summed."""
+        if self.is_strided:
+            return math.inf  # most of them would be computed for nothing
+        taps = math.prod(self.kernel) * math.prod(self.space)
+        return self.groups * self.batch * self.features * taps
+
+    @property
+    def slices(self) -> int:
+        return sum(map(min, self.kernel, self.out))
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.windows * self.features
+
+
+def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) -> jax.Array:
+    """`conv_general_dilated` with the parameters of its primitive, by one `dot_general`.
+
+    Any number of axes, strides, padding, dilations and groups.
+    """
+    sizes = _Sizes.of(lhs, rhs, params)
+    numbers = params["dimension_numbers"]
+    is_by_batch = params["batch_group_count"] > 1
+    x = _split_groups(lhs.transpose(numbers.lhs_spec), 0 if is_by_batch else 1, sizes.groups)
+    w = _split_groups(rhs.transpose(numbers.rhs_spec), 0, sizes.groups)
+    # The fewer elements between: slices first where the result is small, as in a forward pass; the
+    # product first where the image is, as in a gradient for the image of a strided convolution,
+    # whose slices would be of zeros.
+    convolve = _sum_taps if sizes.taps < sizes.windows else _multiply_windows
+    y = convolve(x, w, sizes, params)  # G B O *out
+    y = jnp.moveaxis(y, 0, 1)
+    y = y.reshape(y.shape[0], -1, *sizes.out)
+    dtype = params["preferred_element_type"] or lhs.dtype
+    return jnp.moveaxis(y, range(y.ndim), numbers.out_spec).astype(dtype)
+
+
+def convolve_by_node(
+    lhs: jax.Array, rhs: jax.Array, params: dict[str, Any], nodes: int
+) -> jax.Array:
+    """`conv_general_dilated` of the groups of each node alone, one after the other."""
+    numbers = params["dimension_numbers"]
+    kind = "batch_group_count" if params["batch_group_count"] > 1 else "feature_group_count"
+    params = params | {kind: params[kind] // nodes}
+    lhs_axis = numbers.lhs_spec[0 if kind == "batch_group_count" else 1]
+    parts = zip(
+        jnp.split(lhs, nodes, lhs_axis), jnp.split(rhs, nodes, numbers.rhs_spec[0]), strict=True
+    )
+    out = [conv_general_dilated_p.bind(*part, **params) for part in parts]
+    return jnp.concatenate(out, numbers.out_spec[1])
+
+
+def _split_groups(x: jax.Array, axis: int, groups: int) -> jax.Array:
+    """An axis of groups times size as a first axis of groups, and one of size in its place."""
+    shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x.reshape(shape), axis, 0)
+
+
+def _multiply(x: jax.Array, w: jax.Array, axes: Any, params: dict[str, Any]) -> jax.Array:
+    """The product over `axes` of both, for each group; narrow floats are summed in 32 bits."""
+    return lax.dot_general(
+        x,
+        w,
+        (axes, ((0,), (0,))),
+        precision=params["precision"],
+        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+    )
+
+
+def _multiply_windows(
+    x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]
+) -> jax.Array:
+    """The windows of the image times the kernel."""
+    edges = [
+        (low, high, spread - 1)
+        for (low, high), spread in zip(params["padding"], params["lhs_dilation"], strict=True)
+    ]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 3 + edges)
+    strides, dilations = params["window_strides"], params["rhs_dilation"]
+    for i, (taps, out) in enumerate(zip(sizes.kernel, sizes.out, strict=True)):
+        x = _slide(x, 3 + 2 * i, taps, out, strides[i], dilations[i])  # G B C k0 o0 k1 o1 ...
+    count = len(sizes.kernel)
+    x_axes, w_axes = (2, *range(3, 3 + 2 * count, 2)), (2, *range(3, 3 + count))
+    return jnp.moveaxis(_multiply(x, w, (x_axes, w_axes), params), -1, 2)
+
+
+def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: int) -> jax.Array:
+    """`x[..., o * stride + k * dilation, ...]`, with axes k and o in the place of `axis`."""
+
+    def take(start: int, count: int, step: int) -> jax.Array:
+        return lax.slice_in_dim(x, start, start + (count - 1) * step + 1, step, axis)
+
+    if taps <= out:
+        return jnp.stack([take(k * dilation, out, stride) for k in range(taps)], axis)
+    # The kernel of a weight's gradient is the whole image, and its result is small.
+    return jnp.stack([take(o * stride, taps, dilation) for o in range(out)], axis + 1)
+
+
+def _sum_taps(x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]) -> jax.Array:
+    """The image times each tap of the kernel, then shifted and summed."""
+    count = len(sizes.kernel)
+    y = _multiply(x, w, ((2,), (2,)), params)  # G B *space O *kernel
+    y = jnp.moveaxis(y, 2 + count, 2)  # G B O *space *kernel
+    for i in range(count):
+        spread = params["lhs_dilation"][i]
+        shifted = []
+        for k in range(sizes.kernel[i]):
+            low = params["padding"][i][0] - k * params["rhs_dilation"][i]
+            high = sizes.out[i] - low - ((sizes.space[i] - 1) * spread + 1)
+            tap = lax.index_in_dim(y, k, 3 + count, keepdims=False)
+            edges = [(0, 0, 0)] * tap.ndim
+            edges[3 + i] = low, high, spread - 1
+            shifted.append(lax.pad(tap, jnp.zeros((), tap.dtype), edges))
+        y = functools.reduce(jnp.add, shifted)
+    return y
