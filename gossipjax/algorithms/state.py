@@ -33,7 +33,7 @@ from gossipjax.collectives import (
 )
 from gossipjax.serialization import register_with_flax, written_by_flax
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import Wire
+from gossipjax.wire import Wire, round_to
 
 DEFAULT_WIRE = Wire()
 MAX_STEPS = 2**16  # of one cycle of all that is exchanged
@@ -248,26 +248,6 @@ def zeros_like_model(params: Any) -> Any:
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
     )
-
-
-def round_to(x: jax.Array, dtype: Any) -> jax.Array:
-    """`x`, rounded to the values of `dtype`, in its own type.
-
-    XLA may drop a conversion to a narrow type and back (`xla_allow_excess_precision`), but not
-    this. It flushes subnormal values, which float16 has from 6e-5 downwards: they are rounded to
-    multiples of the smallest.
-    """
-    info = jnp.finfo(dtype)
-    if x.dtype == dtype:
-        return x
-    rounded = jax.lax.reduce_precision(x, info.nexp, info.nmant)
-    if info.nexp == jnp.finfo(x.dtype).nexp:
-        return rounded
-    smallest = float(info.smallest_subnormal)
-    subnormal = jax.lax.round(
-        x * jnp.asarray(1 / smallest, x.dtype), jax.lax.RoundingMethod.TO_NEAREST_EVEN
-    ) * jnp.asarray(smallest, x.dtype)
-    return jnp.where(jnp.abs(x) < float(info.tiny), subnormal, rounded)
 
 
 def widen(params: optax.Params) -> Any:

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire import Codec, FloatCodec, IntegerCodec, WireLike, fold_in, require_codec
+from gossipjax.wire import (
+    Codec,
+    FloatCodec,
+    IntegerCodec,
+    WireLike,
+    fold_in,
+    require_codec,
+    round_to,
+)
 
 Wire = np.dtype | Codec
 
@@ -41,8 +49,8 @@ def narrow(x: jax.Array, wire: Wire, key: jax.Array | None) -> tuple[jax.Array, 
     if isinstance(wire, Codec):
         words = wire.encode(x, key)
         return words, wire.decode(words, x)
-    shared = x.astype(wire)
-    return shared, shared.astype(x.dtype)
+    shared = round_to(x, wire)
+    return shared.astype(wire), shared
 
 
 class Words:

@@ -32,6 +32,7 @@ from gossipjax.wire._codec import require_seed as require_seed
 from gossipjax.wire._floats import MIN_BITS as MIN_BITS
 from gossipjax.wire._floats import FloatCodec, bfloat16, float16, float32
 from gossipjax.wire._floats import is_real_float as is_real_float
+from gossipjax.wire._floats import round_to as round_to
 from gossipjax.wire._integers import IntegerCodec, int4, int8
 from gossipjax.wire._messages import Wire, decode, encode, make_wire
 from gossipjax.wire._messages import concatenate_in_place as concatenate_in_place

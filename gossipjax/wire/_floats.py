@@ -20,6 +20,26 @@ def is_real_float(dtype: DTypeLike) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= MIN_BITS
 
 
+def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """`x`, rounded to the values of `dtype`, in its own type.
+
+    XLA for GPUs drops a conversion to a narrow type and back (`xla_allow_excess_precision`), so
+    that nothing would be left of `x - rounded`. It does not drop this.
+    """
+    info = jnp.finfo(dtype)
+    if x.dtype == dtype:
+        return x
+    # This flushes subnormal values, which float16 has from 6e-5 downwards.
+    rounded = jax.lax.reduce_precision(x, info.nexp, info.nmant)
+    if info.nexp == jnp.finfo(x.dtype).nexp:
+        return rounded
+    smallest = float(info.smallest_subnormal)
+    subnormal = jax.lax.round(
+        x * jnp.asarray(1 / smallest, x.dtype), jax.lax.RoundingMethod.TO_NEAREST_EVEN
+    ) * jnp.asarray(smallest, x.dtype)
+    return jnp.where(jnp.abs(x) < float(info.tiny), subnormal, rounded)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class FloatCodec(Codec):
     """Values rounded to a floating-point type, as unsigned integers of the same bits.
@@ -56,16 +76,24 @@ class FloatCodec(Codec):
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
         del key
         if not self.is_scaled(array):
-            return jax.lax.bitcast_convert_type(array.astype(self.dtype), self.word)
+            return self._as_words(array)
         magnitudes = jnp.where(jnp.isfinite(array), jnp.abs(array), jnp.zeros_like(array))
         _, exponent = jnp.frexp(magnitudes.max())  # the largest is below 2^exponent
         # Rounding up reaches 2^(maxexp - 1) at most. Both powers of two are normal numbers.
         limit = jnp.finfo(array.dtype).maxexp - 2
         exponent = jnp.clip(exponent - (jnp.finfo(self.dtype).maxexp - 1), -limit, limit)
-        scaled = (array * _power_of_two(-exponent, array.dtype)).astype(self.dtype)
         header = exponent.astype(f"int{8 * self.word.itemsize}").reshape(1)
-        words = [jax.lax.bitcast_convert_type(part, self.word) for part in (header, scaled)]
-        return jnp.concatenate(words)
+        header = jax.lax.bitcast_convert_type(header, self.word)
+        scaled = array * _power_of_two(-exponent, array.dtype)
+        return jnp.concatenate([header, self._as_words(scaled)])
+
+    def _as_words(self, array: jax.Array) -> jax.Array:
+        words = jax.lax.bitcast_convert_type(
+            round_to(array, self.dtype).astype(self.dtype), self.word
+        )
+        # Computed once: where XLA computes them again for the sender, with other fused operations,
+        # a value could be rounded the other way, and the sender keep another rest.
+        return jax.lax.optimization_barrier(words)
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
         if not self.is_scaled(like):
