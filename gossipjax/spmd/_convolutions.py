@@ -28,6 +28,8 @@ MAX_CPU_NODES = 64
 def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) -> Any:
     """`jax.vmap` over nodes, whose convolutions are products on a GPU, one per node on a CPU."""
     mapped = jax.vmap(fn, in_axes, axis_name=axis_name, axis_size=size)
+    if size == 1:
+        return mapped
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(*args)
@@ -78,13 +80,13 @@ class _Rewriter:
     def _rewrite_convolution(self, eqn: Any) -> Any:
         lhs, rhs = (variable.aval for variable in eqn.invars)
         sizes = _Sizes.of(lhs, rhs, eqn.params)
-        is_float = jnp.issubdtype(lhs.dtype, jnp.floating)
-        if sizes.groups == 1 or sizes.groups % self.nodes or not is_float:
+        # A multiple of the nodes is a model's own groups, such as a depthwise convolution's: as
+        # they are, they are faster than products (64 channels in 8 groups: 1.0 ms, 3.7 on an H100).
+        if sizes.groups != self.nodes or not jnp.issubdtype(lhs.dtype, jnp.floating):
             return eqn
         ways = {}
-        # With one output per group it is depthwise: no product of matrices, and fast as it is.
         bytes_between = min(sizes.windows, sizes.taps) * lhs.dtype.itemsize
-        if sizes.features > 1 and sizes.slices <= MAX_SLICES and bytes_between <= MAX_BYTES:
+        if sizes.slices <= MAX_SLICES and bytes_between <= MAX_BYTES:
             ways |= dict.fromkeys(("cuda", "rocm"), convolve_by_product)
         if sizes.flops / self.nodes >= MIN_CPU_FLOPS and self.nodes <= MAX_CPU_NODES:
             ways["cpu"] = functools.partial(convolve_by_node, nodes=self.nodes)
@@ -180,13 +182,15 @@ def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) 
     is_by_batch = params["batch_group_count"] > 1
     x = _split_groups(lhs.transpose(numbers.lhs_spec), 0 if is_by_batch else 1, sizes.groups)
     w = _split_groups(rhs.transpose(numbers.rhs_spec), 0, sizes.groups)
+    # Channels stand last, as in the images of most models: so slices are contiguous in memory.
+    x = jnp.moveaxis(x, 2, -1)  # G B *space C
+    w = jnp.moveaxis(w, (2, 1), (-2, -1))  # G *kernel C O
     # The fewer elements between: slices first where the result is small, as in a forward pass; the
     # product first where the image is, as in a gradient for the image of a strided convolution,
     # whose slices would be of zeros.
     convolve = _sum_taps if sizes.taps < sizes.windows else _multiply_windows
-    y = convolve(x, w, sizes, params)  # G B O *out
-    y = jnp.moveaxis(y, 0, 1)
-    y = y.reshape(y.shape[0], -1, *sizes.out)
+    y = jnp.moveaxis(convolve(x, w, sizes, params), 0, -2)  # B *out G O
+    y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1), -1, 1)
     dtype = params["preferred_element_type"] or lhs.dtype
     return jnp.moveaxis(y, range(y.ndim), numbers.out_spec).astype(dtype)
 
@@ -231,13 +235,13 @@ def _multiply_windows(
         (low, high, spread - 1)
         for (low, high), spread in zip(params["padding"], params["lhs_dilation"], strict=True)
     ]
-    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0)] * 3 + edges)
+    none = (0, 0, 0)
+    x = lax.pad(x, jnp.zeros((), x.dtype), [none, none, *edges, none])
     strides, dilations = params["window_strides"], params["rhs_dilation"]
     for i, (taps, out) in enumerate(zip(sizes.kernel, sizes.out, strict=True)):
-        x = _slide(x, 3 + 2 * i, taps, out, strides[i], dilations[i])  # G B C k0 o0 k1 o1 ...
-    count = len(sizes.kernel)
-    x_axes, w_axes = (2, *range(3, 3 + 2 * count, 2)), (2, *range(3, 3 + count))
-    return jnp.moveaxis(_multiply(x, w, (x_axes, w_axes), params), -1, 2)
+        x = _slide(x, 2 + 2 * i, taps, out, strides[i], dilations[i])  # G B k0 o0 k1 o1 ... C
+    x_axes = (*range(2, x.ndim - 1, 2), x.ndim - 1)
+    return _multiply(x, w, (x_axes, tuple(range(1, w.ndim - 1))), params)
 
 
 def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: int) -> jax.Array:
@@ -255,17 +259,16 @@ def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: 
 def _sum_taps(x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]) -> jax.Array:
     """The image times each tap of the kernel, then shifted and summed."""
     count = len(sizes.kernel)
-    y = _multiply(x, w, ((2,), (2,)), params)  # G B *space O *kernel
-    y = jnp.moveaxis(y, 2 + count, 2)  # G B O *space *kernel
+    y = _multiply(x, w, ((x.ndim - 1,), (w.ndim - 2,)), params)  # G B *space *kernel O
     for i in range(count):
         spread = params["lhs_dilation"][i]
         shifted = []
         for k in range(sizes.kernel[i]):
             low = params["padding"][i][0] - k * params["rhs_dilation"][i]
             high = sizes.out[i] - low - ((sizes.space[i] - 1) * spread + 1)
-            tap = lax.index_in_dim(y, k, 3 + count, keepdims=False)
+            tap = lax.index_in_dim(y, k, 2 + count, keepdims=False)
             edges = [(0, 0, 0)] * tap.ndim
-            edges[3 + i] = low, high, spread - 1
+            edges[2 + i] = low, high, spread - 1
             shifted.append(lax.pad(tap, jnp.zeros((), tap.dtype), edges))
         y = functools.reduce(jnp.add, shifted)
     return y
