@@ -247,20 +247,10 @@ class TrainStep:
 
         Accelerators donate `params` and `opt_state`.
         """
-        if not is_int(step):
-            kind = type(step).__name__
-            raise ValueError(
-                f"step must be the number of the step, an integer from 0, got a {kind}: call "
-                "train_step(step, params, opt_state, *inputs)."
-            )
         plan = step_plan(opt_state)
         kind = self._kind(plan)
         update = self._find_update(kind, opt_state)
-        # The first step of a loop, or a jump: the state's count must follow, at one read of it.
-        if step != self._next_step:
-            with meshes.unset_mesh():
-                opt_state = start_at(opt_state, require_int(step, "step", 0))
-        self._next_step = step + 1
+        opt_state = self._follow(step, opt_state, count=1)
         number = self._number(plan, step, kind.is_static)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
         program = (kind, number if kind.is_static else None, shapes)
@@ -274,6 +264,96 @@ class TrainStep:
             self._called.add(program)
             launch.advance(step)
         return result
+
+    def scan(
+        self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
+    ) -> tuple[Any, Any, Any]:
+        """K steps from `step` on, as one program: the same as K calls, up to rounding.
+
+        A small model's step is shorter than the call that starts it; of K steps one call is needed.
+        The number of the step is data of the program, so that one program does for all rounds.
+        Simulated nodes mix by it as fast as by a static one, on a mesh it chooses between the
+        distinct rounds, and XLA cannot move the exchange beside the computation.
+
+        Args:
+          step: the number of the first of the K steps.
+          params: `[N, ...]`, as in a call; accelerators donate both.
+          opt_state: `[N, ...]`.
+          inputs: those of K calls, `[K, N, ...]`: batches are `[K, N, B, ...]`.
+
+        Returns:
+          `(params, opt_state, aux)` after the last step, with `aux` of all steps, `[K, N, ...]`.
+
+        Raises:
+          ValueError: as a call, or if an input is not `[K, N, ...]` with one K, the devices of a
+            node split a batch, or a thread dispatches the exchange.
+
+        >>> import jax.numpy as jnp, optax, gossipjax as gx
+        >>> nodes = gx.Nodes(4)
+        >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(4)))
+        >>> train_step = gx.TrainStep(lambda z, target: (z - target, z), tx, nodes=nodes)
+        >>> targets = jnp.tile(jnp.array([0.0, 1.0, 2.0, 5.0]), (300, 1))
+        >>> z, opt_state, aux = train_step.scan(0, *nodes.init(tx, jnp.zeros(())), targets)
+        >>> aux.shape, bool(abs(z.mean() - 2.0) < 1e-2)
+        ((300, 4), True)
+        """
+        if self._has_thread or self._local_argnums:
+            raise ValueError(
+                "scan must not be called where a thread dispatches the exchange, or the devices of "
+                "a node split a batch (local_argnums): call train_step for each step there."
+            )
+        count = self._count_steps(inputs)
+        step_plan(opt_state)  # checks the chain
+        opt_state = self._follow(step, opt_state, count)
+        steps = np.arange(step, step + count, dtype=np.int32)
+        launch.advance(step, slow=True)  # as long as K steps, and compiled at the first call
+        by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
+        params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
+        launch.advance(step + count - 1)
+        return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
+
+    def _count_steps(self, inputs: Any) -> int:
+        """K, of inputs `[K, N, ...]`."""
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(inputs)]
+        count = shapes[0][0] if shapes and shapes[0] else 0
+        if not count or any(shape[:2] != (count, self.nodes.size) for shape in shapes):
+            raise ValueError(
+                f"inputs of scan must be [K, N, ...] with N = {self.nodes.size} and one K >= 1, "
+                f"got {[list(shape) for shape in shapes[:4]]}: np.stack K node-stacked batches."
+            )
+        return count
+
+    def _follow(self, step: int, opt_state: optax.OptState, count: int) -> optax.OptState:
+        """The state at `step`, and a note of the step after the next `count`."""
+        if not is_int(step):
+            kind = type(step).__name__
+            raise ValueError(
+                f"step must be the number of the step, an integer from 0, got a {kind}: call "
+                "train_step(step, params, opt_state, *inputs)."
+            )
+        # The first step of a loop, or a jump: the state's count must follow, at one read of it.
+        if step != self._next_step:
+            with meshes.unset_mesh():
+                opt_state = start_at(opt_state, require_int(step, "step", 0))
+        self._next_step = step + count
+        return opt_state
+
+    @functools.cached_property
+    def _scanned(self) -> Program:
+        """The steps of all nodes: numbers `[K]`, and of a node inputs `[K, ...]`."""
+        update = _make_update_of_node(self._gradients, self._tx)
+
+        def run_steps(steps: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
+            def run_step(carry: Any, now: Any) -> Any:
+                step, inputs = now
+                params, opt_state, aux = update(step, *carry, *inputs)
+                return (params, opt_state), aux
+
+            carry, aux = jax.lax.scan(run_step, (params, opt_state), (steps, inputs))
+            return *carry, aux
+
+        donated = donate_on_accelerators(1, 2)
+        return self.nodes.spmd(run_steps, shared_argnums=0, donate_argnums=donated)
 
     def lower(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -422,7 +502,20 @@ def _make_fused_update(
     local_argnums: Sequence[int],
     donated: Sequence[int],
 ) -> Program:
-    """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` as one program."""
+    """The update of all nodes as one program."""
+    # A static step is part of the program, and so are its permutations; a traced one is data.
+    by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
+    return nodes.spmd(
+        _make_update_of_node(gradients, tx),
+        **by_step,
+        donate_argnums=donated,
+        # The arguments of `gradients` stand two places later here, but for the parameters.
+        local_argnums=[number + 2 if number else 1 for number in local_argnums],
+    )
+
+
+def _make_update_of_node(gradients: Gradients, tx: optax.GradientTransformationExtraArgs) -> Update:
+    """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` of one node."""
 
     def update(
         step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -433,12 +526,4 @@ def _make_fused_update(
         updates, opt_state = tx.update(grads, opt_state, params, step=step)
         return apply_updates(params, updates), opt_state, aux
 
-    # A static step is part of the program, and so are its permutations; a traced one is data.
-    by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
-    return nodes.spmd(
-        update,
-        **by_step,
-        donate_argnums=donated,
-        # The arguments of `gradients` stand two places later here, but for the parameters.
-        local_argnums=[number + 2 if number else 1 for number in local_argnums],
-    )
+    return update

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.extend.core.primitives import conv_general_dilated_p
@@ -223,7 +224,7 @@ def _multiply(x: jax.Array, w: jax.Array, axes: Any, params: dict[str, Any]) -> 
         w,
         (axes, ((0,), (0,))),
         precision=params["precision"],
-        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+        preferred_element_type=np.promote_types(x.dtype, np.float32),
     )
 
 

@@ -1,0 +1,105 @@
+"""K steps in one program are K calls, for every core algorithm and wherever the nodes run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from modes import make_mesh
+
+import gossipjax as gx
+
+N = 4
+K = 7  # more than a cycle of rounds, of outer steps and of delays
+ONE_PEER = gx.topology.one_peer_exponential(N)
+RING = gx.topology.ring(N)
+DELAYS = np.random.default_rng(0).integers(0, 3, (2, N))
+
+
+def combine(x, u, node):
+    return node.mix(jax.tree.map(jnp.add, x, u))
+
+
+def after(optimizer, gossip):
+    return optax.chain(optimizer, gossip)
+
+
+MOMENTUM = optax.sgd(0.1, momentum=0.9)
+CHAINS = {
+    "sgp": after(MOMENTUM, gx.sgp(ONE_PEER)),
+    "sgp, random peers": after(MOMENTUM, gx.sgp(gx.topology.random_peer(N, 5, seed=0))),
+    "sgp, int8": after(MOMENTUM, gx.sgp(ONE_PEER, wire=gx.wire.int8(block=8))),
+    "osgp": after(MOMENTUM, gx.osgp(ONE_PEER, overlap=2)),
+    "dpsgd": after(MOMENTUM, gx.dpsgd(RING)),
+    "adpsgd": after(MOMENTUM, gx.adpsgd(gx.topology.bipartite_exponential(N), DELAYS)),
+    "d1d_psgd": after(MOMENTUM, gx.d1d_psgd(N)),
+    "allreduce": after(gx.allreduce(), MOMENTUM),
+    "easgd": after(MOMENTUM, gx.easgd(0.2, 2)),
+    "gossip": after(MOMENTUM, gx.gossip(ONE_PEER, combine)),
+    "choco": after(MOMENTUM, gx.choco(RING, gx.wire.top_k(0.5), 0.4)),
+    "quasi_global": gx.quasi_global(RING, 0.1),
+    "gradient_tracking": after(optax.sgd(0.1), gx.gradient_tracking(ONE_PEER)),
+    "outer": gx.outer(after(MOMENTUM, gx.sgp(ONE_PEER)), optax.sgd(0.7), every=3),
+}
+
+
+def gradients(z, target):
+    difference = z["w"] - target.astype(z["w"].dtype)
+    return {"w": difference}, {"loss": jnp.sum(jnp.square(difference))}
+
+
+def compare(name, nodes, dtype=jnp.float32, start=0):
+    tx = CHAINS[name]
+    targets = np.random.default_rng(0).normal(size=(K, N, 12)).astype(np.float32)
+    init = {"w": jnp.zeros(12, dtype)}
+    params, opt_state = nodes.init(tx, init)
+    step_by_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    losses = []
+    for step, target in enumerate(targets, start):
+        params, opt_state, aux = step_by_step(step, params, opt_state, target)
+        losses.append(aux["loss"])
+    at_once = gx.TrainStep(gradients, tx, nodes=nodes)
+    parts = []
+    scanned = nodes.init(tx, init)
+    for first, last in ((0, 3), (3, K)):  # two calls go on where the first one ends
+        *scanned, aux = at_once.scan(start + first, *scanned, targets[first:last])
+        parts.append(aux["loss"])
+    assert jax.tree.structure(scanned) == jax.tree.structure([params, opt_state])
+    expected = jax.tree.leaves((params, opt_state, jnp.stack(losses)))
+    actual = jax.tree.leaves((scanned, jnp.concatenate(parts)))
+    for a, b in zip(actual, expected, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_allclose(*np.float32((a, b)), rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_steps_in_one_program_are_calls(name):
+    compare(name, gx.Nodes(N))
+
+
+@pytest.mark.parametrize("name", ["sgp", "osgp", "outer"])
+@pytest.mark.parametrize("nodes", [gx.Nodes(mesh=make_mesh(N)), gx.Nodes(N, make_mesh(2))])
+def test_so_they_are_on_a_mesh(name, nodes):
+    compare(name, nodes)
+
+
+def test_a_loop_may_go_on_by_scan():
+    """From another step than the first, and in narrow parameters."""
+    compare("sgp", gx.Nodes(N), jnp.bfloat16, start=3)
+
+
+def test_inputs_have_axes_of_steps_and_nodes():
+    tx = CHAINS["sgp"]
+    nodes = gx.Nodes(N)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    params, opt_state = nodes.init(tx, {"w": jnp.zeros(12)})
+    for inputs in ((jnp.zeros((N, 12)),), (jnp.zeros((2, N, 12)), jnp.zeros((3, N))), ()):
+        with pytest.raises(ValueError, match=r"inputs of scan must be \[K, N, \.\.\.\] with N = 4"):
+            train_step.scan(0, params, opt_state, *inputs)
+    mesh = jax.make_mesh((N, 2), ("nodes", "local"))
+    train_step = gx.TrainStep(gradients, tx, mesh=mesh, local_argnums=1)
+    with pytest.raises(ValueError, match="call train_step for each step"):
+        train_step.scan(0, params, opt_state, jnp.zeros((2, N, 12)))
