@@ -26,6 +26,7 @@ from gossipjax.collectives import (
     StepLike,
     accumulation_dtype,
     clipped_node_mean,
+    copy_for_leaves,
     mix,
     node_mean,
     require_floats,
@@ -299,17 +300,21 @@ def models(params: optax.Params, state: GossipState | None) -> Any:
 
 def numerators(params: optax.Params, state: GossipState | None) -> Any:
     """The numerators `x = w (z + r)`, float32 at least."""
-    model = models(params, state)
     if state is None or state.weight is None:
-        return model
-    return scale(model, state.weight)
+        return models(params, state)
+    return jax.tree.map(
+        lambda leaf, w: w.astype(leaf.dtype) * leaf,
+        models(params, state),
+        copy_for_leaves(state.weight, params),
+    )
 
 
 def debias(x: Any, weight: jax.Array | None) -> Any:
     """Returns `z = x / w`, leaf by leaf, in the type of `x`; `x` where there is no weight."""
     if weight is None:
         return x
-    return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
+    weights = copy_for_leaves(weight, x)
+    return jax.tree.map(lambda leaf, w: leaf / w.astype(leaf.dtype), x, weights)
 
 
 def push_sum_weight(state: GossipState | None) -> jax.Array:

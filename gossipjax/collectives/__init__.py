@@ -21,6 +21,7 @@ from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
     cast_like,
+    copy_for_leaves,
     require_floats,
     upcast,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "cast_like",
     "clipped_node_mean",
     "cond",
+    "copy_for_leaves",
     "default_step",
     "deliver",
     "exact_average",

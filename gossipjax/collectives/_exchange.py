@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from gossipjax.collectives._buffers import (
     Layout,
+    copy_for_leaves,
     pack_u16_pairs,
     pad_to_rows,
     unpack_u16_pairs,
@@ -134,18 +135,19 @@ def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
         half = jax.tree.map(lambda leaf: leaf / 2, x)
         return half, half
 
+    leaves, structure = jax.tree.flatten(x)
+    shares = {
+        dtype: copy_for_leaves(round_.select(self_weights, dtype), leaves)
+        for dtype in {leaf.dtype for leaf in leaves}
+    }
+    kept = [shares[leaf.dtype][i] * leaf for i, leaf in enumerate(leaves)]
     # By subtraction, and not as (1 - P_ii) x, so that the two parts add up to x.
-    def rest(leaf: jax.Array, kept: jax.Array) -> jax.Array:
-        if self_weights.max() < 1:
-            return leaf - kept
+    sent = list(map(jnp.subtract, leaves, kept))
+    if self_weights.max() == 1:
         # A node that keeps all sends true zeros: inf - inf would be a NaN.
-        sends = round_.select(self_weights < 1, bool)
-        return jnp.where(sends, leaf - kept, jnp.zeros_like(leaf))
-
-    types = {leaf.dtype for leaf in jax.tree.leaves(x)}
-    share = {dtype: round_.select(self_weights, dtype) for dtype in types}
-    kept = jax.tree.map(lambda leaf: share[leaf.dtype] * leaf, x)
-    return kept, jax.tree.map(rest, x, kept)
+        sends = copy_for_leaves(round_.select(self_weights < 1, bool), leaves)
+        sent = list(map(_or_zeros, sends, sent))
+    return jax.tree.unflatten(structure, kept), jax.tree.unflatten(structure, sent)
 
 
 def exchange_slots(
@@ -173,12 +175,12 @@ def exchange_slots(
         share = shares[number] if is_known else shares
         reached = is_reached[number] if is_known else is_reached
         select = round_.select if is_known else partial(round_.select, slot=number)
-        factor = select(share, dtype)
-        messages = [factor * part for part in sent]
+        factors = copy_for_leaves(select(share, dtype), sent)
+        messages = [factor * part for factor, part in zip(factors, sent, strict=True)]
         if (share == 0).any():
             # A filler must carry a true zero: 0 * NaN would spread a NaN along edges of no graph.
-            sends = select(share > 0, bool)
-            messages = [jnp.where(sends, m, jnp.zeros_like(m)) for m in messages]
+            sends = copy_for_leaves(select(share > 0, bool), sent)
+            messages = list(map(_or_zeros, sends, messages))
         words = encode_each(messages, wire.codec, _fold_in_slot(keys, number))
         if slot is not None and round_.is_single:
             received = permute(words, slot.receivers[0], wire.axis_name, slot.weights[0] > 0)
@@ -191,8 +193,8 @@ def exchange_slots(
         arrived = decode_each(received, wire.codec, messages)
         if is_narrow and not reached.all():
             # Words of zeros, which came with no message, need not be values of zero.
-            gets = select(reached, bool)
-            arrived = [jnp.where(gets, part, jnp.zeros_like(part)) for part in arrived]
+            gets = copy_for_leaves(select(reached, bool), sent)
+            arrived = list(map(_or_zeros, gets, arrived))
         return remainder, arrived
 
     remainder = sent
@@ -224,6 +226,10 @@ def exchange_slots(
         dropped = round_.select_round(drops)
         arrivals.insert(0, [jnp.where(dropped, jnp.zeros_like(p), p) for p in remainder])
     return [reduce(jnp.add, parts) for parts in zip(*arrivals, strict=True)]
+
+
+def _or_zeros(is_wanted: Any, x: jax.Array) -> jax.Array:
+    return jnp.where(is_wanted, x, jnp.zeros_like(x))
 
 
 def _fold_in_slot(keys: jax.Array | None, number: Any) -> jax.Array | None:
@@ -325,16 +331,16 @@ def gather_rows(words: Sequence[jax.Array], sender: Any, axis_name: str) -> list
 
     Under `vmap` the rows of all nodes are the array as it is: no copy.
     """
-    index = jnp.reshape(sender, (1,))
 
-    def gather(part: jax.Array) -> jax.Array:
+    def gather(part: jax.Array, sender: jax.Array) -> jax.Array:
+        index = jnp.reshape(sender, (1,))
         rows = jax.lax.all_gather(part, axis_name)
         dimensions = jax.lax.GatherDimensionNumbers(tuple(range(part.ndim)), (0,), (0,))
         sizes = (1, *part.shape)
         mode = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
         return jax.lax.gather(rows, index, dimensions, sizes, mode=mode)
 
-    return list(map(gather, words))
+    return list(map(gather, words, copy_for_leaves(jnp.asarray(sender), list(words))))
 
 
 def exchange_along(tree: Any, receivers: np.ndarray, is_message: np.ndarray, wire: Wire) -> Any:
