@@ -6,6 +6,7 @@ The tests marked `aot` compile for TPUs and GPUs, each where its compiler is ins
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -195,6 +196,44 @@ def test_overlap_hides_the_exchange_behind_the_matmuls(runs):
     for run in runs:
         if run["algorithm"] == "sgp":
             assert run["matmuls_overlapped"] == 0
+
+
+@pytest.fixture(scope="module")
+def gpu_texts(tmp_path_factory):
+    """Program -> the text of its optimized form for one H100, of nodes that it simulates."""
+    if missing := targets.find_missing_packages("gpu"):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    out = tmp_path_factory.mktemp("texts")
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("gpu_programs.py")), str(out)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return {path.stem: path.read_text() for path in out.glob("*.txt")}
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8", "int4"])
+def test_a_gpu_converts_nothing_to_eight_bits(gpu_texts, wire):
+    """XLA made a conversion of words that saturates: all integers arrived as 255."""
+    assert not re.findall(r"= [us]8\[[\d,]*\]\S* convert\(.*", gpu_texts[wire])
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(("wire", "bits"), [("bfloat16", (8, 7)), ("float16", (5, 10))])
+def test_a_gpu_rounds_once_so_that_the_rest_stays_at_the_sender(gpu_texts, wire, bits):
+    """XLA drops a conversion there and back, and with it the rest; it does not drop this."""
+    rounded = "exponent_bits={}, mantissa_bits={}".format(*bits)
+    assert gpu_texts[wire].count(rounded) == 1
+
+
+@pytest.mark.aot
+def test_a_gpu_has_no_convolution_of_groups_for_simulated_nodes(gpu_texts):
+    assert not re.findall(r"__cudnn\$conv\w*|\w+_group_count=\d+", gpu_texts["cnn"])
+    assert "__cublas$" in gpu_texts["cnn"] or "__triton" in gpu_texts["cnn"]
 
 
 FUSED = """\
