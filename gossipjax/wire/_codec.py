@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
@@ -113,3 +114,32 @@ def as_key(key: Any) -> jax.Array:
 def fold_in(key: jax.Array | None, number: Any) -> jax.Array | None:
     """`jax.random.fold_in`; None stays None."""
     return None if key is None else jax.random.fold_in(key, number)
+
+
+@jax.custom_batching.custom_vmap
+def compute_once(words: jax.Array) -> jax.Array:
+    """The words, which XLA computes once and not again for each of their readers.
+
+    The sender keeps what its words leave over. Were they computed again for that, among other fused
+    operations, a product and a sum could be rounded together there and apart for the receivers. A
+    value between two words would then become one here and the other there, and mass be lost.
+    """
+
+    def choose_when_run(words: jax.Array) -> jax.Array:
+        # XLA for CPUs drops barriers early. It cannot see into the branches of a condition, nor
+        # that this one always holds.
+        if not words.size:
+            return words
+        return jax.lax.cond((words.ravel()[0] | 1) > 0, lambda x: x, jnp.bitwise_not, words)
+
+    on_others = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(words, cpu=choose_when_run, default=on_others)
+
+
+@compute_once.def_vmap
+def _compute_once_for_nodes(
+    axis_size: int, is_mapped: list[bool], words: jax.Array
+) -> tuple[jax.Array, bool]:
+    """One condition for all simulated nodes: each by its own would be a `select`, which fuses."""
+    del axis_size, is_mapped
+    return compute_once(words), True

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from gossipjax.wire._codec import Codec, Like
+from gossipjax.wire._codec import Codec, Like, compute_once
 
 MIN_BITS = 16  # of a floating-point type that can be averaged or sent
 
@@ -91,9 +91,7 @@ class FloatCodec(Codec):
         words = jax.lax.bitcast_convert_type(
             round_to(array, self.dtype).astype(self.dtype), self.word
         )
-        # Computed once: where XLA computes them again for the sender, with other fused operations,
-        # a value could be rounded the other way, and the sender keep another rest.
-        return jax.lax.optimization_barrier(words)
+        return compute_once(words)
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
         if not self.is_scaled(like):

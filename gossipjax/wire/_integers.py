@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import WORD, Codec, Like, require_key, require_seed
+from gossipjax.wire._codec import WORD, Codec, Like, compute_once, require_key, require_seed
 from gossipjax.wire._messages import concatenate_in_place
 
 NOISE_BITS = 16  # of the number that is added before rounding
@@ -83,9 +83,7 @@ class IntegerCodec(Codec):
                 scale = _find_largest(rows) * np.asarray(1 / self._limit, array.dtype)
                 words.append(self._pack(self._round(rows, scale, given, number * length)))
                 scales.append(jax.lax.bitcast_convert_type(scale, WORD).ravel())
-        # Computed once: XLA could round another way where it computes them again for the sender,
-        # which would then keep another rest than the receivers miss.
-        return jax.lax.optimization_barrier(concatenate_in_place([*words, *scales]))
+        return compute_once(concatenate_in_place([*words, *scales]))
 
     @property
     def _per_word(self) -> int:
