@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax import launch, meshes
-from gossipjax.algorithms.state import add, apply_updates
+from gossipjax.algorithms.state import ExchangePlan, add, apply_updates
 from gossipjax.algorithms.steps import StepPlan, start_at, step_plan
 from gossipjax.collectives import accumulation_dtype, cast_like
 from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate
@@ -245,7 +245,8 @@ class TrainStep:
     ) -> tuple[Any, Any, Any]:
         """Returns the new parameters and state, and `aux`, node-stacked.
 
-        Accelerators donate `params` and `opt_state`.
+        Accelerators donate `params` and `opt_state`, except where several nodes of one device mix
+        their models: there it would cost two copies of each and save at most their memory.
         """
         plan = step_plan(opt_state)
         kind = self._kind(plan)
@@ -481,15 +482,18 @@ class TrainStep:
 
     def _find_update(self, kind: _Kind, opt_state: optax.OptState) -> Update:
         if kind not in self._updates:
-            self._updates[kind] = self._make_update(kind)
+            self._updates[kind] = self._make_update(kind, step_plan(opt_state).exchange)
         return self._updates[kind]
 
-    def _make_update(self, kind: _Kind) -> Update:
+    def _make_update(self, kind: _Kind, exchange: ExchangePlan) -> Update:
         arguments = self._gradients, self._tx, self.nodes
         if kind.overlaps:
             return OverlappedUpdate(*arguments, kind.is_static)
-        # What a thread still reads must not be donated.
-        donated = () if kind.delays else donate_on_accelerators(1, 2)
+        # What a thread still reads must not be donated. Nor what other nodes of a device read while
+        # it is written: XLA would write the new models elsewhere, and then copy them.
+        is_read = self.nodes.per_device > 1 and exchange.schedule is not None
+        keeps = kind.delays or (is_read and not exchange.overlap)
+        donated = () if keeps else donate_on_accelerators(1, 2)
         fused = _make_fused_update(*arguments, kind.is_static, self._local_argnums, donated)
         return DelayedUpdate(*arguments, fused) if kind.delays else fused
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -111,16 +112,20 @@ class Program:
         self._compiled: dict[Any, Any] = {}
         # Shardings of arrays that may stay as they are: by argument, and of all together as -1.
         self._known: dict[int, set[Any]] = collections.defaultdict(set)
+        self._made: list[weakref.ref[Any]] = []  # the first array of each tree of the last result
 
     @meshes.apart_from_set_mesh
     def __call__(self, *args: Any) -> Any:
         if meshes.has_explicit_axes(jax.sharding.get_abstract_mesh()):
             return self._call_in_jit(args)
-        if not self._is_one_at_a_time:
-            return self._jitted(*self._put_all(args))
-        _wait_for_last()
+        if self._is_one_at_a_time:
+            _wait_for_last()
         result = self._jitted(*self._put_all(args))
-        _keep_last(result)
+        if self._is_one_at_a_time:
+            _keep_last(result)
+        if type(result) is tuple:
+            firsts = [jax.tree.leaves(part)[:1] for part in result]
+            self._made = [weakref.ref(leaf) for (leaf,) in filter(None, firsts)]
         return result
 
     @functools.cached_property
@@ -182,20 +187,19 @@ class Program:
         return lambda: meshes.on_mesh(jax.block_until_ready(compiled(*dynamic)), mesh)
 
     def _put_all(self, args: Sequence[Any]) -> Sequence[Any]:
-        dynamic = [arg for i, arg in enumerate(args) if i not in self._kinds.static]
-        if self._nodes.mesh is None and self._knows(-1, dynamic):  # one device, one question
-            return args
         return [
             arg if i in self._kinds.static or self._knows(i, arg) else self._put(i, arg)
             for i, arg in enumerate(args)
         ]
 
     def _knows(self, number: int, arg: Any) -> bool:
-        """Whether all arrays are sharded as others that could stay where they were.
-
-        Of a thousand arrays that takes a tenth of the time that the call itself takes.
-        """
-        shardings = {getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arg)}
+        """Whether all arrays are sharded as others that could stay where they were."""
+        leaves = jax.tree.leaves(arg)
+        # A loop gives back what it got. To look at each sharding would take as long as the call.
+        if leaves and any(made() is leaves[0] for made in self._made):
+            return True
+        number = -1 if self._nodes.mesh is None else number  # on one device they are all alike
+        shardings = {getattr(leaf, "sharding", None) for leaf in leaves}
         return self._known[number].issuperset(shardings)
 
     def _put(self, number: int, arg: Any) -> Any:
@@ -203,8 +207,8 @@ class Program:
         placed = self._put_tree(number, arg)
         leaves = jax.tree.leaves(placed)
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
-            for place in (number, -1):
-                self._known[place].update(leaf.sharding for leaf in leaves)
+            number = -1 if self._nodes.mesh is None else number
+            self._known[number].update(leaf.sharding for leaf in leaves)
         return placed
 
     def _put_tree(self, number: int, arg: Any) -> Any:
