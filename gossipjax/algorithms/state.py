@@ -305,15 +305,20 @@ def numerators(params: optax.Params, state: GossipState | None) -> Any:
     return jax.tree.map(
         lambda leaf, w: w.astype(leaf.dtype) * leaf,
         models(params, state),
-        copy_for_leaves(state.weight, params),
+        copy_for_leaves(state.weight, params, state.plan.wire.axis_name),
     )
 
 
-def debias(x: Any, weight: jax.Array | None) -> Any:
-    """Returns `z = x / w`, leaf by leaf, in the type of `x`; `x` where there is no weight."""
+def debias(x: Any, weight: jax.Array | None, axis_name: str | None = None) -> Any:
+    """Returns `z = x / w`, leaf by leaf, in the type of `x`; `x` where there is no weight.
+
+    With the name of the nodes' axis it is as fast as can be where they are simulated.
+    """
     if weight is None:
         return x
-    weights = copy_for_leaves(weight, x)
+    if axis_name is None:
+        return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
+    weights = copy_for_leaves(weight, x, axis_name)
     return jax.tree.map(lambda leaf, w: leaf / w.astype(leaf.dtype), x, weights)
 
 

@@ -104,7 +104,7 @@ def _finish(
 ) -> tuple[optax.Updates, GossipState]:
     """The update to the new parameters, and the new state with its residuals."""
     # The user's parameters are where gradients are taken, so they are de-biased.
-    model = debias(result.x, result.state.weight)
+    model = debias(result.x, result.state.weight, result.state.plan.wire.axis_name)
     updates = as_update(params, model if result.params is None else result.params)
     # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
     residual = None if old.residual is None else residuals(model, predict(params, updates))

@@ -21,7 +21,6 @@ from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
     cast_like,
-    copy_for_leaves,
     require_floats,
     upcast,
 )
@@ -30,6 +29,7 @@ from gossipjax.collectives._exchange import (
     StepLike,
     as_varying,
     axis_size,
+    copy_for_leaves,
     default_step,
     exchange_along,
     exchange_in_pairs,

@@ -39,20 +39,6 @@ def cast_like(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, y: x.astype(jnp.result_type(y)), tree, like)
 
 
-def copy_for_leaves(scalar: jax.Array | np.ndarray, tree: Any) -> Any:
-    """A tree like `tree`, of copies of a scalar of each node, apart from one another for XLA.
-
-    XLA for GPUs joins the fusions that read one small array. Of 40 leaves it made two, of 10 and 30
-    results, which ran at a fifth of the speed of memory (H100: 18.5 passes over it in place of 4).
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    if isinstance(scalar, np.ndarray):  # a constant, which is nobody's array
-        return jax.tree.unflatten(structure, [scalar] * len(leaves))
-    # The numbers keep the barriers different; they cost nothing.
-    copies = [jax.lax.optimization_barrier((scalar, i))[0] for i in range(len(leaves))]
-    return jax.tree.unflatten(structure, copies)
-
-
 def dtype_of(leaf: Any) -> Any:
     """The type of an array or a number; None for anything else, as for a type or its name."""
     if isinstance(leaf, str | bytes | type | np.dtype):

@@ -49,6 +49,20 @@ def lower_sgp(wire):
     return lower(step, params, jax.eval_shape(tx.init, params), params)
 
 
+def lower_leaves(schedule, is_traced):
+    """The update of 40 leaves alone."""
+    tx = gx.sgp(schedule)
+    params = {f"leaf{i}": jax.ShapeDtypeStruct((10_000,), jnp.float32) for i in range(40)}
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+
+    def step(params, state, updates, count):
+        number = jax.lax.pmax(count, "nodes") if is_traced else 1
+        updates, state = tx.update(updates, state, params, step=number)
+        return optax.apply_updates(params, updates), state
+
+    return lower(step, params, jax.eval_shape(tx.init, params), params, count)
+
+
 def lower_cnn():
     model = SmallCnn()
     tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(N)))
@@ -72,5 +86,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     make_devices(Target("1 H100", "gpu", 1, "1x1x1"))  # before JAX's first use
     programs = {wire: lower_sgp(wire) for wire in WIRES} | {"cnn": lower_cnn()}
+    programs["40 leaves"] = lower_leaves(gx.topology.one_peer_exponential(N), is_traced=False)
+    programs["random peers"] = lower_leaves(gx.topology.random_peer(N, 16, seed=0), is_traced=True)
     for name, lowered in programs.items():
         (folder / f"{name}.txt").write_text(lowered.compile().as_text())

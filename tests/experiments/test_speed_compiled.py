@@ -236,6 +236,16 @@ def test_a_gpu_has_no_convolution_of_groups_for_simulated_nodes(gpu_texts):
     assert "__cublas$" in gpu_texts["cnn"] or "__triton" in gpu_texts["cnn"]
 
 
+@pytest.mark.aot
+@pytest.mark.parametrize("program", ["40 leaves", "random peers"])
+def test_a_gpu_reads_and_writes_each_of_many_leaves_once(gpu_texts, program):
+    """Parameters and updates are read, parameters written; and no fusion has many results."""
+    model = 40 * 8 * 10_000 * 4
+    traffic = hlo.count_traffic(hlo.parse_module(gpu_texts[program]))
+    assert 3 <= sum(traffic.values()) / model < 3.3
+    assert not re.findall(r"= \((?:f32\[8,10000\]\S* ?){2,}\S*\) fusion", gpu_texts[program])
+
+
 FUSED = """\
 HloModule jit_step, is_scheduled=true
 
