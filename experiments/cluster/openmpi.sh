@@ -31,13 +31,7 @@ for name in PATH PYTHONPATH LD_LIBRARY_PATH "${!GOSSIPJAX_@}" "${!JAX_@}" "${!NC
   fi
 done
 
-# Several processes on a host use one of its GPUs each; a single process uses all of them.
-command=("$python")
-if ((slots > 1)); then
-  # shellcheck disable=SC2016
-  command=(sh -c 'JAX_LOCAL_DEVICE_IDS=$OMPI_COMM_WORLD_LOCAL_RANK exec "$@"' sh "$python")
-fi
-
+# A process uses one GPU. For all GPUs of a host: slots=1, and JAX_LOCAL_DEVICE_IDS=0,1,2,3,4,5,6,7.
 # --bind-to none: two processes would be bound to one core each, with all of their threads.
 exec mpirun -n "$processes" --hostfile "$hostfile" --map-by "ppr:$slots:node" --bind-to none \
-  "${forward[@]}" "${command[@]}" -m experiments.image --nodes "$processes" "$@"
+  "${forward[@]}" "$python" -m experiments.image --nodes "$processes" "$@"

@@ -6,8 +6,10 @@ import argparse
 import shutil
 import sys
 
+from gossipjax.launch._devices import divide_gpus
 from gossipjax.launch._stall import StallLimits
 from gossipjax.launch._supervisor import JobSpec, StartError, supervise
+from gossipjax.launch._worker import log
 
 MAX_PROCESSES = 1024  # on one machine
 MAX_LOCAL_DEVICES = 1024  # XLA on CPU needs 6 s to start 1,024 devices, and minutes for 4,096
@@ -42,10 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("the line must end with -- and a command, got no command: -- python train.py")
     if shutil.which(command[0]) is None:
         parser.error(f"the command must be a program that can be executed, got {command[0]!r}")
+    try:
+        gpu_variables, warning = divide_gpus(
+            options.processes, options.local_devices, asynchronous=options.asynchronous
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    if warning:
+        log(warning)
     job = JobSpec(
         command,
         options.processes,
         options.local_devices,
+        gpu_variables,
         grace_seconds=options.grace,
         keep_memory=options.keep_memory,
         stall=None if options.stall is None else StallLimits(options.stall, stall_slow),
@@ -68,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         "the others are stopped. SIGTERM and Ctrl-C are passed on as SIGTERM, so that the "
         "processes can save.",
         epilog="Exit status: 0, that of the process that failed first, or 128 + the number of the "
-        "signal. Accelerators are divided among the processes, --local-devices for each; without "
-        "enough of them, set JAX_PLATFORMS=cpu.",
+        "signal. Accelerators are divided among the processes, --local-devices for each; with too "
+        "few of them, set JAX_PLATFORMS=cpu. Nodes of --asynchronous may share a GPU.",
     )
     add = parser.add_argument
     add("--processes", type=int, required=True, metavar="N", help="number of processes")

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import jax
 
+from gossipjax.launch._devices import choose_gpu
 from gossipjax.launch._process_info import (
     ProcessInfo,
-    local_rank_from_scheduler,
     process_from_arguments,
     process_from_scheduler,
     require_numbers_with_address,
@@ -62,7 +62,8 @@ def initialize(
     where that is set.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
-    more. An uncaught exception ends the process at once, as `exit_process` does.
+    more, and docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
+    `exit_process` does.
 
     Args:
       coordinator_address: `HOST:PORT` of process 0, where all processes can reach it and the port
@@ -81,7 +82,8 @@ def initialize(
 
     Raises:
       ValueError: if the process information is incomplete or malformed, an earlier call had other
-        information, one of the three files of mutual TLS is missing, or this JAX has no mutual TLS.
+        information, one of the three files of mutual TLS is missing, this JAX has no mutual TLS, or
+        the processes on a host are more than its GPUs.
       ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
         or were started twice. The message names the address and the timeout, or the processes.
 
@@ -115,6 +117,7 @@ def initialize(
     else:
         info, address = requested
         if address is not None and info.num_processes > 1:
+            local_device_ids = choose_gpu(info)
             rendezvous(address, info, timeout, secret_from_env())
             _initialize_jax(
                 coordinator_address=address,
@@ -122,7 +125,7 @@ def initialize(
                 process_id=info.process_id,
                 cluster_detection_method="deactivate",
                 initialization_timeout=math.ceil(timeout),
-                local_device_ids=local_rank_from_scheduler(info),
+                local_device_ids=local_device_ids,
                 # JAX would listen at every address of the machine.
                 coordinator_bind_address=bind_address(address),
                 **mtls,
@@ -158,14 +161,17 @@ def _find_mtls(**given: str | None) -> dict[str, str]:
 
 
 def _initialize_detected(timeout: float, mtls: dict[str, str]) -> ProcessInfo:
+    local_device_ids = choose_gpu(None)
+    scheduled = process_from_scheduler()
     try:
-        _initialize_jax(initialization_timeout=math.ceil(timeout), **mtls)
+        _initialize_jax(
+            local_device_ids=local_device_ids, initialization_timeout=math.ceil(timeout), **mtls
+        )
     except ValueError as error:
         if "Number of processes" in str(error):
             require_numbers_with_address()
         if "coordinator_address" not in str(error):
             raise
-        scheduled = process_from_scheduler()
         if scheduled is not None:
             raise ValueError(
                 f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, but JAX "
@@ -173,7 +179,6 @@ def _initialize_detected(timeout: float, mtls: dict[str, str]) -> ProcessInfo:
                 "for all of them, with the host of process 0."
             ) from None
         return ProcessInfo(0, 1)
-    scheduled = process_from_scheduler()
     if scheduled is not None:  # asking JAX would start its backend, which programs configure later
         return scheduled.info
     return ProcessInfo(jax.process_index(), jax.process_count())

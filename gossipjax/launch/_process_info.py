@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 from typing import NamedTuple
 
 PLACE = "GOSSIPJAX_NODE"  # of an asynchronous job: the place of the process, and where all listen
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
-# The variables in which a scheduler gives the number of processes, the number of this one, and its
-# number on its host.
+# The variables in which a scheduler gives the number of processes, the number of this one, its
+# number on its host, and the number of processes on the first host (Slurm: `8(x2)`).
 SCHEDULERS = {
     "Open MPI": (
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    "Slurm": ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+    "Slurm": (
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        "SLURM_STEP_TASKS_PER_NODE",
+    ),
 }
 # Slurm counts how often it has requeued a job, which is another job then.
 JOBS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
@@ -46,11 +53,12 @@ class RequestedProcess(NamedTuple):
 
 
 class ScheduledProcess(NamedTuple):
-    """Process information in a scheduler's job step, and the number of the process on its host."""
+    """Process information in a scheduler's job step: of the job, and of the process's host."""
 
     scheduler: str
     info: ProcessInfo
     local_rank: int | None
+    local_size: int | None  # of process 0's host
 
 
 def process_from_arguments(
@@ -105,22 +113,13 @@ def require_numbers_with_address() -> None:
 
 def process_from_scheduler() -> ScheduledProcess | None:
     """Process information from Open MPI or Slurm; None outside of their job steps."""
-    for scheduler, variables in SCHEDULERS.items():
-        num_processes, process_id, local_rank = map(int_from_env, variables)
+    for scheduler, (*numbers, on_host) in SCHEDULERS.items():
+        num_processes, process_id, local_rank = map(int_from_env, numbers)
         if num_processes is not None and process_id is not None:
-            return ScheduledProcess(scheduler, ProcessInfo(process_id, num_processes), local_rank)
+            info = ProcessInfo(process_id, num_processes)
+            size = re.match(r"\d+", os.environ.get(on_host, ""))
+            return ScheduledProcess(scheduler, info, local_rank, int(size[0]) if size else None)
     return None
-
-
-def local_rank_from_scheduler(info: ProcessInfo) -> int | None:
-    """Number of this process on its host, if a scheduler gave `info`: the number of its GPU.
-
-    JAX chooses the same where it detects the scheduler. None where `JAX_LOCAL_DEVICE_IDS` chooses.
-    """
-    scheduled = process_from_scheduler()
-    if scheduled is None or scheduled.info != info or "JAX_LOCAL_DEVICE_IDS" in os.environ:
-        return None
-    return scheduled.local_rank
 
 
 class NodeInfo(NamedTuple):

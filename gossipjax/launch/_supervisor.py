@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gossipjax.launch._process_info import ADDRESSES, PLACE
 from gossipjax.launch._progress import PROGRESS
@@ -61,6 +61,7 @@ class JobSpec:
     command: Sequence[str]
     num_processes: int
     local_devices: int  # of each process
+    gpu_variables: Sequence[Mapping[str, str]]  # of each process, see `divide_gpus`
     grace_seconds: float  # from SIGTERM to SIGKILL
     keep_memory: bool  # whether processes have `MALLOC_ENVIRONMENT`
     stall: StallLimits | None  # None does not watch
@@ -335,13 +336,10 @@ class _Supervisor:
         """Environment of a process: that of the launcher, with defaults and with fixed values."""
         job = self._job
         count = job.num_processes if job.asynchronous else len(group.ranks)
-        first_device = rank * job.local_devices
-        device_ids = range(first_device, first_device + job.local_devices)
         # NPROC is the size of XLA's thread pool on CPU. With no more threads than devices, the
         # devices that wait in a collective would leave no thread for the computations of others.
         defaults = {
             "NPROC": str(max(2 * job.local_devices, (os.cpu_count() or 1) // count)),
-            "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, device_ids)),
             "PYTHONUNBUFFERED": "1",
             "GOSSIPJAX_SECRET": self._secret,
             **(MALLOC_ENVIRONMENT if job.keep_memory else {}),
@@ -356,6 +354,7 @@ class _Supervisor:
             "GOSSIPJAX_RESTART": str(group.restarts),
             "GOSSIPJAX_JOB": self._job_id,
             PROGRESS: "",  # not that of a job in which the launcher runs
+            **job.gpu_variables[rank],
         }
         if not job.asynchronous:
             return {**defaults, **os.environ, **required, **coordinated}

@@ -1,7 +1,6 @@
 """Joining a job: process information, and jobs of two real processes."""
 
 import contextlib
-import os
 import subprocess
 import sys
 from typing import Any
@@ -12,19 +11,6 @@ from launching import TIMEOUT, environment, free_address, run_job
 
 from gossipjax import launch
 from gossipjax.launch import ProcessInfo, _initialize
-
-
-@pytest.fixture
-def fresh_process(monkeypatch):
-    """A process that has not been initialized, outside of any job."""
-    monkeypatch.setattr(_initialize, "_initialized", None)
-    for name in list(os.environ):
-        if name.startswith(
-            ("GOSSIPJAX_", "JAX_NUM_", "JAX_PROCESS_", "JAX_COORD", "SLURM_", "OMPI_")
-        ):
-            monkeypatch.delenv(name)
-    return monkeypatch
-
 
 ENGINES = {  # the variables of process 3 of 4
     "python -m gossipjax.launch": {
@@ -56,9 +42,12 @@ def test_each_engine_says_who_a_process_is(variables, fresh_process):
         fresh_process.setenv(name, value)
     calls = []
     fresh_process.setattr(_initialize, "rendezvous", lambda *args: calls.append(args[:2]))
-    fresh_process.setattr(_initialize, "_initialize_jax", lambda **_: None)
+    fresh_process.setattr(_initialize, "_initialize_jax", lambda **given: calls.append(given))
     assert launch.initialize() == ProcessInfo(3, 4)
-    assert calls == [("node-0:1", ProcessInfo(3, 4))]
+    met, given = calls
+    assert met == ("node-0:1", ProcessInfo(3, 4))
+    # By default JAX's coordinator, which lets everybody in, would listen at all addresses.
+    assert given["coordinator_bind_address"] == "node-0:1"
 
 
 def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_process):
@@ -146,30 +135,6 @@ def test_an_address_is_enough_where_a_scheduler_numbers_the_processes(fresh_proc
     fresh_process.setenv("GOSSIPJAX_INITIALIZATION_TIMEOUT", "0.2")
     with pytest.raises(ConnectionError, match=r"within 0\.2 s"):
         launch.initialize("127.0.0.1:1")
-
-
-@pytest.mark.parametrize(("chosen", "devices"), [(None, 3), ("0,1", None)])
-def test_a_scheduled_process_uses_one_gpu_with_an_address_too(fresh_process, chosen, devices):
-    fresh_process.setenv("SLURM_STEP_NUM_TASKS", "16")
-    fresh_process.setenv("SLURM_PROCID", "11")
-    fresh_process.setenv("SLURM_LOCALID", "3")
-    if chosen:
-        fresh_process.setenv("JAX_LOCAL_DEVICE_IDS", chosen)
-    device_ids = []
-    bind_addresses = []
-    fresh_process.setattr(_initialize, "rendezvous", lambda *_: None)
-
-    def record(**options):
-        device_ids.append(options["local_device_ids"])
-        bind_addresses.append(options["coordinator_bind_address"])
-
-    fresh_process.setattr(_initialize, "_initialize_jax", record)
-    assert launch.initialize("node-0:1234") == ProcessInfo(11, 16)
-    fresh_process.setattr(_initialize, "_initialized", None)
-    launch.initialize("node-0:1234", 2, 0)  # given by hand, inside of a job step
-    assert device_ids == [devices, None]
-    # By default JAX's coordinator, which lets everybody in, would listen at all addresses.
-    assert bind_addresses == ["node-0:1234", "node-0:1234"]
 
 
 def test_without_any_sign_of_a_job_there_is_one_process():

@@ -1,7 +1,5 @@
 """The place of a node in a job whose nodes are programs of their own, from its environment."""
 
-import os
-
 import pytest
 
 from gossipjax.launch import NodeInfo, find_node
@@ -15,15 +13,10 @@ OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "2"}
 
 
 @pytest.fixture
-def set_variables(monkeypatch):
-    """Sets the variables of a process that is outside of any other job."""
-    for name in list(os.environ):
-        if name.startswith(("GOSSIPJAX_", "SLURM_", "OMPI_")):
-            monkeypatch.delenv(name)
-
+def set_variables(fresh_process):
     def set_all(variables):
         for name, value in variables.items():
-            monkeypatch.setenv(name, value)
+            fresh_process.setenv(name, value)
 
     return set_all
 
