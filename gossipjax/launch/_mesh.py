@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -74,13 +73,7 @@ def _require_positive_int(value: int, name: str) -> None:
 
 
 def _sort_devices(devices: Sequence[Any]) -> list[Any]:
-    ordered = sorted(devices, key=lambda d: (_slice_index(d), d.process_index, d.id))
-    if not ordered or any(one is other for one, other in itertools.pairwise(ordered)):
-        raise ValueError(
-            "devices must be at least one, each given once, got none or some of them several "
-            "times: for several nodes on each device, give their number to gx.Nodes."
-        )
-    return ordered
+    return sorted(devices, key=lambda d: (_slice_index(d), d.process_index, d.id))
 
 
 def _slice_index(device: Any) -> int:
