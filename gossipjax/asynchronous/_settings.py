@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from pathlib import Path
 from typing import Any, Literal
 
 from gossipjax.asynchronous._messages import is_address
 from gossipjax.asynchronous.algorithms import Algorithm
+from gossipjax.launch.secret import is_loopback, require_secret
 from gossipjax.wire import WireLike
 
 
@@ -35,10 +35,16 @@ class Settings:
         for name, value in (listen, *(("address", value) for value in self.contacts)):
             if not is_address(value, may_be_any=name == "listen"):
                 raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
-        if not self.secret and not is_loopback(self.listen.rpartition(":")[0]):
+            if not may_connect(value, self.secret):
+                raise ValueError(
+                    f"a node must have a secret if others of its job are on other machines, got "
+                    f"none with {name} {value}: give the same text to all nodes of the job."
+                )
+        require_secret(self.secret, "secret")
+        if not isinstance(self.algorithm, Algorithm):
             raise ValueError(
-                f"a node that listens at {self.listen}, where strangers may connect, needs a "
-                "secret, got none: give the same text to all nodes of the job."
+                "algorithm must be gx.asynchronous.sgp(), adpsgd() or outer(every), got "
+                f"{self.algorithm!r:.60}."
             )
         if self.algorithm.averages and self.wire is not None:
             raise ValueError(
@@ -51,13 +57,10 @@ class Settings:
         return self.opt_state is not None or self.steps > 0
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a host.
+def may_connect(address: str, secret: str | None) -> bool:
+    """Whether nodes without a secret may be there: then strangers on other machines cannot be.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
+    >>> may_connect("127.0.0.1:5000", None), may_connect("192.0.2.1:5000", None)
     (True, False)
     """
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a name
-        return False
+    return secret is not None or is_loopback(address.rpartition(":")[0])

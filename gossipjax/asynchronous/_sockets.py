@@ -7,13 +7,15 @@ behind a model.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
+
+from gossipjax.asynchronous._settings import may_connect
+from gossipjax.launch.secret import make_key
 
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
 RECONNECT_MS = 100
@@ -29,7 +31,8 @@ class Sockets:
     """Sends frames to addresses, and receives what was sent to its own.
 
     With a secret, connections are encrypted (CurveZMQ) by a key that is made of it: who does not
-    have the secret cannot connect.
+    have the secret cannot connect. Without one it sends to this machine only, whatever addresses
+    strangers name.
 
     It listens at `address`, `host:port`, where port 0 is any that is free; the attribute has the
     port. A connection that sends a frame of more than `MAX_FRAME_BYTES` is closed.
@@ -40,7 +43,8 @@ class Sockets:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._is_ipv6 = address.startswith("[")
-        self._keys = make_keys(secret) if secret else None
+        self._secret = secret
+        self._keys = None if secret is None else make_keys(secret)
         self._outgoing: dict[tuple[str, bool], zmq.Socket[bytes]] = {}
         self._incoming = self._make_socket(zmq.PULL)
         self._incoming.maxmsgsize = MAX_FRAME_BYTES + (ENCRYPTION_BYTES if self._keys else 0)
@@ -83,6 +87,8 @@ class Sockets:
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many wait already."""
         key = address, is_bulk
+        if not may_connect(address, self._secret):
+            return False
         try:
             if key not in self._outgoing:
                 self._outgoing[key] = self._connect(address)
@@ -146,5 +152,5 @@ def make_keys(secret: str) -> tuple[bytes, bytes]:
 
     The public one is secret, too: it is never sent in the clear, and nobody connects without it.
     """
-    private = z85.encode(hashlib.sha256(b"gossipjax.asynchronous " + secret.encode()).digest())
+    private = z85.encode(make_key(secret, "asynchronous"))
     return zmq.curve_public(private), private

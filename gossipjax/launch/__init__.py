@@ -8,10 +8,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gossipjax.launch._gpu import GpuSetting, gpu_settings, set_gpu_settings
-from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node, secret_from_env
+from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node
 from gossipjax.launch._progress import advance
 from gossipjax.launch._supervisor import MALLOC_ENVIRONMENT
 from gossipjax.launch._worker import signal_handlers
+from gossipjax.launch.secret import secret_from_env
 
 if TYPE_CHECKING:
     from gossipjax.launch._initialize import exit_process, initialize

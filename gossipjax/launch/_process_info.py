@@ -162,8 +162,7 @@ def find_node() -> NodeInfo | None:
     True
     """
     is_restart = bool(int_from_env("GOSSIPJAX_RESTART"))
-    parts = [value for name in JOBS if (value := os.environ.get(name))]
-    job = os.environ.get("GOSSIPJAX_JOB") or "-".join(parts)
+    job = find_job()
     if os.environ.get(ADDRESSES):
         addresses = os.environ[ADDRESSES].split(",")
         place = int(os.environ[PLACE])
@@ -188,6 +187,12 @@ def find_node() -> NodeInfo | None:
         return NodeInfo(0, num_nodes, coordinator, (), is_restart, job)
     listen = f"{_find_own_host(coordinator)}:0"
     return NodeInfo(place, num_nodes, listen, (coordinator,), is_restart, job)
+
+
+def find_job() -> str:
+    """The name of the job, the same for all its processes; empty where nothing gives one."""
+    parts = [value for name in JOBS if (value := os.environ.get(name))]
+    return os.environ.get("GOSSIPJAX_JOB") or "-".join(parts)
 
 
 def _find_own_host(address: str) -> str:
@@ -240,23 +245,6 @@ def timeout_seconds(value: float | None) -> float:
             f"{MAX_TIMEOUT}, got {given!r}."
         )
     return seconds
-
-
-def secret_from_env() -> str | None:
-    """The secret by which the processes of a job know each other, in `GOSSIPJAX_SECRET`, or None.
-
-    Raises:
-      ValueError: if it is empty.
-
-    >>> from unittest import mock
-    >>> with mock.patch.dict(os.environ, {"GOSSIPJAX_SECRET": "a long text"}):
-    ...     secret_from_env()
-    'a long text'
-    """
-    secret = os.environ.get("GOSSIPJAX_SECRET")
-    if secret == "":
-        raise ValueError("GOSSIPJAX_SECRET must not be empty: set one text for all, or unset it.")
-    return secret
 
 
 def parse_address(address: str, name: str = "coordinator_address") -> tuple[str, int]:

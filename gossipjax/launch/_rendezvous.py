@@ -2,8 +2,9 @@
 
 If the coordinator is unreachable, or a process is missing or was started twice, JAX aborts the
 process: the program cannot catch it, and the message does not name the process. So the processes
-first meet at the coordinator's address themselves. Each sends one line to process 0, which answers
-all of them at the end: `JSON`, or `HMAC JSON` if the job has a secret.
+first meet at the coordinator's address themselves. On each connection both ends begin with a line
+that is a nonce. Then the process says who it is, and process 0 answers all of them at the end:
+`JSON`, or `HMAC JSON` if the job has a secret.
 
 Anybody who reaches the port can connect. So everything that arrives is checked before it is used,
 connections are read concurrently, and there is one deadline for all.
@@ -18,13 +19,16 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import reprlib
+import secrets
 import selectors
 import socket
 import time
 from typing import Any
 
-from gossipjax.launch._process_info import MAX_PROCESSES, ProcessInfo, parse_address
+from gossipjax.launch._process_info import MAX_PROCESSES, ProcessInfo, find_job, parse_address
+from gossipjax.launch.secret import make_key
 
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # JAX's coordinator uses it, too
 RESOLVE_SECONDS = 0.5  # between two attempts to resolve a name
@@ -33,7 +37,9 @@ MARGIN_SECONDS = 5.0  # for process 0's answer to arrive after its timeout
 MAX_SHOWN = 8  # missing processes, and dropped connections, in an error
 MAX_HELLO_BYTES = 4096
 MAX_ANSWER_BYTES = 1 << 16
-MAX_HOST_LENGTH = 300
+MAX_TEXT = 300
+NONCE = re.compile(rb"[0-9a-f]{32}")
+NOT_UNDERSTOOD = "a message that this process does not understand"
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
@@ -42,10 +48,11 @@ def rendezvous(address: str, info: ProcessInfo, timeout: float, secret: str | No
 
     Processes other than 0 return when JAX's coordinator listens there.
     """
+    key = None if secret is None else make_key(secret, "rendezvous")
     if info.process_id == 0:
-        error = Coordinator(address, info, timeout, secret).run()
+        error = Coordinator(address, info, timeout, key).run()
     else:
-        error = _join(address, info, timeout, secret)
+        error = _join(address, info, timeout, key)
     if error is not None:
         raise ConnectionError(error)
 
@@ -54,49 +61,65 @@ class MessageError(Exception):
     """A message is not one of the job; the text describes it."""
 
 
-def encode(message: dict[str, Any], secret: str | None) -> bytes:
+def encode(message: dict[str, Any], key: bytes | None, nonces: bytes) -> bytes:
     text = json.dumps(message).encode()
-    return text + b"\n" if secret is None else b"%s %s\n" % (_sign(text, secret), text)
+    return text + b"\n" if key is None else b"%s %s\n" % (_sign(text, key, nonces), text)
 
 
-def _decode(line: bytes, secret: str | None) -> dict[str, Any]:
+def _decode(line: bytes, key: bytes | None, nonces: bytes) -> dict[str, Any]:
     text = line
-    if secret is not None:
+    if key is not None:
         signature, _, text = line.partition(b" ")
-        if not hmac.compare_digest(signature, _sign(text, secret)):
+        if not hmac.compare_digest(signature, _sign(text, key, nonces)):
             raise MessageError("a message that is not signed with this GOSSIPJAX_SECRET")
     try:
         message = json.loads(text)
     except (ValueError, RecursionError):  # RecursionError: thousands of opening brackets
         message = None
     if not isinstance(message, dict):
-        raise MessageError("a message that this process does not understand")
+        raise MessageError(NOT_UNDERSTOOD)
     return message
 
 
-def _sign(text: bytes, secret: str) -> bytes:
-    key = secret.encode(errors="surrogateescape")
-    return hmac.new(key, text, hashlib.sha256).hexdigest().encode()
+def _sign(text: bytes, key: bytes, nonces: bytes) -> bytes:
+    """The signature of a text on one connection: on another it is worth nothing."""
+    return hmac.new(key, nonces + text, hashlib.sha256).hexdigest().encode()
+
+
+def _make_nonce() -> bytes:
+    return secrets.token_hex(16).encode()
 
 
 def _describe_process() -> str:
     return f"{socket.gethostname()} pid {os.getpid()}"
 
 
+def _describe_job() -> str:
+    """The job and which attempt at it: no process of an earlier one may take part."""
+    return f"{find_job()!r}, restart {os.environ.get('GOSSIPJAX_RESTART') or 0}"[:MAX_TEXT]
+
+
 # The part of the processes other than 0.
 
 
-def _join(address: str, info: ProcessInfo, timeout: float, secret: str | None) -> str | None:
+def _join(address: str, info: ProcessInfo, timeout: float, key: bytes | None) -> str | None:
     """Introduce this process. Return process 0's error, or None if all have connected."""
-    line = b""
+    hello = {**info._asdict(), "host": _describe_process(), "job": _describe_job()}
+    mine = _make_nonce()
+    nonces = line = b""
     with _reach(address, info, timeout) as connection, contextlib.suppress(OSError):
         connection.settimeout(timeout + MARGIN_SECONDS)
-        connection.sendall(encode({**info._asdict(), "host": _describe_process()}, secret))
-        with connection.makefile("rb") as answer:
-            line = answer.readline(MAX_ANSWER_BYTES)
+        # Without waiting for process 0's: JAX's coordinator hangs up when it reads this.
+        connection.sendall(mine + b"\n")
+        with connection.makefile("rb") as answers:
+            theirs = answers.readline(MAX_HELLO_BYTES).rstrip(b"\n")
+            if NONCE.fullmatch(theirs):
+                nonces = theirs + mine
+                connection.sendall(encode(hello, key, nonces))
+                line = answers.readline(MAX_ANSWER_BYTES)
     error: Any = False
     with contextlib.suppress(MessageError):
-        error = _decode(line.rstrip(b"\n"), secret).get("error", False)
+        error = _decode(line.rstrip(b"\n"), key, nonces).get("error", False)
     if error is None:
         # JAX's client would sleep for a second after a failed attempt to reach its coordinator.
         _reach(address, info, timeout).close()
@@ -143,6 +166,8 @@ class _Connection:
 
     socket: socket.socket
     peer: str  # IP address of the other end
+    nonce: bytes  # that it was sent
+    nonces: bytes = b""  # of both ends
     received: bytes = b""  # so far, until it has introduced itself
     process_id: int | None = None  # None before it is known
 
@@ -150,11 +175,12 @@ class _Connection:
 class Coordinator:
     """Collects the processes of a job at process 0."""
 
-    def __init__(self, address: str, info: ProcessInfo, timeout: float, secret: str | None):
+    def __init__(self, address: str, info: ProcessInfo, timeout: float, key: bytes | None):
         self._address = address
         self._num_processes = info.num_processes
         self._timeout = timeout
-        self._secret = secret
+        self._key = key
+        self._job = _describe_job()
         self._hosts = {0: _describe_process()}  # by process_id
         self._connections: list[_Connection] = []
         self._dropped: dict[str, None] = {}  # why, in the order of time
@@ -173,8 +199,7 @@ class Coordinator:
                 self._collect(deadline, [server.getsockname()[0] for server in servers])
             # The port is free again before anybody is answered: JAX may listen there at once.
             for connection in self._connections:
-                with contextlib.suppress(OSError):
-                    connection.socket.send(encode({"error": self._error}, self._secret))
+                self._answer(connection, self._error)
         finally:
             for connection in self._connections:
                 connection.socket.close()
@@ -197,7 +222,8 @@ class Coordinator:
         with contextlib.suppress(OSError):  # the connection is gone already
             accepted, (peer, *_) = server.accept()
             accepted.setblocking(False)
-            connection = _Connection(accepted, peer)
+            connection = _Connection(accepted, peer, _make_nonce())
+            accepted.send(connection.nonce + b"\n")
             self._selector.register(accepted, selectors.EVENT_READ, connection)
             self._connections.append(connection)
 
@@ -215,29 +241,39 @@ class Coordinator:
                 self._drop(connection, f"{name} connected and left")
             return
         connection.received += data
-        line, newline, _ = connection.received.partition(b"\n")
-        if newline:
-            self._introduce(connection, line)
+        nonce, *lines = connection.received.split(b"\n", 2)
+        if lines and not NONCE.fullmatch(nonce):
+            self._drop(connection, f"{connection.peer} sent {NOT_UNDERSTOOD}")
+        elif len(lines) == 2:
+            connection.nonces = connection.nonce + nonce
+            self._introduce(connection, lines[0])
         elif not data or len(connection.received) > MAX_HELLO_BYTES:
             self._drop(connection, f"{connection.peer} sent no whole message")
 
     def _introduce(self, connection: _Connection, line: bytes) -> None:
         """Handle the message of a connection."""
         try:
-            message = _decode(line, self._secret)
-            names = ("process_id", "num_processes", "host")
-            process_id, num_processes, host = map(message.get, names)
+            message = _decode(line, self._key, connection.nonces)
+            names = ("process_id", "num_processes", "host", "job")
+            process_id, num_processes, host, job = map(message.get, names)
             if not (
                 type(process_id) is int  # not True
                 and type(num_processes) is int
                 and 0 < process_id < num_processes <= MAX_PROCESSES
                 and isinstance(host, str)
-                and len(host) <= MAX_HOST_LENGTH
-                and host.isprintable()
+                and isinstance(job, str)
+                and max(len(host), len(job)) <= MAX_TEXT
+                and (host + job).isprintable()
             ):
                 raise MessageError(f"a message with {reprlib.repr(message)}")
         except MessageError as error:
             self._drop(connection, f"{connection.peer} sent {error}")
+            return
+        if job != self._job:
+            # It may be left over from an earlier attempt, and does not end this one.
+            other = f"process {process_id} ({host}) is of job {job}, not {self._job}"
+            self._answer(connection, f"{other}: give all processes the same GOSSIPJAX_JOB.")
+            self._drop(connection, other)
             return
         error = self._compare(process_id, num_processes, host)
         self._error = self._error or error
@@ -258,6 +294,12 @@ class Coordinator:
                 f"{self._hosts[process_id]} and {host}: give each process another process_id"
             )
         return None
+
+    def _answer(self, connection: _Connection, error: str | None) -> None:
+        if connection.nonces:  # else it has not said who it is
+            with contextlib.suppress(OSError):
+                line = encode({"error": error}, self._key, connection.nonces)
+                connection.socket.send(line)
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         self._selector.unregister(connection.socket)

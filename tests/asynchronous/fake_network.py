@@ -17,11 +17,11 @@ NOTHING = Mass((Fraction(0),), Fraction(0))
 
 
 def make_address(place):
-    return f"host:{1 + place}"
+    return f"localhost:{1 + place}"
 
 
 def find_place(address):
-    return int(address.removeprefix("host:")) - 1
+    return int(address.removeprefix("localhost:")) - 1
 
 
 @dataclasses.dataclass

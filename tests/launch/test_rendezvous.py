@@ -15,7 +15,8 @@ from gossipjax.launch import ProcessInfo, _rendezvous
 from gossipjax.launch._process_info import parse_address
 from gossipjax.launch._rendezvous import encode, rendezvous
 
-both = pytest.mark.parametrize("secret", [None, "secret"], ids=["open", "secret"])
+SECRET, ANOTHER = "a secret that is long", "another secret, as long"
+both = pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
 
 
 class Job:
@@ -88,13 +89,16 @@ def test_doubled_processes_and_those_that_disagree_are_named(secret):
     assert "and 4 in process 2 (" in errors[0]
 
 
-HELLO = {"process_id": 1, "num_processes": 2, "host": "somewhere"}
+NONCE = b"0123456789abcdef" * 2
+HELLO = {"process_id": 1, "num_processes": 2, "host": "somewhere", "job": "'', restart 0"}
 WRONG = {
     "a bool": {**HELLO, "process_id": True},
     "0 of 2": {**HELLO, "process_id": 0},
     "2 of 2": {**HELLO, "process_id": 2},
     "1 of 10**3000": {**HELLO, "num_processes": 10**3000},
     "host controls a terminal": {**HELLO, "host": "\x1b[2J"},
+    "job controls a terminal": {**HELLO, "job": "\x1b[2J"},
+    "no job": {name: HELLO[name] for name in ("process_id", "num_processes", "host")},
     "long host": {**HELLO, "host": "x" * 3000},
     "only a list": [1, 2],
 }
@@ -110,32 +114,81 @@ LINES |= {
 def test_malformed_messages_do_not_end_the_job():
     with Job() as job:
         first = job.start(0, 2)
-        for name, line in LINES.items():
+        for begins, (name, line) in itertools.product((b"", NONCE + b"\n"), LINES.items()):
             with job.connect() as stranger:
-                stranger.sendall(line)
+                stranger.sendall(begins + line)
                 assert is_dropped(stranger), name
         assert [job.start(1, 2).result(), first.result()] == [None, None]
 
 
 def is_dropped(stranger: socket.socket) -> bool:
     try:
-        return stranger.recv(1) == b""
+        # What process 0 begins with, and nothing more.
+        return re.fullmatch(rb"([0-9a-f]{32}\n)?", stranger.makefile("rb").read()) is not None
     except ConnectionResetError:  # it had sent more
         return True
 
 
+def say(job: Job, text: bytes) -> socket.socket:
+    """Begins a connection as a process does, and says this."""
+    stranger = job.connect()
+    stranger.sendall(NONCE + b"\n" + text)
+    return stranger
+
+
 def test_without_the_secret_nobody_ends_the_job():
-    with Job(secret="secret") as job:
+    with Job(secret=SECRET) as job:
         first = job.start(0, 2)
-        for known, info in itertools.product((None, "other"), ((1, 2), (1, 3))):
-            hello = dict(zip(("process_id", "num_processes"), info, strict=True))
-            with job.connect() as stranger:
-                stranger.sendall(encode(hello | {"host": "somewhere"}, known))
+        for known, info in itertools.product((None, b"a key"), ((1, 2), (1, 3))):
+            hello = HELLO | dict(zip(("process_id", "num_processes"), info, strict=True))
+            with say(job, encode(hello, known, NONCE)) as stranger:
                 assert is_dropped(stranger)
         assert [job.start(1, 2).result(), first.result()] == [None, None]
 
 
-@pytest.mark.parametrize(("mine", "other"), [("secret", "another"), (None, "secret")])
+def test_what_was_signed_on_one_connection_is_worth_nothing_on_another(monkeypatch):
+    """Not what a process says, nor what process 0 answers, of this job or an earlier one."""
+    said: dict[bytes, bytes] = {}
+    sign = _rendezvous._sign
+
+    def record(text: bytes, key: bytes, nonces: bytes) -> bytes:
+        said[text] = b"%s %s\n" % (sign(text, key, nonces), text)
+        return sign(text, key, nonces)
+
+    monkeypatch.setattr(_rendezvous, "_sign", record)
+    with Job(secret=SECRET) as job:  # somebody listens
+        first = job.start(0, 2)
+        assert [job.start(1, 2).result(), first.result()] == [None, None]
+    hello, answer = said.values()
+    assert b'"process_id": 1' in hello
+    with Job(secret=SECRET) as job:
+        first = job.start(0, 2)
+        with say(job, hello) as stranger:
+            assert is_dropped(stranger)
+        assert [job.start(1, 2).result(), first.result()] == [None, None]
+    with Job(secret=SECRET) as job, socket.create_server(parse_address(job.address)) as server:
+        second = job.start(1, 2)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(NONCE + b"\n" + answer)
+        assert "does not expect it" in (second.result() or "")
+
+
+@both
+@pytest.mark.parametrize("name", ["GOSSIPJAX_JOB", "GOSSIPJAX_RESTART"])
+def test_a_process_of_another_job_or_attempt_is_told_so_and_ends_nothing(name, secret, monkeypatch):
+    with Job(secret=secret) as job:
+        monkeypatch.setenv(name, "7")
+        first = job.start(0, 2)
+        job.connect().close()  # process 0 has read its variables
+        monkeypatch.setenv(name, "6")
+        error = job.start(1, 2).result() or ""
+        assert re.search(r"process 1 \(.*6.*, not .*7.*: give all .* same GOSSIPJAX_JOB", error)
+        monkeypatch.setenv(name, "7")
+        assert [job.start(1, 2).result(), first.result()] == [None, None]
+
+
+@pytest.mark.parametrize(("mine", "other"), [(SECRET, ANOTHER), (None, SECRET)])
 def test_different_secrets_are_named(mine, other):
     with Job(timeout=1, secret=mine) as job:
         first = job.start(0, 2)
@@ -150,8 +203,9 @@ def test_different_secrets_are_named(mine, other):
 def test_a_process_that_has_left_is_missing_and_may_come_again():
     with Job(timeout=1.5) as job:
         first = job.start(0, 3)
-        with job.connect() as leaving:
-            leaving.sendall(encode(HELLO | {"num_processes": 3, "host": "host-1 pid 7"}, None))
+        hello = HELLO | {"num_processes": 3, "host": "host-1 pid 7"}
+        with say(job, encode(hello, None, NONCE)):
+            pass
         time.sleep(0.2)
         second = job.start(1, 3)
         error = first.result()

@@ -1,0 +1,55 @@
+"""The secret by which the processes of a job know each other, and the keys that are made of it."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+
+MIN_LENGTH = 16
+VARIABLE = "GOSSIPJAX_SECRET"
+
+
+def secret_from_env() -> str | None:
+    """The secret by which the processes of a job know each other, in `GOSSIPJAX_SECRET`, or None.
+
+    Raises:
+      ValueError: if it has less than 16 characters.
+
+    >>> from unittest import mock
+    >>> with mock.patch.dict(os.environ, {"GOSSIPJAX_SECRET": "a text that is long"}):
+    ...     secret_from_env()
+    'a text that is long'
+    """
+    secret = os.environ.get(VARIABLE)
+    require_secret(secret, VARIABLE)
+    return secret
+
+
+def require_secret(secret: str | None, name: str) -> None:
+    """Raises `ValueError` if there is one, and it is too short."""
+    if secret is not None and len(secret) < MIN_LENGTH:
+        raise ValueError(
+            f"{name} must have {MIN_LENGTH} characters or more, got {len(secret)}: who hears a "
+            "message could try all that are shorter. Give all processes the same line of "
+            "`openssl rand -hex 32`, or no secret."
+        )
+
+
+def make_key(secret: str, purpose: str) -> bytes:
+    """Returns 32 bytes, another key for each purpose."""
+    # Slow on purpose, about 50 ms: words of a dictionary are not tried by the million.
+    text = secret.encode(errors="surrogateescape")
+    return hashlib.scrypt(text, salt=f"gossipjax {purpose}".encode(), n=1 << 14, r=8, p=1, dklen=32)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to a host.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # a name
+        return False
