@@ -58,6 +58,7 @@ ALLOWED_PACKAGES = {
     "cost_model": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},
+    "launch": {"jax", "jaxlib", "numpy"},
 }
 PUBLIC_MODULES = {
     "gossipjax",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import os
@@ -12,18 +13,20 @@ from types import TracebackType
 from typing import NoReturn
 
 import jax
+from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
 from gossipjax.launch._devices import choose_gpu
 from gossipjax.launch._process_info import (
     ProcessInfo,
+    parse_address,
     process_from_arguments,
     process_from_scheduler,
     require_numbers_with_address,
-    secret_from_env,
     timeout_seconds,
 )
 from gossipjax.launch._progress import enable_stacks
 from gossipjax.launch._rendezvous import bind_address, rendezvous
+from gossipjax.launch.secret import is_loopback, secret_from_env
 
 _initialized: ProcessInfo | None = None
 
@@ -58,8 +61,8 @@ def initialize(
     If `GOSSIPJAX_SECRET` is set, the same text for all processes, they sign the messages by which
     they first meet with it. After that, JAX's coordinator lets everybody in, unless all processes
     have certificates (mutual TLS, JAX 0.12 or later). Gloo and NCCL have neither: use trusted
-    networks only. Process 0 listens at `coordinator_address`, or at `JAX_COORDINATOR_BIND_ADDRESS`
-    where that is set.
+    networks only. SECURITY.md says what listens, and where: at a `coordinator_address` on the
+    loopback, 127.0.0.1, all do.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
     more, and docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
@@ -119,6 +122,7 @@ def initialize(
         if address is not None and info.num_processes > 1:
             local_device_ids = choose_gpu(info)
             rendezvous(address, info, timeout, secret_from_env())
+            _stay_on_loopback(parse_address(address)[0])
             _initialize_jax(
                 coordinator_address=address,
                 num_processes=info.num_processes,
@@ -132,6 +136,15 @@ def initialize(
             )
         _initialized = info
     return _initialized
+
+
+def _stay_on_loopback(host: str) -> None:
+    """Where the coordinator is on the loopback, Gloo and NCCL listen there, too."""
+    if is_loopback(host):
+        # JAX has no option for it: Gloo would listen at the address of this machine's name.
+        make = _jax.make_gloo_tcp_collectives
+        _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def _find_mtls(**given: str | None) -> dict[str, str]:

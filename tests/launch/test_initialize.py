@@ -82,7 +82,7 @@ def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_pro
     [
         ("GOSSIPJAX_INITIALIZATION_TIMEOUT", "soon", "INITIALIZATION_TIMEOUT.* got 'soon'"),
         ("GOSSIPJAX_NUM_PROCESSES", "four", "GOSSIPJAX_NUM_PROCESSES.*'four'"),
-        ("GOSSIPJAX_SECRET", "", "GOSSIPJAX_SECRET must not be empty"),
+        ("GOSSIPJAX_SECRET", "a word", "GOSSIPJAX_SECRET must have 16 characters or more, got 6"),
         ("JAX_COORDINATOR_BIND_ADDRESS", "all", "JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"),
         ("SLURM_STEP_NUM_TASKS", "two", "SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"),
     ],
@@ -184,6 +184,46 @@ def test_two_processes_exchange_and_end_seconds_apart():
     # Threads of Gloo print there too, and mix their lines.
     lines = [line for line in done.stdout.splitlines() if "result" in line or "end" in line]
     assert sorted(lines) == ["[0] result 0 2 4 8 5", "[1] end", "[1] result 1 2 4 8 3"]
+
+
+LISTENING = """
+from pathlib import Path
+links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+rows = [line.split() for kind in ("tcp", "tcp6")
+        for line in Path("/proc/self/net", kind).read_text().splitlines()[1:]]
+for row in rows:
+    if row[3] == "0A" and f"socket:[{row[9]}]" in links:
+        print("listens at", row[1].partition(":")[0][-8:], flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_job_on_the_loopback_listens_nowhere_else():
+    """At 127.0.0.2, where Gloo would not listen by itself, however this machine is called."""
+    synchronous = (
+        "import os\n"
+        "os.environ['GOSSIPJAX_COORDINATOR_ADDRESS'] = (\n"
+        "    os.environ['GOSSIPJAX_COORDINATOR_ADDRESS'].replace('127.0.0.1', '127.0.0.2'))\n"
+        f"{CLUSTER}"
+        "print(gx.spmd(lambda x: jax.lax.psum(x, 'nodes'), mesh=mesh)(jnp.ones(2)).shape)\n"
+        f"{LISTENING}"
+        "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"
+        "launch.exit_process(0)"
+    )
+    done = run_job(synchronous, "--processes", 2, "--local-devices", 2)
+    assert done.returncode == 0, done.stderr
+    found = sorted(line for line in done.stdout.splitlines() if "listens" in line)
+    # The coordinator and Gloo of process 0, and Gloo of process 1.
+    assert found == ["[0] listens at 0200007F"] * 2 + ["[1] listens at 0200007F"]
+    asynchronous = (
+        "import os, jax.numpy as jnp, optax, gossipjax as gx\n"
+        "node = gx.launch.find_node()\n"
+        "joined = gx.asynchronous.join(None, optax.sgd(0.1), jnp.zeros(3), listen=node.listen,\n"
+        "    algorithm=gx.asynchronous.sgp())\n"
+        f"{LISTENING}"
+    )
+    done = run_job(asynchronous, "--processes", 1, "--asynchronous")
+    assert done.stdout == "[0] listens at 0100007F\n", done.stderr
 
 
 def test_jax_detects_slurm():
