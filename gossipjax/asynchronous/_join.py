@@ -48,8 +48,8 @@ def join(
       patience: seconds of silence after which another node is declared dead.
       wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
         out stays at the sender.
-      secret: only nodes that have it can connect. It is needed unless `listen` is a loopback
-        address.
+      secret: only nodes that have it can connect, 16 characters or more. It is needed unless
+        `listen` and `address` are loopback addresses.
       journal: a file to which every event is appended, for `replay`.
       opt_state: the state of an earlier life or job, to go on with; None is a new one.
       steps: the local steps of an earlier job, which `Node.total_steps` counts, too.

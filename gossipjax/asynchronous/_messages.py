@@ -18,7 +18,7 @@ import numpy as np
 
 from gossipjax.asynchronous._wire import Wire, as_bytes, count_bytes, read_frame
 
-VERSION = 3
+VERSION = 4
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
@@ -27,6 +27,7 @@ MAX_COUNT = 2**53
 MAX_PORT = 65535
 CHECKED = 1 << 16  # numbers that are checked at a time
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
+IN_COMMON = ("job", "model", "algorithm", "wire")
 WITH_MASS = ("share", "ask", "final")
 VIEW_FLAGS = {"wants_mass", "begs", "is_ready", "is_finished", "is_drained"}
 
@@ -146,10 +147,14 @@ class MessageError(Exception):
 
 
 class MisfitError(MessageError):
-    """They are of a node that does not fit into this job; `address` is where it listens."""
+    """They are of a node that does not fit into this job.
 
-    def __init__(self, reason: str, address: str):
+    `address` is where it listens, `own` what this node has in place of what differs.
+    """
+
+    def __init__(self, reason: str, own: str, address: str):
         super().__init__(reason)
+        self.own = own
         self.address = address
 
 
@@ -158,6 +163,7 @@ class Format(NamedTuple):
 
     job: str  # its name
     model: str  # a text that only nodes with the same model have
+    algorithm: str  # its name, and the outer optimizer
     wire: str  # the name of what travels
     sizes: tuple[int, ...]  # of each buffer
     dtypes: tuple[np.dtype, ...]  # in which a node holds each
@@ -181,7 +187,7 @@ class Format(NamedTuple):
 def encode(message: Message, job: Format) -> list[Any]:
     """Returns the frames of a message: those of its buffers are not copied where they fit."""
     header: dict[str, Any] = message._asdict() | {"final": message.version, "version": VERSION}
-    header |= {"job": job.job, "model": job.model, "wire": job.wire}
+    header |= {name: getattr(job, name) for name in IN_COMMON}
     del header["mass"], header["view"]
     frames: list[Any] = []
     if message.view is not None:
@@ -201,9 +207,9 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
       MessageError: if it is none of this job.
     """
     header = _read_header(frames[0])
-    for name, own in (("version", VERSION), ("job", job.job), ("model", job.model)):
-        _require_same(header, name, own)
-    _require_same(header, "wire", job.wire)
+    _require_same(header, "version", VERSION)
+    for name in IN_COMMON:
+        _require_same(header, name, getattr(job, name))
     kind = header.get("kind")
     if kind not in KINDS:
         raise MessageError("of an unknown kind")
@@ -239,7 +245,7 @@ def _require_same(header: dict[str, Any], name: str, own: object) -> None:
         sender = _read_identity(header.get("sender"))
     except MessageError:
         raise MessageError(reason) from None
-    raise MisfitError(reason, sender.address)
+    raise MisfitError(reason, str(own), sender.address)
 
 
 def _read_header(frame: Any) -> dict[str, Any]:

@@ -44,6 +44,29 @@ def travels_twice(outer: Outer | None) -> bool:
     return outer is not None and outer.momentum > 0
 
 
+def require_transform(tx: Any) -> None:
+    """Raises `ValueError` unless it is one of optax."""
+    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+        raise ValueError(
+            f"tx must be an optax.GradientTransformation, got {type(tx).__name__}: as in "
+            "optax.sgd(0.1)."
+        )
+
+
+def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> None:
+    """Raises `ValueError` if an update needs the other nodes: those are not there."""
+    try:
+        jax.eval_shape(tx.update, params, opt_state, params)
+    except (NameError, ValueError) as error:  # JAX's, and that of `axis_size`
+        if "axis name" in str(error).replace("_", " "):
+            raise ValueError(
+                "tx must update one node by itself, got a part that exchanges over an axis: leave "
+                "gossip, gx.allreduce and gx.apply_if_finite out of the chain. The `algorithm` of "
+                "join exchanges here, and its `nonfinite` skips."
+            ) from None
+        raise
+
+
 def make_update(tx: optax.GradientTransformation, params: Any, gradients: Gradients) -> Any:
     """Returns `(x, w, moved, opt_state, *inputs) -> (moved + u, opt_state, aux, is_finite)`.
 

@@ -27,12 +27,14 @@ from gossipjax.asynchronous._model import (
     advance,
     make_numerator,
     make_update,
+    require_local,
+    require_transform,
     travels_twice,
     unpack,
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
-from gossipjax.asynchronous._settings import Settings
+from gossipjax.asynchronous._settings import Settings, may_connect
 from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import make_key, wire_types
 from gossipjax.collectives import Layout
@@ -85,7 +87,9 @@ class Node:
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._wires = wire_types(self._layout.dtypes, settings.wire) * self._count_models()
+        require_transform(tx)
         opt_state = tx.init(params) if settings.opt_state is None else settings.opt_state
+        require_local(tx, params, opt_state)
         self._opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._updates: dict[Gradients, Any] = {}
         self._steps = self._skipped = self._sent = self._kept = 0
@@ -116,14 +120,16 @@ class Node:
         return 1 + travels_twice(self._algorithm.outer)
 
     def _make_format(self) -> Format:
-        """What all nodes of the job must have in common; nodes of another model are told so."""
+        """What all nodes of the job must have in common; a node that differs is told so."""
         shapes = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._like)]
-        model = f"{jax.tree.structure(self._like)} {shapes} {self._algorithm.outer}"
-        digest = hashlib.sha256(model.encode()).hexdigest()
+        text = f"{jax.tree.structure(self._like)} {shapes}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
+        algorithm = str(self._algorithm.outer or self._algorithm.name)
         sizes = tuple(self._layout.sizes) * self._count_models()
         dtypes = tuple(self._layout.dtypes) * self._count_models()
         names = " ".join(map(str, self._wires))
-        return Format(self._settings.job, digest, names, sizes, dtypes, self._wires)
+        return Format(self._settings.job, model, algorithm, names, sizes, dtypes, self._wires)
 
     def _make_life(self) -> Identity:
         self._moved = self._make_moved()
@@ -289,7 +295,7 @@ class Node:
         """
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
-        seconds = 10 * self._patience if timeout is None else timeout
+        start = time.monotonic()
         participant = self._participant
         misfits = self._service.misfits
 
@@ -297,16 +303,24 @@ class Node:
             is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
             return not participant.wants_mass or is_refused
 
-        self._service.wait_until(is_over, seconds)
+        self._service.wait_until(is_over, 10 * self._patience if timeout is None else timeout)
         if participant.wants_mass:
+            seconds = time.monotonic() - start
             with self._service.lock:
                 contacts = sorted(participant.contacts)
+                is_heard = bool(participant.peers)
             answers = _list_some(
                 [self._explain_silence(address) for address in contacts[:MAX_SHOWN]]
             )
+            if misfits:
+                way_out = "Give all nodes of the job the same"
+            elif is_heard or not contacts:
+                way_out = "One node must found the job: by join(None, ...), or is_founder=True"
+            else:
+                way_out = "Give the address of one that lives"
             raise TimeoutError(
-                f"a living node must answer within {seconds:g} seconds, got none: "
-                f"{answers or 'there is no address'}. Give the address of one that lives."
+                f"another node must give this one half of what it holds, got nothing in "
+                f"{seconds:.2g} seconds: {answers or 'there is no address'}. {way_out}."
             )
 
     def _explain_silence(self, address: str) -> str:
@@ -317,6 +331,8 @@ class Node:
             heard = [p for p in self._participant.peers.values() if p.identity.address == address]
         if heard:
             return f"{address} answers, but has nothing to give"
+        if not may_connect(address, self._settings.secret):
+            return f"{address} is on another machine, and needs a secret"
         host, _, port = address.rpartition(":")
         with (
             contextlib.suppress(OSError),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossipjax import launch
 from gossipjax.asynchronous._messages import (
+    MAX_TEXT,
     Format,
     Message,
     MessageError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 TICKS = 50  # of the clock, in the time after which a node is declared dead
 MISFIT = b"M"  # the first byte of what tells a node of another job so
-MAX_MISFIT_BYTES = 1000
+MAX_MISFIT_BYTES = 4000
 MAX_REASONS = 1000
 LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
 
@@ -157,8 +158,8 @@ class Service:
                 frames = piece[1]
             return decode(frames, self._job)
         except MisfitError as error:
-            self._answer_misfit(error, now)
             self._count_dropped(str(error))
+            self._answer_misfit(error, now)
         except MessageError as error:
             self._count_dropped(str(error))
         return None
@@ -176,15 +177,16 @@ class Service:
                 self._sockets.forget(address)
             self._answered.clear()
         self._answered[error.address] = now
-        said = json.dumps([self.address, str(error)])
+        said = json.dumps([self.address, f"{error}, not {error.own[:MAX_TEXT]!r}"])
         self._sockets.send(error.address, [MISFIT + said.encode()])
 
     def _note_misfit(self, frames: list[Any]) -> None:
         with contextlib.suppress(ValueError, RecursionError):
             match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
-                case [str() as address, str() as reason] if len(self.misfits) < MAX_REASONS:
+                case [str() as address, str() as reason] if (address + reason).isprintable():
                     with self.lock:
-                        self.misfits[address] = reason
+                        if len(self.misfits) < MAX_REASONS:
+                            self.misfits[address] = reason
                         self.lock.notify_all()
 
     def _send(self, address: str, message: Message) -> None:

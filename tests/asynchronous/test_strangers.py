@@ -10,6 +10,7 @@ import optax
 import pytest
 import zmq
 
+import gossipjax as gx
 import gossipjax.asynchronous as ga
 from gossipjax.asynchronous._messages import (
     Format,
@@ -22,9 +23,12 @@ from gossipjax.asynchronous._messages import (
     encode,
 )
 
+SECRET = "a secret that is long"
 SIZES = (3, 2)
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
-FORM = Format("job", "model", "wire", SIZES, (FLOAT32, FLOAT64), (np.dtype(jnp.bfloat16), FLOAT32))
+FORM = Format(
+    "job", "model", "sgp", "wire", SIZES, (FLOAT32, FLOAT64), (np.dtype(jnp.bfloat16), FLOAT32)
+)
 SENDER = Identity(3, "life", "127.0.0.1:5000")
 X = (np.array([1.0, 2.0, -3.0], np.float32), np.array([0.5, 4.0]))
 MASS = Mass(X, 0.5, -700)
@@ -162,29 +166,43 @@ def test_garbage_is_counted_and_the_nodes_go_on():
 
 
 @pytest.mark.parametrize(
-    ("job", "size", "reason"), [("another", 3, "of another job"), ("job", 4, "of another model")]
+    ("different", "reason"),
+    [
+        ({"job": "another"}, "of another job, not 'job'"),
+        ({"params": jnp.zeros(4)}, "of another model, not '3 parameters in 1 arrays,"),
+        ({"wire": "bfloat16"}, "of another wire, not 'float32 float32'"),
+        ({"algorithm": ga.sgp()}, r"of another algorithm, not 'Outer\(every=8,"),
+        ({"algorithm": ga.outer(4)}, r"of another algorithm, not 'Outer\(every=8,"),
+        ({"algorithm": ga.outer(8, 0.5)}, r"of another algorithm, .*learning_rate=0.7, "),
+    ],
 )
-def test_nodes_of_another_job_do_not_meet(job, size, reason):
-    with join() as a:
-        other = ga.join(
-            a.address, optax.sgd(0.1), jnp.zeros(size), algorithm=ga.sgp(), job=job, place=1
-        )
-        wait_for(lambda: reason in a.statistics.dropped)
-        with pytest.raises(TimeoutError, match=f"{a.address} says that this node is {reason}"):
-            other.wait_for_mass(timeout=10)
+def test_who_does_not_fit_into_a_job_is_told_why_at_once(different, reason):
+    own = {"tx": optax.sgd(0.1), "params": jnp.zeros(3), "algorithm": ga.outer(8), "job": "job"}
+    with ga.join(None, **own) as a, ga.join(a.address, place=1, **own | different) as other:
+        told = f"{a.address} says that this node is {reason}.* Give all nodes of the job the same"
+        with pytest.raises(TimeoutError, match=told) as error:
+            other.wait_for_mass(timeout=60)
+        assert "in 60 seconds" not in str(error.value)  # it did not wait for that
+        assert list(a.statistics.dropped) == [reason.partition(",")[0]]
         assert a.members == [0]
-        other.leave()
 
 
-def test_nodes_of_another_wire_do_not_mix_in_silence():
-    is_told = pytest.raises(TimeoutError, match="says that this node is of another wire")
-    with join() as a, join(a.address, place=1, wire="bfloat16") as b, is_told:
-        b.wait_for_mass(timeout=10)
+def test_what_to_do_where_nobody_gives():
+    """Nobody listens, nobody has founded the job, or nobody is known."""
+    with join("127.0.0.1:9") as a, pytest.raises(TimeoutError, match="Give the address of one"):
+        a.wait_for_mass(timeout=0.1)
+    founds = r"One node must found the job: by join\(None, \.\.\.\), or is_founder=True"
+    with join(is_founder=False) as a, join(a.address, place=1) as b:
+        wait_for(lambda: b._participant.peers)
+        with pytest.raises(TimeoutError, match=f"has nothing to give. {founds}"):
+            b.wait_for_mass(timeout=0.1)
+    with join(is_founder=False) as a, pytest.raises(TimeoutError, match=f"no address. {founds}"):
+        a.wait_for_mass(timeout=0.1)
 
 
-@pytest.mark.parametrize("secret", ["another", None])
+@pytest.mark.parametrize("secret", ["another secret that is long", None])
 def test_who_has_not_the_secret_does_not_meet(secret):
-    with join(secret="the secret") as a:
+    with join(secret=SECRET) as a:
         other = join(a.address, secret=secret, place=1)
         with pytest.raises(TimeoutError, match="does not speak with this node: is its secret"):
             other.wait_for_mass(timeout=0.5)
@@ -192,10 +210,38 @@ def test_who_has_not_the_secret_does_not_meet(secret):
         other.leave()
 
 
+def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
+    """Whatever address a stranger names; one that is nobody's stands for all."""
+    named = "192.0.2.1:5000"
+    connected = []
+    connect = zmq.Socket.connect
+
+    def record(socket, address):
+        connected.append(address)
+        return connect(socket, address)
+
+    monkeypatch.setattr(zmq.Socket, "connect", record)
+    with join(patience=0.5) as a, zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        stranger.connect(f"tcp://{a.address}")
+        stranger.linger = 0
+        form = a._service._job
+        sender = Identity(1, "life", named)
+        view = View(members=(Identity(2, "other", named),), beats=(1,))
+        for message in (Message("view", sender, None, view=view), Message("dead", sender, "other")):
+            stranger.send_multipart([bytes(f) for f in encode(message, form)])
+        stranger.send_multipart([bytes(f) for f in encode(message, form._replace(job="another"))])
+        stranger.send(b"P" + json.dumps([named, "process", 1, 0, [9]]).encode())
+        wait_for(lambda: "of another job" in a.statistics.dropped)
+        wait_for(lambda: a.members == [0, 1])
+        wait_for(lambda: a.members == [0])  # it has spoken to the stranger, who is silent
+    assert connected
+    assert not [address for address in connected if named in address]
+
+
 def test_large_messages_are_encrypted():
     """Frames are larger by what encryption adds."""
     params = jnp.ones(2**20 + 1)  # a little above 4 MiB
-    options = {"algorithm": ga.sgp(), "secret": "the secret"}
+    options = {"algorithm": ga.sgp(), "secret": SECRET}
     with (
         ga.join(None, optax.sgd(0.1), params, **options) as a,
         ga.join(a.address, optax.sgd(0.1), params, place=1, **options) as b,
@@ -276,7 +322,14 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
     ("options", "message"),
     [
         ({"address": "nowhere"}, "address must be HOST:PORT"),
-        ({"listen": "0.0.0.0:0"}, "needs a secret"),
+        ({"listen": "0.0.0.0:0"}, "must have a secret"),
+        ({"address": "192.0.2.1:5000"}, "must have a secret"),
+        ({"secret": "a word"}, "secret must have 16 characters or more, got 6"),
+        ({"secret": ""}, "secret must have 16 characters or more, got 0"),
+        ({"tx": None}, "tx must be an optax.GradientTransformation, got NoneType"),
+        ({"tx": optax.chain(gx.allreduce(), optax.sgd(0.1))}, "tx must update one node by itself"),
+        ({"tx": gx.sgp(gx.topology.ring(4))}, "leave gossip, .* out of the chain"),
+        ({"algorithm": gx.sgp(gx.topology.ring(4))}, "algorithm must be gx.asynchronous.sgp"),
         ({"wire": "float16"}, "wire must be"),
         ({"wire": "bfloat16", "algorithm": ga.adpsgd()}, "wire must be None with adpsgd"),
     ],
