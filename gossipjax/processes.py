@@ -6,6 +6,8 @@ Every process makes the same calls in the same order. With one process they retu
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -102,22 +104,27 @@ def require_shared_folder(folder: Path) -> None:
     >>> require_shared_folder(Path(tempfile.mkdtemp()) / "runs")
     """
     problem = None
-    probe = folder / ".is_writable"
+    name = ""
     if is_main_process():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            probe.touch()
+            # A name that nothing has: not that of a link or of another job's.
+            file, path = tempfile.mkstemp(prefix=".is_writable", dir=folder)
+            os.close(file)
+            name = Path(path).name
         except OSError as error:
             problem = error.strerror
-    barrier()  # the probe is there now, or never
-    if problem is None and not probe.exists():
+    probe = folder / broadcast_text(name)
+    if problem is None and not probe.is_file():
         problem = f"process {jax.process_index()} does not see what process 0 writes there"
-    if not all_processes(problem is None):
+    is_shared = all_processes(problem is None)
+    if name:
+        probe.unlink(missing_ok=True)
+    if not is_shared:
         raise OSError(
             f"the folder must be one that all processes share, got {folder}: "
             f"{problem or 'another process does not see it'}. Give a folder on a shared disk."
         )
-    probe.unlink(missing_ok=True)
 
 
 def broadcast_text(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
+import os
 import signal
 import warnings
 from pathlib import Path
@@ -20,13 +20,17 @@ from gossipjax.checkpoint._store import (
     DamagedError,
     Restored,
     by_number,
+    clear_way,
     first_line,
     list_steps,
     local_steps,
     make_manager,
     make_manifest,
+    on_main_process,
     read_checkpoint,
+    remove,
     remove_unfinished,
+    rename,
     require_metadata,
     write,
 )
@@ -260,10 +264,11 @@ class Checkpoints:
         if step == self._last_step and step in steps:
             return
         manifest = make_manifest(step, state, leaves, metadata)
-        # Or a later resume would take the newest of the continuation that was abandoned.
-        self._rename([other for other in steps if other >= step], "superseded")
         self._last_step = step
         try:
+            # Or a later resume would take the newest of the continuation that was abandoned.
+            self._rename([other for other in steps if other >= step], "superseded")
+            on_main_process(lambda: clear_way(self.folder, step))
             write(self._open_manager(), step, by_number(leaves), manifest)
         except Exception as error:  # a full disk ends no run: the next call warns
             self._failure = error
@@ -320,11 +325,14 @@ class Checkpoints:
                 damaged[number] = error
                 continue
             # Not before an older one is read: where none can be, the disk may be at fault.
+            is_renamed = False
             if not self._is_read_only:
-                self._rename(list(damaged), "corrupted")
+                with contextlib.suppress(OSError):  # of a disk that can be read only
+                    self._rename(list(damaged), "corrupted")
+                    is_renamed = True
             self._last_step = number
             for bad, reason in damaged.items():
-                name = "" if self._is_read_only else f" and now named {bad}.corrupted"
+                name = f" and now named {bad}.corrupted" if is_renamed else ""
                 warnings.warn(
                     f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}){name}: "
                     f"took that of step {number}.",
@@ -343,7 +351,7 @@ class Checkpoints:
     def _open_manager(self) -> Any:
         if self._manager is None:
             remove_unfinished(self.folder)
-            self._manager = make_manager(self.folder, self._max_to_keep, self._timeout)
+            self._manager = make_manager(self.folder, self._timeout)
         return self._manager
 
     def _finish_write(self) -> None:
@@ -357,6 +365,8 @@ class Checkpoints:
         except Exception as error:
             failure = error
         if all_processes(failure is None):
+            if self._manager is not None:
+                self._delete_oldest()
             return
         warnings.warn(
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
@@ -370,20 +380,35 @@ class Checkpoints:
         remove_unfinished(self.folder)
 
     def _rename(self, steps: list[int], suffix: str) -> None:
-        if not steps:
+        if steps:
+            on_main_process(lambda: rename(self.folder, steps, suffix))
+            if self._manager is not None:
+                self._manager.reload()
+
+    def _delete_oldest(self) -> None:
+        """Deletes all but the newest checkpoints; one that cannot be deleted stops no other.
+
+        Orbax would stop at the first, such as a link.
+        """
+        oldest = list_steps(self.folder)[: -self._max_to_keep]
+        if not oldest:
             return
         if jax.process_index() == 0:
-            for step in steps:
-                target = self.folder / f"{step}.{suffix}"
-                shutil.rmtree(target, ignore_errors=True)
-                (self.folder / str(step)).rename(target)
+            for step in oldest:
+                try:
+                    remove(self.folder / str(step))
+                except OSError as error:
+                    warnings.warn(
+                        f"the checkpoint of step {step} in {self.folder} cannot be deleted "
+                        f"({first_line(error)}): delete it, or the disk fills.",
+                        stacklevel=4,
+                    )
         barrier()
-        if self._manager is not None:
-            self._manager.reload()
+        self._manager.reload()
 
 
 def _require_folder(folder: str | Path, what: str) -> Path:
     """Returns an absolute path; raises `ValueError` if `folder` is empty."""
     if not folder:
         raise ValueError(f"{what} must be the path of a folder, got {folder!r}.")
-    return Path(folder).resolve()
+    return Path(os.path.realpath(folder))  # `resolve` fails at a link that leads to itself

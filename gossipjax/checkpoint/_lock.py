@@ -54,7 +54,10 @@ class FolderLock:
             try:
                 problem = self._take() or ""
             except OSError as error:
-                problem = f"where {NAME} cannot be written ({error.strerror})."
+                problem = (
+                    f"where {NAME} cannot be written ({error.strerror}). Remove it if it is a link "
+                    "or a folder: it must be a file of this folder."
+                )
                 self.release()
         problem = broadcast_text(problem)
         if problem:
@@ -72,10 +75,13 @@ class FolderLock:
         path = self._folder / NAME
         identity = f"process {os.getpid()} on {socket.gethostname()}, "
         while True:
-            file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            # What a link leads to would be overwritten.
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             holder = _find_holder(file)
             if holder is None and _is_at(path, file):
-                break
+                if os.fstat(file).st_nlink == 1:
+                    break
+                path.unlink()  # its other name, in a backup for example, keeps its content
             os.close(file)
             if holder is not None:
                 is_own = holder.startswith(identity)
@@ -119,14 +125,14 @@ def _read(file: int) -> str:
 def _is_at(path: Path, file: int) -> bool:
     """Whether an open file is still the one of that path: a job that ends removes its own."""
     with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(file), path.stat())
+        return os.path.samestat(os.fstat(file), path.lstat())
     return False
 
 
 def _touch(path: Path, ended: threading.Event) -> None:
     while not ended.wait(BEAT_SECONDS):
         with contextlib.suppress(OSError):
-            os.utime(path)
+            os.utime(path, follow_symlinks=False)
 
 
 def _free(path: Path, file: int, process_id: int, ended: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import re
@@ -45,6 +46,8 @@ MANIFEST_FILE = Path("manifest", "metadata")  # in the folder of a checkpoint, a
 STEPS_PER_TEXT = 40
 READ_BYTES = 2**20
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a read that failed is tried again
+# No file where one must be, or a folder in its place, is damage, and no failure of the disk.
+NOT_OF_THE_DISK = (None, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class DamagedError(Exception):
@@ -88,9 +91,21 @@ def parse_manifest(content: bytes) -> Manifest:
         text = written["json"]
         if zlib.crc32(text.encode()) != written["checksum"]:
             raise DamagedError("its manifest has another checksum")
-        return Manifest(**json.loads(text))
+        fields = json.loads(text)
+        match fields:
+            case {"step": int(), "leaves": list(specs), "checksum": int(), "metadata": dict()}:
+                if all(map(_is_spec, specs)):
+                    return Manifest(**fields)
+        raise TypeError("it has fields of other types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
+
+
+def _is_spec(spec: Any) -> bool:
+    match spec:
+        case [str(), list(), str()]:
+            return True
+    return False
 
 
 def require_metadata(metadata: Any) -> dict[str, Any]:
@@ -127,15 +142,60 @@ def list_steps(folder: Path) -> list[int]:
     return [int(text) for chunk in chunks for text in chunk.split()]
 
 
+def on_main_process(action: Callable[[], None]) -> None:
+    """Calls `action` in process 0. Where the disk refuses it, all processes raise `OSError`."""
+    failure = None
+    if jax.process_index() == 0:
+        try:
+            action()
+        except OSError as error:
+            failure = error
+    if not all_processes(failure is None):
+        raise OSError(first_line(failure)) from failure
+
+
+def remove(path: Path) -> None:
+    """Removes a folder, a file or a link, if it is there. What a link leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def rename(folder: Path, steps: list[int], suffix: str) -> None:
+    """Renames checkpoints to `STEP.suffix`, in place of what has that name."""
+    for step in steps:
+        target = folder / f"{step}.{suffix}"
+        remove(target)
+        (folder / str(step)).rename(target)
+
+
 def remove_unfinished(folder: Path) -> None:
     """Removes what an interrupted write left."""
     if jax.process_index() == 0:
         for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove(unfinished)
     barrier()
 
 
-def make_manager(folder: Path, max_to_keep: int, timeout: int) -> ocp.CheckpointManager:
+def clear_way(folder: Path, step: int) -> None:
+    """Raises `OSError` if orbax could not begin to write this step; nothing is then in its way.
+
+    Where orbax itself found that out in process 0, the others would wait for it for 300 s.
+    """
+    path = folder / str(step)
+    if path.is_symlink() or path.exists():  # a file, or a link that leads nowhere
+        rename(folder, [step], "superseded")
+    probe = folder / f"{step}{TEMPORARY_SUFFIX}"
+    remove(probe)
+    for name in ("state", "manifest"):
+        (probe / name).mkdir(parents=True)
+        (probe / name / "probe").touch()
+    shutil.rmtree(probe)
+
+
+def make_manager(folder: Path, timeout: int) -> ocp.CheckpointManager:
     """Returns orbax's manager of a folder; all processes write together."""
     # With names, barriers go through JAX's coordinator: they have a time-out, unlike a collective.
     all_together = ocp.options.MultiprocessingOptions(
@@ -144,10 +204,13 @@ def make_manager(folder: Path, max_to_keep: int, timeout: int) -> ocp.Checkpoint
     return ocp.CheckpointManager(
         folder,
         options=ocp.CheckpointManagerOptions(
-            max_to_keep=max_to_keep,
             create=False,
             single_host_load_and_broadcast=True,
-            async_options=ocp.AsyncOptions(timeout_secs=timeout),
+            # Folders that threads make keep other threads waiting for 300 s if they cannot be made,
+            # and the process does not end before these.
+            async_options=ocp.AsyncOptions(
+                timeout_secs=timeout, create_directories_asynchronously=False
+            ),
             multiprocessing_options=all_together,
         ),
         item_handlers={
@@ -262,7 +325,7 @@ def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exce
             return None, DamagedError(description)
         if delay is not None:
             time.sleep(delay)
-    if kinds[-1] in (None, FileNotFoundError) and folder.is_dir():
+    if kinds[-1] in NOT_OF_THE_DISK and folder.is_dir():
         return None, DamagedError(description)
     return None, OSError(description)
 

@@ -3,8 +3,10 @@
 Every test damages a copy of one saved folder.
 """
 
+import json
 import shutil
 import warnings
+import zlib
 from collections import Counter
 
 import jax
@@ -146,10 +148,31 @@ def take_folder_of_another_step(folder, rng):
     shutil.copytree(folder / "1" / name, folder / "2" / name)
 
 
+def file_for_folder(folder, rng):
+    folders = sorted(path for path in (folder / "2").rglob("*") if path.is_dir())
+    path = choose(folders, rng)
+    shutil.rmtree(path)
+    path.write_bytes(b"")
+
+
+def folder_for_file(folder, rng):
+    path = choose(files_of(folder / "2"), rng)
+    path.unlink()
+    path.mkdir()
+
+
+def link_for_file(folder, rng):
+    """To nothing, or to another file."""
+    path, other = rng.choice(files_of(folder / "2"), 2, replace=False)
+    path.unlink()
+    path.symlink_to(choose((folder / "nothing", other), rng))
+
+
 DAMAGES = [
     *(edit_arrays, edit_arrays, edit_arrays, edit_any, edit_any, edit_both_steps),
     *(delete_file, delete_folder, empty_file, swap_files),
     *(take_file_of_another_step, take_folder_of_another_step),
+    *(file_for_folder, folder_for_file, link_for_file),
 ]
 
 
@@ -213,6 +236,27 @@ def test_read_only_leaves_a_damaged_checkpoint_where_it_is(folder):
     ):
         assert checkpoints.restore(make_state(0)) is not None
     assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("field", ["", "step", "leaves", "spec", "checksum", "metadata"])
+def test_a_manifest_with_fields_of_other_types(field, folder):
+    """Its checksum is right: another program has written it."""
+    path = folder / "2" / "manifest" / "metadata"
+    content = json.loads(path.read_bytes())["json"]
+    for value in (None, 7, 0.5, "text", [], [1], [["a", 1, 2]], {}):
+        manifest = json.loads(content)
+        if field == "spec":
+            manifest["leaves"][0] = value
+        else:
+            manifest = {**manifest, field: value} if field else value
+        text = json.dumps(manifest)
+        path.write_text(json.dumps({"json": text, "checksum": zlib.crc32(text.encode())}))
+        with Checkpoints(folder) as checkpoints:
+            if (field, value) == ("metadata", {}):
+                assert checkpoints.restore(make_state(0), step=2) is not None
+            else:
+                with pytest.raises((OSError, ValueError), match="step 2"):
+                    checkpoints.restore(make_state(0), step=2)
 
 
 def test_all_damaged(folder):

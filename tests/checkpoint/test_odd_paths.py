@@ -1,0 +1,191 @@
+"""Each path that a folder of checkpoints uses may be a link, or a file or a folder of somebody.
+
+And the disk may refuse any of them.
+"""
+
+import errno
+import os
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from short_runs import names_in
+
+from gossipjax.checkpoint import Checkpoints, _checkpoints, _lock
+
+STEPS = (1, 2)
+NAMES = [
+    *("1", "2", "3", "2.superseded", "3.superseded", "3.orbax-checkpoint-tmp"),
+    *("9.orbax-checkpoint-tmp", ".is_writable", ".lock"),
+]
+KINDS = ["file", "folder", "link to a file", "link to a folder", "link to nothing", "hard link"]
+
+
+def make_state(step):
+    return {"a": np.arange(3.0) + step}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder) as checkpoints:
+        for step in STEPS:
+            checkpoints.save(step, make_state(step), {"step": step})
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """What is of somebody else."""
+    outside = tmp_path / "outside"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "file").write_text("theirs")
+    (outside / "folder" / "file").write_text("theirs")
+    return outside
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def put_in_place(path, kind, outside):
+    """What was there, a checkpoint, moves to where a link to a folder leads."""
+    if path.exists():
+        shutil.rmtree(outside / "folder")
+        path.rename(outside / "folder")
+    match kind:
+        case "file":
+            path.write_text("")
+        case "folder":
+            shutil.copytree(outside / "folder", path)
+        case "hard link":
+            path.hardlink_to(outside / "file")
+        case _:
+            path.symlink_to(outside / kind.removeprefix("link to a ").removeprefix("link to "))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_and_what_is_of_others_stays(kind, name, folder, outside, monkeypatch):
+    """It starts from step 1, so 2 is superseded; then the oldest are deleted. Or it is refused."""
+    monkeypatch.setattr(_lock, "BEAT_SECONDS", 0.001)
+    put_in_place(folder / name, kind, outside)
+    before = contents(outside)
+    if name == ".lock" and ("link to" in kind or kind == "folder"):
+        with pytest.raises(OSError, match=r"where \.lock cannot be written \(.*Remove it if"):
+            Checkpoints(folder)
+        assert (folder / name).lstat()
+    else:
+        with Checkpoints(folder, max_to_keep=2) as checkpoints:
+            if name != "1" or "folder" in kind:
+                restored = checkpoints.restore(make_state(0), step=1)
+                assert restored is not None
+                np.testing.assert_array_equal(restored.state["a"], make_state(1)["a"])
+            for step in (2, 3):
+                checkpoints.save(step, make_state(step), {})
+            assert checkpoints.wait() == [2, 3]
+            checkpoints.save(4, make_state(4), {})
+            assert checkpoints.wait() == [3, 4]
+        assert not (folder / "1").is_dir()
+        assert not any("tmp" in name for name in names_in(folder))
+    assert contents(outside) == before
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_damaged_checkpoint_takes_the_place_of_what_has_its_name(kind, folder, outside):
+    put_in_place(folder / "2.corrupted", kind, outside)
+    before = contents(outside)
+    (folder / "2" / "manifest" / "metadata").write_text("{}")
+    with (
+        Checkpoints(folder) as checkpoints,
+        pytest.warns(UserWarning, match=r"now named 2\.corrupted: took that of step 1"),
+    ):
+        checkpoints.restore(make_state(0))
+    assert names_in(folder) == ["1", "2.corrupted"]
+    assert (folder / "2.corrupted" / "manifest").exists()
+    assert contents(outside) == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a file", "link to nothing", "link to itself"])
+def test_a_folder_that_is_none(kind, tmp_path, outside):
+    path = tmp_path / "runs"
+    if kind == "link to itself":
+        path.symlink_to(path)
+    else:
+        put_in_place(path, kind, outside)
+    if kind == "link to nothing":  # it leads to a new folder, as on another disk
+        with Checkpoints(path) as checkpoints:
+            assert checkpoints.folder == outside / "nothing"
+    else:
+        with pytest.raises(OSError, match="must be one that all processes share"):
+            Checkpoints(path)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch):
+    remove = _checkpoints.remove
+
+    def remove_or_fail(path):
+        if path.name == "1":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        remove(path)
+
+    monkeypatch.setattr(_checkpoints, "remove", remove_or_fail)
+
+    def train():
+        with Checkpoints(folder, max_to_keep=2) as checkpoints:
+            for step in (3, 4, 5):
+                checkpoints.save(step, make_state(step), {})
+
+    with pytest.warns(UserWarning, match=r"step 1 in .* cannot be deleted \(.*or the disk fills"):
+        train()
+    assert names_in(folder) == ["1", "4", "5"]
+
+
+@pytest.mark.filterwarnings("default:.*could not be written")
+@pytest.mark.parametrize("allowed", range(7))
+def test_a_write_that_cannot_begin_leaves_no_thread_that_waits(allowed, folder, monkeypatch):
+    """Without inodes, quota or permission, from the n-th folder on: the process ends at once."""
+    mkdir = os.mkdir
+    made = []
+
+    def mkdir_or_fail(path, *args, **kwargs):
+        if len(made) == allowed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        made.append(path)
+        mkdir(path, *args, **kwargs)
+
+    before = set(threading.enumerate())
+    with Checkpoints(folder) as checkpoints:
+        monkeypatch.setattr(os, "mkdir", mkdir_or_fail)
+        checkpoints.save(3, make_state(3), {})
+        with pytest.warns(UserWarning, match="step 3 could not be written .*No space left"):
+            assert checkpoints.wait() == [1, 2]
+    assert not {thread for thread in threading.enumerate() if not thread.daemon} - before
+    monkeypatch.undo()
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(4, make_state(4), {})
+        assert checkpoints.wait() == [1, 2, 4]
+
+
+def test_a_disk_that_can_only_be_read(folder, monkeypatch):
+    """A run restores from it, and goes on although it can neither rename nor save."""
+    (folder / "2" / "manifest" / "metadata").write_text("{}")
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with Checkpoints(folder) as checkpoints:
+        monkeypatch.setattr(_checkpoints, "rename", refuse)
+        with pytest.warns(UserWarning, match=r"step 2 in .* is damaged \([^)]*\): took that of"):
+            restored = checkpoints.restore(make_state(0))
+        assert restored is not None
+        checkpoints.save(2, make_state(2), {})
+        with pytest.warns(UserWarning, match=r"step 2 could not be written .*Read-only"):
+            checkpoints.wait()
+    assert names_in(folder) == ["1", "2"]
