@@ -112,7 +112,8 @@ class _LazyPackage(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *__all__})
+        own = [name for name in super().__dir__() if name.startswith("__")]
+        return sorted({*own, *__all__})
 
     def __reduce__(self) -> Any:
         """By its name, as functions of a script that Ray or another engine sends name it."""

@@ -1,6 +1,6 @@
 """Nodes that wait for nobody as actors of Ray: one that dies is replaced while the others train.
 
-    pip install "gossipjax[experiments,ray]"
+    pip install -e ".[experiments,ray]"
     python -m experiments.cluster.ray_asynchronous
     python -m experiments.cluster.ray_asynchronous --kill-at 50
 

@@ -1,6 +1,6 @@
 """Ray Train around a training function that knows nothing of Ray: a dead worker costs a few steps.
 
-    pip install "gossipjax[experiments,ray]"
+    pip install -e ".[experiments,ray]"
     python -m experiments.cluster.ray_train --storage runs/ray
     python -m experiments.cluster.ray_train --storage runs/ray_killed --kill-at 150
 

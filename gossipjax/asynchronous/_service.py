@@ -204,7 +204,6 @@ def _open_sockets(listen: str, secret: str | None) -> Sockets:
         from gossipjax.asynchronous._sockets import Sockets
     except ModuleNotFoundError as error:
         raise ImportError(
-            "an asynchronous node needs pyzmq, which is not installed: "
-            'pip install "gossipjax[asynchronous]".'
+            "an asynchronous node needs pyzmq, which is not installed: pip install pyzmq."
         ) from error
     return Sockets(listen, secret)

@@ -1,6 +1,6 @@
 """Checkpoints of a training run, and its continuation on another number of nodes.
 
-`Checkpoints` needs orbax, `pip install "gossipjax[checkpoint]"`, and is imported when it is first
+`Checkpoints` needs orbax, `pip install orbax-checkpoint`, and is imported when it is first
 used; `change_nodes` needs NumPy only.
 """
 

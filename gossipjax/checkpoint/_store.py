@@ -38,7 +38,7 @@ try:
     import orbax.checkpoint as ocp
 except ImportError as error:
     raise ImportError(
-        'gossipjax.checkpoint.Checkpoints needs orbax: pip install "gossipjax[checkpoint]".'
+        "gossipjax.checkpoint.Checkpoints needs orbax: pip install orbax-checkpoint."
     ) from error
 
 TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # of a checkpoint that is being written

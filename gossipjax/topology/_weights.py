@@ -93,7 +93,7 @@ def _solve(incidence: np.ndarray, nonnegative: bool, min_self_weight: float) -> 
         import cvxpy
     except ImportError as error:
         raise ImportError(
-            "optimal weights need cvxpy, got no such package: pip install 'gossipjax[weights]', "
+            "optimal weights need cvxpy, got no such package: pip install cvxpy, "
             "or take weights='metropolis', which needs no solver."
         ) from error
     n, edges = incidence.shape

@@ -291,7 +291,7 @@ def test_without_orbax():
         "except ImportError as error: print(error)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert 'needs orbax: pip install "gossipjax[checkpoint]"' in run.stdout, run.stderr
+    assert "needs orbax: pip install orbax-checkpoint" in run.stdout, run.stderr
 
 
 DTYPES = ["int2", "uint4", "int4", "float4_e2m1fn", "bfloat16"]

@@ -52,5 +52,5 @@ def test_the_schedule_of_a_graph_keeps_a_part_of_every_model():
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cvxpy", None)
-    with pytest.raises(ImportError, match=r"pip install 'gossipjax\[weights\]'"):
+    with pytest.raises(ImportError, match=r"pip install cvxpy"):
         gx.topology.from_graph(nx.path_graph(3), "optimal")

@@ -249,8 +249,7 @@ def require_algorithms(options: StragglerOptions) -> None:
             make_transform(name, options)
         elif importlib.util.find_spec("zmq") is None:
             raise ValueError(
-                f"--algorithm {name} must be run with pyzmq, got none: pip install "
-                '"gossipjax[asynchronous]".'
+                f"--algorithm {name} must be run with pyzmq, got none: pip install pyzmq."
             )
 
 
