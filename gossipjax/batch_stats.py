@@ -138,8 +138,8 @@ def average_batch_stats(
 ) -> Any:
     """Returns the mean of every leaf over the nodes, on every node; leaves keep their types.
 
-    The mean of variances is the one within nodes: it leaves out the differences between the means
-    of the nodes.
+    Of any tree: of statistics, of a moving average of the parameters. The mean of variances is the
+    one within nodes: it leaves out the differences between the means of the nodes.
 
     Args:
       stats: the statistics of this node, `[...]`.

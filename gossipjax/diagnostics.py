@@ -216,13 +216,17 @@ def average_model(
     Where the transform is masked, the parameters that it does not gossip are this node's own.
     Inside a node it is sharded as the specs of `gx.sharded` say.
 
+    Of the parameters alone: what is in flight is theirs, and would be added to any other tree. The
+    mean of a moving average of them is `gx.average_batch_stats(ema, nodes=nodes)`.
+
     Args:
       params, opt_state, axis_name: as in `total_mass`.
       nodes: given outside of a per-node function, with node-stacked `params` and `opt_state`: the
         result is then one ordinary model, `[...]`, on every process, for an evaluation or a file.
 
     Raises:
-      ValueError: as `total_mass`; with `nodes`, if these are not their arrays.
+      ValueError: as `total_mass`; with `nodes`, if these are not their arrays, or nodes differ in
+        parameters that the transform does not gossip.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sgp(gx.topology.directed_ring(3))
@@ -237,7 +241,19 @@ def average_model(
     """
     if nodes is not None:
         program = on_axis(average_model, axis_name or nodes.axis_name)
-        return nodes.one(nodes.run(program, params, opt_state))
+        averages = nodes.run(program, params, opt_state)
+        try:
+            return nodes.one(averages)
+        except ValueError as error:
+            state = gossip_state(opt_state)
+            if state is None or state.mask is None:
+                raise
+            what = str(error).split(": ")[0]
+            raise ValueError(
+                f"{what}, and a masked transform does not gossip them: nodes.run(gx.average_model, "
+                "params, opt_state) has the model of each node, [N, ...], and "
+                "gx.average_batch_stats(part, nodes=nodes) the mean of a part."
+            ) from None
     structure = jax.tree.structure(params)
     params, opt_state = _without_variables((params, opt_state))
     state = _gossip_state(params, opt_state)
@@ -276,9 +292,27 @@ def require_inside(axis_name: str, call: str) -> None:
         raise ValueError(f"{error} For one ordinary model call {call}, nodes=nodes).") from None
 
 
+def sum_mass(params: optax.Params, opt_state: optax.OptState, axis_name: str) -> jax.Array:
+    """`[3]`: the sums of weights and of all numerators, and how far updates were counted apart."""
+    params, opt_state = _without_variables((params, opt_state))
+    state = gossip_state(opt_state)
+    mass = _mass_of_node(gossiped(params, state), state)
+    dtype = mass.weight.dtype
+    # Summed before the nodes are: on a mesh three numbers travel, not a model.
+    numerator = sum(jnp.sum(leaf, dtype=dtype) for leaf in jax.tree.leaves(mass.x))
+    count = jnp.asarray(0 if state is None else state.count, dtype)
+    sums = node_sum(jnp.stack([mass.weight, jnp.asarray(numerator), count]), Wire(axis_name))
+    return sums.at[2].add(-count * axis_size(axis_name))
+
+
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:
     """The sums of weights and numerators over the nodes and the messages in flight."""
     axis_size(_axis_name(state, axis_name))
+    return node_sum(_mass_of_node(params, state), Wire(_axis_name(state, axis_name)))
+
+
+def _mass_of_node(params: optax.Params, state: GossipState | None) -> PushSum:
+    """Weight and numerators of this node, with those of the messages in flight to it."""
     require_floats(params, "params")
     if state is not None and state.residual is not None:
         require_like(state.residual, params, "params")
@@ -286,8 +320,7 @@ def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str 
     weight = push_sum_weight(state)
     if sent.weight is not None:
         weight = weight + sent.weight
-    mass = PushSum(weight, add(numerators(params, state), sent.x))
-    return node_sum(mass, Wire(_axis_name(state, axis_name)))
+    return PushSum(weight, add(numerators(params, state), sent.x))
 
 
 def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipState | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +18,9 @@ from gossipjax import launch, meshes
 from gossipjax.algorithms.state import ExchangePlan, add, apply_updates
 from gossipjax.algorithms.steps import StepPlan, start_at, step_plan
 from gossipjax.collectives import accumulation_dtype, cast_like
+from gossipjax.diagnostics import on_axis, sum_mass
 from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate
+from gossipjax.processes import is_key
 from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
 from gossipjax.spmd.arguments import (
     Argnums,
@@ -25,6 +29,7 @@ from gossipjax.spmd.arguments import (
     require_transform,
 )
 from gossipjax.spmd.program import Program
+from gossipjax.spmd.rows import is_raw_key
 from gossipjax.topology.schedule import require_int
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
@@ -109,6 +114,11 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
 def _split(inputs: Any, every: int) -> Any:
     """`[B, ...]` -> `[every, B / every, ...]`."""
+    if not jax.tree.leaves(inputs):
+        raise ValueError(
+            "inputs of accumulated gradients must be given, as they are what is taken in parts, "
+            "got none: gradients(params, batch)."
+        )
 
     def split(path: Any, x: Any) -> jax.Array:
         shape = jnp.shape(x)
@@ -180,6 +190,10 @@ class TrainStep:
         cannot move the exchange of a mesh beside the computation.
       overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
         dispatched by a thread; None chooses by the backend.
+      check_mass: to find a node that decides by itself about what is shared: after each step, or
+        after every `check_mass`-th, the push-sum weights must add up to N and all nodes have
+        counted the same updates; at the next call the sums of weights and numerators must be those
+        that the step returned. It takes a pass over the model, and waits for the step.
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
@@ -213,6 +227,7 @@ class TrainStep:
         local_argnums: Argnums = (),
         max_programs: int | None = None,
         overlap_in_thread: bool | None = None,
+        check_mass: int = 0,
     ):
         require_transform(tx)
         self.nodes = as_nodes(mesh, nodes, axis_name)
@@ -233,6 +248,8 @@ class TrainStep:
             max_programs = require_int(max_programs, "max_programs", 1)
         self._max_programs = max_programs
         self._overlap_in_thread = overlap_in_thread
+        self._mass_period = require_int(int(check_mass), "check_mass", 0)
+        self._mass: np.ndarray | None = None  # after the last step, if it was checked
         self._updates: dict[_Kind, Update] = {}
         # Whether the gradients of a node's devices, each of its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
@@ -251,10 +268,13 @@ class TrainStep:
         plan = step_plan(opt_state)
         kind = self._kind(plan)
         update = self._find_update(kind, opt_state)
+        self._check_mass_before(step, params, opt_state)
         opt_state = self._follow(step, opt_state, count=1)
         number = self._number(plan, step, kind.is_static)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
         program = (kind, number if kind.is_static else None, shapes)
+        if not self._called:
+            _warn_of_equal_keys(inputs)
         launch.advance(step, slow=program not in self._called)
         is_delayed = isinstance(update, DelayedUpdate)
         if not self._is_averaged:
@@ -264,6 +284,7 @@ class TrainStep:
         if program not in self._called:
             self._called.add(program)
             launch.advance(step)
+        self._check_mass_after(step, *result[:2])
         return result
 
     def scan(
@@ -305,12 +326,14 @@ class TrainStep:
             )
         count = self._count_steps(inputs)
         step_plan(opt_state)  # checks the chain
+        self._check_mass_before(step, params, opt_state)
         opt_state = self._follow(step, opt_state, count)
         steps = np.arange(step, step + count, dtype=np.int32)
         launch.advance(step, slow=True)  # as long as K steps, and compiled at the first call
         by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
         params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
         launch.advance(step + count - 1)
+        self._check_mass_after(step + count - 1, params, opt_state)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
     def _count_steps(self, inputs: Any) -> int:
@@ -338,6 +361,44 @@ class TrainStep:
                 opt_state = start_at(opt_state, require_int(step, "step", 0))
         self._next_step = step + count
         return opt_state
+
+    def _check_mass_before(self, step: int, params: Any, opt_state: Any) -> None:
+        """Raises `ValueError` if mass is lost since the last step, or where a loop starts."""
+        before, self._mass = self._mass, None
+        if step != self._next_step and self._mass_period:
+            self._measure_mass(f"before step {step}", params, opt_state)
+        elif before is not None:
+            when = f"between steps {step - 1} and {step}"
+            now = self._measure_mass(when, params, opt_state)
+            # The same program on the same arrays: not a bit may differ.
+            if not np.array_equal(now, before, equal_nan=True):
+                raise ValueError(
+                    f"the sums of weights and numerators must stay {before[:2].tolist()} {when}, "
+                    f"got {now[:2].tolist()}: parameters or state were changed, as by a jnp.where "
+                    "on each node. Skip steps by gx.apply_if_finite; if you mean the change, leave "
+                    "check_mass out."
+                )
+
+    def _check_mass_after(self, step: int, params: Any, opt_state: Any) -> None:
+        if self._mass_period and (step + 1) % self._mass_period == 0:
+            self._mass = self._measure_mass(f"after step {step}", params, opt_state)
+
+    def _measure_mass(self, when: str, params: Any, opt_state: Any) -> np.ndarray:
+        """`sum_mass`; raises `ValueError` unless weights add up to N and counts are equal."""
+        program = on_axis(sum_mass, self.nodes.axis_name)
+        sums = self.run(self.nodes.run, program, params, opt_state)
+        mass = np.asarray(sums.addressable_data(0))[0]
+        size = self.nodes.size
+        # Weights are of float32, and rounded at every step.
+        if not abs(mass[0] - size) <= 1e-2 + 1e-5 * size or mass[2] != 0:
+            raise ValueError(
+                f"the weights of {size} nodes must add up to {size}, and all nodes must have "
+                f"counted the same updates, {when}, got a sum of {mass[0]:.6g} and "
+                f"{'other' if mass[2] else 'equal'} counts: a node has decided by itself whether "
+                "to keep a state, by a jnp.where or a transform around the gossip. Skip steps by "
+                "gx.apply_if_finite."
+            )
+        return mass
 
     @functools.cached_property
     def _scanned(self) -> Program:
@@ -498,6 +559,21 @@ class TrainStep:
         return DelayedUpdate(*arguments, fused) if kind.delays else fused
 
 
+def _warn_of_equal_keys(inputs: Any) -> None:
+    """Warns where all nodes get one PRNG key: they would drop the same units."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
+        is_raw = is_raw_key(leaf)
+        if not (is_raw or is_key(leaf)) or not getattr(leaf, "is_fully_addressable", True):
+            continue
+        rows = np.asarray(leaf if is_raw else jax.random.key_data(leaf))
+        if len(rows) > 1 and (rows == rows[:1]).all():
+            warnings.warn(
+                f"all nodes get the same PRNG key as input{jax.tree_util.keystr(path)}: "
+                "nodes.replicate(key, fold_in=True) gives each its own.",
+                stacklevel=3,
+            )
+
+
 def _make_fused_update(
     gradients: Gradients,
     tx: optax.GradientTransformationExtraArgs,
@@ -509,13 +585,15 @@ def _make_fused_update(
     """The update of all nodes as one program."""
     # A static step is part of the program, and so are its permutations; a traced one is data.
     by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
-    return nodes.spmd(
+    program = nodes.spmd(
         _make_update_of_node(gradients, tx),
         **by_step,
         donate_argnums=donated,
         # The arguments of `gradients` stand two places later here, but for the parameters.
         local_argnums=[number + 2 if number else 1 for number in local_argnums],
     )
+    program.max_static_values = math.inf  # `max_programs` has been asked
+    return program
 
 
 def _make_update_of_node(gradients: Gradients, tx: optax.GradientTransformationExtraArgs) -> Update:

@@ -44,7 +44,7 @@ LAYERS = {
     "contrib": {"algorithms", *ALGORITHMS},  # in no other row: nobody imports it
     "faults": {"algorithms", *ALGORITHMS},
     "overlapped_step": TOP,
-    "train_step": {"launch", "overlapped_step", *TOP},
+    "train_step": {"diagnostics", "launch", "overlapped_step", *TOP},
     "diagnostics": TOP,
     "flax": {"serialization"},
     "batch_stats": {"diagnostics", *TOP},

@@ -145,7 +145,7 @@ class TestSteps:
         z, state = gx.Nodes(3).init(tx, jnp.zeros(()))
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            for step in range(24):
+            for step in range(40):
                 program(z, state, step)
         (warning,) = warned
         assert "gx.canonical_step(opt_state, step)" in str(warning.message)

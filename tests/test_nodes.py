@@ -184,7 +184,7 @@ class TestThereAndBack:
     def test_one_refuses_rows_that_differ(self, nodes):
         rows = np.ones((N, 3), np.float32)
         rows[2, 1] = 1.5
-        with pytest.raises(ValueError, match=r"rows of \['other'\] that differ by 50.0%: average"):
+        with pytest.raises(ValueError, match=r"rows of \['other'\] that differ by 33.3%: average"):
             nodes.one({"same": np.ones((N, 2), np.float32), "other": nodes.put(rows)})
         rows[2, 1] = 1 + 1e-6  # sums in another order
         assert nodes.one(nodes.put(rows)).tolist() == [1.0] * 3

@@ -43,6 +43,7 @@ from gossipjax.spmd.rows import (
     make_rows,
     repeat_rows,
     require_equal_rows,
+    require_one_model,
     shard_rows,
     spec_of_row,
     split_rows,
@@ -245,7 +246,8 @@ class Nodes:
             node draws its own dropout; by default all nodes have the same keys.
 
         Raises:
-          ValueError: if a leaf is neither an array nor a number, or `fold_in` finds no key.
+          ValueError: if a leaf is neither an array nor a number, all are stacked already,
+            `[N, ...]` with equal rows, or `fold_in` finds no key, or one of `jax.random.PRNGKey`.
 
         >>> import jax, gossipjax as gx
         >>> keys = gx.Nodes(2).replicate({"dropout": jax.random.key(0)}, fold_in=True)["dropout"]
@@ -254,6 +256,7 @@ class Nodes:
         """
         shapes = self._shapes(tree, "tree")
         if not is_function(tree):
+            require_one_model(tree, self.size)
             rows = repeat_rows(tree, len(self.local))
             return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
         inside = shard_specs(shapes) if self.inner_axes and specs is None else None
@@ -283,7 +286,8 @@ class Nodes:
           specs: as in `put`, of a node's part `[B / N, ...]`.
 
         Raises:
-          ValueError: if a leaf has no leading axis that the number of nodes divides.
+          ValueError: if a leaf has no leading axis that the number of nodes divides, or another
+            than the others, or holds no numbers.
 
         >>> import numpy as np, gossipjax as gx
         >>> gx.Nodes(2).split({"x": np.arange(4), "y": np.zeros((4, 3))})["x"].tolist()
@@ -299,8 +303,7 @@ class Nodes:
         its own part of a model that `tx` says to be sharded inside a node (`gx.sharded`).
 
         Raises:
-          ValueError: if an optimizer stands before a gossip that is the optimizer itself, such as
-            `gx.quasi_global`.
+          ValueError: as `replicate`.
         """
         require_transform(tx)
         params = meshes.on_auto_axes(params)

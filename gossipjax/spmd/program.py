@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,6 +61,7 @@ def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
     return processes.put_global(x, sharding)
 
 
+MAX_STATIC_VALUES = 32  # of one program, before it warns: as many rounds as a train step compiles
 AXIS_PARAMS = ("axes", "axis_name", "axis")
 
 
@@ -106,6 +109,8 @@ class Program:
     """
 
     def __init__(self, jitted: Any, kinds: ArgumentKinds, nodes: Nodes):
+        self.max_static_values: float = MAX_STATIC_VALUES
+        self._static_values: set[Any] = set()
         self._jitted = jitted
         self._kinds = kinds
         self._nodes = nodes
@@ -116,6 +121,8 @@ class Program:
 
     @meshes.apart_from_set_mesh
     def __call__(self, *args: Any) -> Any:
+        if self._kinds.static and self.max_static_values < math.inf:
+            self._count_static_values(args)
         if meshes.has_explicit_axes(jax.sharding.get_abstract_mesh()):
             return self._call_in_jit(args)
         if self._is_one_at_a_time:
@@ -127,6 +134,20 @@ class Program:
             firsts = [jax.tree.leaves(part)[:1] for part in result]
             self._made = [weakref.ref(leaf) for (leaf,) in filter(None, firsts)]
         return result
+
+    def _count_static_values(self, args: Sequence[Any]) -> None:
+        """Warns once where a program is compiled again and again, as for each number of a step."""
+        values = tuple(arg for i, arg in enumerate(args) if i in self._kinds.static)
+        self._static_values.add(values)
+        if len(self._static_values) > self.max_static_values:
+            self.max_static_values = math.inf
+            warnings.warn(
+                "this program is compiled anew for each value of its static arguments, the "
+                f"{len(self._static_values)}th of which is {values}: give a step as "
+                "gx.canonical_step(opt_state, step), one value per round, or traced, by "
+                "shared_argnums.",
+                stacklevel=4,
+            )
 
     @functools.cached_property
     def _is_one_at_a_time(self) -> bool:

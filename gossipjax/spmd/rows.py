@@ -33,13 +33,39 @@ def repeat_rows(tree: Any, count: int) -> Any:
     return jax.tree.map(repeat, tree)
 
 
+def require_one_model(tree: Any, size: int) -> None:
+    """Raises `ValueError` if all arrays are copies for all nodes already, `[N, ...]`.
+
+    Their N rows are equal then, and not all of one value as in an array of zeros.
+    """
+    leaves = jax.tree.leaves(tree)
+    if size == 1 or any(jnp.shape(leaf)[:1] != (size,) or is_key(leaf) for leaf in leaves):
+        return
+    if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
+        return
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    are_equal = all(np.array_equal(x, np.broadcast_to(x[:1], x.shape)) for x in arrays)
+    if are_equal and any((x != x.flat[0]).any() for x in arrays if x.size):
+        raise ValueError(
+            f"the tree must be that of one node, [...], got arrays of {size} equal rows, a row for "
+            "each node: give it before it is stacked. Of stacked parameters nodes.run(tx.init, "
+            "params) makes the state."
+        )
+
+
+def is_raw_key(leaf: Any) -> bool:
+    """Whether an array `[rows, ...]` is like keys of `jax.random.PRNGKey`, which are numbers."""
+    return jnp.shape(leaf)[1:] == (2,) and jnp.result_type(leaf) == jnp.uint32
+
+
 def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
     """Keys `[rows, ...]` with the number of their node folded in; other leaves as they are."""
-    found = [is_key(leaf) for leaf in jax.tree.leaves(rows)]
-    if not any(found):
+    leaves = jax.tree.leaves(rows)
+    if not any(map(is_key, leaves)) or any(map(is_raw_key, leaves)):
         raise ValueError(
-            "fold_in must find keys, as jax.random.key makes them, got a tree without: an array of "
-            "jax.random.PRNGKey is one of numbers; make a key of it by jax.random.wrap_key_data."
+            "fold_in must find keys, as jax.random.key makes them, got a tree without, or with one "
+            "of jax.random.PRNGKey, which is an array of numbers: make a key of it by "
+            "jax.random.wrap_key_data."
         )
 
     def fold_in(leaf: Any) -> Any:
@@ -55,15 +81,28 @@ def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
 
 def split_rows(batch: Any, count: int) -> Any:
     """`[B, ...]` -> `[count, B / count, ...]`."""
+    lengths: set[int] = set()
 
     def split(path: Any, leaf: Any) -> Any:
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        name = f"batch{jax.tree_util.keystr(path)}"
+        if getattr(array.dtype, "kind", "") in tuple("OSUM"):  # objects, texts, dates
+            raise ValueError(
+                f"{name} must be numbers, got {array.dtype}: encode texts before, or take them out "
+                "of the batch."
+            )
         if not array.shape or array.shape[0] % count:
             got = f"shape {list(array.shape)}" if array.shape else f"{leaf!r}"
             raise ValueError(
-                f"batch{jax.tree_util.keystr(path)} must have a leading axis of examples that the "
-                f"{count} nodes of this process divide, got {got}: give batches of a multiple of "
-                f"{count}, and have the loader drop the rest at the end (drop_remainder=True)."
+                f"{name} must have a leading axis of examples that the {count} nodes of this "
+                f"process divide, got {got}: give batches of a multiple of {count}, and have the "
+                "loader drop the rest at the end (drop_remainder=True)."
+            )
+        lengths.add(array.shape[0])
+        if len(lengths) > 1:
+            raise ValueError(
+                f"{name} must have as many examples as the leaves before it, got lengths "
+                f"{sorted(lengths)}: nodes.replicate gives every node all of an array."
             )
         return array.reshape(count, array.shape[0] // count, *array.shape[1:])
 
@@ -159,7 +198,7 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
 
 
 def _difference(x: jax.Array) -> jax.Array:
-    """How much rows `[N, ...]` of real numbers differ, relative to the largest finite value.
+    """How far rows `[N, ...]` of real numbers are from the first, over the largest finite value.
 
     Infinite where anything else differs, or a number from one that is not finite. NaN is equal to
     NaN of any bits, and 0.0 to -0.0.
@@ -175,7 +214,7 @@ def _difference(x: jax.Array) -> jax.Array:
     is_equal = (x == first) | (jnp.isnan(x) & jnp.isnan(first))
     distance = jnp.where(is_equal, jnp.zeros_like(x), jnp.abs(x - first))
     distance = jnp.where(jnp.isnan(distance), jnp.inf, distance)
-    sizes = jnp.where(jnp.isfinite(first), jnp.abs(first), jnp.zeros_like(first))
+    sizes = jnp.where(jnp.isfinite(x), jnp.abs(x), jnp.zeros_like(x))
     scale = jnp.max(sizes, initial=jnp.finfo(x.dtype).tiny)
     return (jnp.max(distance, initial=0.0) / scale).astype(jnp.float32)
 
