@@ -76,9 +76,9 @@ def allreduce(
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)
 
     def init(params: optax.Params) -> optax.OptState:
-        if not keeps_error:
-            return optax.EmptyState()
         register_with_flax()
+        if not keeps_error:
+            return ErrorFeedback(plan=plan)
         require_floats(params, "params")
         return ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
 
@@ -101,11 +101,10 @@ def allreduce(
                     "to='varying'), or use check_vma=False; if the loss was averaged over the "
                     "axis, drop allreduce."
                 )
-        if codec is None or not keeps_error:
-            require_state(state, optax.EmptyState, "allreduce")
-            return node_mean(updates, axis_name, codec), state
         old = require_state(state, ErrorFeedback, "allreduce")
         require_plan(plan, old.plan, "allreduce")
+        if codec is None or not keeps_error:
+            return node_mean(updates, axis_name, codec), old
         wanted = add(old.error, updates)
         mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
         # A gradient that is not finite is that of one step: kept, it would spoil all to come.

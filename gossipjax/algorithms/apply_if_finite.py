@@ -29,8 +29,9 @@ def apply_if_finite(
 
     optax's own decides on each node by itself. Around a gossip transform, the nodes then take
     different branches of a conditional with an exchange in it: on a mesh of devices they wait for
-    each other forever, and simulated ones lose mass. This one counts the nodes whose updates are
-    not finite, by a small all-reduce, and all nodes take the same branch:
+    each other forever, and simulated ones lose mass, as by `jnp.where(is_finite, new, old)` after a
+    step (flax's `DynamicScale`). This one counts the nodes whose updates are not finite, by a small
+    all-reduce, and all nodes take the same branch:
 
     - around a whole chain: at a bad step no parameter and no state changes on any node. Around
       `osgp` steps must be counted (no `step=`): a skipped step delivers no message.

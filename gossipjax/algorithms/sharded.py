@@ -17,7 +17,6 @@ from gossipjax.algorithms.transform import require_axis_names, require_state, re
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
 
-# States with a plan that has a wire.
 EXCHANGES = (GossipState, ErrorFeedback, OuterState)
 
 
@@ -142,7 +141,7 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     part = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
-    of_one_exchange = GossipState | ErrorFeedback | optax.EmptyState
+    of_one_exchange = GossipState | ErrorFeedback
     if not set(specs.axes).isdisjoint(manual) and not isinstance(part, of_one_exchange):
         raise ValueError(
             "gx.sharded must stand around one gossip or gx.allreduce alone in a shard_map over the "
@@ -152,9 +151,15 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
         )
 
 
+def _find_exchanges(state: Any) -> list[Any]:
+    """The states of exchanges of parts: an average of plain gradients may be of any axis."""
+    parts = find_parts(state, *EXCHANGES)
+    return [p for p in parts if not isinstance(p, ErrorFeedback) or p.error is not None]
+
+
 def _require_axis(axis_name: str, state: Any) -> None:
     """Raises `ValueError` if the transform inside exchanges over another axis."""
-    for part in find_parts(state, *EXCHANGES):
+    for part in _find_exchanges(state):
         if part.plan.wire.axis_name != axis_name:
             raise ValueError(
                 f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
@@ -189,7 +194,7 @@ def _rounds_alone(codec: Codec, dtype: Any) -> bool:
 
 def _codec_of(state: Any) -> Codec | None:
     """The codec of the exchanges of a state that is made for them."""
-    for part in find_parts(state, *EXCHANGES):
+    for part in _find_exchanges(state):
         if part.plan.wire.codec is not None:
             return part.plan.wire.codec
         if isinstance(part, OuterState):

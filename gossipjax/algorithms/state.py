@@ -199,17 +199,17 @@ class GossipState(NamedTuple):
 
 
 class ErrorFeedback(NamedTuple):
-    """State of `allreduce` with a codec that is no floating-point type, for one node.
+    """State of `allreduce` for one node: the plan alone, unless its codec leaves something out.
 
     Attributes:
       count: int32 scalar, the number of averages so far.
       error: `e`, like the gradients, float32 at least: what the codec has left out so far.
-      plan: static: the `ExchangePlan`, with the codec.
+      plan: static: the `ExchangePlan`, with axis and codec.
     """
 
-    count: Any
-    error: Any
-    plan: Any
+    count: Any = None
+    error: Any = None
+    plan: Any = ExchangePlan()
 
 
 def init_state(

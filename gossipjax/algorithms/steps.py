@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,6 +21,7 @@ from jax.core import Tracer
 from gossipjax.algorithms.outer_average import OuterPlan, OuterState
 from gossipjax.algorithms.state import (
     MAX_STEPS,
+    ErrorFeedback,
     ExchangePlan,
     GossipState,
 )
@@ -159,13 +162,22 @@ def _ends_search(part: Any) -> bool:
     return isinstance(part, GossipState) or _skips_by_node(part)
 
 
-def require_last(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` if a transform with arrays in its state stands after the gossip.
+def require_order(opt_state: optax.OptState) -> None:
+    """Raises `ValueError` where the state of a chain shows that its parts are in a wrong order.
 
-    Also if momentum stands before a gossip that is the optimizer itself. Transforms that keep
-    nothing, such as `optax.scale`, cannot be told from those that change nothing.
+    An optimizer after the gossip, or before what must get gradients: `gx.allreduce`, `gx.outer`, a
+    gossip that is the optimizer itself. Also if a chain averages over the axis of its gossip.
+    Transforms that keep nothing, such as `optax.scale`, cannot be told from those that change
+    nothing.
     """
-    for chain, place, gossip in _find_chains(opt_state):
+    for chain, place, exchange in _find_exchanges(opt_state):
+        if isinstance(exchange, ErrorFeedback):
+            if before := _find_optimizer(chain[:place], keeps_arrays=True):
+                raise ValueError(
+                    "gx.allreduce must go first in a chain, as it averages gradients, got an "
+                    f"optimizer before it, {before}: optax.chain(gx.allreduce(), optimizer)."
+                )
+            continue
         after = next((part for part in chain[place + 1 :] if jax.tree.leaves(part)), None)
         if after is not None:
             raise ValueError(
@@ -173,12 +185,55 @@ def require_last(opt_state: optax.OptState) -> None:
                 f"are, got {_describe(after)} after it: optimizers go before, "
                 "optax.chain(optimizer, gossip)."
             )
-        momentum = find_parts(chain[:place], optax.TraceState, optax.ScaleByAdamState)
-        if gossip.plan.takes_gradients and momentum:
-            raise ValueError(
-                "gossip that is the optimizer must get gradients, got updates of one with momentum "
-                "before it: leave that out."
-            )
+        is_outer = isinstance(exchange, OuterState)
+        if is_outer or exchange.plan.takes_gradients:
+            name = "gx.outer" if is_outer else "gossip that is the optimizer"
+            if before := _find_optimizer(chain[:place]):
+                raise ValueError(
+                    f"{name} must get gradients, got the updates of an optimizer before it, "
+                    f"{before}: "
+                    + ("put it inside, gx.outer(optimizer, ...)." if is_outer else "leave it out.")
+                )
+    _require_one_exchange(opt_state)
+
+
+def _require_one_exchange(opt_state: optax.OptState) -> None:
+    """Raises `ValueError` if gradients are averaged over all nodes whose models gossip, too."""
+    # What `optax.masked` stands around is of other parameters, perhaps.
+    kinds = (ErrorFeedback, GossipState, OuterState, optax.MaskedState, optax.PartitionState)
+    for chain, _, exchange in _find_exchanges((opt_state,)):
+        if isinstance(exchange, ErrorFeedback):
+            continue
+        inner = exchange.inner if isinstance(exchange, OuterState) else ()
+        for part in find_parts((chain, inner), *kinds):
+            axis_name = exchange.plan.wire.axis_name
+            if isinstance(part, ErrorFeedback) and part.plan.wire.axis_name == axis_name:
+                raise ValueError(
+                    f"a chain must exchange over {axis_name!r} once, got gx.allreduce in one with "
+                    "gossip or gx.outer: all nodes stay equal, and both are paid for. Leave one of "
+                    'them out, or average inside a node, gx.allreduce("local").'
+                )
+
+
+def _find_optimizer(parts: tuple[Any, ...], keeps_arrays: bool = False) -> str | None:
+    """The types of the first optimizer's states in parts of a chain; None if there is none.
+
+    An optimizer of optax is a chain, so that its state is a tuple of states; clipping, decay and
+    noise are not.
+    """
+
+    def is_optimizer(part: Any) -> bool:
+        if type(part) is not tuple:
+            name = type(part).__name__
+            return name == "TraceState" or name.startswith("ScaleBy")
+        is_chain = bool(part) and all(isinstance(state, tuple) for state in part)
+        return is_chain and bool(jax.tree.leaves(part) or not keeps_arrays)
+
+    for part in parts:
+        for state in jax.tree.leaves(part, is_leaf=is_optimizer):
+            if is_optimizer(state):
+                return _describe(state) or "one without momentum"
+    return None
 
 
 def _describe(state: Any) -> str:
@@ -187,17 +242,15 @@ def _describe(state: Any) -> str:
     return ", ".join(type(part).__name__ for part in parts if jax.tree.leaves(part))
 
 
-def _find_chains(tree: Any) -> list[tuple[tuple[Any, ...], int, GossipState]]:
-    """The states of the chains of transforms in which a gossip stands, with its place in each."""
-    if isinstance(tree, GossipState) or jax.tree.structure(tree) == LEAF:
-        return []
-    children = jax.tree.leaves(tree, is_leaf=lambda part: part is not tree)
-    found = [chain for child in children for chain in _find_chains(child)]
+def _find_exchanges(tree: Any) -> Iterator[tuple[tuple[Any, ...], int, Any]]:
+    """The states of the chains of transforms, with place and state of each part that exchanges."""
+    if isinstance(tree, GossipState | ErrorFeedback) or jax.tree.structure(tree) == LEAF:
+        return
     for place, part in enumerate(tree if type(tree) is tuple else ()):
-        gossip = find_parts(part, GossipState)
-        if gossip:
-            return [(tree, place, gossip[0]), *found]
-    return found
+        for exchange in find_parts(part, ErrorFeedback, GossipState, OuterState):
+            yield tree, place, exchange
+    for child in jax.tree.leaves(tree, is_leaf=lambda part: part is not tree):
+        yield from _find_exchanges(child)
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
@@ -230,7 +283,7 @@ def step_plan(opt_state: optax.OptState) -> StepPlan:
 def _plan_of(structure: Any) -> StepPlan:
     opt_state = jax.tree.unflatten(structure, [0] * structure.num_leaves)
     exchange = exchange_plan(opt_state)
-    require_last(opt_state)
+    require_order(opt_state)
     require_updates_numbered(opt_state)
     outer = outer_state(opt_state)
     if outer is None:
@@ -253,8 +306,9 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
                 "number of a step is not that of an update, got MultiStepsState around it: use "
                 "gx.accumulate_gradients(gradients, every), or leave step out."
             )
-    for chain, place, gossip in _find_chains(opt_state):
-        if gossip.plan.moves_by_zeros and find_parts(chain[:place], optax.MultiStepsState):
+    for chain, place, exchange in _find_exchanges(opt_state):
+        moves = any(part.plan.moves_by_zeros for part in find_parts(exchange, GossipState))
+        if moves and find_parts(chain[:place], optax.MultiStepsState):
             raise ValueError(
                 "every update must carry a gradient where the gossip keeps a correction, a "
                 "momentum or messages that move at each, got optax.MultiSteps before it, which "
@@ -275,14 +329,32 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
 
     Raises:
       ValueError: if `step` is negative or not an integer, the chain holds several gossip
-        transforms, or steps are not numbered as updates are: inside `optax.MultiSteps`.
+        transforms or parts in a wrong order, or steps are not numbered as updates are: inside
+        `optax.MultiSteps`. It warns of a loop whose steps start anew while the state counts on.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))
     >>> [gx.canonical_step(state, k) for k in range(5)]
     [0, 1, 2, 0, 1]
     """
-    return step_plan(opt_state).canonical_step(step)
+    plan = step_plan(opt_state)
+    canonical = plan.canonical_step(step)
+    # Only where a loop goes back is the count read: the host waits for the last step.
+    last = _last_step(plan)
+    if step < last[0]:
+        try:
+            start_at(opt_state, step)
+        except ValueError as error:
+            warnings.warn(str(error), stacklevel=2)
+    last[0] = step
+    return canonical
+
+
+@functools.lru_cache(256)
+def _last_step(plan: StepPlan) -> list[int]:
+    """The step of this plan that was asked for last, in a list to be changed."""
+    del plan
+    return [0]
 
 
 def canonical_steps(opt_state: optax.OptState) -> list[int]:
@@ -340,8 +412,8 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
 
 
 def _read_count(count: Any) -> int | None:
-    """The number of updates of all nodes; None if it is traced."""
-    if isinstance(count, Tracer):
+    """The number of updates of all nodes; None if it is traced, or a shape."""
+    if isinstance(count, Tracer | jax.ShapeDtypeStruct):
         return None
     if isinstance(count, jax.Array):
         count = jax.device_get(count.addressable_data(0))

@@ -22,7 +22,6 @@ NODES = gx.Nodes(4)
 RING = gx.topology.ring(4)
 SGP = gx.sgp(RING)
 TX = optax.chain(optax.sgd(0.1), SGP)
-MOMENTUM = optax.sgd(0.1, momentum=0.9)
 MODEL = {"w": jnp.zeros((2, 4)), "b": jnp.zeros(3)}
 MESH = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("nodes", "fsdp"))
 ON_MESH = gx.Nodes(mesh=MESH)
@@ -89,12 +88,6 @@ for name, function, values, message in (
         lambda nodes: gx.TrainStep(double, SGP, nodes=nodes, overlap_in_thread=True),
         [ON_MESH],
         "overlap_in_thread must be None or False",
-    ),
-    (
-        "TrainStep momentum before its own",
-        lambda gossip: train(double, tx=optax.chain(MOMENTUM, gossip)),
-        [gx.quasi_global(RING, 0.1)],
-        "gossip that is the optimizer must get gradients",
     ),
     ("gradients", train, [lambda p: p, lambda p: None, lambda p: (p, p, p)], "a pair"),
     ("gradients and value", train, [lambda p: (jnp.zeros(()), p)], "other order"),

@@ -1,0 +1,352 @@
+"""What people write: refused with a way out, warned of, right, or on a page.
+
+A row for each kind; `tests/bad_input` has the bad values of single arguments.
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.dynamic_scale import DynamicScale
+from jax.sharding import PartitionSpec as P
+
+import gossipjax as gx
+
+N = 4
+NODES = gx.Nodes(N)
+RING = gx.topology.ring(N)
+ONE_PEER = gx.topology.one_peer_exponential(N)
+IRREGULAR = gx.topology.random_peer(N, 8, seed=0)
+SGD: Any = optax.sgd(0.1)
+ADAM: Any = optax.adam(0.1)
+NESTEROV: Any = optax.sgd(0.7, momentum=0.9, nesterov=True)
+SGP: Any = gx.sgp(ONE_PEER)
+DPSGD: Any = gx.dpsgd(RING)
+CHAIN: Any = optax.chain(SGD, SGP)
+PARAMS = {"a": jnp.arange(3.0), "b": jnp.zeros(2)}
+HALF = {"a": True, "b": False}
+OTHER_HALF = {"a": False, "b": True}
+SPECS = {"a": P(), "b": P()}
+PAGES = Path(__file__).parents[1] / "docs"
+
+
+def first_program(tx: Any) -> int:
+    return gx.canonical_step(tx.init(PARAMS), 0)
+
+
+def pull(params: Any, target: Any) -> Any:
+    return jax.tree.map(lambda p: p - target, params), ()
+
+
+def train(tx: Any = None, change: Any = None, check_mass: int = 1) -> Any:
+    """Trains; after step 5 `change(new, old)` makes parameters and state."""
+    tx = optax.chain(SGD, gx.sgp(IRREGULAR)) if tx is None else tx
+    train_step = gx.TrainStep(pull, tx, nodes=NODES, check_mass=check_mass)
+    state = NODES.init(tx, PARAMS)
+    for step in range(12):
+        old = state
+        *state, _ = train_step(step, *state, jnp.arange(4.0))
+        if step == 5 and change is not None:
+            state = change(state, list(old))
+    return state
+
+
+def keep_old_at_node_0(new: Any, old: Any) -> Any:
+    """As `jnp.where(is_finite, new, old)` does where one node alone has a NaN."""
+    is_ok = jnp.arange(N) > 0
+    return jax.tree.map(
+        lambda a, b: jnp.where(is_ok.reshape(N, *[1] * (a.ndim - 1)), a, b), new, old
+    )
+
+
+def skip_at_node_0(inner: Any) -> Any:
+    """A transform of one's own around a chain: node 0 skips step 5."""
+
+    def update(updates: Any, state: Any, params: Any = None, **arguments: Any) -> Any:
+        result = inner.update(updates, state, params, **arguments)
+        is_skipped = (jax.lax.axis_index("nodes") == 0) & (state[-1].count == 5)
+        skipped = jax.tree.map(jnp.zeros_like, updates), state
+        return jax.tree.map(lambda a, b: jnp.where(is_skipped, b, a), result, skipped)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def average_masked() -> Any:
+    tx = optax.chain(SGD, optax.masked(gx.dpsgd(RING), HALF))
+    params, opt_state = NODES.init(tx, PARAMS)
+    params = params | {"b": jnp.arange(8.0).reshape(N, 2)}
+    return gx.average_model(params, opt_state, nodes=NODES)
+
+
+def refuse_chain(tx: Any, message: str) -> tuple[Callable[[], Any], str]:
+    return lambda: first_program(tx), message
+
+
+def inject(make: Any) -> Any:
+    return optax.inject_hyperparams(make)(learning_rate=0.1)
+
+
+def is_even(step: Any, **_: Any) -> Any:
+    return step % 2 == 0
+
+
+LAST = r"gossip must be last in a chain, .* got \w+State after it: optimizers go before"
+FIRST = "gx.allreduce must go first"
+INSIDE = "gx.outer must get gradients.* put it inside"
+TWICE = "a chain must exchange over 'nodes' once"
+ITSELF = "gossip that is the optimizer must get gradients"
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    # The order of a chain: its state shows it.
+    "trace after gossip": (lambda: train(optax.chain(SGD, SGP, optax.trace(0.9))), LAST),
+    "adamw after gossip": refuse_chain(optax.chain(SGP, optax.adamw(0.1)), LAST),
+    "ema after a chain": refuse_chain(optax.chain(CHAIN, optax.ema(0.9)), LAST),
+    "a rate by step after gossip": refuse_chain(
+        optax.chain(SGP, optax.scale_by_learning_rate(optax.linear_schedule(0.1, 0.01, 10))), LAST
+    ),
+    "injected adam after gossip": refuse_chain(optax.chain(SGP, inject(optax.adam)), LAST),
+    "adam after masked gossip": refuse_chain(optax.chain(optax.masked(SGP, HALF), ADAM), LAST),
+    "adam after apply_if_finite": refuse_chain(optax.chain(gx.apply_if_finite(SGP), ADAM), LAST),
+    "noise after gossip": refuse_chain(optax.chain(SGD, SGP, optax.add_noise(0.1, 0.5, 0)), LAST),
+    "a conditional trace after gossip": refuse_chain(
+        optax.chain(SGP, optax.conditionally_transform(optax.trace(0.9), is_even)), LAST
+    ),
+    "momentum after gossip, inside outer": refuse_chain(
+        gx.outer(optax.chain(DPSGD, optax.sgd(0.1, 0.9)), SGD, 2), LAST
+    ),
+    "trace after outer": refuse_chain(optax.chain(gx.outer(SGD, SGD, 2), optax.trace(0.9)), LAST),
+    "adam after sharded": refuse_chain(optax.chain(gx.sharded(SGP, SPECS), ADAM), LAST),
+    "sgd before outer": refuse_chain(optax.chain(SGD, gx.outer(SGD, NESTEROV, 4)), INSIDE),
+    "adam before outer": refuse_chain(optax.chain(ADAM, gx.outer(SGD, NESTEROV, 4)), INSIDE),
+    "injected sgd before outer": refuse_chain(
+        optax.chain(inject(optax.sgd), gx.outer(SGD, NESTEROV, 4)), INSIDE
+    ),
+    "sgd before quasi_global": refuse_chain(optax.chain(SGD, gx.quasi_global(RING, 0.1)), ITSELF),
+    "adam before quasi_global": refuse_chain(optax.chain(ADAM, gx.quasi_global(RING, 0.1)), ITSELF),
+    "allreduce behind adam": refuse_chain(optax.chain(ADAM, gx.allreduce()), FIRST),
+    "allreduce inside a node behind momentum": refuse_chain(
+        optax.chain(NESTEROV, gx.allreduce("local"), SGP), FIRST
+    ),
+    "allreduce and gossip": refuse_chain(optax.chain(gx.allreduce(), SGD, SGP), TWICE),
+    "allreduce after gossip": refuse_chain(optax.chain(SGD, SGP, gx.allreduce()), TWICE),
+    "allreduce inside outer": refuse_chain(
+        gx.outer(optax.chain(gx.allreduce(), SGD), NESTEROV, 4), TWICE
+    ),
+    # A node that decides alone.
+    "where on parameters and state": (
+        lambda: train(change=keep_old_at_node_0),
+        "between steps 5 and 6, .*gx.apply_if_finite",
+    ),
+    "where on parameters": (
+        lambda: train(change=lambda new, old: [keep_old_at_node_0(new, old)[0], new[1]]),
+        "must stay .* between steps 5 and 6",
+    ),
+    "where, checked now and then": (
+        lambda: train(change=keep_old_at_node_0, check_mass=4),
+        "after step 7, .*other counts",
+    ),
+    "a skip of one's own around the chain": (
+        lambda: train(skip_at_node_0(optax.chain(SGD, SGP))),
+        "after step 5, .*other counts",
+    ),
+    # What is stacked, split and drawn.
+    "parameters stacked before init": (
+        lambda: NODES.init(SGP, NODES.replicate({"a": jnp.arange(3.0)})),
+        "must be that of one node",
+    ),
+    "raw keys beside typed ones": (
+        lambda: NODES.replicate(
+            {"raw": jax.random.PRNGKey(0), "typed": jax.random.key(0)}, fold_in=True
+        ),
+        "wrap_key_data",
+    ),
+    "a batch of text": (lambda: NODES.split({"x": np.array(["a"] * 8)}), "encode texts"),
+    "a batch of unequal leaves": (
+        lambda: NODES.split({"x": np.ones(8), "y": np.ones(4)}),
+        r"\['y'\] must have as many examples",
+    ),
+    "accumulation of no inputs": (
+        lambda: gx.accumulate_gradients(lambda params: (params, ()), 2)(jnp.ones(())),
+        "inputs of accumulated gradients must be given",
+    ),
+    "one model of a masked chain": (
+        average_masked,
+        r"\['b'\] that differ by 85.7%, .*nodes.run\(gx.average_model",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused(name: str):
+    call, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def step_by_hand(steps: Any) -> None:
+    """A loop of one's own, whose static step is given as it is."""
+
+    def update(params: Any, state: Any, step: Any) -> Any:
+        return SGP.update(params, state, params, step=step)
+
+    program = NODES.spmd(update, static_argnums=2)
+    params, state = NODES.init(SGP, PARAMS)
+    for step in steps(state):
+        _, state = program(params, state, step)
+
+
+def draw(key: Any) -> Any:
+    train_step = gx.TrainStep(lambda p, key: (p, jax.random.normal(key)), SGP, nodes=NODES)
+    return train_step(0, *NODES.init(SGP, PARAMS), key)
+
+
+WARNED: dict[str, tuple[Callable[[], Any], str]] = {
+    "a raw static step": (lambda: step_by_hand(lambda state: range(40)), "gx.canonical_step"),
+    "a step that starts anew": (
+        lambda: [gx.canonical_step(train()[1], step) for step in (0, 1, 0)],
+        "step must be 12 or more",
+    ),
+    "one key for all nodes": (lambda: draw(NODES.replicate(jax.random.key(0))), "fold_in=True"),
+    "one raw key for all nodes": (
+        lambda: draw(NODES.replicate(jax.random.PRNGKey(0))),
+        "fold_in=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WARNED)
+def test_is_warned_of_once(name: str):
+    call, message = WARNED[name]
+    with pytest.warns(UserWarning, match=message) as warned:
+        call()
+    assert len(warned) == 1
+
+
+def add_with(add: Callable[[Any, Any], Any]) -> Any:
+    """One update of every node, whose parameters are made by `add(params, updates)`."""
+
+    def step(params: Any, state: Any) -> Any:
+        updates, _ = SGP.update(params, state, params, step=0)
+        return jax.tree.map(add, params, updates)
+
+    return NODES.spmd(step)(*NODES.init(SGP, PARAMS))
+
+
+ADDED = add_with(lambda p, u: p + u)
+ADD: dict[str, Callable[[Any, Any], Any]] = {
+    "optax.tree.add": optax.tree.add,
+    "sum": lambda p, u: sum([p, u]),
+    "stack": lambda p, u: jnp.stack([p, u]).sum(0),
+    "lax.map": lambda p, u: jax.lax.map(sum, (p, u)),
+    "nan_to_num": lambda p, u: p + jnp.nan_to_num(u),
+    "error_if": lambda p, u: p + eqx.error_if(u, jnp.isnan(u).any(), "NaN"),
+}
+
+
+@pytest.mark.parametrize("name", ADD)
+def test_updates_may_be_added_in_any_way(name: str):
+    jax.tree.map(np.testing.assert_array_equal, add_with(ADD[name]), ADDED)
+
+
+RIGHT: dict[str, Any] = {
+    "a chain": CHAIN,
+    "named_chain": optax.named_chain(("o", ADAM), ("g", SGP)),
+    "nothing after it": optax.chain(CHAIN, optax.identity(), optax.scale(1.0)),
+    "nonnegative after it": optax.chain(CHAIN, optax.keep_params_nonnegative()),
+    "masked around": optax.masked(CHAIN, HALF),
+    "multi_transform around": optax.multi_transform({"x": CHAIN, "y": SGD}, {"a": "x", "b": "y"}),
+    "apply_if_finite around": gx.apply_if_finite(CHAIN),
+    "sam around": optax.contrib.sam(CHAIN, optax.sgd(0.05), sync_period=2),
+    "outer around": gx.outer(CHAIN, NESTEROV, 2),
+    "sharded": optax.chain(ADAM, gx.sharded(SGP, SPECS)),
+    "schedule_free before": optax.chain(optax.contrib.schedule_free(SGD, 0.1), DPSGD),
+    "the optimizer itself": optax.chain(optax.clip(1.0), gx.quasi_global(RING, 0.1)),
+    "clipping before outer": optax.chain(optax.clip(1.0), gx.outer(ADAM, NESTEROV, 4)),
+    "noise before allreduce": optax.chain(optax.add_noise(0.1, 0.5, 0), gx.allreduce(), ADAM),
+    "averages inside a node": optax.chain(gx.allreduce("local"), ADAM, SGP),
+    "averages inside a node, in outer": gx.outer(
+        optax.chain(gx.allreduce("local"), ADAM), NESTEROV, 4
+    ),
+    "allreduce and gossip of parts": optax.chain(
+        optax.masked(gx.allreduce(), HALF), ADAM, optax.masked(SGP, OTHER_HALF)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_is_right(name: str):
+    assert first_program(RIGHT[name]) == 0
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.chain(SGD, gx.osgp(IRREGULAR)),
+        optax.chain(SGD, gx.adpsgd(RING, 2)),
+        gx.outer(optax.chain(SGD, SGP), NESTEROV, 4),
+        gx.faults.inactive(
+            optax.chain(SGD, gx.faults.sgp(ONE_PEER, gx.faults.Faults(N))), gx.faults.Faults(N)
+        ),
+        optax.chain(gx.allreduce(), NESTEROV),
+    ],
+    ids=["osgp", "adpsgd", "outer", "faults", "allreduce"],
+)
+def test_a_check_of_mass_finds_nothing_where_nothing_is_lost(tx: Any):
+    train(tx, check_mass=True)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_average_of_another_tree():
+    """Messages in flight are of the parameters: they are not in the mean of a moving average."""
+    params, _ = train(optax.chain(SGD, gx.osgp(ONE_PEER)))
+    zeros = gx.average_batch_stats(jax.tree.map(jnp.zeros_like, params), nodes=NODES)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(zeros))
+
+
+def test_a_dynamic_scale_and_a_step_that_all_nodes_skip():
+    tx = gx.apply_if_finite(optax.chain(optax.sgd(0.0), SGP))
+
+    def step(params: Any, state: Any, scale: Any, x: Any) -> Any:
+        scale, _, _, grads = scale.value_and_grad(
+            lambda p: (p.astype(jnp.float16) * x).astype(jnp.float32)
+        )(params)
+        updates, state = tx.update(grads, state, params, step=0)
+        return optax.apply_updates(params, updates), scale
+
+    params = jnp.arange(4.0)
+    x = jnp.array([60000.0, 1, 1, 1], jnp.float16)  # the gradient of node 0 overflows
+    scale = NODES.replicate(DynamicScale(scale=1024.0))  # pyright: ignore[reportArgumentType]
+    params, scale = NODES.spmd(step)(params, NODES.run(tx.init, params), scale, x)
+    assert params.tolist() == [0, 1, 2, 3]
+    assert scale.scale.tolist() == [512, 1024, 1024, 1024]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("guides/trouble.md", "DynamicScale"),
+        ("guides/trouble.md", "reduce_on_plateau"),
+        ("guides/trouble.md", "two optimizers are swapped"),
+        ("guides/trouble.md", "`lax.pmean` of the gradients is still in the step"),
+        ("guides/trouble.md", "clipping, decay or `optax.scale` after the gossip is not seen"),
+        ("guides/trouble.md", "A batch of N examples that was not split"),
+        ("guides/trouble.md", "average_batch_stats(ema, nodes=nodes)"),
+        ("guides/trouble.md", "A key that is made inside the step"),
+        ("guides/transforms.md", "No node decides alone about what is shared"),
+        ("guides/your_loop.md", "DynamicScale"),
+        ("api/flax.md", "apply_if_finite"),
+    ],
+)
+def test_what_cannot_be_seen_is_on_a_page(page: str, words: str):
+    assert words in (PAGES / page).read_text()
+
+
+def test_a_program_of_canonical_steps_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step_by_hand(lambda state: [gx.canonical_step(state, step) for step in range(40)])
