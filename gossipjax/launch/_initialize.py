@@ -58,11 +58,10 @@ def initialize(
     processes first meet there, so that a process that is missing or was started twice is an error
     here. Where JAX detects the process information, JAX aborts the process instead.
 
-    If `GOSSIPJAX_SECRET` is set, the same text for all processes, they sign the messages by which
-    they first meet with it. After that, JAX's coordinator lets everybody in, unless all processes
-    have certificates (mutual TLS, JAX 0.12 or later). Gloo and NCCL have neither: use trusted
-    networks only. SECURITY.md says what listens, and where: at a `coordinator_address` on the
-    loopback, 127.0.0.1, all do.
+    With the same `GOSSIPJAX_SECRET` for all processes they sign the messages of that meeting.
+    JAX's coordinator lets everybody in, unless all processes have certificates (mutual TLS, JAX
+    0.12 or later). Gloo and NCCL have neither: use trusted networks only, or one machine, with
+    `coordinator_address` on the loopback. SECURITY.md says what listens, and where.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
     more, and docs/guides/launcher.md says which. An uncaught exception ends the process at once, as

@@ -342,6 +342,7 @@ class _Supervisor:
             "NPROC": str(max(2 * job.local_devices, (os.cpu_count() or 1) // count)),
             "PYTHONUNBUFFERED": "1",
             "GOSSIPJAX_SECRET": self._secret,
+            "NCCL_SOCKET_IFNAME": "lo",  # else it listens at this machine's address in the network
             **(MALLOC_ENVIRONMENT if job.keep_memory else {}),
         }
         coordinated = {

@@ -207,7 +207,6 @@ def test_a_job_on_the_loopback_listens_nowhere_else():
         f"{CLUSTER}"
         "print(gx.spmd(lambda x: jax.lax.psum(x, 'nodes'), mesh=mesh)(jnp.ones(2)).shape)\n"
         f"{LISTENING}"
-        "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"
         "launch.exit_process(0)"
     )
     done = run_job(synchronous, "--processes", 2, "--local-devices", 2)
@@ -217,6 +216,7 @@ def test_a_job_on_the_loopback_listens_nowhere_else():
     assert found == ["[0] listens at 0200007F"] * 2 + ["[1] listens at 0200007F"]
     asynchronous = (
         "import os, jax.numpy as jnp, optax, gossipjax as gx\n"
+        "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"
         "node = gx.launch.find_node()\n"
         "joined = gx.asynchronous.join(None, optax.sgd(0.1), jnp.zeros(3), listen=node.listen,\n"
         "    algorithm=gx.asynchronous.sgp())\n"
