@@ -38,6 +38,8 @@ from gossipjax.checkpoint._train_state import (
     MakeTx,
     Preempted,
     TrainState,
+    compare_chains,
+    describe_chain,
     fit_state,
     make_template,
 )
@@ -122,6 +124,8 @@ class Checkpoints:
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
         self._last_step: int | None = None  # that was saved or restored
+        self._chain: dict[str, str] = {}  # settings of the chain that is saved, from `resume` on
+        self._saved_chain: dict[str, str] = {}  # of the checkpoint that was restored
         self._failure: Exception | None = None
         self._is_preempted = False
         self._former_handler: Any = signal.SIG_DFL
@@ -171,7 +175,8 @@ class Checkpoints:
 
         A run with the same nodes and chain continues bit for bit. A state of another number of
         nodes, or of another topology or algorithm, is changed by `change_nodes`: all nodes start
-        from the average model.
+        from the average model. A warning says which settings of the chain are others than those of
+        the run that saved: a rate, a momentum, a topology.
 
         Args:
           state: the state at the start, on the devices.
@@ -186,6 +191,8 @@ class Checkpoints:
           OSError: if the newest checkpoint cannot be read, or all are damaged.
         """
         other = None if init_from is None else _require_folder(init_from, "init_from")
+        current = {**(state.metadata or {}), "nodes": nodes.size}
+        self._chain = describe_chain(make_tx, current)
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
@@ -195,6 +202,14 @@ class Checkpoints:
             self.resize_report = None
             return state
         resumed, self.resize_report = fit_state(restored, state, nodes, make_tx)
+        # The chain for other nodes is another one, and the report speaks of it.
+        metadata = restored.metadata if self.resize_report else current
+        if changes := compare_chains(self._saved_chain, describe_chain(make_tx, metadata)):
+            warnings.warn(
+                f"the chain has changed since step {restored.step} in {self.resumed_from}: "
+                f"{changes}. If that is not meant, give make_tx the settings of that run.",
+                stacklevel=3,
+            )
         return resumed
 
     def _restore_train_state(
@@ -212,6 +227,7 @@ class Checkpoints:
         if all_processes(folder.is_dir()):
             with Checkpoints(folder, read_only=True) as other:
                 restored = other._restore_train_state(state, nodes, make_tx)
+                self._saved_chain = other._saved_chain
         if restored is None:
             raise ValueError(
                 f"init_from must be a folder of checkpoints, got {folder}, which holds none."
@@ -263,7 +279,7 @@ class Checkpoints:
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
             return
-        manifest = make_manifest(step, state, leaves, metadata)
+        manifest = make_manifest(step, state, leaves, metadata, self._chain)
         self._last_step = step
         try:
             # Or a later resume would take the newest of the continuation that was abandoned.
@@ -320,7 +336,7 @@ class Checkpoints:
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
-                restored = read_checkpoint(self.folder, number, like)
+                restored, self._saved_chain = read_checkpoint(self.folder, number, like)
             except DamagedError as error:
                 damaged[number] = error
                 continue

@@ -73,13 +73,14 @@ class Manifest(NamedTuple):
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
     checksum: int  # of the arrays
     metadata: dict[str, Any]  # of the user
+    chain: dict[str, str]  # settings of the run's chain, if `resume` was given one
 
 
 def make_manifest(
-    step: int, state: Any, leaves: list[Any], metadata: dict[str, Any]
+    step: int, state: Any, leaves: list[Any], metadata: dict[str, Any], chain: dict[str, str]
 ) -> dict[str, Any]:
     """Returns the manifest of a state as it is written: a JSON text and its checksum."""
-    manifest = Manifest(step, leaf_specs(state), checksum(leaves), metadata)
+    manifest = Manifest(step, leaf_specs(state), checksum(leaves), metadata, chain)
     text = json.dumps(manifest._asdict())
     return {"json": text, "checksum": zlib.crc32(text.encode())}
 
@@ -91,11 +92,10 @@ def parse_manifest(content: bytes) -> Manifest:
         text = written["json"]
         if zlib.crc32(text.encode()) != written["checksum"]:
             raise DamagedError("its manifest has another checksum")
-        fields = json.loads(text)
-        match fields:
-            case {"step": int(), "leaves": list(specs), "checksum": int(), "metadata": dict()}:
-                if all(map(_is_spec, specs)):
-                    return Manifest(**fields)
+        manifest = Manifest(**{"chain": {}, **json.loads(text)})
+        match manifest:
+            case Manifest(int(), list(specs), int(), dict(), dict()) if all(map(_is_spec, specs)):
+                return manifest
         raise TypeError("it has fields of other types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
@@ -231,13 +231,13 @@ def write(manager: ocp.CheckpointManager, step: int, arrays: dict[str, Any], man
     manager.save(step, args=items, force=True)
 
 
-def read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
-    """Reads one checkpoint of a folder in the form of `like`; see `Checkpoints.restore`."""
+def read_checkpoint(folder: Path, step: int, like: Any) -> tuple[Restored, dict[str, str]]:
+    """Reads one checkpoint in the form of `like`, and the settings of the chain that was saved."""
     with meshes.unset_mesh():
         return _read_checkpoint(folder / str(step), step, like)
 
 
-def _read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
+def _read_checkpoint(folder: Path, step: int, like: Any) -> tuple[Restored, dict[str, str]]:
     manifest = _read_manifest(folder)
     like = like(manifest.metadata) if is_function(like) else like
     name = f"the checkpoint of step {step}"
@@ -251,7 +251,7 @@ def _read_checkpoint(folder: Path, step: int, like: Any) -> Restored:
         raise DamagedError("its arrays have other types")
     if checksum(meshes.on_auto_axes(restored)) != manifest.checksum:
         raise DamagedError("its arrays have another checksum")
-    return Restored(step, state, manifest.metadata)
+    return Restored(step, state, manifest.metadata), manifest.chain
 
 
 def _read_manifest(folder: Path) -> Manifest:

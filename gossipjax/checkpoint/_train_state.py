@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import signal
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +19,13 @@ from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nod
 from gossipjax.processes import put_global
 from gossipjax.sharding import ShardedState
 from gossipjax.spmd import Nodes
-from gossipjax.topology.schedule import require_int
+from gossipjax.topology.schedule import Schedule, require_int
+
+MAX_SETTINGS = 1000  # of a chain, that a manifest holds
+MAX_CHANGES = 4  # that one line names
+# Names that say nothing, in those of settings.
+WRAPPERS = ("tx", "tx_init", "tx_update", "update_fns", "init_fns", "combine", "init", "plan")
+LIBRARIES = ("gossipjax", "jax", "optax")
 
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
@@ -95,6 +105,72 @@ def make_template(
     ):
         return state.params, _arrange_like(opt_state, state.opt_state), state.batch_stats
     return params, opt_state, batch_stats
+
+
+def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
+    """Settings of a chain by name; none if `make_tx` does not take this metadata."""
+    try:
+        tx = make_tx(metadata)
+    except Exception:  # which `resume` raises where it needs the chain: this is for a report
+        return {}
+    found: dict[str, str] = {}
+    _find_settings(tx, "", found, {})
+    return found
+
+
+def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, Any]) -> None:
+    """Collects the numbers, texts and schedules that the functions of a chain refer to.
+
+    Optax keeps its arguments in closures: their names are those of the variables.
+    """
+    if isinstance(part, bool | int | float | str | np.generic):
+        found[name] = str(part)
+    if id(part) in seen or len(found) >= MAX_SETTINGS:
+        return
+    seen[id(part)] = part
+    part = getattr(part, "__wrapped__", part)  # by jit
+    items: Iterable[tuple[str, Any]] = []
+    if isinstance(part, Schedule):
+        digest = zlib.crc32(repr(part.segments).encode())
+        for round_ in part.rounds:
+            for array in (round_.receivers, round_.senders, round_.weights):
+                digest = zlib.crc32(array, digest)
+        found[name] = f"{part} #{digest:08x}"
+    elif isinstance(part, optax.GradientTransformation):
+        items = [("tx", part.update), ("tx", part.init)]
+    elif isinstance(part, tuple | list):
+        items = ((str(i), value) for i, value in enumerate(part))
+    elif isinstance(part, dict):
+        items = ((str(key), value) for key, value in part.items())
+    elif isinstance(part, functools.partial):
+        items = [("tx", part.func), ("tx", part.args), ("tx", part.keywords)]
+    elif inspect.ismethod(part):
+        items = [("tx", part.__self__)]
+    elif inspect.isfunction(part):
+        variables = inspect.getclosurevars(part)
+        items = list(variables.nonlocals.items())
+        # Of a function of the user's, also the numbers in it and around it.
+        if str(part.__module__).partition(".")[0] not in LIBRARIES:
+            numbers = [x for x in part.__code__.co_consts if isinstance(x, int | float)]
+            others = {k: x for k, x in variables.globals.items() if isinstance(x, int | float)}
+            items += [("numbers", str(numbers)), *others.items()]
+    elif dataclasses.is_dataclass(part):
+        items = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
+    for key, value in items:
+        _find_settings(value, name if key in WRAPPERS else f"{name}.{key}", found, seen)
+
+
+def compare_chains(saved: dict[str, str], current: dict[str, str]) -> str:
+    """Says in a line what differs; empty if nothing does, or one of them is not known."""
+    names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
+    if not saved or not current or not names:
+        return ""
+    texts = [
+        f"{name[1:]} was {saved.get(name, 'not there')}, is {current.get(name, 'not there')}"
+        for name in names[:MAX_CHANGES]
+    ]
+    more = len(names) - MAX_CHANGES
+    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
 def _is_sharded(part: Any) -> bool:

@@ -3,8 +3,10 @@
 import contextlib
 import functools
 import os
+import re
 import resource
 import signal
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +179,64 @@ def test_the_folder_of_another_run_is_only_read(tmp_path):
         assert (others / UNFINISHED / "part").exists()
         checkpoints.after(start._replace(step=3))
         assert not (others / UNFINISHED).exists()
+
+
+def make_chains(rate=0.1, momentum=0.9, hop=1):
+    """A `make_tx` that ignores all of what was saved but the number of nodes."""
+
+    def warm_up(step):
+        return rate * step
+
+    def make_tx(saved):
+        optimizer = {
+            "number": lambda: optax.sgd(rate, momentum),
+            "schedule": lambda: optax.sgd(optax.cosine_decay_schedule(rate, 100), momentum),
+            "function": lambda: optax.sgd(warm_up, momentum),
+            "hyperparameters": lambda: optax.inject_hyperparams(optax.sgd)(rate, momentum),
+        }[saved["kind"]]()
+        identity = np.eye(saved["nodes"])
+        graph = gx.topology.from_matrices(identity / 2 + np.roll(identity, hop, axis=0) / 2)
+        return optax.chain(optimizer, gx.sgp(graph))
+
+    return make_tx
+
+
+RATE = {"rate": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "changes", "message"),
+    [
+        ("number", NODES, {}, None),
+        ("number", gx.Nodes(3), {}, None),
+        ("number", NODES, RATE, r"step_size was -0\.1, is -0\.2"),
+        ("number", gx.Nodes(3), RATE, r"step_size was -0\.1, is -0\.2"),
+        ("schedule", NODES, RATE, r"learning_rate\.init_value was 0\.1, is 0\.2"),
+        ("function", NODES, RATE, r"learning_rate\.rate was 0\.1, is 0\.2"),
+        ("hyperparameters", NODES, RATE, r"learning_rate was 0\.1, is 0\.2"),
+        ("number", NODES, {"momentum": 0.5}, r"decay was 0\.9, is 0\.5"),
+        ("number", NODES, {"hop": 3}, r"schedule was Schedule\(.*, is Schedule\("),
+    ],
+)
+def test_a_chain_that_changed_is_said(kind, nodes, changes, message, tmp_path):
+    """Its arrays fit, so nothing else would say it."""
+
+    def resume(nodes, make_tx, step):
+        metadata = {"kind": kind, "nodes": nodes.size}
+        start = TrainState(0, *nodes.init(make_tx(metadata), jnp.zeros(3)), None, metadata)
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            state = checkpoints.resume(start, nodes, make_tx)
+            checkpoints.after(state._replace(step=step, metadata=metadata))
+
+    resume(NODES, make_chains(), 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resume(nodes, make_chains(**changes), 2)
+        resume(nodes, make_chains(**changes), 3)  # as it was saved
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == (message is not None)
+    for text in texts:
+        assert re.fullmatch(f"the chain has changed since step 1 in .*: [^;]*{message}[^;]*", text)
 
 
 @pytest.fixture
