@@ -241,8 +241,13 @@ def _multiply_windows(
     strides, dilations = params["window_strides"], params["rhs_dilation"]
     for i, (taps, out) in enumerate(zip(sizes.kernel, sizes.out, strict=True)):
         x = _slide(x, 2 + 2 * i, taps, out, strides[i], dilations[i])  # G B k0 o0 k1 o1 ... C
-    x_axes = (*range(2, x.ndim - 1, 2), x.ndim - 1)
-    return _multiply(x, w, (x_axes, tuple(range(1, w.ndim - 1))), params)
+    x_axes, w_axes = [*range(2, x.ndim, 2)], [*range(1, w.ndim - 1)]  # taps, then channels
+    numbers = params["dimension_numbers"]
+    if numbers.lhs_spec[1] < numbers.lhs_spec[-1]:
+        # The product has its axes in memory in this order. In a gradient for the kernel examples
+        # take the place of channels, and stand before the image.
+        x_axes, w_axes = x_axes[-1:] + x_axes[:-1], w_axes[-1:] + w_axes[:-1]
+    return _multiply(x, w, (x_axes, w_axes), params)
 
 
 def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: int) -> jax.Array:
