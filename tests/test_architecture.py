@@ -49,7 +49,7 @@ LAYERS = {
     "flax": {"serialization"},
     "batch_stats": {"diagnostics", *TOP},
     "checkpoint": {"launch", *TOP},
-    "asynchronous": {"collectives", "launch", "spmd", "topology", "wire"},
+    "asynchronous": {"algorithms", "collectives", "launch", "spmd", "topology", "wire"},
     "cost_model": {"topology"},
 }
 ALLOWED_PACKAGES = {

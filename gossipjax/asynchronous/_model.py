@@ -44,15 +44,6 @@ def travels_twice(outer: Outer | None) -> bool:
     return outer is not None and outer.momentum > 0
 
 
-def require_transform(tx: Any) -> None:
-    """Raises `ValueError` unless it is one of optax."""
-    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
-        raise ValueError(
-            f"tx must be an optax.GradientTransformation, got {type(tx).__name__}: as in "
-            "optax.sgd(0.1)."
-        )
-
-
 def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> None:
     """Raises `ValueError` if an update needs the other nodes: those are not there."""
     try:

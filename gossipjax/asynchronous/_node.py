@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 from gossipjax import launch
+from gossipjax.algorithms.transform import require_transform
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._messages import Format, Identity, Mass
 from gossipjax.asynchronous._model import (
@@ -28,7 +29,6 @@ from gossipjax.asynchronous._model import (
     make_numerator,
     make_update,
     require_local,
-    require_transform,
     travels_twice,
     unpack,
 )
@@ -83,11 +83,11 @@ class Node:
         self._settings = settings
         self._algorithm = settings.algorithm
         self._patience = settings.patience
+        require_transform(tx, "tx")
         self._tx = tx
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._wires = wire_types(self._layout.dtypes, settings.wire) * self._count_models()
-        require_transform(tx)
         opt_state = tx.init(params) if settings.opt_state is None else settings.opt_state
         require_local(tx, params, opt_state)
         self._opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
