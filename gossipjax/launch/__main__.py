@@ -105,8 +105,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=1,
         metavar="SECONDS",
-        help="before the first restart; doubles with each further failure, up to 30 s, and starts "
-        "again after 10 minutes without a failure (default: 1)",
+        help="before the first restart; doubles with each further failure, from 0.1 to 30 s, and "
+        "starts again after 10 minutes without a failure (default: 1)",
     )
     add(
         "--asynchronous",

@@ -38,6 +38,7 @@ from gossipjax.launch._worker import (
 )
 
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
+MIN_DELAY_SECONDS = 0.1  # before the second restart of a series, also if the first came at once
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
 MAX_WAIT_SECONDS = 0.5  # for an event, without a look at signals
@@ -131,7 +132,8 @@ class Backoff:
         if ran_seconds >= STABLE_SECONDS:
             self._next_seconds = self._first_seconds
         delay = self._next_seconds
-        self._next_seconds = max(self._first_seconds, min(2 * delay, MAX_DELAY_SECONDS))
+        doubled = min(max(2 * delay, MIN_DELAY_SECONDS), MAX_DELAY_SECONDS)
+        self._next_seconds = max(self._first_seconds, doubled)
         return delay
 
 

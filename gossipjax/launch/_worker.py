@@ -121,8 +121,9 @@ class Worker:
     """A running process of the job.
 
     It leads its own session: signals reach its whole process group, and what is left of the group
-    is killed when the process exits. `rank` is the prefix of its output. `report` is called from
-    other threads: with `OutputClosed` when nobody reads its lines, and with `Exited` at the end.
+    is killed when the process exits; children that lead other sessions are not. `rank` is the
+    prefix of its output. `report` is called from other threads: with `OutputClosed` when nobody
+    reads its lines, and with `Exited` at the end.
     """
 
     def __init__(

@@ -281,8 +281,8 @@ class TestRestarts:
         lines = [line for line in launcher_lines(done) if "restart" in line]
         start, size = ("rank 1: ", "") if kind else ("", ", with 2 processes,")
         assert lines == [
-            f"[launch] {start}restart {i} of {restarts}{size} in 0 s"
-            for i in range(1, restarts + 1)
+            f"[launch] {start}restart {i + 1} of {restarts}{size} in {delay} s"
+            for i, delay in enumerate((0, 0.1)[:restarts])
         ]
         assert f"attempt {restarts}" in read_output(done, 1)
         assert ("end" in read_output(done, 0)) == (kind == EACH or status == 0)
@@ -313,7 +313,7 @@ class TestRestarts:
         (1, [1] * 7, [1, 2, 4, 8, 16, 30, 30]),
         (1, [1, 1, 3600, 1], [1, 2, 1, 2]),  # the third attempt ran for an hour
         (100, [1] * 3, [100] * 3),
-        (0, [1] * 3, [0] * 3),
+        (0, [0, 0, 0, 3600, 0], [0, 0.1, 0.2, 0, 0.1]),  # not hundreds of times in a second
     ],
 )
 def test_delays_between_restarts(first, seconds, delays):
