@@ -38,7 +38,9 @@ class Settings:
             if not may_connect(value, self.secret):
                 raise ValueError(
                     f"a node must have a secret if others of its job are on other machines, got "
-                    f"none with {name} {value}: give the same text to all nodes of the job."
+                    f"none with {name} {value}: give all nodes the same line of "
+                    "`openssl rand -hex 32`, as secret= or, where the program reads it, in "
+                    "GOSSIPJAX_SECRET."
                 )
         require_secret(self.secret, "secret")
         if not isinstance(self.algorithm, Algorithm):

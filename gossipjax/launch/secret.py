@@ -37,7 +37,11 @@ def require_secret(secret: str | None, name: str) -> None:
 
 
 def make_key(secret: str, purpose: str) -> bytes:
-    """Returns 32 bytes, another key for each purpose."""
+    """Returns 32 bytes, another key for each purpose.
+
+    >>> make_key("a text that is long", "a purpose").hex()[:16]
+    '78d0cf7c08b8d4dc'
+    """
     # Slow on purpose, about 50 ms: words of a dictionary are not tried by the million.
     text = secret.encode(errors="surrogateescape")
     return hashlib.scrypt(text, salt=f"gossipjax {purpose}".encode(), n=1 << 14, r=8, p=1, dklen=32)
