@@ -85,8 +85,7 @@ def initialize(
 
     Raises:
       ValueError: if the process information is incomplete or malformed, an earlier call had other
-        information, one of the three files of mutual TLS is missing, this JAX has no mutual TLS, or
-        the processes on a host are more than its GPUs.
+        information, this JAX has no mutual TLS, or the processes on a host are more than its GPUs.
       ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
         or were started twice. The message names the address and the timeout, or the processes.
 
@@ -148,14 +147,12 @@ def _stay_on_loopback(host: str) -> None:
 
 
 def _find_mtls(**given: str | None) -> dict[str, str]:
-    """JAX's options for mutual TLS, as given, else from `JAX_MTLS_*`: none, or all three files."""
+    """JAX's options for mutual TLS, as given, else from `JAX_MTLS_*`; JAX looks for the files."""
     options = {}
     for name, value in given.items():
         value = os.environ.get(f"JAX_{name.upper()}") if value is None else value
         if value is not None:
             options[name] = value
-    if not options:
-        return {}
     known = inspect.signature(jax.distributed.initialize).parameters
     if not options.keys() <= known.keys():
         raise ValueError(
@@ -163,13 +160,6 @@ def _find_mtls(**given: str | None) -> dict[str, str]:
             "has no TLS: install JAX 0.12 or later, or leave them out (JAX_MTLS_*, too) and use a "
             "trusted network."
         )
-    for name in ("mtls_cert_file", "mtls_key_file", "mtls_ca_file"):
-        if not os.path.isfile(options.get(name, "")):
-            raise ValueError(
-                f"{name} (JAX_{name.upper()}) must be the path of a file, got "
-                f"{options.get(name)!r}: give the certificate, its key and the certificate of the "
-                "authority, or none of them."
-            )
     return options
 
 

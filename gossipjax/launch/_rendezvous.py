@@ -86,10 +86,6 @@ def _sign(text: bytes, key: bytes, nonces: bytes) -> bytes:
     return hmac.new(key, nonces + text, hashlib.sha256).hexdigest().encode()
 
 
-def _make_nonce() -> bytes:
-    return secrets.token_hex(16).encode()
-
-
 def _describe_process() -> str:
     return f"{socket.gethostname()} pid {os.getpid()}"
 
@@ -105,7 +101,7 @@ def _describe_job() -> str:
 def _join(address: str, info: ProcessInfo, timeout: float, key: bytes | None) -> str | None:
     """Introduce this process. Return process 0's error, or None if all have connected."""
     hello = {**info._asdict(), "host": _describe_process(), "job": _describe_job()}
-    mine = _make_nonce()
+    mine = secrets.token_hex(16).encode()
     nonces = line = b""
     with _reach(address, info, timeout) as connection, contextlib.suppress(OSError):
         connection.settimeout(timeout + MARGIN_SECONDS)
@@ -222,7 +218,7 @@ class Coordinator:
         with contextlib.suppress(OSError):  # the connection is gone already
             accepted, (peer, *_) = server.accept()
             accepted.setblocking(False)
-            connection = _Connection(accepted, peer, _make_nonce())
+            connection = _Connection(accepted, peer, secrets.token_hex(16).encode())
             accepted.send(connection.nonce + b"\n")
             self._selector.register(accepted, selectors.EVENT_READ, connection)
             self._connections.append(connection)

@@ -127,8 +127,8 @@ def test_a_pod_that_is_of_no_job_is_a_single_process(index, error, fresh_process
             launch.initialize()
 
 
-def test_options_of_mutual_tls(fresh_process, tmp_path):
-    """They reach JAX from arguments and variables; one without the others does not."""
+def test_options_of_mutual_tls(fresh_process):
+    """They reach JAX from arguments and variables, and not a JAX that would ignore them."""
     calls = []
 
     def initialize(mtls_cert_file=None, mtls_key_file=None, mtls_ca_file=None, **options):
@@ -136,17 +136,12 @@ def test_options_of_mutual_tls(fresh_process, tmp_path):
 
     fresh_process.setattr(jax.distributed, "initialize", initialize)
     fresh_process.setattr(_initialize, "rendezvous", lambda *_: None)
-    cert, key, authority = (str(tmp_path / name) for name in ("cert.pem", "key.pem", "ca.pem"))
-    for path in (cert, key, authority):
-        open(path, "w").close()
-    with pytest.raises(ValueError, match=r"mtls_cert_file \(JAX_MTLS_CERT_FILE\) must .* got None"):
-        launch.initialize("a:1", 2, 0, mtls_key_file=key)
     with pytest.raises(ValueError, match=r"mtls_peer_uri_prefix must not be given to JAX .* 0\.12"):
         launch.initialize("a:1", 2, 0, mtls_peer_uri_prefix="spiffe://a/")
     fresh_process.setenv("JAX_MTLS_CERT_FILE", "another.pem")
-    fresh_process.setenv("JAX_MTLS_CA_FILE", authority)
-    launch.initialize("a:1", 2, 0, mtls_cert_file=cert, mtls_key_file=key)
-    assert calls == [(cert, key, authority)]
+    fresh_process.setenv("JAX_MTLS_CA_FILE", "ca.pem")
+    launch.initialize("a:1", 2, 0, mtls_cert_file="cert.pem", mtls_key_file="key.pem")
+    assert calls == [("cert.pem", "key.pem", "ca.pem")]
 
 
 def test_a_job_step_of_one_process_is_a_single_process(fresh_process):
