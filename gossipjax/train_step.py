@@ -231,10 +231,6 @@ class TrainStep:
     ):
         require_transform(tx)
         self.nodes = as_nodes(mesh, nodes, axis_name)
-        if overlap_in_thread not in (None, True, False):
-            raise ValueError(
-                f"overlap_in_thread must be True, False or None, got {overlap_in_thread!r}."
-            )
         has_several_devices = self.nodes.local_devices is not None or self.nodes.inner_axes
         if overlap_in_thread and has_several_devices:
             raise ValueError(

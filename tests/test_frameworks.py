@@ -1,7 +1,5 @@
 """States, models and annotations of flax, equinox and orbax; their loops are examples."""
 
-import warnings
-
 import equinox as eqx
 import flax.linen as nn
 import flax.serialization
@@ -135,21 +133,6 @@ def test_outside_of_the_axis_the_error_names_it_and_the_way_out():
 
 
 class TestSteps:
-    def test_a_loop_that_compiles_at_every_step_is_warned_once(self):
-        tx = gx.sgp(gx.topology.ring(3))
-
-        def train_step(z, state, step):
-            return tx.update(jnp.ones(()), state, z, step=step)
-
-        program = gx.Nodes(3).spmd(train_step, static_argnums=2)
-        z, state = gx.Nodes(3).init(tx, jnp.zeros(()))
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            for step in range(40):
-                program(z, state, step)
-        (warning,) = warned
-        assert "gx.canonical_step(opt_state, step)" in str(warning.message)
-
     def test_train_step_without_a_step_says_how_it_is_called(self):
         train_step = gx.TrainStep(lambda z, x: (z - x, None), TX, nodes=NODES)
         params, opt_state = NODES.init(TX, PARAMS)

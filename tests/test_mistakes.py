@@ -3,7 +3,6 @@
 A row for each kind; `tests/bad_input` has the bad values of single arguments.
 """
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,9 +343,3 @@ def test_a_dynamic_scale_and_a_step_that_all_nodes_skip():
 )
 def test_what_cannot_be_seen_is_on_a_page(page: str, words: str):
     assert words in (PAGES / page).read_text()
-
-
-def test_a_program_of_canonical_steps_warns_of_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        step_by_hand(lambda state: [gx.canonical_step(state, step) for step in range(40)])

@@ -29,13 +29,7 @@ class ArgumentKinds:
 
     @classmethod
     def make(cls, static: Argnums, shared: Argnums, local: Argnums) -> ArgumentKinds:
-        kinds = cls(*(frozenset(argument_numbers(given)) for given in (static, shared, local)))
-        if both := kinds.static & kinds.shared:
-            raise ValueError(
-                f"an argument must be static or shared, got {sorted(both)} in both: static ones "
-                "are shared anyway."
-            )
-        return kinds
+        return cls(*(frozenset(argument_numbers(given)) for given in (static, shared, local)))
 
     def dynamic(self, args: Sequence[Any]) -> dict[int, Any]:
         return {i: arg for i, arg in enumerate(args) if i not in self.static}

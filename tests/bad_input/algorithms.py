@@ -165,13 +165,6 @@ ROWS += calls(
     [-0.1, 1.1, NAN, "1", lambda count: jnp.ones(2)],
     "strength of dpsgd",
 )
-ROWS += calls("gossip combine", lambda combine: gx.gossip(RING, combine), [None], "combine of")
-ROWS += calls(
-    "gossip keeps",
-    lambda keeps: gx.gossip(RING, identity, keeps),
-    [["m"], {"m": "max"}, {0: "average"}],
-    "keeps of gossip",
-)
 for name in ("dpsgd", "adpsgd", "quasi_global"):
     ROWS += calls(f"{name} star", FACTORIES[name], [STAR], "doubly stochastic")
 for argument, function, values in (
@@ -198,7 +191,7 @@ for name, function, values, message in (
     (
         "adpsgd delays",
         lambda delays: gx.adpsgd(RING, delays),
-        [-1, 1.5, [1, 2, 3], [[1, -1, 0, 0]], [[1], [1, 2]], 2**40],
+        [-1, 1.5, [1, 2, 3], [[1, -1, 0, 0]], 2**40],
         "delays",
     ),
     ("easgd alpha", gx.easgd, [0, 1.0, NAN], "alpha of easgd"),
