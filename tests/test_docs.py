@@ -78,6 +78,12 @@ def test_every_entry_is_public():
     assert not missing, "not in the __all__ of their module"
 
 
+def test_nobody_is_told_to_install_what_is_on_no_index():
+    sources = [*DOCS.rglob("*.md"), *DOCS.parent.glob("gossipjax/**/*.py")]
+    sources += DOCS.parent.glob("experiments/**/*.py")
+    assert [path for path in sources if re.search(r"install .?gossipjax", path.read_text())] == []
+
+
 def test_pages_are_reached_from_the_index():
     """Each page is in a toctree, and every figure of a page says what it shows."""
     listed = set()
