@@ -360,7 +360,8 @@ class TrainStep:
 
     def _check_mass_before(self, step: int, params: Any, opt_state: Any) -> None:
         """Raises `ValueError` if mass is lost since the last step, or where a loop starts."""
-        before, self._mass = self._mass, None
+        before = self._mass
+        self._mass = None
         if step != self._next_step and self._mass_period:
             self._measure_mass(f"before step {step}", params, opt_state)
         elif before is not None:
