@@ -118,7 +118,7 @@ gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k worth_nothing | w
 gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k doubled_processes_and | two processes of one number | if process_id in self._hosts: => if False:
 gossipjax/launch/_process_info.py | launch/test_node_info.py -k variables_of_the_launcher | a node is its own contact | if number != place) => if place >= 0)
 gossipjax/launch/_devices.py | launch/test_devices.py -k under_a_scheduler | a task that sees one GPU asks for another | return 0  # => return scheduled.local_rank  #
-gossipjax/launch/_supervisor.py | launch/test_launch.py -k delays_between | delays do not grow | min(2 * delay, => min(delay,
+gossipjax/launch/_supervisor.py | launch/test_launch.py -k delays_between | delays do not grow | max(2 * delay, => max(delay,
 gossipjax/launch/_stall.py | launch/test_stall.py -k who_is_stuck | the first is taken for the last | step == min(steps.values()) => step == max(steps.values())
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | p = tuple(jnp.asarray(w, b.dtype) * b for b in moved) => p = moved
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | the outer momentum is heavy ball, not Nesterov's | b - outer.momentum * a for => b * 0 - a for
