@@ -24,8 +24,8 @@ from gossipjax.checkpoint._store import (
     first_line,
     list_steps,
     local_steps,
-    make_manager,
     make_manifest,
+    make_writer,
     on_main_process,
     read_checkpoint,
     remove,
@@ -130,7 +130,7 @@ class Checkpoints:
         self._is_preempted = False
         self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
-        self._manager: Any = None  # orbax's, from the first save on
+        self._writer: Any = None  # orbax's, from the first save on
 
     def __enter__(self) -> Checkpoints:
         if self._every is not None:
@@ -145,9 +145,9 @@ class Checkpoints:
         with self._at_exit:
             if kind is None or jax.process_count() == 1 or kind is Preempted:
                 self.close()
-            elif self._manager is not None:  # no call that would wait for others: they may go on
+            elif self._writer is not None:  # no call that would wait for others: they may go on
                 with contextlib.suppress(Exception):
-                    self._manager.wait_until_finished()
+                    self._writer.wait_until_finished()
             if kind is None and self._every is not None:
                 is_preempted = any_process(self._is_preempted)
         if kind is None and (is_preempted or self._is_preempted):
@@ -204,7 +204,7 @@ class Checkpoints:
         resumed, self.resize_report = fit_state(restored, state, nodes, make_tx)
         # The chain for other nodes is another one, and the report speaks of it.
         metadata = restored.metadata if self.resize_report else current
-        if changes := compare_chains(self._saved_chain, describe_chain(make_tx, metadata)):
+        if changes := compare_chains(self._saved_chain, describe_chain(make_tx, metadata or {})):
             warnings.warn(
                 f"the chain has changed since step {restored.step} in {self.resumed_from}: "
                 f"{changes}. If that is not meant, give make_tx the settings of that run.",
@@ -285,7 +285,7 @@ class Checkpoints:
             # Or a later resume would take the newest of the continuation that was abandoned.
             self._rename([other for other in steps if other >= step], "superseded")
             on_main_process(lambda: clear_way(self.folder, step))
-            write(self._open_manager(), step, by_number(leaves), manifest)
+            write(self._open_writer(), self.folder / str(step), by_number(leaves), manifest)
         except Exception as error:  # a full disk ends no run: the next call warns
             self._failure = error
         launch.advance()
@@ -298,9 +298,9 @@ class Checkpoints:
     def close(self) -> None:
         """Waits until everything is written, and ends the threads that write."""
         self._finish_write()
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         self._lock.release()
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
@@ -364,11 +364,11 @@ class Checkpoints:
         if not self._is_read_only:
             self._lock.acquire()
 
-    def _open_manager(self) -> Any:
-        if self._manager is None:
+    def _open_writer(self) -> Any:
+        if self._writer is None:
             remove_unfinished(self.folder)
-            self._manager = make_manager(self.folder, self._timeout)
-        return self._manager
+            self._writer = make_writer(self._timeout)
+        return self._writer
 
     def _finish_write(self) -> None:
         """Waits for a write in progress; if it failed on any process, warns and cleans up."""
@@ -376,12 +376,12 @@ class Checkpoints:
         failure = self._failure
         self._failure = None
         try:
-            if self._manager is not None:
-                self._manager.wait_until_finished()
+            if self._writer is not None:
+                self._writer.wait_until_finished()
         except Exception as error:
             failure = error
         if all_processes(failure is None):
-            if self._manager is not None:
+            if self._writer is not None:
                 self._delete_oldest()
             return
         warnings.warn(
@@ -389,17 +389,15 @@ class Checkpoints:
             f"({first_line(failure)}): the run continues, and older checkpoints are untouched.",
             stacklevel=3,
         )
-        if self._manager is not None:
+        if self._writer is not None:
             with contextlib.suppress(Exception):
-                self._manager.close()
-        self._manager = None
+                self._writer.close()
+        self._writer = None
         remove_unfinished(self.folder)
 
     def _rename(self, steps: list[int], suffix: str) -> None:
         if steps:
             on_main_process(lambda: rename(self.folder, steps, suffix))
-            if self._manager is not None:
-                self._manager.reload()
 
     def _delete_oldest(self) -> None:
         """Deletes all but the newest checkpoints; one that cannot be deleted stops no other.
@@ -420,7 +418,6 @@ class Checkpoints:
                         stacklevel=4,
                     )
         barrier()
-        self._manager.reload()
 
 
 def _require_folder(folder: str | Path, what: str) -> Path:

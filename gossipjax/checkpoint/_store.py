@@ -195,40 +195,32 @@ def clear_way(folder: Path, step: int) -> None:
     shutil.rmtree(probe)
 
 
-def make_manager(folder: Path, timeout: int) -> ocp.CheckpointManager:
-    """Returns orbax's manager of a folder; all processes write together."""
+def make_writer(timeout: int) -> ocp.AsyncCheckpointer:
+    """Returns orbax's writer of checkpoints; all processes write together."""
     # With names, barriers go through JAX's coordinator: they have a time-out, unlike a collective.
-    all_together = ocp.options.MultiprocessingOptions(
+    together = ocp.options.MultiprocessingOptions(
         active_processes=set(range(jax.process_count())), barrier_sync_key_prefix="gossipjax"
     )
-    return ocp.CheckpointManager(
-        folder,
-        options=ocp.CheckpointManagerOptions(
-            create=False,
-            single_host_load_and_broadcast=True,
-            # Folders that threads make keep other threads waiting for 300 s if they cannot be made,
-            # and the process does not end before these.
-            async_options=ocp.AsyncOptions(
-                timeout_secs=timeout, create_directories_asynchronously=False
-            ),
-            multiprocessing_options=all_together,
+    # Folders that threads make keep other threads waiting for 300 s if they cannot be made, and the
+    # process does not end before these.
+    options = ocp.AsyncOptions(timeout_secs=timeout, create_directories_asynchronously=False)
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(
+            multiprocessing_options=together, async_options=options
         ),
-        item_handlers={
-            "state": ocp.PyTreeCheckpointHandler(
-                use_compression=False, multiprocessing_options=all_together
-            ),
-            "manifest": ocp.JsonCheckpointHandler(multiprocessing_options=all_together),
-        },
+        state=ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=together),
+        manifest=ocp.JsonCheckpointHandler(multiprocessing_options=together),
     )
+    return ocp.AsyncCheckpointer(handler, async_options=options, multiprocessing_options=together)
 
 
-def write(manager: ocp.CheckpointManager, step: int, arrays: dict[str, Any], manifest: Any) -> None:
+def write(writer: ocp.AsyncCheckpointer, path: Path, arrays: dict[str, Any], manifest: Any) -> None:
     """Begins to write a checkpoint of arrays by number and a JSON manifest."""
     arrays = {name: encode(leaf) for name, leaf in arrays.items()}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest)
     )
-    manager.save(step, args=items, force=True)
+    writer.save(path, args=items)
 
 
 def read_checkpoint(folder: Path, step: int, like: Any) -> tuple[Restored, dict[str, str]]:

@@ -134,7 +134,7 @@ def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, 
         digest = zlib.crc32(repr(part.segments).encode())
         for round_ in part.rounds:
             for array in (round_.receivers, round_.senders, round_.weights):
-                digest = zlib.crc32(array, digest)
+                digest = zlib.crc32(array.tobytes(), digest)
         found[name] = f"{part} #{digest:08x}"
     elif isinstance(part, optax.GradientTransformation):
         items = [("tx", part.update), ("tx", part.init)]

@@ -16,8 +16,8 @@ from gossipjax.checkpoint import Checkpoints, _checkpoints, _lock
 
 STEPS = (1, 2)
 NAMES = [
-    *("1", "2", "3", "2.superseded", "3.superseded", "3.orbax-checkpoint-tmp"),
-    *("9.orbax-checkpoint-tmp", ".is_writable", ".lock"),
+    *("1", "2", "3", "2.superseded", "3.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp"),
+    *(".is_writable", ".lock"),
 ]
 KINDS = ["file", "folder", "link to a file", "link to a folder", "link to nothing", "hard link"]
 

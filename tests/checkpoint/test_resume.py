@@ -223,7 +223,8 @@ def test_a_chain_that_changed_is_said(kind, nodes, changes, message, tmp_path):
 
     def resume(nodes, make_tx, step):
         metadata = {"kind": kind, "nodes": nodes.size}
-        start = TrainState(0, *nodes.init(make_tx(metadata), jnp.zeros(3)), None, metadata)
+        params, opt_state = nodes.init(make_tx(metadata), jnp.zeros(3))
+        start = TrainState(0, params, opt_state, metadata=metadata)
         with Checkpoints(tmp_path, every=1) as checkpoints:
             state = checkpoints.resume(start, nodes, make_tx)
             checkpoints.after(state._replace(step=step, metadata=metadata))

@@ -2,7 +2,6 @@
 
 import math
 import resource
-import shutil
 import subprocess
 import sys
 from collections import OrderedDict
@@ -176,17 +175,6 @@ def test_a_run_from_an_older_checkpoint_supersedes_the_newer_ones(tmp_path):
         assert restored is not None
         assert_same_state(restored.state, make_state(22))
     assert names_in(tmp_path) == ["1", "2", "2.superseded", "3", "3.superseded"]
-
-
-def test_an_unfinished_checkpoint_is_none(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, make_state(1), {})
-    shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp")  # as a kill leaves it
-    with Checkpoints(tmp_path) as checkpoints:
-        assert checkpoints.wait() == [1]
-        checkpoints.save(3, make_state(3), {})  # it is removed now: nobody else writes here
-        assert checkpoints.wait() == [1, 3]
-    assert names_in(tmp_path) == ["1", "3"]
 
 
 FORM = {"a": jnp.ones(8), "b": jnp.ones((8, 3))}

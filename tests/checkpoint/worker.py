@@ -1,5 +1,6 @@
 """One of two processes with two nodes each, under the launcher; `FOLDER` is theirs."""
 
+import errno
 import os
 import signal
 import warnings
@@ -89,6 +90,27 @@ def check_damage(folder, state, process_id):
         assert whole.state[0].shape == (N, 1000)
 
 
+def check_no_inodes(folder, state, process_id):
+    """What process 0 cannot begin to write, no process waits for, and the next one is written."""
+    mkdir = os.mkdir
+
+    def refuse(path, *args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with Checkpoints(folder) as checkpoints:
+        if process_id == 0:
+            os.mkdir = refuse
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            checkpoints.save(1, state.arrays, {})
+            assert checkpoints.wait() == []
+        os.mkdir = mkdir
+        (warning,) = caught
+        assert "step 1 could not be written" in str(warning.message)
+        checkpoints.save(2, state.arrays, {})
+        assert checkpoints.wait() == [2]
+
+
 def assert_equal(one, other):
     for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
         for c, d in zip(a.addressable_shards, b.addressable_shards, strict=True):
@@ -134,6 +156,7 @@ def main(folder):
         check_processes(process_id)
         check_nodes(nodes, rng.normal(size=(N, 3)).astype(np.float32))
         check_damage(folder / "damaged", train(make_start(), 2), process_id)
+        check_no_inodes(folder / "full", train(make_start(), 2), process_id)
         kill_in_the_save_of_step_4(folder / "run")
     with Checkpoints(folder / "run", every=2) as checkpoints:
         state = checkpoints.resume(make_start(), nodes, make_tx)
