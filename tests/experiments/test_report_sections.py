@@ -66,7 +66,7 @@ def find_options(run: Run) -> set[str]:
         "steps_to_loss": ("steps_to_loss", "StepsOptions"),
         "speed": SPEED_OPTIONS.get(run.arguments[0], ("", "")),
         "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
-    }.get(run.program, (run.program, "Options"))
+    }.get(run.program, (run.program, f"{run.program.title()}Options"))
     options = getattr(importlib.import_module(f"experiments.{place[0]}"), place[1])
     names = {option_name(field.name) for field in dataclasses.fields(options)}
     return names | {"--tokens-per-batch"}  # of translation, where the field has another name
