@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -109,12 +110,10 @@ def make_template(
 
 def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
     """Settings of a chain by name; none if `make_tx` does not take this metadata."""
-    try:
-        tx = make_tx(metadata)
-    except Exception:  # which `resume` raises where it needs the chain: this is for a report
-        return {}
     found: dict[str, str] = {}
-    _find_settings(tx, "", found, {})
+    # This is for a report, and ends no run. `resume` calls `make_tx` where it needs the chain.
+    with contextlib.suppress(Exception):
+        _find_settings(make_tx(metadata), "", found, {})
     return found
 
 
@@ -123,8 +122,10 @@ def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, 
 
     Optax keeps its arguments in closures: their names are those of the variables.
     """
-    if isinstance(part, bool | int | float | str | np.generic):
+    if isinstance(part, bool | int | float | str):
         found[name] = str(part)
+    if isinstance(part, np.generic | np.ndarray | jax.Array) and np.size(part) == 1:
+        found[name] = str(part.item())
     if id(part) in seen or len(found) >= MAX_SETTINGS:
         return
     seen[id(part)] = part

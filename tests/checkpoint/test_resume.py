@@ -191,6 +191,7 @@ def make_chains(rate=0.1, momentum=0.9, hop=1):
         optimizer = {
             "number": lambda: optax.sgd(rate, momentum),
             "schedule": lambda: optax.sgd(optax.cosine_decay_schedule(rate, 100), momentum),
+            "array": lambda: optax.sgd(jnp.array(rate), momentum),
             "function": lambda: optax.sgd(warm_up, momentum),
             "hyperparameters": lambda: optax.inject_hyperparams(optax.sgd)(rate, momentum),
         }[saved["kind"]]()
@@ -212,6 +213,7 @@ RATE = {"rate": 0.2}
         ("number", NODES, RATE, r"step_size was -0\.1, is -0\.2"),
         ("number", gx.Nodes(3), RATE, r"step_size was -0\.1, is -0\.2"),
         ("schedule", NODES, RATE, r"learning_rate\.init_value was 0\.1, is 0\.2"),
+        ("array", NODES, RATE, r"step_size was -0\.1\d*, is -0\.2\d*"),
         ("function", NODES, RATE, r"learning_rate\.rate was 0\.1, is 0\.2"),
         ("hyperparameters", NODES, RATE, r"learning_rate was 0\.1, is 0\.2"),
         ("number", NODES, {"momentum": 0.5}, r"decay was 0\.9, is 0\.5"),
