@@ -70,7 +70,8 @@ def compare(name, nodes, dtype=jnp.float32, start=0):
     for a, b in zip(actual, expected, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         if jnp.issubdtype(a.dtype, jnp.floating):
-            np.testing.assert_allclose(*np.float32((a, b)), rtol=1e-5, atol=1e-6)
+            wide = a.astype(jnp.float32), b.astype(jnp.float32)
+            np.testing.assert_allclose(*wide, rtol=1e-5, atol=1e-6)
         else:
             np.testing.assert_array_equal(a, b)
 

@@ -226,7 +226,8 @@ def test_equals_the_oracle_and_keeps_the_mass(name, style):
             totals = np.stack([x.sum(axis=0) for _, x, _ in expected])
         history = History(case, wire, *results[str(wire)])
         for k in range(STEPS):
-            history.compare_models(k, starts, *expected[k], expected[max(0, k - 1)][0])
+            z, x, w = expected[k]
+            history.compare_models(k, starts, z, x, w, expected[max(0, k - 1)][0])
             history.compare_mass(k, totals[k])
 
 

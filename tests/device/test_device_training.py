@@ -1,5 +1,7 @@
 """Training on the default device: accumulation, checkpoints, faults and convolutions."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -178,7 +180,7 @@ def test_a_simulated_cnn_is_the_nodes_one_by_one():
         return model.init(key, images)
 
     def loss(params, images, labels):
-        logits = model.apply(params, images)
+        logits: Any = model.apply(params, images)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     gradients = jax.value_and_grad(loss, argnums=(0, 1))

@@ -5,6 +5,7 @@ Writes the optimized text of each to a folder: `python gpu_programs.py FOLDER`.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -71,7 +72,7 @@ def lower_cnn():
     params = jax.eval_shape(model.init, jax.random.key(0), images)
 
     def loss(params, images, labels):
-        logits = model.apply(params, images)
+        logits: Any = model.apply(params, images)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def step(params, state, images, labels):
