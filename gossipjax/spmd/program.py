@@ -115,7 +115,7 @@ class Program:
         self._kinds = kinds
         self._nodes = nodes
         self._compiled: dict[Any, Any] = {}
-        # Shardings of arrays that may stay as they are: by argument, and of all together as -1.
+        # Shardings of arrays that may stay as they are: by argument; on one device together, as -1.
         self._known: dict[int, set[Any]] = collections.defaultdict(set)
         self._made: list[weakref.ref[Any]] = []  # the first array of each tree of the last result
 
