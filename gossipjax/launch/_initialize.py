@@ -19,6 +19,7 @@ from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 from gossipjax.launch._devices import choose_gpu
 from gossipjax.launch._process_info import (
     ProcessInfo,
+    find_own_host,
     parse_address,
     process_from_arguments,
     process_from_scheduler,
@@ -61,8 +62,9 @@ def initialize(
 
     With the same `GOSSIPJAX_SECRET` for all processes they sign the messages of that meeting.
     JAX's coordinator lets everybody in, unless all processes have certificates (mutual TLS, JAX
-    0.12 or later). Gloo and NCCL have neither: use trusted networks only, or one machine, with
-    `coordinator_address` on the loopback. SECURITY.md says what listens, and where.
+    0.12 or later). Gloo and NCCL have neither: use trusted networks only, a tunnel as in
+    docs/recipes/wireguard.md, or one machine, with `coordinator_address` on the loopback. Gloo
+    listens at the address from which this process reaches the coordinator; SECURITY.md has more.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
     more, and docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
@@ -121,7 +123,7 @@ def initialize(
         if address is not None and info.num_processes > 1:
             local_device_ids = choose_gpu(info)
             rendezvous(address, info, timeout, secret_from_env())
-            _stay_on_loopback(parse_address(address)[0])
+            _choose_interface(address)
             _initialize_jax(
                 coordinator_address=address,
                 num_processes=info.num_processes,
@@ -137,13 +139,19 @@ def initialize(
     return _initialized
 
 
-def _stay_on_loopback(host: str) -> None:
-    """Where the coordinator is on the loopback, Gloo and NCCL listen there, too."""
+def _choose_interface(address: str) -> None:
+    """Gloo listens where this machine reaches the coordinator: on the loopback, or in a VPN."""
+    host = parse_address(address)[0]
     if is_loopback(host):
-        # JAX has no option for it: Gloo would listen at the address of this machine's name.
-        make = _jax.make_gloo_tcp_collectives
-        _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    else:
+        host = find_own_host(address).strip("[]")
+        if is_loopback(host):  # as Debian has it for a machine's own name: nobody else reaches it
+            return
+    # JAX has no option for it: Gloo would listen at the address of this machine's name, which need
+    # not be in the network of the coordinator.
+    make = _jax.make_gloo_tcp_collectives
+    _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
 
 
 def _find_mtls(**given: str | None) -> dict[str, str]:

@@ -185,7 +185,7 @@ def find_node() -> NodeInfo | None:
     coordinator = requested.coordinator_address
     if place == 0:
         return NodeInfo(0, num_nodes, coordinator, (), is_restart, job)
-    listen = f"{_find_own_host(coordinator)}:0"
+    listen = f"{find_own_host(coordinator)}:0"
     return NodeInfo(place, num_nodes, listen, (coordinator,), is_restart, job)
 
 
@@ -195,7 +195,7 @@ def find_job() -> str:
     return os.environ.get("GOSSIPJAX_JOB") or "-".join(parts)
 
 
-def _find_own_host(address: str) -> str:
+def find_own_host(address: str) -> str:
     """The address of this machine on the way to another; nothing is sent."""
     host, port = parse_address(address)
     try:

@@ -42,6 +42,7 @@ def test_each_engine_says_who_a_process_is(variables, fresh_process):
         fresh_process.setenv(name, value)
     calls = []
     fresh_process.setattr(_initialize, "rendezvous", lambda *args: calls.append(args[:2]))
+    fresh_process.setattr(_initialize, "find_own_host", lambda address: "127.0.1.1")
     fresh_process.setattr(_initialize, "_initialize_jax", lambda **given: calls.append(given))
     assert launch.initialize() == ProcessInfo(3, 4)
     met, given = calls
@@ -136,6 +137,7 @@ def test_options_of_mutual_tls(fresh_process):
 
     fresh_process.setattr(jax.distributed, "initialize", initialize)
     fresh_process.setattr(_initialize, "rendezvous", lambda *_: None)
+    fresh_process.setattr(_initialize, "find_own_host", lambda address: "127.0.1.1")
     with pytest.raises(ValueError, match=r"mtls_peer_uri_prefix must not be given to JAX .* 0\.12"):
         launch.initialize("a:1", 2, 0, mtls_peer_uri_prefix="spiffe://a/")
     fresh_process.setenv("JAX_MTLS_CERT_FILE", "another.pem")

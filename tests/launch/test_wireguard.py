@@ -1,0 +1,129 @@
+"""What lockstep nodes send, as somebody on the way sees it: in the clear, and by the recipe."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import ROOT, TIMEOUT, environment
+
+from experiments.speed.wire import links
+
+RECIPE = ROOT / "docs" / "recipes" / "wireguard"
+ETH_P_ALL = 3
+SO_RCVBUFFORCE = 33
+MACHINES = ("A", "B")
+IN_TUNNEL = ("10.99.0.1", "10.99.0.2")
+TOOLS = ("ip", "tc", "wg", "wg-quick", "wireguard-go")
+MISSING = [name for name in TOOLS if shutil.which(name) is None]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING) or os.geteuid() != 0 or not Path("/dev/net/tun").exists(),
+    reason=f"needs root, /dev/net/tun and programs of the system, of which are missing: {MISSING}",
+)
+
+# Both methods send models of equal numbers only, as all gradients are of equal numbers.
+PROGRAM = """
+import jax, jax.numpy as jnp, optax, gossipjax as gx
+gx.launch.initialize()
+nodes = gx.Nodes(mesh=gx.launch.mesh())
+sgp = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(2)))
+for tx in (sgp, gx.outer(optax.sgd(0.1), optax.sgd(0.7), every=2)):
+    step = gx.TrainStep(lambda x, target: (x - target, None), tx, nodes=nodes)
+    params, opt_state = nodes.init(tx, jnp.full(5000, 1.25))
+    targets = nodes.put(jnp.array([3.0, 5.0])[jnp.array(nodes.local)])
+    for k in range(4):
+        params, opt_state, _ = step(k, params, opt_state, targets)
+    print("mean", float(gx.average_model(params, opt_state, nodes=nodes)[0]), flush=True)
+gx.launch.exit_process(0)
+"""
+# What `ip netns exec` mounts is seen by its own command only, as are files in these folders.
+UP = """
+set -e
+mkdir -p /etc/wireguard /run/wireguard
+mount -t tmpfs none /etc/wireguard
+mount -t tmpfs none /run/wireguard
+umask 077
+cp "$FOLDER/$NAME.conf" "$FOLDER/$NAME.key" /etc/wireguard
+wg-quick up "$NAME"
+exec "$@"
+"""
+SECRET = secrets.token_hex()
+REPEATED = re.compile(rb"(?s)(?!\0{4})(....)\1{15}")  # one number sixteen times
+
+
+def read_packets(wire: socket.socket) -> list[bytes]:
+    """The IP packets that have passed, without their frames."""
+    frames = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            frames.append(wire.recv(1 << 17, socket.MSG_DONTWAIT))
+    return [frame[14:] for frame in frames if frame[12:14] == b"\x08\x00"]
+
+
+def write_recipe(folder: Path, address: str) -> None:
+    """Fills in the files of the recipe, as its page says."""
+    for machine, other in (MACHINES, MACHINES[::-1]):
+        key = subprocess.run(["wg", "genkey"], capture_output=True, text=True, check=True).stdout
+        public = subprocess.run(
+            ["wg", "pubkey"], input=key, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        (folder / f"gossip-{machine.lower()}.key").write_text(key)
+        path = folder / f"gossip-{other.lower()}.conf"
+        text = (RECIPE / path.name).read_text().replace(f"PUBLIC_KEY_OF_{machine}", public)
+        path.write_text(text.replace("PUBLIC_ADDRESS_OF_A", address))
+
+
+def run_machines(members: list[links.Host], folder: Path | None) -> list[str]:
+    """Runs the program on both, in the tunnel if its files are given; returns their output."""
+    addresses = IN_TUNNEL if folder else tuple(member.address for member in members)
+    processes = []
+    for number, (member, machine) in enumerate(zip(members, MACHINES, strict=True)):
+        up = ["bash", "-c", UP, "up"] if folder else []
+        variables = {
+            "GOSSIPJAX_COORDINATOR_ADDRESS": f"{addresses[0]}:1234",
+            "GOSSIPJAX_NUM_PROCESSES": "2",
+            "GOSSIPJAX_PROCESS_ID": f"{number}",
+            "GOSSIPJAX_SECRET": SECRET,
+            "NAME": f"gossip-{machine.lower()}",
+            "FOLDER": f"{folder}",
+        }
+        processes.append(
+            subprocess.Popen(
+                [*member.prefix, *up, sys.executable, "-c", PROGRAM],
+                env=environment(**variables),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+    return [output for output, _ in outputs]
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["clear", "wireguard"])
+def test_what_is_seen_on_the_way(is_encrypted, tmp_path):
+    """The machines' names are their addresses outside, where Gloo would listen by itself."""
+    network = links.make_network(2, links.parse_rate("1gbit"))
+    wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # hears nothing until it is bound
+    with network as members, wire:
+        wire.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 26)
+        wire.bind((f"gxs{os.getpid()}h0", ETH_P_ALL))
+        if is_encrypted:
+            write_recipe(tmp_path, members[0].address)
+        outputs = run_machines(members, tmp_path if is_encrypted else None)
+        packets = read_packets(wire)
+    means = [[line for line in output.splitlines() if "mean" in line] for output in outputs]
+    assert means[0] == means[1]
+    assert len(means[0]) == 2
+    assert sum(map(len, packets)) > 100_000
+    assert any(REPEATED.search(packet) for packet in packets) == (not is_encrypted)
+    by_tcp = [packet for packet in packets if packet[9] == socket.IPPROTO_TCP]
+    assert bool(by_tcp) == (not is_encrypted)  # the coordinator's, too
