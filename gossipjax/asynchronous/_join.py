@@ -26,6 +26,7 @@ def join(
     job: str = "",
     is_founder: bool | None = None,
     patience: float = 10.0,
+    max_received: int = 16,
     wire: WireLike | None = None,
     secret: str | None = None,
     journal: Path | None = None,
@@ -46,6 +47,10 @@ def join(
       is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
         what it holds, and bring nothing. None: if there is no `address`.
       patience: seconds of silence after which another node is declared dead.
+      max_received: shares that this node takes between two that it gave. For each that comes
+        after them half of all that it holds goes back, so that a node whose loop hangs costs the
+        others little more than so many steps. A node counts in full while it is slower than the
+        others by less than this factor; above it its say fades. 1 or more.
       wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
         out stays at the sender.
       secret: only nodes that have it can connect, 16 characters or more. It is needed unless
@@ -87,6 +92,7 @@ def join(
         job=job,
         is_founder=not contacts if is_founder is None else is_founder,
         patience=patience,
+        max_received=max_received,
         wire=wire,
         secret=secret,
         journal=journal,

@@ -20,7 +20,8 @@ from gossipjax.asynchronous._messages import Identity, Mass
 
 Line = dict[str, Any]
 Parcel = tuple[str, str, int]  # sender, receiver, number
-ADDS = {"found", "receive", "return", "average", "averaged", "revive"}  # events that add weight
+# Events that add weight, and those that take some.
+ADDS = {"found", "receive", "return", "average", "averaged", "undo", "revive"}
 MAX_LINE_BYTES = 1 << 12
 TAKES = {"share", "grant", "hand over", "give up", "write off"}
 
@@ -209,6 +210,8 @@ def account(journals: Iterable[Path]) -> Account:
                 known[incoming] = weight
             case "return":
                 returned[outgoing] = weight
+            case "undo":
+                averaged[incoming] += weight
             case "averaged":
                 settled += weight
             case "give up":

@@ -40,6 +40,8 @@ class Peer:
     parcel: Message | None = None  # that parcel, until it is acknowledged
     parcel_since: float = 0.0  # when that was sent for the first time
     parcel_time: float = 0.0  # when it was last sent
+    progress: float = 0.0  # when it was sent, or a piece of it acknowledged
+    is_stuck: bool = False  # that is long ago: it is taken back
     seconds: float = 0.0  # that its parcels with a mass took, the newest by half; 0 is unknown
     applied: int = 0  # number of the newest parcel from it
     reply: Message | None = None  # what acknowledged that
@@ -87,6 +89,9 @@ class Membership:
         # A life, the smallest of those that declared it dead, and when; for a while. Who is not
         # outlived by that one is by none; each declarer tells the life so itself, too.
         self._deaths: dict[str, tuple[Identity, float]] = {}
+        # Addresses to which parcels did not come: until when these get none, and for how long. A
+        # node that begins another life there is not fed at once again.
+        self._shunned: dict[str, tuple[float, float]] = {}
         self._left: dict[str, None] = {}
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
@@ -98,17 +103,30 @@ class Membership:
         """Returns the nodes that it hears and that hold mass."""
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
 
+    def list_reachable(self) -> list[Identity]:
+        """Returns the members to which parcels come, as far as known."""
+        return [who for who in self.list_members() if not self._shuns(self.peers[who.life])]
+
+    def _shuns(self, peer: Peer) -> bool:
+        until, _ = self._shunned.get(peer.identity.address, (0.0, 0.0))
+        return peer.is_stuck or self._last_tick < until
+
+    def _shun(self, peer: Peer, seconds: float) -> None:
+        self._shunned[peer.identity.address] = self._last_tick + seconds, seconds
+
     # What it hears.
 
     def count_step(self) -> None:
         """Counts a local step."""
         self.steps[self.identity.place] += 1
 
-    def note_progress(self, address: str, now: float) -> None:
-        """Notes that a piece of a message came from an address, or arrived there."""
+    def note_progress(self, address: str, now: float, has_arrived: bool) -> None:
+        """Notes that a piece of a message came from an address, or has arrived there."""
         for peer in self.peers.values():
             if peer.identity.address == address:
-                peer.heard = peer.spoke = peer.parcel_time = now
+                peer.heard = peer.spoke = now
+                if has_arrived:
+                    peer.parcel_time = peer.progress = now
 
     def _meet(self, sender: Identity, now: float) -> Peer:
         if sender.address != self.identity.address:

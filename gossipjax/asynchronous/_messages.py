@@ -18,7 +18,7 @@ import numpy as np
 
 from gossipjax.asynchronous._wire import Wire, as_bytes, count_bytes, read_frame
 
-VERSION = 4
+VERSION = 5
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
@@ -27,6 +27,7 @@ MAX_COUNT = 2**53
 MAX_PORT = 65535
 CHECKED = 1 << 16  # numbers that are checked at a time
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
+KINDS += ("withdraw",)
 IN_COMMON = ("job", "model", "algorithm", "wire")
 WITH_MASS = ("share", "ask", "final")
 VIEW_FLAGS = {"wants_mass", "begs", "is_ready", "is_finished", "is_drained"}
@@ -123,6 +124,7 @@ class Message(NamedTuple):
     `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels: numbered for
     each pair of lives, sent again until they are acknowledged, and acted upon once. An `answer`
     acknowledges an `ask`, an `ack` the others; `refuse` says why a parcel is not acted upon, ever.
+    `withdraw` asks for one of these where none comes: what was not acted upon is refused.
     `dead` says that the receiver was declared dead, `gone` that another life has its address.
     """
 
@@ -130,8 +132,8 @@ class Message(NamedTuple):
     sender: Identity
     receiver: str | None  # the life that it is for; None is whichever listens at the address
     number: int = 0  # of a parcel, from 1 on, or of the parcel that is acknowledged
-    # Of `share`, the share; of `ask`, `answer` and `final`, a copy of what a node holds. None
-    # in an `answer` declines, and stands for a mass that cannot be read.
+    # Of `share`, the share; of `ask` and `final`, a copy of what a node holds; of `answer`, what
+    # its sender has gained. None in that declines, and stands for a mass that cannot be read.
     mass: Mass | None = None
     view: View | None = None
     applied: int = 0  # of `bye`: the number of the newest parcel that the sender applied
@@ -269,7 +271,7 @@ def _read_mass(
         return None
     match weight:
         case [float() as w, int() as exponent] if (
-            0 <= w < math.inf and abs(exponent) <= MAX_EXPONENT
+            (kind == "answer" or w >= 0) and abs(w) < math.inf and abs(exponent) <= MAX_EXPONENT
         ):
             pass
         case _:

@@ -212,6 +212,11 @@ class Holding:
         mass = dataclasses.replace(mass, x=x)
         self._change = mass if self._change is None else _join(self._change, mass)
 
+    def halve(self) -> Mass:
+        """Returns half of it, in the memory of the half that is kept."""
+        self.mass = self.merge() / 2
+        return dataclasses.replace(self.mass, x=tuple(map(np.asarray, self.mass.x)))
+
     def take(self) -> Mass:
         """Returns all that is held, on the host; nothing is left, not even by rounding."""
         mass = self.read()

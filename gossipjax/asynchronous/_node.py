@@ -9,6 +9,7 @@ import itertools
 import socket
 import time
 import uuid
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
@@ -113,6 +114,8 @@ class Node:
             max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else None,
         )
         self._is_open = True
+        self._is_over = False
+        self._warned: set[str] = set()
         self._service.start(self._participant)
 
     def _count_models(self) -> int:
@@ -199,6 +202,8 @@ class Node:
             and its optimizer state are as they were. A model that is not finite is written off
             either way: the node goes on as one that has just joined.
         """
+        self._warn()
+        self._participant.is_finished = self._is_over
         mass, moved, life = self._begin(gradients)
         update = self._get_update(gradients)
         result = update(mass.x, mass.w, moved, self._opt_state, *inputs)
@@ -222,12 +227,27 @@ class Node:
                     self._send(moved)
         self._service.wake()
         if not (is_finite or self._settings.nonfinite == "skip"):
+            # Until its next step: the others need not wait for one that may never come.
+            with self._service.lock:
+                participant.finish(time.monotonic())
+            self._service.wake()
             raise FloatingPointError(
                 f"the update of step {self._steps - 1} must be finite, got NaN or infinity at "
                 f"place {self.place}; it was not applied: lower the learning rate, or join with "
                 "nonfinite='skip', which leaves such steps out and counts them."
             )
         return aux
+
+    def _warn(self) -> None:
+        """Warns once of each node to which messages do not come."""
+        for address in self._participant.stuck.keys() - self._warned:
+            self._warned.add(address)
+            warnings.warn(
+                f"place {self._participant.stuck[address]} at {address} lives, but does not "
+                "acknowledge what this node sends: it is left out for a while. If the path there "
+                "loses large packets, lower the MTU of both machines.",
+                stacklevel=3,
+            )
 
     def _begin(self, gradients: Gradients) -> tuple[Mass, Any, str]:
         """Waits until it holds something; returns what, its own movement, and the life."""
@@ -348,7 +368,7 @@ class Node:
         averages = self._algorithm.averages
         turn = self._steps // outer.every if outer else self._steps
         peer = self._algorithm.choose(
-            participant.list_members(),
+            participant.list_reachable(),
             participant.identity,
             turn - 1,
             participant.measure_seconds(),
@@ -424,7 +444,8 @@ class Node:
         participant = self._participant
         with self._service.lock:
             self._finish()
-            participant.is_finished = True
+            self._is_over = True
+            participant.finish(time.monotonic())
         self._service.wake()
         if not self._service.wait_until(lambda: participant.has_finals, timeout):
             with self._service.lock:

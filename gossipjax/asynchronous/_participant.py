@@ -12,25 +12,40 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
-from gossipjax.asynchronous._membership import BEATS, MAX_LIVES, MAX_PLACES, Membership, Peer
+from gossipjax.asynchronous._membership import (
+    BEATS,
+    MAX_LIVES,
+    MAX_PLACES,
+    MEMORY,
+    Membership,
+    Peer,
+)
 from gossipjax.asynchronous._messages import Identity, Mass, Message, View
 from gossipjax.asynchronous._settings import Settings
 
 MAX_ON_WAY = 2  # no share is sent where this times the weight on its way exceeds what is held
 MIN_SECONDS = 1e-4  # of a message, as far as clocks can tell
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
+MAX_SHUNNED = 16 * MEMORY  # in units of patience: for how long a peer gets no parcel, at most
+STUCK = 2  # the same: a parcel of which no piece was acknowledged for so long is taken back
+RETURNED = "half of what the sender holds"  # the text of what goes back for a share
+TAKEN_BACK = "taken back by its sender"
+HOARDS = "takes more than it gives"
 OVER = 1 << 40  # the version of what a life holds that is over
 
 
 @runtime_checkable  # the tests check types
 class Holder(Protocol):
-    """What a node holds: `read` copies it, `add` adds to it, `take` returns all and leaves nothing.
+    """What a node holds: `read` copies it, `add` adds to it, `halve` takes half of it, `take` all.
 
     The protocol changes it only by these.
     """
 
     def read(self) -> Mass: ...
+    @property
+    def total(self) -> Mass: ...  # its weight, without the numerator
     def add(self, mass: Mass) -> None: ...
+    def halve(self) -> Mass: ...
     def take(self) -> Mass: ...
 
 
@@ -39,6 +54,7 @@ class Participant(Membership):
 
     Attributes:
       finals: what each life held at the end, once it is known, and which version of that it is.
+      stuck: address -> place of nodes to which a parcel did not come.
       is_ready: to begin.
       is_finished: it makes no more steps and sends no more shares.
     """
@@ -54,12 +70,15 @@ class Participant(Membership):
     ):
         super().__init__(settings, new_life, journal, now)
         self.finals: dict[Identity, tuple[int, Mass]] = {}
+        self.stuck: dict[str, int] = {}
         self.is_ready = False
         self.is_finished = False
         self._holder = holder
         self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
         self._is_leaving = False
         self._said_goodbye = False
+        self._max_received = settings.max_received
+        self._received = 0  # shares since the last parcel of its own that arrived
         self._wants_mass_since = None if settings.is_founder else now
         self._estate: Mass | None = None  # what it gave up, while nobody gives it any
         self._beg_turns = itertools.count()
@@ -130,6 +149,11 @@ class Participant(Membership):
 
     # What the training loop asks for.
 
+    def finish(self, now: float) -> None:
+        """Makes no more steps, and tells the others."""
+        self.is_finished = True
+        self._next_beat = now
+
     def set_ready(self, now: float) -> None:
         """Tells the others that it is ready to begin."""
         self.is_ready = True
@@ -140,26 +164,31 @@ class Participant(Membership):
 
         Of a large model only few are on their way to all of them together.
         """
-        on_way = sum(peer.parcel is not None for peer in self.peers.values())
-        if self._max_on_way is not None and on_way >= self._max_on_way:
-            return []
         return [
             peer.identity
             for peer in self.peers.values()
-            if peer.parcel is None and not peer.view.wants_mass and not peer.view.is_finished
+            if not (peer.view.wants_mass or peer.view.is_finished) and self._may_send(peer)
         ]
+
+    def _may_send(self, peer: Peer) -> bool:
+        is_full = self._max_on_way is not None and len(self._list_moving()) >= self._max_on_way
+        return peer.parcel is None and not is_full and not self._shuns(peer)
+
+    def _list_moving(self) -> list[Message]:
+        """Returns the parcels on their way, but for those that one bad path holds up."""
+        since = self._last_tick - self._patience / 2
+        return [p.parcel for p in self.peers.values() if p.parcel and p.progress > since]
 
     def measure_seconds(self) -> dict[Identity, float]:
         """Returns the seconds from sending a mass to a node to its answer, where that is known."""
         return {peer.identity: peer.seconds for peer in self.peers.values() if peer.seconds}
 
-    def spares_share(self, weight: float, exponent: int) -> bool:
+    def spares_share(self, weight: Any, exponent: int) -> bool:
         """Whether a node that holds this weight may send half of it.
 
         Weight on its way waits for its next update: two thirds of what is a node's is, at most.
         """
-        parcels = (peer.parcel for peer in self.peers.values())
-        masses = [p.mass for p in parcels if p is not None and p.mass is not None]
+        masses = [parcel.mass for parcel in self._list_moving() if parcel.mass is not None]
         return MAX_ON_WAY * sum(mass.weight_at(exponent) for mass in masses) <= weight
 
     def share(self, peer: Identity, mass: Mass, now: float) -> None:
@@ -213,6 +242,8 @@ class Participant(Membership):
             self._send_view(peer)
         elif message.number == peer.applied and peer.reply is not None:
             # The reply was lost, so the same one goes out again: nothing is added twice.
+            if message.kind == "withdraw":
+                self._undo(peer)
             self._drop("doubled")
             self._send(peer, peer.reply)
         elif self._said_goodbye and message.kind != "bye":
@@ -227,9 +258,12 @@ class Participant(Membership):
             return
         peer.applied = message.number
         reply = Message("ack", self.identity, peer.identity.life, message.number)
-        if message.kind != "bye" and message.mass is None:
-            self._drop(message.text)
-            reply = reply._replace(kind="refuse", text=message.text)
+        owes_half = message.kind == "share" and self._owes_half(message)
+        text = HOARDS if owes_half and not self._spares_half(peer) else message.text
+        if message.kind != "bye" and (message.mass is None or text == HOARDS):
+            self._drop(text)
+            reply = reply._replace(kind="refuse", text=text)
+            owes_half = False
         elif message.kind == "ask":
             reply = reply._replace(kind="answer", mass=self._average(peer, message))
         elif message.kind == "share" and message.mass is not None:
@@ -240,6 +274,25 @@ class Participant(Membership):
             self._learn_final(message.origin or peer.identity, message.version, message.mass)
         peer.reply = reply
         self._send(peer, reply)
+        if owes_half:
+            self._send_half(peer, self._last_tick, RETURNED)
+
+    def _owes_half(self, message: Message) -> bool:
+        """Whether half of what it holds goes back for a share: it takes no more than it gives.
+
+        A node whose loop hangs then mixes as the others do. The halves that come back to it do not
+        count: of two that hang neither would ever have to give.
+        """
+        self._received += message.text != RETURNED
+        is_over = self._received > self._max_received and message.text != RETURNED
+        return is_over and not (self.wants_mass or self.is_finished)
+
+    def _spares_half(self, peer: Peer) -> bool:
+        mass = self._holder.total
+        return self._may_send(peer) and self.spares_share(mass.w, mass.exponent)
+
+    def _send_half(self, peer: Peer, now: float, text: str = "") -> None:
+        self._send_parcel("share", peer, self._holder.halve(), now, event="grant", text=text)
 
     def _average(self, peer: Peer, message: Message) -> Mass | None:
         mine = self._holder.read()
@@ -255,14 +308,30 @@ class Participant(Membership):
             return None
         self._journal("average", peer.identity.life, message.number, change)
         self._holder.add(change)
-        return mine
+        return change
+
+    def _undo(self, peer: Peer) -> None:
+        """Takes an average back whose answer did not come: the asker will not apply it."""
+        assert peer.reply is not None
+        change = peer.reply.mass
+        total = self._holder.total
+        if change is not None and total.w > change.weight_at(total.exponent):
+            self._journal("undo", peer.identity.life, peer.applied, -change)
+            self._holder.add(-change)
+            peer.reply = peer.reply._replace(kind="refuse", mass=None, text="not answered in time")
 
     def _settle(self, peer: Peer, message: Message) -> None:
         parcel = peer.parcel
         if parcel is None or parcel.number != message.number:
             self._drop("doubled")
             return
+        if peer.is_stuck and message.mass is not None:
+            self._drop("an answer that came too late")
+            return
+        peer.is_stuck = False
         if message.kind == "refuse":
+            if message.text == HOARDS:
+                self._shun(peer, self._patience / BEATS)
             self._drop(f"refused by place {peer.identity.place}: {message.text}")
             if parcel.kind == "ask":
                 self._journal("declined", peer.identity.life, message.number, None)
@@ -270,6 +339,9 @@ class Participant(Membership):
             return
         peer.parcel = None
         if parcel.mass is not None:
+            if parcel.text != RETURNED:
+                self._received = 0
+            self._shunned.pop(peer.identity.address, None)
             took = max(peer.spoke - peer.parcel_since, MIN_SECONDS)
             peer.seconds = (peer.seconds + took) / 2 if peer.seconds else took
         if parcel.kind == "bye":
@@ -278,9 +350,8 @@ class Participant(Membership):
             if message.mass is None:
                 self._journal("declined", peer.identity.life, message.number, None)
             else:
-                change = (message.mass - parcel.mass) / 2
-                self._journal("averaged", peer.identity.life, message.number, change)
-                self._holder.add(change)
+                self._journal("averaged", peer.identity.life, message.number, -message.mass)
+                self._holder.add(-message.mass)
 
     def _learn(self, peer: Peer, view: View, now: float) -> None:
         super()._learn(peer, view, now)
@@ -300,14 +371,10 @@ class Participant(Membership):
     def _give(self, now: float) -> None:
         """Sends half of what it holds to each that waits for it, once that can be spared."""
         for peer in self.peers.values():
-            if peer.waits and peer.parcel is None and self.gives_mass:
-                mass = self._holder.read()
-                if self._is_affordable(mass, 0):
-                    half = mass / 2
-                    # It asks again if it still has nothing.
-                    peer.waits = False
-                    self._send_parcel("share", peer, half, now, event="grant")
-                    self._holder.add(-half)
+            is_free = peer.waits and self.gives_mass and self._may_send(peer)
+            if is_free and self._is_affordable(self._holder.total, 0):
+                peer.waits = False  # it asks again if it still has nothing
+                self._send_half(peer, now)
 
     def _admit(self) -> None:
         if self.wants_mass:
@@ -406,7 +473,7 @@ class Participant(Membership):
         heirs = [peer for peer in self.peers.values() if not peer.view.is_finished]
         if heirs and self._holder.read().w and not self._said_goodbye:
             mass = self._holder.take()
-            self._send_parcel("share", heirs[0], mass, now, event="hand over")
+            self._send_parcel("share", heirs[0], mass, now, event="hand over", text=RETURNED)
             return
         self._said_goodbye = True
         for peer in self.peers.values():
@@ -470,11 +537,17 @@ class Participant(Membership):
             since = peer.heard
             if peer.parcel is not None:  # what others hear does not acknowledge it
                 since = max(peer.spoke, peer.parcel_since)
+                if peer.is_stuck:  # nor does it say that it is taken back
+                    since = min(since, peer.progress + (STUCK + 1) * self._patience)
             if now - since > self._patience:
                 self._declare_dead(peer)
             elif peer.parcel is not None and now - peer.parcel_time > self._patience / 2:
                 peer.parcel_time = now
-                self._send(peer, peer.parcel)
+                is_late = now - peer.progress > STUCK * self._patience
+                if is_late and peer.parcel.mass is not None:
+                    self._withdraw(peer)
+                else:
+                    self._send(peer, peer.parcel)
         if self.wants_mass and not self.is_finished:
             self._revive(now)
         elif self._is_leaving:
@@ -487,6 +560,25 @@ class Participant(Membership):
             self._beg_in_turn(now)
             self._beat(now)
         self._send_views()
+
+    def _withdraw(self, peer: Peer) -> None:
+        """Takes a parcel back that does not come, by a small message, which may.
+
+        The peer refuses it, or has acted upon it and says so: it counts once. Whoever does not
+        answer is dead. For a while nothing goes there, each time for longer.
+        """
+        assert peer.parcel is not None
+        if not peer.is_stuck:
+            peer.is_stuck = True
+            address = peer.identity.address
+            _, seconds = self._shunned.get(address, (0.0, 0.0))
+            most = MAX_SHUNNED * self._patience
+            self._shun(peer, min(max(2 * seconds, MEMORY * self._patience), most))
+            self.stuck[address] = peer.identity.place
+            self._drop(f"not acknowledged by place {peer.identity.place} at {address}")
+            self.gone.append(address)  # the pieces that are still to be sent
+        life, number = peer.identity.life, peer.parcel.number
+        self._send(peer, Message("withdraw", self.identity, life, number, text=TAKEN_BACK))
 
     def _begin_life(self, now: float) -> None:
         self._end_final(self.identity)
@@ -512,7 +604,8 @@ class Participant(Membership):
         **more: Any,
     ) -> None:
         peer.sent += 1
-        peer.parcel_since = peer.parcel_time = now
+        peer.parcel_since = peer.parcel_time = peer.progress = now
+        peer.is_stuck = False
         receiver = peer.identity.life
         peer.parcel = Message(
             kind, self.identity, receiver, peer.sent, mass, applied=peer.applied, **more
@@ -526,7 +619,7 @@ class Participant(Membership):
 
         An answer to an ask takes half of what was held then, at most.
         """
-        parcels = (peer.parcel for peer in self.peers.values())
+        parcels = (p.parcel for p in self.peers.values() if not p.is_stuck)
         asked = (p.mass for p in parcels if p and p.kind == "ask" and p.mass is not None)
         promised = sum(mass.weight_at(mine.exponent) for mass in asked)
         return (mine.w + weight) / 2 - promised / 2 >= mine.w / MIN_KEPT > 0

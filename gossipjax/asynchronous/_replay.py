@@ -173,11 +173,11 @@ class Replayer:
             case "ask":
                 self._parcels[sent] = node.mass
             case "average":
-                self._answers[received] = node.mass
-                node.mass = node.mass + (self._parcels[received] - node.mass) / 2
-            case "averaged":
-                change = (self._answers.pop(sent) - self._parcels[sent]) / 2
+                change = self._answers[received] = (self._parcels[received] - node.mass) / 2
                 node.mass = node.mass + change
+            case "averaged" | "undo" as event:
+                key = sent if event == "averaged" else received
+                node.mass = node.mass - self._answers.pop(key)
             case "give up":
                 node.estate = node.mass
             case "revive" if node.estate is not None:

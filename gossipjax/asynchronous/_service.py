@@ -20,7 +20,7 @@ from gossipjax.asynchronous._messages import (
     encode,
 )
 from gossipjax.asynchronous._participant import Participant
-from gossipjax.asynchronous._transfer import FIRST_PIECE, Transfers
+from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
 
 if TYPE_CHECKING:
     from gossipjax.asynchronous._sockets import Sockets
@@ -29,6 +29,7 @@ TICKS = 50  # of the clock, in the time after which a node is declared dead
 MISFIT = b"M"  # the first byte of what tells a node of another job so
 MAX_MISFIT_BYTES = 4000
 MAX_REASONS = 1000
+PACKET = 1000  # bytes that fit into one, on all networks
 LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
 
 
@@ -122,12 +123,12 @@ class Service:
         node = self._node
         assert node is not None
         now = time.monotonic()
-        heard: list[str] = []
+        heard: list[tuple[str, bool]] = []
         # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
-            for address in heard:
-                node.note_progress(address, now)
+            for address, has_arrived in heard:
+                node.note_progress(address, now, has_arrived)
             for message in messages:
                 node.receive(message, now)
             node.tick(now)
@@ -144,7 +145,7 @@ class Service:
             self._send(address, message)
         self._transfers.tick(now)
 
-    def _read(self, frames: list[Any], now: float, heard: list[str]) -> Message | None:
+    def _read(self, frames: list[Any], now: float, heard: list[tuple[str, bool]]) -> Message | None:
         """The message of these frames, or of the pieces of which they are the last."""
         try:
             if bytes(frames[0][:1]) == MISFIT:
@@ -152,7 +153,7 @@ class Service:
                 return None
             piece = self._transfers.receive(frames, now)
             if piece is not None:
-                heard.append(piece[0])
+                heard.append((piece[0], bytes(frames[0][:1]) == PROGRESS))
                 if piece[1] is None:
                     return None
                 frames = piece[1]
@@ -195,7 +196,10 @@ class Service:
         if message.mass is not None and size > FIRST_PIECE:
             key = message.receiver, message.kind, message.number
             self._transfers.put(address, key, frames)
-        elif self._sockets.send(address, frames) and message.mass is not None:
+            return
+        # Where a path loses full packets, the small ones that say that a node lives still pass.
+        has_mass = message.mass is not None
+        if self._sockets.send(address, frames, has_mass and size > PACKET) and has_mass:
             self._sent_bytes += size
 
 

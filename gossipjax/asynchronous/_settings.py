@@ -23,6 +23,7 @@ class Settings:
     job: str = ""
     is_founder: bool = True
     patience: float = 10.0
+    max_received: int = 16
     wire: WireLike | None = None
     secret: str | None = None
     journal: Path | None = None
@@ -42,6 +43,8 @@ class Settings:
                     "`openssl rand -hex 32`, as secret= or, where the program reads it, in "
                     "GOSSIPJAX_SECRET."
                 )
+        if self.max_received < 1:
+            raise ValueError(f"max_received must be 1 or more, got {self.max_received}.")
         require_secret(self.secret, "secret")
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(

@@ -34,6 +34,14 @@ class Holder:
     def add(self, mass):
         self.mass = self.mass + mass
 
+    @property
+    def total(self):
+        return self.mass
+
+    def halve(self):
+        self.mass = self.mass / 2
+        return self.mass
+
     def take(self):
         mass, self.mass = self.mass, NOTHING
         return mass
@@ -75,6 +83,9 @@ class Account:
         elif kind == "average":
             add_new(self.changes, arrived, mass)
             self.elsewhere -= mass
+        elif kind == "undo":
+            self.elsewhere -= mass
+            del self.changes[arrived]
         elif kind == "averaged":
             add_new(self.settled, sent, mass)
             self.elsewhere += self.changes[sent]

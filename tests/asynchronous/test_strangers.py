@@ -100,7 +100,7 @@ def test_messages_are_read_as_they_were_written(message):
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"beats": []}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"query": "x"}), "with a number"),
-        (encoded(Message("answer", SENDER, "other", 1, MASS), weight=[-1.0, 0]), "weight"),
+        (encoded(Message("answer", SENDER, "other", 1, MASS), weight=[float("inf"), 0]), "weight"),
     ],
 )
 def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
