@@ -577,8 +577,9 @@ class Participant(Membership):
             self.stuck[address] = peer.identity.place
             self._drop(f"not acknowledged by place {peer.identity.place} at {address}")
             self.gone.append(address)  # the pieces that are still to be sent
-        life, number = peer.identity.life, peer.parcel.number
-        self._send(peer, Message("withdraw", self.identity, life, number, text=TAKEN_BACK))
+        number = peer.parcel.number
+        message = Message("withdraw", self.identity, peer.identity.life, number, text=TAKEN_BACK)
+        self._send(peer, message)
 
     def _begin_life(self, now: float) -> None:
         self._end_final(self.identity)

@@ -79,9 +79,9 @@ def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) 
     """Asynchronous decentralized parallel SGD: pairs of nodes average their models.
 
     After each of its updates a node sends a copy `s` of its `(x, w)` to a random peer, unless an
-    answer is still to come. The peer's thread answers at once with a copy `t` of its own, and adds
-    `(s - t) / 2`; the node adds `(t - s) / 2` when the answer arrives. Updates that were made
-    meanwhile stay, and the sum over the nodes does, too.
+    answer is still to come. The peer, which holds `t`, adds `c = (s - t) / 2` at once and answers
+    with it; the node subtracts c when the answer arrives. Updates that were made meanwhile stay,
+    and the sum over the nodes does, too.
 
     Args:
       graph: `complete`: any other living node. `bipartite`, as in the paper: nodes at even places

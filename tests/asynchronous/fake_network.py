@@ -13,6 +13,7 @@ from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import choose_exponential, sgp
 
 PATIENCE = 10.0
+ACKNOWLEDGES = ("ack", "answer", "refuse")
 NOTHING = Mass((Fraction(0),), Fraction(0))
 
 
@@ -118,6 +119,7 @@ class Process:
             contacts=tuple(make_address(place) for place in range(self.network.size)),
             place=self.place,
             patience=PATIENCE,
+            max_received=self.network.max_received,
             is_founder=founder,
         )
         self.node = Participant(settings, self.holder, self.new_life, self.record, self.network.now)
@@ -144,7 +146,7 @@ class Process:
         self.network.account.brought += Mass((update,), Fraction(0))
         node.count_step()
         self.step += 1
-        members = node.list_members()
+        members = node.list_reachable()
         if not members:
             return
         peer = choose_exponential(members, node.identity, self.step, {})
@@ -152,22 +154,23 @@ class Process:
             return
         if algorithm == "adpsgd":
             node.ask(peer, self.network.now)
-        else:
-            half = self.holder.mass / 2
-            self.holder.add(-half)
-            node.share(peer, half, self.network.now)
+        elif node.spares_share(self.holder.mass.w, 0):
+            node.share(peer, self.holder.halve(), self.network.now)
 
 
 class Network:
     """Processes, and the messages between them, which arrive in any order, twice or never."""
 
-    def __init__(self, size, founders=None):
+    def __init__(self, size, founders=None, max_received=16):
         self.size = size
+        self.max_received = max_received
         self.now = 0.0
         self.lives = itertools.count()
         self.account = Account()
         self.messages = []
         self.cut = set()  # pairs of places whose messages are lost
+        self.narrow = set()  # (from, to), where messages with a mass are lost
+        self.silent = set()  # places that acknowledge nothing
         founders = size if founders is None else founders
         self.processes = [Process(self, place, place < founders) for place in range(size)]
 
@@ -175,8 +178,11 @@ class Network:
         for process in self.processes:
             if process.is_running:
                 for address, message in process.node.outbox:
-                    pair = frozenset((process.place, find_place(address)))
-                    self.messages += [(address, message)] * (pair not in self.cut)
+                    path = process.place, find_place(address)
+                    is_lost = message.mass is not None and path in self.narrow
+                    is_kept = process.place in self.silent and message.kind in ACKNOWLEDGES
+                    if not (is_lost or is_kept or frozenset(path) in self.cut):
+                        self.messages.append((address, message))
             process.node.outbox.clear()
 
     def deliver(self, index, keep=False):

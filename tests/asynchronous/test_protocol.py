@@ -11,10 +11,10 @@ from gossipjax.asynchronous._membership import NEIGHBORS
 def run_history(seed, algorithm, length=200):
     """A random history: steps, lost, late and doubled messages, kills, stops, joins, goodbyes."""
     rng = random.Random(seed)
-    network = Network(rng.choice([2, 3, 5, 8]), rng.choice([1, 8]))
+    network = Network(rng.choice([2, 3, 5, 8]), rng.choice([1, 8]), rng.choice([1, 16]))
     weights = {
         "step": 20, "deliver": 30, "drop": 4, "double": 6, "advance": 15, "kill": 1, "start": 2,
-        "stop": 1, "go": 3, "cut": 1, "leave": 0.2,
+        "stop": 1, "go": 3, "cut": 1, "narrow": 1, "leave": 0.2,
     }  # fmt: skip
     for _ in range(length):
         process = rng.choice(network.processes)
@@ -41,6 +41,9 @@ def run_history(seed, algorithm, length=200):
             process.is_stopped = False
         elif kind == "cut":
             network.messages = [m for m in network.messages if rng.random() < 0.5]
+        elif kind == "narrow":
+            other = rng.choice(network.processes)
+            network.narrow ^= {(process.place, other.place)}
         elif kind == "leave" and process.is_running:
             process.node.leave()
         network.check()
@@ -159,6 +162,49 @@ def test_a_node_that_leaves_hands_over():
     assert all(p.node.has_left for p in network.processes)
     assert not network.account.returned
     assert sum(p.holder.mass.w for p in network.processes) == 3
+
+
+def test_a_node_takes_no_more_than_it_gives():
+    """One whose loop hangs has its weight when it is back, and a model that is near the others'."""
+    network = Network(8)
+    run_calmly(network, 5)
+    hung = network.processes[3]
+    hung.make_step = lambda algorithm: None
+    run_calmly(network, 40)
+    assert hung.holder.mass.w < 1
+    others = [p.holder.mass for p in network.processes if p is not hung]
+    mean = sum(m.x[0] for m in others) / sum(m.w for m in others)
+    assert abs(hung.holder.mass.x[0] / hung.holder.mass.w - mean) < 2
+    assert not any(p.node.dropped for p in network.processes)
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "adpsgd"])
+@pytest.mark.parametrize("lost", ["to it", "from it", "both"])
+def test_a_path_that_loses_what_is_large_holds_nobody_up(algorithm, lost):
+    """All live, and the others mix as before; what was sent counts once."""
+    network = Network(4)
+    run_calmly(network, 2, algorithm)
+    lives = [p.node.identity.life for p in network.processes]
+    network.narrow = {(i, 3) for i in range(3)} if lost != "from it" else set()
+    network.narrow |= {(3, i) for i in range(3)} if lost != "to it" else set()
+    run_calmly(network, 4 * PATIENCE, algorithm)
+    assert [p.node.identity.life for p in network.processes] == lives
+    before = len(network.account.received) + len(network.account.settled)
+    run_calmly(network, PATIENCE / 2, algorithm)
+    assert len(network.account.received) + len(network.account.settled) > before + 60
+    if (algorithm, lost) != ("sgp", "from it"):
+        assert all(p.node.stuck == {make_address(3): 3} for p in network.processes[1:3])
+
+
+def test_who_acknowledges_nothing_is_fed_seldom():
+    network = Network(4)
+    run_calmly(network, 2)
+    network.silent = {3}
+    run_calmly(network, 30 * PATIENCE)
+    assert (
+        sum(parcel[1] not in ("life0", "life1", "life2") for parcel in network.account.returned)
+        < 10
+    )
 
 
 def test_two_that_lost_each_other_are_one_again():
