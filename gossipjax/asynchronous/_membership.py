@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossipjax.asynchronous._messages import Identity, Mass, Message, View
@@ -21,6 +21,7 @@ MAX_LIVES = 100_000  # whose deaths a node remembers
 # addresses of which nothing is heard are tried.
 MEMORY = 10
 MAX_PLACES = 10_000
+MAX_REASONS = 1000
 # A node tells all others that it lives; where there are more than the first, some in turn, who pass
 # it on: of n nodes, log(n) / log(5) beats later all but a few know it, and e^4 times fewer a beat.
 MAX_NEIGHBORS = 16
@@ -64,6 +65,8 @@ class Membership:
       outbox: messages to be sent, with their addresses.
       dropped: reason -> messages that were not acted upon.
       gone: addresses to which nothing that waits needs to be sent.
+      twin: a node that lives and was given the same place, and whether this one is the newcomer. A
+        former life is silent, or names another receiver.
       contacts: address -> when it was last named; those that were given are tried for ever.
     """
 
@@ -80,6 +83,7 @@ class Membership:
         self.outbox: list[tuple[str, Message]] = []
         self.dropped: dict[str, int] = {}
         self.gone: list[str] = []
+        self.twin: tuple[Identity, bool] | None = None
         self.contacts = dict.fromkeys(set(settings.contacts) - {self.identity.address}, now)
         self._given = frozenset(self.contacts)
         self._patience = settings.patience
@@ -129,8 +133,7 @@ class Membership:
                     peer.parcel_time = peer.progress = now
 
     def _meet(self, sender: Identity, now: float) -> Peer:
-        if sender.address != self.identity.address:
-            self.contacts[sender.address] = now
+        self._note_contacts([sender], now)
         peer = self.peers[sender.life] = Peer(sender, now, now)
         self._send_view(peer)
         self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
@@ -144,8 +147,7 @@ class Membership:
         for place, count in view.steps:
             self._learn_steps(place, count)
         peer.beat = max(peer.beat, view.beat)
-        self.contacts |= dict.fromkeys((member.address for member in view.members), now)
-        self.contacts.pop(self.identity.address, None)
+        self._note_contacts(view.members, now)
         for member, beat in zip(view.members, view.beats, strict=True):
             other = self.peers.get(member.life)
             if other is not None and beat > other.beat:
@@ -154,6 +156,15 @@ class Membership:
         for declarer, life, age in view.deaths:
             if age < MEMORY * self._patience and len(self._deaths) < MAX_PLACES:
                 self._note_death(declarer, life, now - age)
+        is_newer = view.beat > self._beats
+        if peer.identity.place == self.identity.place and (is_newer or self.twin is None):
+            self.twin = peer.identity, is_newer
+
+    def _note_contacts(self, others: Iterable[Identity], now: float) -> None:
+        for other in others:
+            if len(self.contacts) < MAX_PLACES or other.address in self.contacts:
+                self.contacts[other.address] = now
+        self.contacts.pop(self.identity.address, None)
 
     def _learn_steps(self, place: int, count: int) -> None:
         if len(self.steps) < MAX_PLACES or place in self.steps:
@@ -274,7 +285,9 @@ class Membership:
         self.outbox.append((peer.identity.address, message._replace(steps=steps)))
 
     def _drop(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        """Counts a message that is not acted upon; texts of others may be in reasons."""
+        if reason in self.dropped or len(self.dropped) < MAX_REASONS:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def _acknowledge_goodbye(self, message: Message) -> None:
         self._drop("of a node that has left")

@@ -312,6 +312,7 @@ class Node:
 
         Raises:
           TimeoutError: if no living node answers in `timeout` seconds, or ten times the patience.
+          ValueError: if a node that lives was given this place before.
         """
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
@@ -321,9 +322,11 @@ class Node:
 
         def is_over() -> bool:
             is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
-            return not participant.wants_mass or is_refused
+            return not participant.wants_mass or is_refused or participant.twin is not None
 
         self._service.wait_until(is_over, 10 * self._patience if timeout is None else timeout)
+        if participant.twin is not None:
+            self._tell_of_twin(*participant.twin)
         if participant.wants_mass:
             seconds = time.monotonic() - start
             with self._service.lock:
@@ -341,6 +344,20 @@ class Node:
             raise TimeoutError(
                 f"another node must give this one half of what it holds, got nothing in "
                 f"{seconds:.2g} seconds: {answers or 'there is no address'}. {way_out}."
+            )
+
+    def _tell_of_twin(self, twin: Identity, is_newer: bool) -> None:
+        if is_newer:
+            raise ValueError(
+                f"place must be nobody else's, got {self.place}, and the node at {twin.address}, "
+                "which lives, has it: give each node a place of its own, as in join(..., place=2)."
+            )
+        if twin.address not in self._warned:
+            self._warned.add(twin.address)
+            warnings.warn(
+                f"the node at {twin.address} was given place {self.place}, which this one has; it "
+                "is refused if it came later: give each node a place of its own.",
+                stacklevel=4,
             )
 
     def _explain_silence(self, address: str) -> str:

@@ -211,6 +211,8 @@ class Participant(Membership):
         sender = message.sender
         if sender.life == self.identity.life:
             self._drop("of this node itself")
+        elif message.receiver is None and message.kind != "view":
+            self._drop("for nobody")
         elif message.receiver not in (None, self.identity.life):
             self._drop("of an earlier life")
             gone = Message("gone", self.identity, sender.life, text=message.receiver)
@@ -219,6 +221,11 @@ class Participant(Membership):
             self._acknowledge_goodbye(message)
         elif sender.life in self._declared:
             self._answer_the_dead(message, now)
+        elif message.receiver is None and sender.life not in self.peers:
+            # A call. Nothing of it is remembered before its sender, who may be anybody, names this
+            # life, which none can guess.
+            reply = Message("view", self.identity, sender.life, view=self._make_view())
+            self.outbox.append((sender.address, reply))
         else:
             peer = self.peers.get(sender.life) or self._meet(sender, now)
             peer.heard = peer.spoke = now

@@ -227,7 +227,9 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         form = a._service._job
         sender = Identity(1, "life", named)
         view = View(members=(Identity(2, "other", named),), beats=(1,))
-        for message in (Message("view", sender, None, view=view), Message("dead", sender, "other")):
+        life = a._participant.identity.life
+        met = Message("view", sender, life, view=view)
+        for message in (met._replace(receiver=None), met, Message("dead", sender, "other")):
             stranger.send_multipart([bytes(f) for f in encode(message, form)])
         stranger.send_multipart([bytes(f) for f in encode(message, form._replace(job="another"))])
         stranger.send(b"P" + json.dumps([named, "process", 1, 0, [9]]).encode())
@@ -236,6 +238,26 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         wait_for(lambda: a.members == [0])  # it has spoken to the stranger, who is silent
     assert connected
     assert not [address for address in connected if named in address]
+
+
+def test_two_living_nodes_with_one_place_are_told_so():
+    """The newcomer is refused, and the other goes on; a former life that is silent refuses none."""
+    with join(patience=1.0) as a:
+        former = join(a.address, place=1, patience=1.0)
+        former.step(gradients, 1.0)
+        wait_for(lambda: a.members == [0, 1])
+        former._service.close()  # as a kill
+        with join(a.address, place=1, patience=1.0) as b:
+            b.step(gradients, 1.0)
+            with join(b.address, place=1, patience=1.0) as c:
+                wait_for(lambda: b._participant.twin and c._participant.twin)
+                other = f"the node at {b.address}, which lives, has it: give each node a place of"
+                with pytest.raises(ValueError, match=f"nobody else's, got 1, .*{other}"):
+                    c.step(gradients, 1.0)
+            with pytest.warns(UserWarning, match=f"{c.address} was given place 1, .* is refused"):
+                b.step(gradients, 1.0)
+            b.step(gradients, 1.0)
+        assert a._participant.twin is None
 
 
 def test_large_messages_are_encrypted():
