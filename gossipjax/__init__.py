@@ -69,6 +69,7 @@ __all__ = [
     "spmd",
     "state_specs",
     "topology",
+    "weighted",
     "wire",
 ]
 

@@ -18,6 +18,7 @@ from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.sharded import sharded
 from gossipjax.algorithms.state import GossipState
 from gossipjax.algorithms.steps import canonical_step, canonical_steps, gossip_state
+from gossipjax.algorithms.weighted import weighted
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.batches import prefetch
 from gossipjax.collectives import mix

@@ -58,6 +58,7 @@ class OverlappedUpdate:
         gradients: Gradients,
         tx: optax.GradientTransformationExtraArgs,
         nodes: Nodes,
+        extra_args: Callable[[Any], dict[str, Any]],
         is_static: bool,
     ):
         def exchange_early(step: Any, params: optax.Params, opt_state: optax.OptState) -> Any:
@@ -69,8 +70,12 @@ class OverlappedUpdate:
             opt_state: optax.OptState,
             grads: optax.Updates,
             received: Any,
+            aux: Any,
         ) -> tuple[optax.Params, optax.OptState]:
-            updates, opt_state = tx.update(grads, opt_state, params, step=step, received=received)
+            told = extra_args(aux)
+            updates, opt_state = tx.update(
+                grads, opt_state, params, step=step, received=received, **told
+            )
             return apply_updates(params, updates), opt_state
 
         by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
@@ -87,13 +92,13 @@ class OverlappedUpdate:
         outer = step_plan(opt_state).outer
         if self._is_static and outer is not None and outer.skips_exchange(step):
             grads, aux = self._gradients(params, *inputs)
-            return *self._update(step, params, opt_state, grads, None), aux
+            return *self._update(step, params, opt_state, grads, None, aux), aux
         # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
         pending = self._exchange.start(step, params, opt_state)
         grads, aux = self._gradients(params, *inputs)
         # The update may have collectives, which must not overtake the exchange on some processes.
         received = pending.result()
-        return *self._update(step, params, opt_state, grads, received), aux
+        return *self._update(step, params, opt_state, grads, received, aux), aux
 
 
 class DelayedUpdate:

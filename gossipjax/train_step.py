@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from gossipjax import launch, meshes
 from gossipjax.algorithms.state import ExchangePlan, add, apply_updates
 from gossipjax.algorithms.steps import StepPlan, start_at, step_plan
-from gossipjax.collectives import accumulation_dtype, cast_like
+from gossipjax.collectives import accumulation_dtype, cast_like, node_mean
 from gossipjax.diagnostics import on_axis, sum_mass
 from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate
 from gossipjax.processes import is_key
@@ -33,6 +33,7 @@ from gossipjax.spmd.rows import is_raw_key
 from gossipjax.topology.schedule import require_int
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
+ExtraArgs = Callable[[Any], dict[str, Any]]
 
 
 def check_gradients(gradients: Gradients) -> Gradients:
@@ -141,6 +142,7 @@ def _zeros_to_carry(like: Any) -> jax.Array:
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
+OWN_ARGS = {"step", "received", "outer_average", "skip_exchange"}  # of `tx.update`
 MAX_PROGRAMS = 32  # of one train step, if it is not told otherwise; beyond it, the step is traced
 
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
@@ -190,6 +192,9 @@ class TrainStep:
         cannot move the exchange of a mesh beside the computation.
       overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
         dispatched by a thread; None chooses by the backend.
+      extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes of its aux,
+        such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. All are averaged
+        over the nodes, so that the nodes decide alike, but for `node_weight` of `gx.weighted`.
       check_mass: to find a node that decides by itself about what is shared: after each step, or
         after every `check_mass`-th, the push-sum weights must add up to N and all nodes have
         counted the same updates; at the next call the sums of weights and numerators must be those
@@ -227,6 +232,7 @@ class TrainStep:
         local_argnums: Argnums = (),
         max_programs: int | None = None,
         overlap_in_thread: bool | None = None,
+        extra_args: ExtraArgs | None = None,
         check_mass: int = 0,
     ):
         require_transform(tx)
@@ -239,6 +245,8 @@ class TrainStep:
             )
         self._gradients = check_gradients(gradients)
         self._tx = optax.with_extra_args_support(tx)
+        self._extra_args = _agree(extra_args, self.nodes)
+        self._has_extra_args = extra_args is not None
         self._local_argnums = argument_numbers(local_argnums)
         if max_programs is not None:
             max_programs = require_int(max_programs, "max_programs", 1)
@@ -400,7 +408,7 @@ class TrainStep:
     @functools.cached_property
     def _scanned(self) -> Program:
         """The steps of all nodes: numbers `[K]`, and of a node inputs `[K, ...]`."""
-        update = _make_update_of_node(self._gradients, self._tx)
+        update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
 
         def run_steps(steps: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
             def run_step(carry: Any, now: Any) -> Any:
@@ -471,6 +479,7 @@ class TrainStep:
         # Not where the chain inside exchanges as well, at every step: all processes must run their
         # collectives in one order.
         delays = outer is not None and plan.is_local and is_static and outer.can_run_beside
+        delays = delays and not self._has_extra_args  # their average is a collective of each step
         return _Kind(is_static, plan.exchange.exchanges_early, delays)
 
     def _traces_rounds(self, plan: StepPlan) -> bool:
@@ -546,13 +555,15 @@ class TrainStep:
     def _make_update(self, kind: _Kind, exchange: ExchangePlan) -> Update:
         arguments = self._gradients, self._tx, self.nodes
         if kind.overlaps:
-            return OverlappedUpdate(*arguments, kind.is_static)
+            return OverlappedUpdate(*arguments, self._extra_args, kind.is_static)
         # What a thread still reads must not be donated. Nor what other nodes of a device read while
         # it is written: XLA would write the new models elsewhere, and then copy them.
         is_read = self.nodes.per_device > 1 and exchange.schedule is not None
         keeps = kind.delays or (is_read and not exchange.overlap)
         donated = () if keeps else donate_on_accelerators(1, 2)
-        fused = _make_fused_update(*arguments, kind.is_static, self._local_argnums, donated)
+        fused = _make_fused_update(
+            *arguments, self._extra_args, kind.is_static, self._local_argnums, donated
+        )
         return DelayedUpdate(*arguments, fused) if kind.delays else fused
 
 
@@ -575,6 +586,7 @@ def _make_fused_update(
     gradients: Gradients,
     tx: optax.GradientTransformationExtraArgs,
     nodes: Nodes,
+    extra_args: ExtraArgs,
     is_static: bool,
     local_argnums: Sequence[int],
     donated: Sequence[int],
@@ -583,7 +595,7 @@ def _make_fused_update(
     # A static step is part of the program, and so are its permutations; a traced one is data.
     by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
     program = nodes.spmd(
-        _make_update_of_node(gradients, tx),
+        _make_update_of_node(gradients, tx, extra_args),
         **by_step,
         donate_argnums=donated,
         # The arguments of `gradients` stand two places later here, but for the parameters.
@@ -593,7 +605,30 @@ def _make_fused_update(
     return program
 
 
-def _make_update_of_node(gradients: Gradients, tx: optax.GradientTransformationExtraArgs) -> Update:
+def _agree(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
+    """`extra_args`, whose values are averaged over the nodes; inside `Nodes.spmd`."""
+    if extra_args is None:
+        return lambda aux: {}
+
+    def agree(aux: Any) -> dict[str, Any]:
+        values = extra_args(aux)
+        if not isinstance(values, dict) or values.keys() & OWN_ARGS:
+            raise ValueError(
+                "extra_args must return a dict of arguments of tx.update, without "
+                f"{', '.join(sorted(OWN_ARGS))}, got {values!r:.80}."
+            )
+        values = {name: jnp.asarray(value) for name, value in values.items()}
+        if nodes.local_devices is not None:  # each has a part of the node's batch
+            values = node_mean(values, nodes.local_axis_name)
+        own = {name: values.pop(name) for name in ("node_weight",) if name in values}
+        return node_mean(values, nodes.axis_name) | own
+
+    return agree
+
+
+def _make_update_of_node(
+    gradients: Gradients, tx: optax.GradientTransformationExtraArgs, extra_args: ExtraArgs
+) -> Update:
     """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` of one node."""
 
     def update(
@@ -602,7 +637,8 @@ def _make_update_of_node(gradients: Gradients, tx: optax.GradientTransformationE
         # The user's parameters are where gradients are taken, whatever the algorithm. The update
         # mixes: `combine` of the algorithm's file, through `transform.py`, down to `ppermute`.
         grads, aux = gradients(params, *inputs)
-        updates, opt_state = tx.update(grads, opt_state, params, step=step)
+        told = extra_args(aux)
+        updates, opt_state = tx.update(grads, opt_state, params, step=step, **told)
         return apply_updates(params, updates), opt_state, aux
 
     return update

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gossipjax.algorithms.exchange import mass_in_flight
 from gossipjax.algorithms.outer_average import OuterPlan, OuterState, average_fragment
 from gossipjax.algorithms.outer_checks import (
+    make_outer_shares,
     require_average,
     require_feedback,
     require_gossip,
@@ -51,6 +54,7 @@ from gossipjax.algorithms.transform import (
     require_state,
     require_transform,
 )
+from gossipjax.algorithms.weighted import require_node_weight, scale_by_share
 from gossipjax.collectives import (
     MeanOver,
     StepLike,
@@ -82,6 +86,7 @@ def outer(
     reset_inner: bool = False,
     error_feedback: float | None = None,
     mean_over: MeanOver = "nodes",
+    weights: Sequence[float] | np.ndarray | Literal["counted"] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """An outer optimizer around a whole chain: it steps along what all nodes have moved together.
 
@@ -116,6 +121,10 @@ def outer(
         `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. For an exact average without delay.
       mean_over: "nodes", or "senders", which divides each value by the number of nodes that sent
         it; for sparse codecs.
+      weights: how much each node counts in an exact average, such as its number of examples:
+        `D = a - sum_i p_i x_i` with `p_i = n_i / sum n`; `gx.weighted` says what is minimized then.
+        "counted" adds up `update(..., node_weight=)`, such as the tokens of each step, from one
+        average to the next: nodes that make fewer steps count less.
 
     The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or in `average`. Nodes
     start from the same parameters. `update` takes `step=` as in `gx.sgp`: it picks the outer steps
@@ -172,6 +181,7 @@ def outer(
         route,
         None if error_feedback is None else float(error_feedback),
         mean_over,
+        make_outer_shares(weights, who, delay),
     )
     if reset_inner and fragments > 1:
         raise ValueError(
@@ -221,6 +231,7 @@ class _OuterSteps:
                 sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
                 error=None if plan.error_feedback is None else zeros_like_model(params),
+                counted=jnp.zeros(plan.fragments) if plan.shares == "counted" else None,
             ),
             axis_name,
         )
@@ -252,6 +263,7 @@ class _OuterSteps:
         *,
         step: StepLike | None = None,
         outer_average: Any = None,
+        node_weight: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         params = require_params(params, "outer")
@@ -262,11 +274,15 @@ class _OuterSteps:
         require_like(params, old.anchor, "the anchor in the state of outer")
         if plan.skips_exchange(step):
             extra_args["skip_exchange"] = True
+        if node_weight is not None:
+            extra_args["node_weight"] = node_weight
         change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
         local = old.local
         if local is not None:
             change, local = self._move_locally(change, local, params, step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
+        if old.counted is not None:
+            new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
         carry = vary((cast_like(change, params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
             step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
@@ -324,6 +340,9 @@ class _FragmentStep:
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         plan = self.steps.plan
         wanted = self._outer_gradient(updates, state)
+        if state.counted is not None:
+            counted = state.counted.at[self.fragment].set(0)
+            state = state._replace(counted=counted)
         if plan.error_feedback is not None:
             left_out = scale(pick(state.error, self.leaves), plan.error_feedback)
             wanted = add(left_out, wanted)
@@ -335,17 +354,23 @@ class _FragmentStep:
 
     def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
         """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
+        plan = self.steps.plan
         gossip = gossip_state(state)
         z = predict(self.params, updates)
         anchor = pick(state.anchor, self.leaves)
-        if self.steps.plan.average != "exact":
+        if plan.average != "exact":
             return subtract(anchor, pick(models(z, gossip), self.leaves))
         in_flight = mass_in_flight(z, gossip)
         weight = push_sum_weight(gossip)
         if in_flight.weight is not None:
             weight = weight + in_flight.weight
         x = pick(add(numerators(z, gossip), in_flight.x), self.leaves)
-        return subtract(scale(anchor, weight), x)
+        gradient = subtract(scale(anchor, weight), x)
+        if plan.shares is None:
+            return gradient
+        own = None if state.counted is None else state.counted[self.fragment]
+        shares = None if plan.shares == "counted" else plan.shares
+        return scale_by_share(gradient, shares, own, plan.wire.axis_name, "outer")
 
     def _apply(self, average: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """DiLoCo's step: `a <- a + outer_tx(D at a); x <- a`."""

@@ -18,6 +18,7 @@ from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
 Average = Schedule | ExchangePlan | Literal["exact", "none"]
+Shares = tuple[float, ...] | Literal["counted"] | None
 
 
 @written_by_flax
@@ -40,6 +41,7 @@ class OuterPlan:
         lost.
       mean_over: by what the sum of sparse messages is divided: all nodes, or those that sent a
         value.
+      shares: `N p_i` of each node, of mean 1, or that they are counted; None if nodes count alike.
     """
 
     every: int
@@ -51,6 +53,7 @@ class OuterPlan:
     wire: Wire = DEFAULT_WIRE
     error_feedback: float | None = None
     mean_over: MeanOver = "nodes"
+    shares: Shares = None
 
     @property
     def schedule(self) -> Schedule | None:
@@ -131,6 +134,8 @@ class OuterState(NamedTuple):
         before that, and once its average was used; None without delay.
       plan: static: the `OuterPlan`.
       error: what this node's messages have left out, like `anchor`; None without error feedback.
+      counted: float32 `[p]`, the sum of this node's weights since each fragment's last average;
+        None unless they are counted.
     """
 
     count: Any
@@ -142,6 +147,7 @@ class OuterState(NamedTuple):
     sent_counts: Any
     plan: Any
     error: Any = None
+    counted: Any = None
 
 
 def average_fragment(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.outer_average import OuterPlan
+from gossipjax.algorithms.outer_average import OuterPlan, Shares
 from gossipjax.algorithms.parameters import make_mask
 from gossipjax.algorithms.state import ExchangePlan, GossipState
 from gossipjax.algorithms.steps import gossip_state, outer_state
@@ -19,6 +19,7 @@ from gossipjax.algorithms.transform import (
     require_number,
     require_transform,
 )
+from gossipjax.algorithms.weighted import make_shares
 from gossipjax.collectives import MeanOver, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec
@@ -104,6 +105,27 @@ def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None) -> None:
         )
 
 
+def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
+    """`N p_i` of each node; raises `ValueError` unless the average can weigh nodes like that."""
+    if weights is None:
+        return None
+    if average != "exact":
+        raise ValueError(
+            "weights of outer must be None unless average is 'exact', as a round of gossip counts "
+            f"nodes alike, got average={average!r:.60}: weigh the updates inside, "
+            "optax.chain(optimizer, gx.weighted(weights))."
+        )
+    if not isinstance(weights, str):
+        return make_shares(weights, "weights of outer")
+    require_choice(weights, "weights of outer, if no numbers,", ("counted",))
+    if delay:
+        raise ValueError(
+            "delay of outer must be 0 where weights are 'counted', as their sum is taken where "
+            f"an average is used, got {delay}: give numbers, or no delay."
+        )
+    return "counted"
+
+
 def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
     if outer_state(inner) is not None:
@@ -111,6 +133,11 @@ def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     gossip = gossip_state(inner)
     if gossip is None:
         return
+    if plan.shares is not None:
+        raise ValueError(
+            "inner of outer must hold no gossip where nodes have weights, got one, which has mixed "
+            "their models already: weigh the updates before it by gx.weighted."
+        )
     if isinstance(plan.average, ExchangePlan):
         raise ValueError(
             "inner of outer must hold no gossip where average is one, got one: local steps are "

@@ -1,0 +1,129 @@
+"""Nodes that count by their share of the data, where all would count alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from gossipjax.algorithms.transform import require_axis_names
+from gossipjax.collectives import (
+    accumulation_dtype,
+    axis_size,
+    cast_like,
+    copy_for_leaves,
+    select_for_node,
+    upcast,
+)
+
+
+def weighted(
+    weights: Sequence[float] | np.ndarray | None = None, axis_name: str = "nodes"
+) -> optax.GradientTransformationExtraArgs:
+    """Counts each node by its share `p_i` of the data: `u_i <- N p_i u_i`, with `sum_i p_i = 1`.
+
+    All algorithms count nodes alike: with 90 examples on one node and 10 on another they minimize
+    `(f_0 + f_1) / 2`, not the mean over the 100 examples. With `p_i = n_i / sum n` and `f_i` the
+    mean loss of node i, these end at the minimum of `sum_i p_i f_i`, that of the pooled data:
+
+    - `chain(gx.weighted(n), gx.allreduce(), optimizer)`, with any optimizer: the average is the
+      gradient of the pooled data.
+    - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, and so before any other gossip: with SGD,
+      and with momentum, up to the distance at which nodes with other data stay at a
+      constant rate; with `gx.gradient_tracking`, without that distance. Not with Adam: its updates
+      have one size wherever a node is, so that it ends where `sum_i p_i Adam(g_i) = 0`.
+    - `gx.outer(inner, outer_tx, every, weights=n)`, which weighs models. With Adam inside, nodes
+      that end their H steps at their own minimum are averaged by `p`.
+
+    Push-sum's own weights are no such thing: they even out within a few rounds.
+
+    Args:
+      weights: `n`, one number >= 0 for each node, in any unit. None: they are given at each step,
+        `update(..., node_weight=n_i)`, a scalar of each node, such as the tokens of its batch; a
+        small all-reduce adds them up. `gx.TrainStep(extra_args=)` hands them on.
+      axis_name: the mapped axis of the nodes.
+
+    Raises:
+      ValueError: if weights are negative, not finite or all 0; when traced, if the axis has another
+        size, or `node_weight` is missing.
+
+    >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
+    >>> tx = optax.chain(gx.weighted([90, 10]), gx.allreduce(), optax.sgd(1.0))
+    >>> def update(g):
+    ...     return tx.update(g, tx.init(g))[0]
+    >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 10.0])).tolist()
+    [-1.0, -1.0]
+    """
+    shares = None if weights is None else make_shares(weights, "weights of weighted")
+    require_axis_names("weighted", axis_name)
+
+    def update(
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
+        *,
+        node_weight: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params, extra_args
+        return scale_by_share(updates, shares, node_weight, axis_name, "weighted"), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def make_shares(weights: Any, name: str) -> tuple[float, ...]:
+    """`N p_i` of each node, whose mean is 1; raises `ValueError` if these are no weights."""
+    values = np.asarray(weights)
+    is_row = values.ndim == 1 and values.size > 0 and values.dtype.kind in "iuf"
+    if not is_row or not np.isfinite(values).all() or (values < 0).any() or not values.any():
+        raise ValueError(
+            f"{name} must be one number >= 0 for each node, not all 0, such as its number of "
+            f"examples, got {weights!r:.80}."
+        )
+    return tuple((values / values.mean(dtype=np.float64)).tolist())
+
+
+def scale_by_share(
+    tree: Any, shares: tuple[float, ...] | None, node_weight: Any, axis_name: str, name: str
+) -> Any:
+    """`N p_i tree` of this node, in the types of `tree`; of `node_weight` if no shares are given.
+
+    Raises:
+      ValueError: if the axis has another number of nodes, or neither is given.
+    """
+    size = axis_size(axis_name)
+    factor: Any
+    if shares is None:
+        weight = require_node_weight(node_weight, name)
+        mean = jax.lax.pmean(weight, axis_name)
+        # Where nobody has an example, all count alike.
+        factor = jnp.where(mean > 0, weight / jnp.where(mean > 0, mean, 1), 1)
+    elif len(shares) != size:
+        raise ValueError(
+            f"weights of {name} must be those of {size} nodes, got {len(shares)} of them."
+        )
+    else:
+        dtype = np.result_type(np.float32, *map(jnp.result_type, jax.tree.leaves(tree)))
+        factor = select_for_node(np.asarray(shares), dtype, axis_name)
+
+    def scale(leaf: jax.Array, factor: Any) -> jax.Array:
+        # In float32 at least: rounded to 8 bits, the factors would not have the mean 1.
+        return factor.astype(leaf.dtype) * leaf
+
+    wide = upcast(tree)
+    return cast_like(jax.tree.map(scale, wide, copy_for_leaves(factor, wide, axis_name)), tree)
+
+
+def require_node_weight(node_weight: Any, name: str) -> jax.Array:
+    """This node's weight in float32; raises `ValueError` if it is none."""
+    if node_weight is None or jnp.ndim(node_weight):
+        given = "none" if node_weight is None else f"shape {list(jnp.shape(node_weight))}"
+        raise ValueError(
+            f"node_weight must be given to each update of {name}, one number of each node, got "
+            f"{given}: tx.update(..., node_weight=tokens), or gx.TrainStep(extra_args=)."
+        )
+    return jnp.asarray(node_weight, np.result_type(np.float32, jnp.result_type(node_weight)))

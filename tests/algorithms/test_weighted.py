@@ -1,0 +1,250 @@
+"""Nodes that count by their share of the data: `gx.weighted`, weights of `gx.outer`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from modes import MODES, run
+from promotion import promoting
+
+import gossipjax as gx
+
+N = 4
+RNG = np.random.default_rng(0)
+COUNTS = np.array([90.0, 10.0, 25.0, 75.0])
+SHARES = N * COUNTS / COUNTS.sum()
+START = RNG.normal(size=(N, 6))
+UPDATES = RNG.normal(size=(5, N, 6))
+SCHEDULE = gx.topology.from_matrices(oracle.column_stochastic(RNG, N))
+EXAMPLES = [90, 10]
+TARGETS = jnp.array([0.0, 10.0])
+POOLED = 1.0
+ORDER = gx.topology.one_peer_exponential(2)
+OUTER_SGD = optax.sgd(1.0)
+
+
+def run_steps(tx, mode, per_step):
+    """Models and their mass after each update, of all nodes."""
+
+    def run_node(z, updates, count):
+        state = tx.init(z)
+        told = {"node_weight": count} if per_step else {}
+        seen = []
+        for step in range(len(UPDATES)):
+            change, state = tx.update(updates[step], state, z, step=step, **told)
+            z = optax.apply_updates(z, change)
+            mass, _ = gx.diagnostics.total_mass(z, state)
+            seen.append((z, mass))
+        return seen
+
+    with jax.enable_x64(True):
+        updates = jnp.asarray(UPDATES.swapaxes(0, 1))
+        seen = run(mode, run_node, N)(jnp.asarray(START), updates, jnp.asarray(COUNTS))
+        return jax.tree.map(np.asarray, seen)
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_updates_before_push_sum_count_by_shares(mode, per_step):
+    """Each model equals a dense oracle, and numerators grow by `sum_i N p_i u_i` at each step."""
+    gossip = gx.sgp(SCHEDULE)
+    tx = optax.chain(gx.weighted(None if per_step else COUNTS), gossip)
+    x, w = START.copy(), np.ones(N)
+    total = START.sum(0)
+    matrices = SCHEDULE.matrices()
+    for step, (z, mass) in enumerate(run_steps(tx, mode, per_step)):
+        u = SHARES[:, None] * UPDATES[step]
+        matrix = matrices[step % len(matrices)]
+        x, w = matrix @ (x + u), matrix @ w
+        total = total + u.sum(0)
+        np.testing.assert_allclose(z, x / w[:, None], rtol=1e-12)
+        np.testing.assert_allclose(np.asarray(mass)[0], total, rtol=1e-12)
+
+
+@pytest.mark.parametrize("per_step", [False, True])
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_an_outer_average_counts_models_by_shares(fragments, per_step):
+    """`a <- a + outer_tx(a - sum_i p_i x_i)`, by what was counted since a fragment's last."""
+    weights = "counted" if per_step else COUNTS
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 4, fragments=fragments, weights=weights)
+    rng = np.random.default_rng(1)
+    grads = rng.normal(size=(12, N, 2))
+    tokens = rng.uniform(1, 9, (12, N)) if per_step else np.tile(COUNTS, (12, 1))
+
+    def run_node(z, grads, tokens):
+        state = tx.init(z)
+        for step in range(12):
+            told = {"node_weight": tokens[step]} if per_step else {}
+            change, state = tx.update(
+                {"a": grads[step, 0], "b": grads[step, 1]}, state, z, step=step, **told
+            )
+            z = optax.apply_updates(z, change)
+        return z
+
+    z = {"a": np.zeros(N), "b": np.zeros(N)}
+    with jax.enable_x64(True):
+        args = z, jnp.asarray(grads.swapaxes(0, 1)), jnp.asarray(tokens.T)
+        found = {mode: run(mode, run_node, N)(*args) for mode in ("vmap", "shard_map")}
+    expected = {}
+    for leaf, name in enumerate("ab"):
+        models, anchor, counted = np.zeros(N), 0.0, np.zeros(N)
+        for step in range(12):
+            models = models - 0.1 * grads[step, :, leaf]
+            counted += tokens[step]
+            if (step + 1) % 4 == (2 if fragments == 2 and name == "a" else 0):
+                anchor -= 0.7 * (anchor - np.average(models, weights=counted))
+                models, counted = np.full(N, anchor), np.zeros(N)
+        expected[name] = models
+    for mode in found:
+        for name in "ab":
+            np.testing.assert_allclose(found[mode][name], expected[name], rtol=1e-6, atol=1e-9)
+
+
+def end_of(tx, extra_args=None):
+    """Where the average model stands after 3,000 steps on 90 and 10 examples."""
+
+    def gradients(z, target):
+        return z - target, jnp.where(target < 5, 90.0, 10.0)
+
+    nodes = gx.Nodes(2)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, extra_args=extra_args)
+    z, state = nodes.init(tx, jnp.float32(5))
+    targets = jnp.tile(TARGETS, (1000, 1))
+    for step in (0, 1000, 2000):
+        z, state, _ = train_step.scan(step, z, state, targets)
+    return float(z.mean())
+
+
+def make_optimizers():
+    return {
+        "sgd": optax.sgd(0.05),
+        "momentum": optax.sgd(0.05, momentum=0.9),
+        "adam": promoting(optax.adam(0.02)),
+    }
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_where_90_and_10_examples_end(name):
+    """At the pooled minimum, where theory says so; by Adam after local updates, with the many."""
+    optimizer = make_optimizers()[name]
+    weighted = gx.weighted(EXAMPLES)
+    own = 0.1 if name == "adam" else POOLED
+    assert end_of(optax.chain(gx.allreduce(), optimizer)) == pytest.approx(5, abs=1e-3)
+    assert end_of(optax.chain(optimizer, gx.sgp(ORDER))) == pytest.approx(5, abs=1e-3)
+    end = end_of(optax.chain(weighted, gx.allreduce(), optimizer))
+    assert end == pytest.approx(POOLED, abs=1e-3)
+    end = end_of(optax.chain(optimizer, weighted, gx.sgp(ORDER)))
+    assert end == pytest.approx(own, abs=0.11 if name == "adam" else 1e-3)
+    counted = optax.chain(optimizer, gx.weighted(), gx.sgp(ORDER))
+    assert end_of(counted, lambda n: {"node_weight": n}) == pytest.approx(end, abs=1e-3)
+
+
+def test_outer_averages_of_models_that_have_converged_end_at_the_pooled_minimum():
+    """With H steps enough to reach a node's own minimum the average is `sum_i p_i t_i`."""
+    for name, optimizer in make_optimizers().items():
+        tx = gx.outer(optimizer, OUTER_SGD, 1000, weights=EXAMPLES, reset_inner=True)
+        assert end_of(tx) == pytest.approx(POOLED, abs=0.05), name
+
+
+def test_models_sharded_inside_a_node():
+    devices = np.array(jax.devices()[:8]).reshape(4, 2)
+    nodes = gx.Nodes(mesh=Mesh(devices, ("nodes", "fsdp")))
+    inner = optax.chain(optax.sgd(0.1), gx.weighted(COUNTS), gx.sgp(SCHEDULE))
+    specs = {"kernel": P("fsdp")}
+    tx = gx.sharded(inner, specs)
+    start = {"kernel": START.astype(np.float32)}
+    grads = {"kernel": jnp.asarray(UPDATES[0], jnp.float32)}
+
+    def one_step(tx):
+        def step(params, grads):
+            state = tx.init(params)
+            change, _ = tx.update(grads, state, params, step=0)
+            return optax.apply_updates(params, change)
+
+        return step
+
+    sharding = NamedSharding(nodes.mesh, P("nodes", "fsdp"))
+    put = jax.device_put((start, grads), sharding)
+    found = nodes.spmd(one_step(tx))(*put)["kernel"]
+    expected = jax.vmap(one_step(inner), axis_name="nodes")(start, grads)["kernel"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+class TestExtraArgs:
+    """Arguments of `update` that a step makes of `aux`."""
+
+    @pytest.mark.parametrize("overlap_in_thread", [False, True])
+    def test_nodes_reduce_their_rates_together(self, overlap_in_thread):
+        """Alone, nodes whose losses stand still would lower their rates, and others not."""
+
+        def gradients(z, target):
+            return z - target, jnp.abs(target)
+
+        plateau = promoting(optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
+        tx = optax.chain(optax.sgd(0.1), plateau, gx.osgp(gx.topology.one_peer_exponential(N)))
+        nodes = gx.Nodes(N)
+        train_step = gx.TrainStep(
+            gradients,
+            tx,
+            nodes=nodes,
+            extra_args=lambda loss: {"value": loss},
+            overlap_in_thread=overlap_in_thread,
+        )
+        z, state = nodes.init(tx, jnp.float32(0))
+        losses = np.tile(np.arange(1.0, N + 1), (8, 1))
+        losses[:, 0] -= np.linspace(0, 0.8, 8)  # one node's falls, the mean with it
+        losses[4:, 1] += 5.0
+        for step in range(8):
+            z, state, _ = train_step(step, z, state, jnp.asarray(losses[step], jnp.float32))
+        rates = np.asarray(state[1].scale)
+        assert (rates == rates[0]).all()
+        assert rates[0] < 1
+        train_step.close()
+
+    def test_names_of_the_step_itself_are_refused(self):
+        train_step = gx.TrainStep(
+            lambda z, t: (z - t, t), optax.sgd(0.1), nodes=2, extra_args=lambda aux: {"step": 0}
+        )
+        z, state = gx.Nodes(2).init(optax.sgd(0.1), jnp.float32(0))
+        with pytest.raises(ValueError, match="extra_args must return a dict of arguments"):
+            train_step(0, z, state, TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gx.weighted([1.0, -1.0]), "one number >= 0 for each node"),
+        (lambda: gx.weighted([0, 0]), "not all 0"),
+        (
+            lambda: gx.outer(optax.sgd(1.0), OUTER_SGD, 2, ORDER, weights=[1, 2]),
+            "average is 'exact'",
+        ),
+        (
+            lambda: gx.outer(optax.sgd(1.0), OUTER_SGD, 4, delay=1, weights="counted"),
+            "delay of outer must be 0",
+        ),
+        (
+            lambda: gx.outer(gx.sgp(ORDER), OUTER_SGD, 2, weights=[1, 2]).init(jnp.zeros(2)),
+            "no gossip where nodes have weights",
+        ),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_weights_are_of_all_nodes_and_of_each_step():
+    def update(g, **told):
+        tx = gx.weighted(None if told else [1, 2, 3])
+        return tx.update(g, tx.init(g), **told)
+
+    with pytest.raises(ValueError, match="must be those of 4 nodes, got 3"):
+        jax.vmap(update, axis_name="nodes")(jnp.ones(N))
+    tx = gx.weighted()
+    with pytest.raises(ValueError, match="node_weight must be given to each update"):
+        jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name="nodes")(jnp.ones(N))
