@@ -99,7 +99,7 @@ def scale_by_share(
     factor: Any
     if shares is None:
         weight = require_node_weight(node_weight, name)
-        mean = jax.lax.pmean(weight, axis_name)
+        mean = node_mean(weight, axis_name)
         # Where nobody has an example, all count alike.
         factor = jnp.where(mean > 0, weight / jnp.where(mean > 0, mean, 1), 1)
     elif len(shares) != size:
