@@ -12,10 +12,10 @@ import optax
 
 from gossipjax.algorithms.transform import require_axis_names
 from gossipjax.collectives import (
-    accumulation_dtype,
     axis_size,
     cast_like,
     copy_for_leaves,
+    node_mean,
     select_for_node,
     upcast,
 )
@@ -32,8 +32,8 @@ def weighted(
 
     - `chain(gx.weighted(n), gx.allreduce(), optimizer)`, with any optimizer: the average is the
       gradient of the pooled data.
-    - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, and so before any other gossip: with SGD,
-      and with momentum, up to the distance at which nodes with other data stay at a
+    - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, or before another gossip: with SGD, and
+      with momentum, up to the distance at which nodes with other data stay at a
       constant rate; with `gx.gradient_tracking`, without that distance. Not with Adam: its updates
       have one size wherever a node is, so that it ends where `sum_i p_i Adam(g_i) = 0`.
     - `gx.outer(inner, outer_tx, every, weights=n)`, which weighs models. With Adam inside, nodes
