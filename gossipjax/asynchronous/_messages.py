@@ -30,7 +30,9 @@ KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "fin
 KINDS += ("withdraw",)
 IN_COMMON = ("job", "model", "algorithm", "wire")
 WITH_MASS = ("share", "ask", "final")
-VIEW_FLAGS = {"wants_mass", "begs", "is_ready", "is_finished", "is_drained"}
+VIEW_FLAGS = {
+    "wants_mass", "begs", "is_ready", "is_finished", "is_drained", "is_ending", "is_ended",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +115,8 @@ class View(NamedTuple):
     is_ready: bool = False  # to begin
     is_finished: bool = False  # it makes no more steps and sends no more shares
     is_drained: bool = False  # nothing that it sent is on its way, either
+    is_ending: bool = False  # all are drained, said the eldest
+    is_ended: bool = False  # `finals` are those that count, said the eldest
     beat: int = 0  # how often it has said that it lives
     query: int = 0  # to be sent back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query

@@ -456,7 +456,8 @@ class Node:
 
         Raises:
           TimeoutError: if it takes longer; it says of each node why.
-          RuntimeError: if nobody holds anything.
+          RuntimeError: if nobody holds anything, or large messages do not reach this node, or the
+            others from here: these end without it.
         """
         participant = self._participant
         with self._service.lock:
@@ -464,12 +465,22 @@ class Node:
             self._is_over = True
             participant.finish(time.monotonic())
         self._service.wake()
-        if not self._service.wait_until(lambda: participant.has_finals, timeout):
+
+        def is_over() -> bool:
+            return participant.is_ended or participant.is_cut_off
+
+        if not self._service.wait_until(is_over, timeout):
             with self._service.lock:
                 missing = _list_some(participant.explain_missing())
             raise TimeoutError(
                 f"all nodes must end within {timeout:g} seconds, got no end of these: "
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
+            )
+        if participant.is_cut_off:
+            raise RuntimeError(
+                "all nodes must hear what each holds at the end, got nothing over most paths of "
+                f"place {self.place}: the others end without it. If a path loses large packets, "
+                "lower the MTU of both machines."
             )
         with self._service.lock:
             # In the same order on all nodes: their sums are equal to the bit.

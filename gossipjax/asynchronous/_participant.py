@@ -54,6 +54,8 @@ class Participant(Membership):
 
     Attributes:
       finals: what each life held at the end, once it is known, and which version of that it is.
+      is_ended: `finals` are those that count, the same on all nodes.
+      is_cut_off: it has no part in the end: what it sent, or the others, did not arrive.
       stuck: address -> place of nodes to which a parcel did not come.
       is_ready: to begin.
       is_finished: it makes no more steps and sends no more shares.
@@ -71,12 +73,16 @@ class Participant(Membership):
         super().__init__(settings, new_life, journal, now)
         self.finals: dict[Identity, tuple[int, Mass]] = {}
         self.stuck: dict[str, int] = {}
+        self.is_ended = False
+        self.is_cut_off = False
         self.is_ready = False
         self.is_finished = False
         self._holder = holder
         self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
         self._is_leaving = False
         self._said_goodbye = False
+        self._ending_since: float | None = None  # when all were drained, as the eldest said
+        self._told: Any = None  # what the eldest was told last of the end
         self._max_received = settings.max_received
         self._received = 0  # shares since the last parcel of its own that arrived
         self._wants_mass_since = None if settings.is_founder else now
@@ -114,18 +120,10 @@ class Participant(Membership):
         """Whether so are this node and all that it hears: no mass moves any more."""
         return self.is_drained and all(peer.view.is_drained for peer in self.peers.values())
 
-    @property
-    def has_finals(self) -> bool:
-        """Whether it knows what every node holds at the end, and all that it hears know the same.
-
-        A node that it does not hear counts if a peer hears it.
-        """
-        return self.all_are_drained and not self.explain_missing()
-
     def explain_missing(self) -> list[str]:
         """Says of each node whose end is not known to all yet why that is so."""
         reasons = [f"place {who.place}: not heard here" for who in self._list_indirect()]
-        known = {(who.life, version) for who, (version, _) in self.finals.items()}
+        known = self._list_versions()
         for peer in sorted(self.peers.values(), key=lambda peer: peer.identity.place):
             place = f"place {peer.identity.place}:"
             if not peer.view.is_finished:
@@ -135,7 +133,7 @@ class Participant(Membership):
                 reasons.append(f"{place} waits until what it sent has arrived")
             elif peer.identity not in self.finals:
                 reasons.append(f"{place} has not said what it holds")
-            elif set(peer.view.finals) != known:
+            elif set(peer.view.finals) != set(known):
                 reasons.append(f"{place} does not know the end of all others")
         return reasons
 
@@ -337,8 +335,6 @@ class Participant(Membership):
             return
         peer.is_stuck = False
         if message.kind == "refuse":
-            if message.text == HOARDS:
-                self._shun(peer, self._patience / BEATS)
             self._drop(f"refused by place {peer.identity.place}: {message.text}")
             if parcel.kind == "ask":
                 self._journal("declined", peer.identity.life, message.number, None)
@@ -362,6 +358,10 @@ class Participant(Membership):
 
     def _learn(self, peer: Peer, view: View, now: float) -> None:
         super()._learn(peer, view, now)
+        if view.is_ending and self._ending_since is None:
+            self._ending_since = now
+        if view.is_ended and self.is_finished and not (self.is_ended or self.is_cut_off):
+            self._end(view)
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
         if any(not self._outlives(declarer) for declarer in declarers):
             self._give_up(now)
@@ -502,26 +502,100 @@ class Participant(Membership):
             del self._left[next(iter(self._left))]
         return True
 
-    def _send_finals(self, now: float) -> None:
-        """Tells each peer the end of all lives that it does not know, and cannot hear from."""
-        mass = self._holder.read()
-        version, said = self.finals.get(self.identity, (0, None))
-        if said is None or (said.w, said.exponent) != (mass.w, mass.exponent):
-            self.finals[self.identity] = version + 1, mass
-            self._next_beat = now
+    def _go_on_ending(self, now: float) -> None:
+        """Exchanges what each holds, once all are drained; the eldest says when, and who counts."""
+        near = [peer for peer in self.peers.values() if not peer.fails]
+        if 2 * len(near) < len(self.peers):
+            self.is_cut_off = True
+            self.leave()
+            return
+        if self._ending_since is not None and self.is_drained:
+            self._send_finals(near, now)
+        eldest = min(near, key=lambda peer: peer.identity, default=None)
+        if eldest is None or self.identity < eldest.identity:
+            self._decide(near, now)
+        else:
+            knows_all = len(self.finals) > len(self.peers)
+            tells = (eldest.identity, self.is_drained, self._ending_since, knows_all)
+            if tells != self._told or now >= self._next_beat:
+                self._told = tells
+                self._send_view(eldest)
+
+    def _decide(self, near: list[Peer], now: float) -> None:
+        """Says, as the eldest, that all are drained; then that all know the same, which counts.
+
+        All that a node sent has arrived when it says what it holds. So a node that knows that of
+        all others, and whose own is among them, will get no more.
+        """
+        if not (self.is_drained and all(peer.view.is_drained for peer in near)):
+            return
+        if self._ending_since is None:
+            self._ending_since = now
+        else:
+            versions = self._list_versions()
+            count = len(versions)
+            if (
+                any(len(peer.view.finals) != count for peer in near)
+                or any(peer.identity not in self.finals for peer in near)
+                or self.identity not in self.finals
+                or any(set(peer.view.finals) != set(versions) for peer in near)
+                or any(self._list_indirect())
+            ):
+                return
+            self.is_ended = True
         for peer in self.peers.values():
-            heard = {*peer.view.members, peer.identity}
-            for origin, (version, final) in self.finals.items():
-                is_heard = origin in heard and origin != self.identity
-                if peer.parcel is None and not is_heard and peer.finals.get(origin.life) != version:
+            self._send_view(peer)
+
+    def _end(self, view: View) -> None:
+        """Takes over what counts at the end; without all of it, it has no part in that."""
+        counts = dict(view.finals)
+        finals = self.finals.items()
+        kept = {who: final for who, final in finals if counts.get(who.life) == final[0]}
+        if len(kept) < len(counts):
+            self.is_cut_off = True
+        else:
+            self.finals = kept
+            self.is_ended = True
+            self._next_beat = self._last_tick
+
+    def _list_versions(self) -> tuple[tuple[str, int], ...]:
+        return tuple((who.life, version) for who, (version, _) in self.finals.items())
+
+    def _send_finals(self, near: list[Peer], now: float) -> None:
+        """Tells each peer the end of this life, and of those that it cannot hear it from."""
+        total = self._holder.total
+        version, said = self.finals.get(self.identity, (0, None))
+        if said is None or (said.w, said.exponent) != (total.w, total.exponent):
+            self.finals[self.identity] = version + 1, self._holder.read()
+        for peer in near:
+            if peer.parcel is not None:
+                continue
+            for origin in self._list_untold(peer, near, now):
+                version, final = self.finals[origin]
+                if peer.finals.get(origin.life) != version:
                     peer.finals[origin.life] = version
                     self._send_parcel("final", peer, final, now, origin=origin, version=version)
+                    break
+
+    def _list_untold(self, peer: Peer, near: list[Peer], now: float) -> list[Identity]:
+        """Lists the lives of whose end this node tells a peer."""
+        lives = [self.identity]
+        if len(self.finals) > len(peer.view.members) + 1 or now >= self._next_beat:
+            lives += self.finals.keys() - {*peer.view.members, peer.identity}
+        # A path between two others may be bad: the eldest passes on what is late, as it hears all.
+        since = self._ending_since or now
+        if now - since > (STUCK + 1) * self._patience and now >= self._next_beat:
+            others = (other.identity for other in near if other is not peer)
+            if self.identity < min(others, default=peer.identity):
+                known = {life for life, _ in peer.view.finals}
+                lives += [who for who in self.finals if who.life not in known]
+        return lives
 
     def _learn_final(self, origin: Identity, version: int, mass: Mass) -> None:
         known, _ = self.finals.get(origin, (0, None))
-        if version > known and len(self.finals) < MAX_PLACES and origin != self.identity:
+        is_new = version > known and origin != self.identity and not self.is_ended
+        if is_new and len(self.finals) < MAX_PLACES:
             self.finals[origin] = version, mass
-            self._next_beat = self._last_tick
 
     def _end_final(self, origin: Identity) -> None:
         """What a life had said that it holds at the end is nothing: its process has begun another.
@@ -529,7 +603,7 @@ class Participant(Membership):
         All learn that as they learn what others hold. What a node said that was killed afterwards
         counts, on all of them.
         """
-        if origin in self.finals:
+        if origin in self.finals and not self.is_ended:
             zero = self.finals[origin][1]
             zero -= zero
             self.finals[origin] = OVER, zero
@@ -559,8 +633,8 @@ class Participant(Membership):
             self._revive(now)
         elif self._is_leaving:
             self._go_on_leaving(now)
-        elif self.all_are_drained:
-            self._send_finals(now)
+        elif self.is_finished and not self.is_ended:
+            self._go_on_ending(now)
         if now >= self._next_beat:
             self._next_beat = now + self._patience / BEATS
             self._forget(now)
@@ -575,6 +649,7 @@ class Participant(Membership):
         answer is dead. For a while nothing goes there, each time for longer.
         """
         assert peer.parcel is not None
+        peer.fails |= peer.parcel.kind == "final"
         if not peer.is_stuck:
             peer.is_stuck = True
             address = peer.identity.address
@@ -595,11 +670,13 @@ class Participant(Membership):
     def _make_view(self) -> View:
         view = super()._make_view()
         return view._replace(
-            finals=tuple((who.life, version) for who, (version, _) in self.finals.items()),
+            finals=self._list_versions(),
             wants_mass=self.wants_mass,
             is_ready=self.is_ready,
             is_finished=self.is_finished,
             is_drained=self.is_drained,
+            is_ending=self._ending_since is not None,
+            is_ended=self.is_ended,
         )
 
     def _send_parcel(

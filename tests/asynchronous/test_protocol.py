@@ -97,7 +97,7 @@ def test_models_meet(algorithm, size):
     total = network.account.brought
     for process in network.processes:
         assert process.node.all_are_drained
-        assert process.node.has_finals
+        assert process.node.is_ended
         finals = [mass for _, mass in process.node.finals.values()]
         assert len(finals) == size
         assert sum(m.x[0] for m in finals) / sum(m.w for m in finals) == total.x[0] / total.w
@@ -194,6 +194,13 @@ def test_a_path_that_loses_what_is_large_holds_nobody_up(algorithm, lost):
     assert len(network.account.received) + len(network.account.settled) > before + 60
     if (algorithm, lost) != ("sgp", "from it"):
         assert all(p.node.stuck == {make_address(3): 3} for p in network.processes[1:3])
+    for process in network.processes:
+        process.node.is_finished = True
+    run_calmly(network, 4 * PATIENCE, algorithm)
+    healthy = [p.node.finals for p in network.processes[:3]]
+    assert all(p.node.is_ended for p in network.processes[:3])
+    assert healthy == [healthy[0]] * 3
+    assert network.processes[3].node.is_cut_off  # it says so, and the others do not wait for it
 
 
 def test_who_acknowledges_nothing_is_fed_seldom():
@@ -258,7 +265,7 @@ def finish(network, seconds):
     run_calmly(network, seconds)
     averages = []
     for process in network.processes:
-        assert process.node.has_finals, process.node.explain_missing()
+        assert process.node.is_ended, process.node.explain_missing()
         finals = [mass for _, mass in process.node.finals.values()]
         averages.append(sum(m.x[0] for m in finals) / sum(m.w for m in finals))
     return averages
@@ -277,20 +284,21 @@ def test_nodes_that_do_not_hear_each_other_have_the_same_average():
 
 @pytest.mark.parametrize("heals", ["before the end", "in the end"])
 def test_after_a_partition_the_average_is_the_same_on_all(heals):
+    """Of a partition that heals too late each side has its own."""
     network = Network(4)
     run_calmly(network, 3)
     network.cut = {frozenset((a, b)) for a in (0, 1) for b in (2, 3)}
     run_calmly(network, 2 * PATIENCE)
     assert all(len(p.node.list_members()) == 1 for p in network.processes)
     if heals == "in the end":
-        for process in network.processes:
-            process.node.is_finished = True
-        run_calmly(network, 1)
+        finish(network, 1)
     network.cut = set()
     if heals == "before the end":
         run_calmly(network, 2 * PATIENCE)
     averages = finish(network, 4 * PATIENCE)
-    assert len(set(averages)) == 1
+    assert averages[0] == averages[1]
+    assert averages[2] == averages[3]
+    assert (averages[0] == averages[2]) == (heals == "before the end")
     network.check()
 
 

@@ -39,7 +39,7 @@ OWN_VIEW = View(
     ((SENDER, "dead", 2.5),),
     ((3, 12),),
     (("life", 1),),
-    *(True, False, True, True, False),
+    *(True, False, True, True, False, True, False),
     *(5, 3, 4),
 )
 VIEW = Message("view", SENDER, None, view=OWN_VIEW)
