@@ -22,6 +22,7 @@ MAX_LIVES = 100_000  # whose deaths a node remembers
 MEMORY = 10
 MAX_PLACES = 10_000
 MAX_REASONS = 1000
+MAX_STEPS = 1 << 40
 # A node tells all others that it lives; where there are more than the first, some in turn, who pass
 # it on: of n nodes, log(n) / log(5) beats later all but a few know it, and e^4 times fewer a beat.
 MAX_NEIGHBORS = 16
@@ -125,13 +126,13 @@ class Membership:
         """Counts a local step."""
         self.steps[self.identity.place] += 1
 
-    def note_progress(self, address: str, now: float, has_arrived: bool) -> None:
-        """Notes that a piece of a message came from an address, or has arrived there."""
-        for peer in self.peers.values():
-            if peer.identity.address == address:
-                peer.heard = peer.spoke = now
-                if has_arrived:
-                    peer.parcel_time = peer.progress = now
+    def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
+        """Notes that a piece of a message came from a life, or has arrived there."""
+        peer = None if life is None else self.peers.get(life)
+        if peer is not None:
+            peer.heard = peer.spoke = now
+            if has_arrived:
+                peer.parcel_time = peer.progress = now
 
     def _meet(self, sender: Identity, now: float) -> Peer:
         self._note_contacts([sender], now)
@@ -168,7 +169,8 @@ class Membership:
         self.contacts.pop(self.identity.address, None)
 
     def _learn_steps(self, place: int, count: int) -> None:
-        if len(self.steps) < MAX_PLACES or place in self.steps:
+        # A count near what a message may have could not go on.
+        if count < MAX_STEPS and (len(self.steps) < MAX_PLACES or place in self.steps):
             self.steps[place] = max(count, self.steps.get(place, 0))
 
     # Who is dead.

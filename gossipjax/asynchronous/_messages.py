@@ -22,7 +22,10 @@ VERSION = 5
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
-MAX_EXPONENT = 1 << 30
+MAX_NAME = 64
+MAX_AGE = 1e9  # seconds
+MAX_WEIGHT = 1 << 14  # of as many founders as a job may have
+MIN_EXPONENT = -(1 << 30)
 MAX_COUNT = 2**53
 MAX_PORT = 65535
 CHECKED = 1 << 16  # numbers that are checked at a time
@@ -221,9 +224,9 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
         raise MessageError("of an unknown kind")
     receiver = header.get("receiver")
     if receiver is not None:
-        receiver = _require_text(receiver)
+        receiver = require_name(receiver)
     is_narrow = header.get("is_narrow") is True
-    text = _require_text(header.get("text") or "-")
+    text = require_name(header.get("text") or "-", MAX_TEXT)
     try:
         mass = _read_mass(kind, header.get("weight"), frames[1:], job, is_narrow)
     except MessageError as error:
@@ -232,9 +235,8 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
         mass = None  # it is refused, so that its mass returns
         text = str(error)
     view = _read_view(header.get("view")) if kind == "view" else None
-    number, applied, steps, version = (
-        _require_count(header.get(name)) for name in ("number", "applied", "steps", "final")
-    )
+    counts = [header.get(name) for name in ("number", "applied", "steps", "final")]
+    number, applied, steps, version = require_counts(counts)
     sender = _read_identity(header.get("sender"))
     origin = None if header.get("origin") is None else _read_identity(header["origin"])
     return Message(
@@ -275,7 +277,10 @@ def _read_mass(
         return None
     match weight:
         case [float() as w, int() as exponent] if (
-            (kind == "answer" or w >= 0) and abs(w) < math.inf and abs(exponent) <= MAX_EXPONENT
+            (kind == "answer" or w >= 0)
+            and abs(w) < MAX_WEIGHT**2  # in units that may be too small for it by now
+            and MIN_EXPONENT <= exponent <= math.log2(MAX_WEIGHT)
+            and math.ldexp(abs(w), exponent) <= MAX_WEIGHT
         ):
             pass
         case _:
@@ -284,15 +289,17 @@ def _read_mass(
     if [len(frame) for frame in frames] != [count_bytes(*form) for form in forms]:
         raise MessageError("of another shape")
     x = tuple(read_frame(frame, *form) for frame, form in zip(frames, forms, strict=True))
-    if not all(map(is_finite, x)):
+    # What an answer says is a change, whose weight may be 0; a model without weight is none.
+    unit = 1.0 if kind == "answer" else w
+    if not all(is_finite(buffer, unit) if unit else not buffer.any() for buffer in x):
         raise MessageError("with NaN or infinity")
     return Mass(x, w, exponent, all(buffer.flags.writeable for buffer in x))
 
 
 def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
     """Whether all of `x / w` is, in parts that stay in the cache."""
-    scale = x.dtype.type(1 / w)
     with np.errstate(over="ignore", invalid="ignore"):
+        scale = x.dtype.type(1 / w)
         parts = (x[i : i + CHECKED] for i in range(0, len(x), CHECKED))
         return all(np.isfinite(part * scale).all() for part in parts)
 
@@ -315,17 +322,18 @@ def _read_view(view: object) -> View:
             and flags.keys() == VIEW_FLAGS
             and all(isinstance(flag, bool) for flag in flags.values())
         ):
+            require_counts([beat, query, echo])
             places, counts = _read_pairs(steps)
             lives, versions = _read_pairs(finals)
             return View(
                 tuple(map(_read_identity, members)),
-                _require_counts(beats),
+                require_counts(beats),
                 tuple(map(_read_death, deaths)),
-                tuple(zip(_require_counts(places), _require_counts(counts), strict=True)),
-                tuple(zip(map(_require_text, lives), _require_counts(versions), strict=True)),
-                beat=_require_count(beat),
-                query=_require_count(query),
-                echo=_require_count(echo),
+                tuple(zip(require_counts(places), require_counts(counts), strict=True)),
+                tuple(zip(map(require_name, lives), require_counts(versions), strict=True)),
+                beat=beat,
+                query=query,
+                echo=echo,
                 **flags,
             )
     raise MessageError("with a view that is none")
@@ -333,8 +341,8 @@ def _read_view(view: object) -> View:
 
 def _read_death(death: object) -> tuple[Identity, str, float]:
     match death:
-        case [declarer, life, float() | int() as age] if 0 <= age < math.inf:
-            return _read_identity(declarer), _require_text(life), float(age)
+        case [declarer, life, float() | int() as age] if 0 <= age < MAX_AGE:
+            return _read_identity(declarer), require_name(life), float(age)
     raise MessageError("with a view that is none")
 
 
@@ -349,10 +357,9 @@ def _read_identity(identity: object) -> Identity:
 def _make_identity(place: object, life: object, address: object) -> Identity:
     if not isinstance(address, str) or not is_address(address):
         raise MessageError("with an identity that is none")
-    return Identity(_require_count(place), _require_text(life), address)
+    return Identity(*require_counts([place]), require_name(life), address)
 
 
-@functools.lru_cache(MAX_ENTRIES)
 def is_address(address: str, may_be_any: bool = False) -> bool:
     """Whether it is `host:port` in plain letters; port 0, any that is free, if that may be.
 
@@ -372,21 +379,16 @@ def _read_pairs(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     return [a for a, _ in values], [b for _, b in values]
 
 
-def _require_counts(values: Sequence[Any]) -> tuple[int, ...]:
-    """As `_require_count` of each, without a call for each."""
+def require_counts(values: Sequence[Any]) -> tuple[int, ...]:
+    """Returns them if each counts something, and is no truth value."""
     is_other = set(map(type, values)) - {int}
     if is_other or min(values, default=0) < 0 or max(values, default=0) >= MAX_COUNT:
         raise MessageError("with a number that is none")
     return tuple(values)
 
 
-def _require_count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_COUNT:
-        raise MessageError("with a number that is none")
-    return value
-
-
-def _require_text(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+def require_name(value: object, longest: int = MAX_NAME) -> str:
+    """Returns a text that can be shown, and is not long."""
+    if not isinstance(value, str) or not 0 < len(value) <= longest or not value.isprintable():
         raise MessageError("with a name that is none")
     return value

@@ -322,7 +322,8 @@ class Node:
 
         def is_over() -> bool:
             is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
-            return not participant.wants_mass or is_refused or participant.twin is not None
+            is_refused |= participant.twin is not None and participant.twin[1]
+            return not participant.wants_mass or is_refused
 
         self._service.wait_until(is_over, 10 * self._patience if timeout is None else timeout)
         if participant.twin is not None:

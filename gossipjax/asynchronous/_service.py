@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gossipjax import launch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TICKS = 50  # of the clock, in the time after which a node is declared dead
 MISFIT = b"M"  # the first byte of what tells a node of another job so
 MAX_MISFIT_BYTES = 4000
-MAX_REASONS = 1000
+MAX_STRANGERS = 256  # addresses that are answered, and that no node of the job has named
 PACKET = 1000  # bytes that fit into one, on all networks
 LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
 
@@ -51,7 +51,7 @@ class Service:
         self.address = self._sockets.address
         self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)
         self._sent_bytes = 0
-        self._answered: dict[str, float] = {}  # misfits, and when they were told so
+        self._strangers: dict[str, float] = {}  # and when they were answered
         self._patience = patience
         self._job = job
         self._interval = patience / TICKS
@@ -123,14 +123,15 @@ class Service:
         node = self._node
         assert node is not None
         now = time.monotonic()
-        heard: list[tuple[str, bool]] = []
+        heard: list[tuple[str | None, bool]] = []
         # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
-            for address, has_arrived in heard:
-                node.note_progress(address, now, has_arrived)
+            for life, has_arrived in heard:
+                node.note_progress(life, now, has_arrived)
             for message in messages:
-                node.receive(message, now)
+                with self._survive():
+                    node.receive(message, now)
             node.tick(now)
             outbox = node.outbox
             node.outbox = []
@@ -142,12 +143,26 @@ class Service:
             self._sockets.forget(address)
             self._transfers.forget(address)
         for address, message in outbox:
-            self._send(address, message)
+            with self._survive():
+                self._note_stranger(address, now)
+                self._send(address, message)
         self._transfers.tick(now)
 
-    def _read(self, frames: list[Any], now: float, heard: list[tuple[str, bool]]) -> Message | None:
-        """The message of these frames, or of the pieces of which they are the last."""
+    @contextlib.contextmanager
+    def _survive(self) -> Iterator[None]:
+        """Counts what one message raises; the others, and the node, go on."""
         try:
+            yield
+        except MessageError as error:
+            self._count_dropped(str(error))
+        except Exception as error:
+            self._count_dropped(f"raising {type(error).__name__}")
+
+    def _read(
+        self, frames: list[Any], now: float, heard: list[tuple[str | None, bool]]
+    ) -> Message | None:
+        """The message of these frames, or of the pieces of which they are the last."""
+        with self._survive():
             if bytes(frames[0][:1]) == MISFIT:
                 self._note_misfit(frames)
                 return None
@@ -157,27 +172,34 @@ class Service:
                 if piece[1] is None:
                     return None
                 frames = piece[1]
-            return decode(frames, self._job)
-        except MisfitError as error:
-            self._count_dropped(str(error))
-            self._answer_misfit(error, now)
-        except MessageError as error:
-            self._count_dropped(str(error))
+            try:
+                return decode(frames, self._job)
+            except MisfitError as error:
+                self._count_dropped(str(error))
+                self._answer_misfit(error, now)
         return None
 
     def _count_dropped(self, reason: str) -> None:
-        if reason in self.dropped or len(self.dropped) < MAX_REASONS:
-            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def _note_stranger(self, address: str, now: float) -> None:
+        """Drops what waits for the stranger that was answered first, where these are many."""
+        assert self._node is not None
+        if address in self._node.contacts:
+            return
+        self._strangers.pop(address, None)
+        self._strangers[address] = now
+        if len(self._strangers) > MAX_STRANGERS:
+            first = next(iter(self._strangers))
+            del self._strangers[first]
+            if first not in self._node.contacts:
+                self._sockets.forget(first)
 
     def _answer_misfit(self, error: MisfitError, now: float) -> None:
         """Tells a node of another job why nobody answers it, now and then."""
-        if now - self._answered.get(error.address, -self._patience) < self._patience:
+        if now - self._strangers.get(error.address, -self._patience) < self._patience:
             return
-        if len(self._answered) >= MAX_REASONS:
-            for address in self._answered:
-                self._sockets.forget(address)
-            self._answered.clear()
-        self._answered[error.address] = now
+        self._note_stranger(error.address, now)
         said = json.dumps([self.address, f"{error}, not {error.own[:MAX_TEXT]!r}"])
         self._sockets.send(error.address, [MISFIT + said.encode()])
 
@@ -186,7 +208,7 @@ class Service:
             match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
                 case [str() as address, str() as reason] if (address + reason).isprintable():
                     with self.lock:
-                        if len(self.misfits) < MAX_REASONS:
+                        if self._node is not None and address in self._node.contacts:
                             self.misfits[address] = reason
                         self.lock.notify_all()
 
@@ -195,7 +217,7 @@ class Service:
         size = sum(memoryview(frame).nbytes for frame in frames)
         if message.mass is not None and size > FIRST_PIECE:
             key = message.receiver, message.kind, message.number
-            self._transfers.put(address, key, frames)
+            self._transfers.put(address, message.sender.life, key, frames)
             return
         # Where a path loses full packets, the small ones that say that a node lives still pass.
         has_mass = message.mass is not None

@@ -11,20 +11,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import uuid
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gossipjax.asynchronous._messages import MessageError, is_address
+from gossipjax.asynchronous._messages import MessageError, is_address, require_counts, require_name
 
 MIN_PIECE = 1 << 14  # bytes
 MAX_PIECE = 1 << 20
 FIRST_PIECE = 1 << 16  # while the rate is not known; smaller messages travel whole
 WINDOW = 4  # pieces on their way
 PIECES_IN_PATIENCE = 20
+MAX_BUFFERS = 1000
+MAX_ARRIVALS = 10_000
 MAX_SLOWNESS = 8  # how much longer than the rate says a piece may take
 MIN_ROOM = 1 << 26  # bytes of messages that may arrive at the same time
 PIECE = b"P"
@@ -39,7 +40,8 @@ Send = Callable[[str, list[Any], bool], bool]
 class _Stream:
     """A message on its way."""
 
-    key: Hashable
+    life: str  # of its sender
+    key: tuple[str | None, str, int]  # the life of its receiver, its kind, and its number
     number: int
     buffers: list[memoryview]
     acknowledged: int = 0
@@ -91,7 +93,7 @@ class _Queue:
 
 @dataclasses.dataclass
 class _Arrival:
-    """A message that arrives from a process."""
+    """A message that arrives from a life."""
 
     number: int
     buffer: np.ndarray | None  # None after its end
@@ -112,12 +114,13 @@ class Transfers:
         self._patience = patience
         self._max_bytes = max_bytes
         self._send = send
-        self._process = uuid.uuid4().hex
         self._count = 0
         self._queues: dict[str, _Queue] = {}
-        self._arrivals: dict[str, _Arrival] = {}  # by the sender's process
+        self._arrivals: dict[str, _Arrival] = {}  # by the sender's life
 
-    def put(self, address: str, key: Hashable, frames: Sequence[Any]) -> None:
+    def put(
+        self, address: str, life: str, key: tuple[str | None, str, int], frames: Sequence[Any]
+    ) -> None:
         """Sends a message in pieces, unless it is on its way already."""
         queue = self._queues.setdefault(address, _Queue())
         # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
@@ -128,7 +131,7 @@ class Transfers:
         header += b" " * (-len(header) % ALIGNMENT)
         buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
         self._count += 1
-        queue.streams.append(_Stream(key, self._count, buffers))
+        queue.streams.append(_Stream(life, key, self._count, buffers))
         if len(queue.streams) == 1:
             queue.start(time.monotonic())
         self._go_on(address, queue)
@@ -148,16 +151,18 @@ class Transfers:
                     queue.start(now)  # what was lost says nothing of the rate
                     stream.sent = stream.acknowledged
                 self._go_on(address, queue)
-        for process, arrival in list(self._arrivals.items()):
+        for life, arrival in list(self._arrivals.items()):
             if now - arrival.moved > 10 * self._patience:
-                del self._arrivals[process]
+                del self._arrivals[life]
 
-    def receive(self, frames: Sequence[Any], now: float) -> tuple[str, list[Any] | None] | None:
+    def receive(
+        self, frames: Sequence[Any], now: float
+    ) -> tuple[str | None, list[Any] | None] | None:
         """Takes frames, if they are of a piece or of its acknowledgement.
 
         Returns:
-          None for those of another message; else the address that is heard, and the frames of a
-          message that has come to its end.
+          None for those of another message; else the life that is heard, and the frames of a
+          message that has come to its end. Who does not know a life cannot say that it is heard.
 
         Raises:
           MessageError: if they are not readable.
@@ -170,19 +175,15 @@ class Transfers:
         except (ValueError, RecursionError) as error:
             raise MessageError("not readable") from error
         match said:
-            case [str() as address, int() as number, int() as offset] if kind == PROGRESS:
-                self._acknowledge(address, number, offset, now)
-                return address, None
-            case [
-                str() as address,
-                str() as process,
-                int() as number,
-                int() as offset,
-                [*lengths],
-            ] if kind == PIECE and is_address(address):
-                return address, self._take(
-                    address, process, number, offset, lengths, frames[1:], now
-                )
+            case [str() as address, str() as life, number, offset] if kind == PROGRESS:
+                require_counts([number, offset])
+                return self._acknowledge(address, life, number, offset, now), None
+            case [str() as address, life, number, offset, [*lengths]] if (
+                kind == PIECE and is_address(address) and 0 < len(lengths) <= MAX_BUFFERS
+            ):
+                require_counts([number, offset, *lengths])
+                life = require_name(life)
+                return life, self._take(address, life, number, offset, lengths, frames[1:], now)
         raise MessageError("a piece that is none")
 
     def _go_on(self, address: str, queue: _Queue) -> None:
@@ -198,20 +199,25 @@ class Transfers:
             window = WINDOW
         while stream.sent < stream.total and stream.sent - stream.acknowledged < window * size:
             offset = stream.sent
-            said = [self._address, self._process, stream.number, offset, stream.lengths]
+            said = [self._address, stream.life, stream.number, offset, stream.lengths]
             parts = stream.cut(size)
             if not self._send(address, [PIECE + json.dumps(said).encode(), *parts], True):
                 stream.sent = offset
                 return
             self.sent_bytes += stream.sent - offset
 
-    def _acknowledge(self, address: str, number: int, offset: int, now: float) -> None:
+    def _acknowledge(
+        self, address: str, life: str, number: int, offset: int, now: float
+    ) -> str | None:
+        """Returns the life that it has come to; a stranger does not know that of the sender."""
         queue = self._queues.get(address)
         if queue is None or not queue.streams:
-            return
+            return None
         stream = queue.streams[0]
-        if stream.number != number or not stream.acknowledged < offset <= stream.total:
-            return
+        if (stream.life, stream.number) != (life, number):
+            return None
+        if not stream.acknowledged < offset <= stream.total:
+            return stream.key[0]
         is_over = offset == stream.total
         shortest = 1e-4 if is_over or not queue.rate else self._patience / PIECES_IN_PATIENCE
         queue.note(offset - stream.acknowledged, now, shortest)
@@ -220,28 +226,27 @@ class Transfers:
         if is_over:
             queue.streams.popleft()
         self._go_on(address, queue)
+        return stream.key[0]
 
     def _take(
         self,
         address: str,
-        process: str,
+        life: str,
         number: int,
         offset: int,
-        lengths: list[Any],
+        lengths: list[int],
         parts: Sequence[Any],
         now: float,
     ) -> list[Any] | None:
         """Adds a piece to what has come; returns the frames of a message that is whole."""
-        if not all(type(length) is int and length >= 0 for length in lengths) or not lengths:
-            raise MessageError("a piece that is none")
         total = sum(lengths)
-        arrival = self._arrivals.get(process)
+        arrival = self._arrivals.get(life)
         if arrival is None or arrival.number < number:
             if total > self._max_bytes:
                 raise MessageError("too large")
-            if offset or not self._has_room(total, process):
+            if offset or not self._has_room(total, life, now):
                 return None  # it is sent again
-            arrival = self._arrivals[process] = _Arrival(number, _make_buffer(total))
+            arrival = self._arrivals[life] = _Arrival(number, _make_buffer(total))
         if arrival.number > number:
             return None
         arrival.moved = now
@@ -255,7 +260,7 @@ class Transfers:
                 arrival.received = end
             is_whole = arrival.received == len(arrival.buffer)
         # Also for a piece that came twice or too early: the sender learns where to go on.
-        said = [self._address, number, arrival.received]
+        said = [self._address, life, number, arrival.received]
         self._send(address, [PROGRESS + json.dumps(said).encode()], False)
         if not is_whole or arrival.buffer is None:
             return None
@@ -268,11 +273,15 @@ class Transfers:
             at += length
         return frames if at == len(whole) else None
 
-    def _has_room(self, size: int, process: str) -> bool:
-        """Whether another message may arrive beside those that do: memory has an end."""
-        buffers = (a.buffer for other, a in self._arrivals.items() if other != process)
-        waiting = sum(len(buffer) for buffer in buffers if buffer is not None)
-        return not waiting or waiting + size <= MIN_ROOM
+    def _has_room(self, size: int, life: str, now: float) -> bool:
+        """Whether another message may arrive beside those that do: memory has an end.
+
+        One that does not go on holds nobody up: its sender may be a stranger.
+        """
+        others = [a for other, a in self._arrivals.items() if other != life]
+        moving = [a.buffer for a in others if now - a.moved <= 2 * self._patience]
+        waiting = sum(len(buffer) for buffer in moving if buffer is not None)
+        return len(others) < MAX_ARRIVALS and (not waiting or waiting + size <= MIN_ROOM)
 
 
 def _make_buffer(size: int) -> np.ndarray:

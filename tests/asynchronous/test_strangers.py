@@ -1,8 +1,11 @@
 """What arrives from strangers: it is dropped, counted and named, and nobody stops."""
 
+import copy
 import json
+import random
 import socket
 import time
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +16,7 @@ import zmq
 import gossipjax as gx
 import gossipjax.asynchronous as ga
 from gossipjax.asynchronous._messages import (
+    KINDS,
     Format,
     Identity,
     Mass,
@@ -22,6 +26,7 @@ from gossipjax.asynchronous._messages import (
     decode,
     encode,
 )
+from gossipjax.asynchronous._sockets import make_keys
 
 SECRET = "a secret that is long"
 SIZES = (3, 2)
@@ -97,6 +102,10 @@ def test_messages_are_read_as_they_were_written(message):
         (encoded(VIEW, view=VIEW_FIELDS | {"steps": [[1, "x"]]}), "with a number"),
         (encoded(VIEW, view=VIEW_FIELDS | {"finals": [[1, 2]]}), "with a name"),
         (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b", 1]]}), "with an identity"),
+        (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [[SENDER, "b", 10**400]]}), "with a view"),
+        (encoded(VIEW, sender=[1, "x" * 100, "host:1"]), "with a name"),
+        (encoded(VIEW, sender=[1, "\ud800", "host:1"]), "with a name"),
+        (encoded(VIEW, sender=[1, "x", "h" * 4_000_000 + ":1"]), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"beats": []}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"query": "x"}), "with a number"),
@@ -113,7 +122,11 @@ def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
     [
         (encoded(SHARE, weight=[-1.0, 0]), "with a weight"),
         (encoded(SHARE, weight=[float("inf"), 0]), "with a weight"),
-        (encoded(SHARE, weight=[1.0, 1 << 40]), "with a weight"),
+        (encoded(SHARE, weight=[1.0, 1 << 30]), "with a weight"),
+        (encoded(SHARE, weight=[1.7e308, 0]), "with a weight"),
+        (encoded(SHARE, weight=[1e5, 0]), "with a weight"),
+        (encoded(SHARE, weight=[0.0, 0]), "with NaN"),
+        (encoded(SHARE, weight=[1e-300, 0]), "with NaN"),
         (encoded(SHARE, is_narrow=False), "of another shape"),
         ([*encoded(SHARE), b"1234"], "of another shape"),
         (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0))), "with NaN"),
@@ -163,6 +176,103 @@ def test_garbage_is_counted_and_the_nodes_go_on():
         assert dropped["of another version"] == 1
         assert dropped["not readable"] + dropped.get("failed handshakes", 0) >= 3
         assert a.members == b.members == [0, 1]
+
+
+ODD = (None, True, -1, 1.5, 2**63, 10**400, 1e308, float("nan"), "", "\ud800", "x" * 1000)
+ODD += ("127.0.0.1:9", [], {}, [[]] * 50)
+
+
+def mutate(rng, value):
+    """Another value somewhere in a JSON document."""
+    if isinstance(value, dict | list) and value and rng.random() < 0.9:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        key = rng.choice(keys)
+        value[key] = mutate(rng, value[key])
+        return value
+    return copy.deepcopy(rng.choice(ODD))
+
+
+def write_mutated(rng, messages, form):
+    """The frames of a message, or of a piece of one, of which something was changed."""
+    message = rng.choice(messages)
+    first, *frames = map(bytes, encode(message, form))
+    says, kind = json.loads(first), b""
+    if rng.random() < 0.3:
+        kind, says = rng.choice(
+            [
+                (b"P", [SENDER.address, SENDER.life, 1, 0, [9, 9]]),
+                (b"A", [SENDER.address, SENDER.life, 1, 9]),
+                (b"M", [SENDER.address, "of another job"]),
+            ]
+        )
+    how = rng.random()
+    for _ in range(rng.randrange(1, 4) if how < 0.7 else 0):
+        says = mutate(rng, says)
+    data = bytearray(kind + json.dumps(says).encode())
+    if how > 0.6:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    if how > 0.9:
+        del data[rng.randrange(1, len(data)) :]
+    return [bytes(data), *frames[: rng.randrange(len(frames) + 1)], *[b"x"] * rng.randrange(2)]
+
+
+def send_mutated(secret, count, seed=0):
+    """Sends so many mutated messages to a node from one that knows its life."""
+    rng = random.Random(seed)
+    with (
+        join(secret=secret, place=7, patience=2.0) as a,
+        zmq.Context() as context,
+        context.socket(zmq.PUSH) as stranger,
+    ):
+        a.step(gradients, 1.0)
+        weight, model = a.statistics.weight, np.asarray(a.params)
+        stranger.linger = 0
+        if secret:
+            stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+            stranger.curve_serverkey, _ = make_keys(secret)
+        stranger.connect(f"tcp://{a.address}")
+        life = a._participant.identity.life
+        mass = Mass((np.ones(3, np.float32),), 0.5)
+        # Right ones change nothing, either: the numbers of parcels are out of order.
+        kinds = [kind for kind in KINDS if kind != "dead"]
+        messages = [Message(k, SENDER, life, 90_071, mass, OWN_VIEW, text="t") for k in kinds]
+        messages += [Message(k, SENDER, None, view=OWN_VIEW) for k in ("view", "dead")]
+        before = None
+        for number in range(count):
+            stranger.send_multipart(write_mutated(rng, messages, a._service._job))
+            if number == count // 2:
+                before = read_memory()
+        stranger.send(b"the last")
+        dropped = a._service.dropped
+        wait_for(lambda: sum(a.statistics.dropped.values()) > count / 2, 60)
+        assert a._service._error is None
+        assert not [reason for reason in dropped if reason.startswith("raising")]
+        assert a.statistics.weight == weight
+        np.testing.assert_array_equal(a.params, model)
+        grown = read_memory() - before
+        a.step(gradients, 1.0)
+    return grown
+
+
+def read_memory():
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in x]
+    return int(line.split()[1]) / 1024  # MB
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_mutated_messages_change_nothing(secret):
+    """`send_mutated(None, 100_000)` sends more."""
+    assert send_mutated(secret, 600) < 50
+
+
+def test_what_one_message_raises_is_counted(monkeypatch):
+    with join() as a, join(a.address, place=1) as b:
+        wait_for(lambda: a.members == b.members == [0, 1])
+        learn = a._participant._learn
+        monkeypatch.setattr(a._participant, "_learn", lambda *args: 1 // 0)
+        wait_for(lambda: "raising ZeroDivisionError" in a.statistics.dropped)
+        monkeypatch.setattr(a._participant, "_learn", learn)
+        a.step(gradients, 1.0)
 
 
 @pytest.mark.parametrize(
