@@ -213,7 +213,6 @@ def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | 
         is_founder=start.is_founder,
         patience=PATIENCE,
         wire=FORMS[options.wire].codec,
-        secret=gx.launch.secret_from_env(),
         journal=folder / "journals" / (info.job or "job") / f"{info.place}.jsonl",
         opt_state=start.opt_state,
         steps=start.steps,

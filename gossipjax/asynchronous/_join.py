@@ -12,6 +12,7 @@ from gossipjax.asynchronous._node import Node
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import require_floats
+from gossipjax.launch.secret import secret_from_env
 from gossipjax.wire import WireLike
 
 
@@ -53,8 +54,8 @@ def join(
         others by less than this factor; above it its say fades. 1 or more.
       wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
         out stays at the sender.
-      secret: only nodes that have it can connect, 16 characters or more. It is needed unless
-        `listen` and `address` are loopback addresses.
+      secret: only nodes that have it can connect, 16 characters or more; None is that in
+        `GOSSIPJAX_SECRET`, if any. It is needed unless `listen` and `address` are loopback ones.
       journal: a file to which every event is appended, for `replay`.
       opt_state: the state of an earlier life or job, to go on with; None is a new one.
       steps: the local steps of an earlier job, which `Node.total_steps` counts, too.
@@ -94,7 +95,7 @@ def join(
         patience=patience,
         max_received=max_received,
         wire=wire,
-        secret=secret,
+        secret=secret_from_env() if secret is None else secret,
         journal=journal,
         opt_state=opt_state,
         steps=steps,

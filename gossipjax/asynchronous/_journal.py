@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import threading
 import time
 import uuid
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +24,7 @@ Parcel = tuple[str, str, int]  # sender, receiver, number
 # Events that add weight, and those that take some.
 ADDS = {"found", "receive", "return", "average", "averaged", "undo", "revive"}
 MAX_LINE_BYTES = 1 << 12
+MAX_WAITING = 50_000  # lines, about 30 MB
 TAKES = {"share", "grant", "hand over", "give up", "write off"}
 
 
@@ -34,7 +36,9 @@ class Journal:
     of the mass that it adds or takes, in units of `2^exponent`; of `begin`, of what the node holds.
     `more` is written where a life begins.
 
-    A disk that is full does not end the node: it warns, and says later how many lines are missing.
+    A thread writes, so that a disk that freezes stops no node: `has_written` says how far it is. A
+    disk that is full does not end the node, either, nor one that is frozen while `MAX_WAITING`
+    lines wait: it warns, and says later how many lines are missing.
     """
 
     def __init__(self, path: Path | None, **more: object):
@@ -45,9 +49,14 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._size = 0
         self._missing = 0
+        self._lines: deque[Line] = deque()  # those that are to be written
+        self._added = self._written = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open(path)
+            threading.Thread(target=self._run, name="journal", daemon=True).start()
 
     def _open(self, path: Path) -> None:
         """Opens the file, without a last line that was cut off where its process was killed."""
@@ -66,47 +75,89 @@ class Journal:
     def begin_life(self, identity: Identity) -> None:
         """The lines that follow are of another life."""
         self._life = identity.life
-        line: dict[str, object] = {"event": "life", "process": self._process}
-        self._write(line | identity._asdict() | self._more)
+        line: Line = {"event": "life", "process": self._process}
+        self._put(line | identity._asdict() | self._more)
 
     def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
         """Adds an event."""
         if self._file is None:
             return
-        line: dict[str, object] = {"event": event, "time": time.time(), "life": self._life}
+        line: Line = {"event": event, "time": time.time(), "life": self._life}
         line |= {"peer": peer, "number": number}
         if mass is not None:
             line |= {"w": float(mass.w)} | ({"exponent": mass.exponent} if mass.exponent else {})
-        self._write(line)
+        self._put(line)
 
-    def _write(self, line: dict[str, object]) -> None:
-        if self._file is None or self._path is None:
+    def has_written(self, seconds: float) -> bool:
+        """Waits so long until all is written that was added before; False if it is not."""
+        with self._changed:
+            added = self._added
+            return self._changed.wait_for(lambda: self._written >= added, seconds)
+
+    def _put(self, line: Line) -> None:
+        if self._file is None or self._is_closed:
             return
-        if self._missing:
-            line = line | {"missing": self._missing}
+        with self._changed:
+            if len(self._lines) >= MAX_WAITING:
+                self._miss("it takes nothing")
+                return
+            self._added += 1
+            self._lines.append(line)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        assert self._file is not None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._lines) or self._is_closed)
+                if not self._lines:
+                    break
+                line = self._lines.popleft()
+            self._write(self._file, line)
+            with self._changed:
+                self._written += 1
+                self._changed.notify_all()
+        self._file.close()
+
+    def _write(self, file: IO[bytes], line: Line) -> None:
+        missing = self._missing
+        if missing:
+            line = line | {"missing": missing}
         data = json.dumps(line).encode() + b"\n"
         try:
-            written = self._file.write(data)
+            written = file.write(data)
             if written < len(data):  # a part of a line would spoil the one that follows
-                self._file.truncate(self._size)
+                file.truncate(self._size)
                 raise OSError(f"only {written} of {len(data)} bytes were written")
         except OSError as error:
-            if not self._missing:
+            with self._changed:
+                self._miss(error)
+            return
+        with self._changed:
+            self._missing -= missing
+        self._size += len(data)
+
+    def _miss(self, reason: object) -> None:
+        self._missing += 1
+        if self._missing == 1:
+            with contextlib.suppress(UserWarning):  # where warnings are errors, too, it goes on
                 warnings.warn(
-                    f"{self._path} cannot be written: {error}. The node goes on; its journal will "
+                    f"{self._path} cannot be written: {reason}. The node goes on; its journal will "
                     "say how many lines are missing.",
                     stacklevel=2,
                 )
-            self._missing += 1
-            return
-        self._missing = 0
-        self._size += len(data)
 
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def close(self, seconds: float = 10.0) -> None:
+        """Closes the file when all is written, for which it waits so long."""
+        if not self.has_written(seconds):
+            warnings.warn(
+                f"{self._path} lacks its last {self._added - self._written} lines so far: its disk "
+                f"has not taken them in {seconds:g} seconds.",
+                stacklevel=2,
+            )
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
 
 def read_journal(path: Path) -> Iterator[Line]:

@@ -116,7 +116,7 @@ class Node:
         self._is_open = True
         self._is_over = False
         self._warned: set[str] = set()
-        self._service.start(self._participant)
+        self._service.start(self._participant, self._journal.has_written)
 
     def _count_models(self) -> int:
         """How many models a message has: with momentum, two."""
@@ -509,8 +509,7 @@ class Node:
             self._service.wait_until(lambda: self._participant.has_left, seconds)
         finally:
             self._service.close()
-            with self._service.lock:  # a step of another thread may be writing into it
-                self._journal.close()
+            self._journal.close(seconds)
 
     def __enter__(self) -> Self:
         return self

@@ -52,6 +52,7 @@ class Service:
         self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)
         self._sent_bytes = 0
         self._strangers: dict[str, float] = {}  # and when they were answered
+        self._held: dict[tuple[str | None, str, int], tuple[str, Message]] = {}
         self._patience = patience
         self._job = job
         self._interval = patience / TICKS
@@ -71,9 +72,10 @@ class Service:
         """Of messages with a mass, those that were sent a second time included."""
         return self._sent_bytes + self._transfers.sent_bytes
 
-    def start(self, node: Participant) -> None:
-        """Starts the thread."""
+    def start(self, node: Participant, has_written: Callable[[float], bool]) -> None:
+        """Starts the thread; `has_written` waits for the journal, so long at most."""
         self._node = node
+        self._has_written = has_written
         self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
         self._thread.start()
 
@@ -127,6 +129,9 @@ class Service:
         # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
+            for receiver, _, _ in self._held:  # no path is to blame for what has not left yet
+                if receiver in node.peers:
+                    node.peers[receiver].progress = now
             for life, has_arrived in heard:
                 node.note_progress(life, now, has_arrived)
             for message in messages:
@@ -142,6 +147,18 @@ class Service:
         for address in gone:
             self._sockets.forget(address)
             self._transfers.forget(address)
+        # What leaves is in the journal, or a kill would spoil the account. While the disk freezes,
+        # all that has no mass goes on.
+        if self._held or any(message.mass is not None for _, message in outbox):
+            outbox = [*self._held.values(), *outbox]
+            self._held = {}
+            if not self._has_written(self._interval):
+                self._held = {
+                    (message.receiver, message.kind, message.number): (address, message)
+                    for address, message in outbox
+                    if message.mass is not None
+                }
+                outbox = [item for item in outbox if item[1].mass is None]
         for address, message in outbox:
             with self._survive():
                 self._note_stranger(address, now)

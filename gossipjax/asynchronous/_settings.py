@@ -40,8 +40,7 @@ class Settings:
                 raise ValueError(
                     f"a node must have a secret if others of its job are on other machines, got "
                     f"none with {name} {value}: give all nodes the same line of "
-                    "`openssl rand -hex 32`, as secret= or, where the program reads it, in "
-                    "GOSSIPJAX_SECRET."
+                    "`openssl rand -hex 32`, as secret= or in GOSSIPJAX_SECRET."
                 )
         if self.max_received < 1:
             raise ValueError(f"max_received must be 1 or more, got {self.max_received}.")

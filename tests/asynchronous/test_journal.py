@@ -1,8 +1,12 @@
 """Journals: cut off, full disks, and an account of what is left after many deaths."""
 
+import threading
+import time
 from fractions import Fraction
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gossipjax.asynchronous as ga
@@ -48,19 +52,98 @@ class FullFile:
         self.file.close()
 
 
+def write_two(journal):
+    journal.add("found", "a", 0, None)
+    journal.add("begin", "a", 0, mass(1.0))
+    assert journal.has_written(10)
+
+
 def test_lines_that_are_missing_are_counted(tmp_path, monkeypatch):
     path = tmp_path / "0.jsonl"
     journal = begin(path)
+    assert journal.has_written(10)
     file = FullFile(journal._file)
     monkeypatch.setattr(journal, "_file", file)
     file.is_full = True
-    with pytest.warns(UserWarning, match="cannot be written: .*No space left"):
-        journal.add("found", "a", 0, None)
-    journal.add("begin", "a", 0, mass(1.0))  # says nothing more
+    with pytest.warns(UserWarning, match="cannot be written: .*No space left") as warned:
+        write_two(journal)
+    assert len(warned) == 1
     file.is_full = False
     journal.add("end", "a", 0, None)
     journal.close()
     with pytest.raises(ValueError, match=r"got none of 2 lines before line 2.*disk was full"):
+        ga.account([path])
+
+
+def gradients(z):
+    return z - 1.0, None
+
+
+class FrozenFile:
+    """A file on a disk that takes nothing until it thaws."""
+
+    def __init__(self, file):
+        self.file = file
+        self.thaws = threading.Event()
+
+    def write(self, data):
+        self.thaws.wait()
+        return self.file.write(data)
+
+    def close(self):
+        self.file.close()
+
+
+def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written(tmp_path):
+    """Longer than the patience, although steps follow."""
+    paths = [tmp_path / "run[1].jsonl", tmp_path / "run[2].jsonl"]
+    options = {"algorithm": ga.sgp(), "patience": 1.0}
+    tx, params = optax.sgd(0.1), jnp.zeros(3)
+    with (
+        ga.join(None, tx, params, journal=paths[0], **options) as a,
+        ga.join(a.address, tx, params, place=1, journal=paths[1], **options) as b,
+    ):
+        for node in (a, b):
+            node.step(gradients)
+        lives = {node._participant.identity.life for node in (a, b)}
+        disk = a._journal._file = FrozenFile(a._journal._file)
+        received = []
+        for number in range(30):
+            for node in (a, b):
+                node.step(gradients)
+            time.sleep(0.1)
+            if number > 5:  # what was on its way has come
+                received.append(b._participant.peers[a._participant.identity.life].applied)
+        assert {node._participant.identity.life for node in (a, b)} == lives
+        assert len(set(received)) == 1
+        disk.thaws.set()
+        for _ in range(10):
+            a.step(gradients)
+            time.sleep(0.05)
+        assert b._participant.peers[a._participant.identity.life].applied > received[0]
+        b.leave()
+    assert abs(ga.account(paths).difference) < 1e-12
+
+
+def test_lines_that_wait_have_an_end_and_so_has_closing(tmp_path, monkeypatch):
+    monkeypatch.setattr("gossipjax.asynchronous._journal.MAX_WAITING", 5)
+    path = tmp_path / "0.jsonl"
+    journal = begin(path)
+    assert journal.has_written(10)
+    disk = journal._file = FrozenFile(journal._file)
+    journal.add("end", "a", 0, None)
+    while journal._lines:  # that is being written
+        time.sleep(0.001)
+    for step in range(5):
+        journal.add("end", "a", step, None)
+    with pytest.warns(UserWarning, match="cannot be written: it takes nothing"):
+        journal.add("end", "a", 6, None)
+    assert not journal.has_written(0.01)
+    with pytest.warns(UserWarning, match="lacks its last 6 lines so far"):
+        journal.close(0.1)
+    disk.thaws.set()
+    assert journal.has_written(10)
+    with pytest.raises(ValueError, match=r"got none of 1 lines before line 3"):
         ga.account([path])
 
 
