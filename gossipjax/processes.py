@@ -34,8 +34,6 @@ __all__ = [
     "to_host",
 ]
 
-MAX_TEXT_BYTES = 1024
-
 
 def is_main_process() -> bool:
     """Whether this is process 0, which writes files and prints.
@@ -128,18 +126,36 @@ def require_shared_folder(folder: Path) -> None:
 
 
 def broadcast_text(text: str) -> str:
-    """Returns the text of process 0, of at most 1,024 bytes, on all processes.
+    """Returns the text of process 0 on all processes.
 
     >>> broadcast_text("runs/7")
     'runs/7'
     """
-    encoded = text.encode()
+    return gather_texts(text)[0]
+
+
+def gather_texts(text: str) -> list[str]:
+    """Returns the texts of all processes, in their order, on all of them.
+
+    >>> gather_texts("runs/7")
+    ['runs/7']
+    """
     if jax.process_count() == 1:
-        return text
-    mesh = Mesh(np.array(jax.devices()), ("nodes",))
-    rows = np.zeros((len(local_nodes(mesh, mesh.size)), MAX_TEXT_BYTES), np.uint8)
-    rows[:, : len(encoded)] = np.frombuffer(encoded, np.uint8)
-    return to_host(put(rows, mesh, mesh.size))[0].tobytes().rstrip(b"\0").decode()
+        return [text]
+    mesh = _all_devices()
+    count = jax.local_device_count()
+
+    def gather(row: Any) -> np.ndarray:
+        rows = put(np.tile(row, (count, 1)), mesh, mesh.size, "devices")
+        first = {device.process_index: i for i, device in reversed([*enumerate(jax.devices())])}
+        return to_host(rows)[[first[process] for process in range(jax.process_count())]]
+
+    encoded = text.encode()
+    sizes = gather(np.array([len(encoded)], np.int32))[:, 0]
+    # A number of bytes that is a power of two: texts of many lengths need few programs.
+    width = 1 << int(sizes.max()).bit_length()
+    rows = gather(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8))
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[int]:

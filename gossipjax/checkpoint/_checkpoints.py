@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
+import re
 import signal
 import warnings
 from pathlib import Path
@@ -13,26 +13,25 @@ from typing import Any
 import jax
 
 from gossipjax import launch, meshes
-from gossipjax.checkpoint._leaves import as_arrays
+from gossipjax.checkpoint._leaves import as_arrays, is_on_all_processes
 from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
     DamagedError,
     Restored,
+    agree_on_steps,
     by_number,
     clear_way,
     first_line,
     list_steps,
     local_steps,
     make_manifest,
-    make_writer,
-    on_main_process,
+    on_each_folder,
     read_checkpoint,
     remove,
     remove_unfinished,
     rename,
     require_metadata,
-    write,
 )
 from gossipjax.checkpoint._train_state import (
     MakeTx,
@@ -42,14 +41,18 @@ from gossipjax.checkpoint._train_state import (
     describe_chain,
     fit_state,
     make_template,
+    take_kept_nodes,
 )
-from gossipjax.processes import all_processes, any_process, barrier, require_shared_folder
+from gossipjax.checkpoint._writer import Writer
+from gossipjax.processes import all_processes, any_process, require_shared_folder
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
+ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/
+
 
 class Checkpoints:
-    """The last checkpoints of a run, in a folder that all its processes share.
+    """The last checkpoints of a run, in a folder that its processes share, or one for each.
 
     In a training loop, `resume` returns the state to start from and `after` saves: every `every`
     steps, at the end, and when any process gets SIGTERM. `save` and `restore`, of which these are
@@ -59,9 +62,16 @@ class Checkpoints:
 
     Saving is asynchronous (orbax): `save` returns when the arrays are on the host, and they may be
     donated then. A checkpoint gets its name, the number of the step, only when it is complete, and
-    an older one is deleted only after that. A failed write (for example a full disk) neither stops
-    the run nor touches older checkpoints: it is removed, and the next call warns. Every process of
-    a job makes the same calls; each writes and reads the nodes that it holds.
+    an older one is deleted only after that. A failed write (for example a full disk) touches no
+    older checkpoint. If the first write fails, the next call raises `OSError`, and if the last one
+    does, `close` and the end of the block; one between them is a warning, and the run continues.
+    Every process of a job makes the same calls; each writes and reads the nodes that it holds.
+
+    Without a shared disk (`shared=False`) each process writes into a folder of its own, and waits
+    for no other. A checkpoint counts if all processes have their part of it. Where a folder is new
+    or empty, as on a machine that came back without its disk, `resume` makes the state from the
+    nodes of the others: all start from their average model, and a warning says so. The processes
+    and nodes must be those that saved.
 
     Args:
       folder: made if it does not exist. What an interrupted write left is removed at the first
@@ -73,13 +83,14 @@ class Checkpoints:
       read_only: if true, nothing in the folder is changed: its run may still be saving. Otherwise a
         job locks the folder by a file `.lock`, until `close`, the end of the block or of its
         process.
+      shared: whether the folder is the same for all processes, on a disk that all see.
 
     Attributes:
       resize_report: of the last `resume`, if it changed nodes or chain; else None.
       resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
 
     Raises:
-      ValueError: if an argument is not as above.
+      ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
       OSError: if the folder cannot be made, written to or (`read_only`) read, is not the same for
         all processes, or another job has it open (says which, where and since when).
 
@@ -106,20 +117,24 @@ class Checkpoints:
         max_to_keep: int = 3,
         timeout: float = 600,
         read_only: bool = False,
+        shared: bool = True,
     ):
         self.folder = _require_folder(folder, "folder")
         self._every = None if every is None else require_int(every, "every, in steps,", 1)
         self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
-        self._timeout = math.ceil(timeout)
+        self._timeout = timeout
         self._is_read_only = read_only
-        if not read_only:
-            require_shared_folder(self.folder)
-        elif not all_processes(self.folder.is_dir()):
+        self._is_shared = shared or jax.process_count() == 1
+        if read_only and not self._is_there(self.folder):
             raise OSError(
                 f"the folder must be one that all processes can read, got {self.folder}: there is "
                 "no such folder, or one of them does not see it. Give that of a run's Checkpoints."
             )
-        self._lock = FolderLock(self.folder)
+        if not read_only and self._is_shared:
+            require_shared_folder(self.folder)
+        elif not read_only:
+            on_each_folder(lambda: self.folder.mkdir(parents=True, exist_ok=True), shared=False)
+        self._lock = FolderLock(self.folder, self._is_shared)
         self._acquire()
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
@@ -127,10 +142,12 @@ class Checkpoints:
         self._chain: dict[str, str] = {}  # settings of the chain that is saved, from `resume` on
         self._saved_chain: dict[str, str] = {}  # of the checkpoint that was restored
         self._failure: Exception | None = None
+        self._problem: str | None = None  # of the last write, if it failed
+        self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
         self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
-        self._writer: Any = None  # orbax's, from the first save on
+        self._writer: Writer | None = None  # from the first save on
 
     def __enter__(self) -> Checkpoints:
         if self._every is not None:
@@ -143,11 +160,21 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         is_preempted = False
         with self._at_exit:
-            if kind is None or jax.process_count() == 1 or kind is Preempted:
+            if kind is None:
                 self.close()
+            elif jax.process_count() == 1 or kind is Preempted:
+                self._must_write = False  # the error goes on, and nothing takes its place
+                self._close()
             elif self._writer is not None:  # no call that would wait for others: they may go on
-                with contextlib.suppress(Exception):
-                    self._writer.wait_until_finished()
+                try:
+                    self._writer.let_go()
+                except Exception as reason:
+                    warnings.warn(
+                        f"the checkpoint of step {self._last_step} in {self.folder} is not "
+                        f"complete ({first_line(reason)}): this process ends, and older "
+                        "checkpoints are untouched.",
+                        stacklevel=2,
+                    )
             if kind is None and self._every is not None:
                 is_preempted = any_process(self._is_preempted)
         if kind is None and (is_preempted or self._is_preempted):
@@ -215,17 +242,30 @@ class Checkpoints:
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> TrainState | None:
-        restored = self.restore(lambda saved: make_template(state, nodes, make_tx, saved))
+        def make_like(saved: dict[str, Any]) -> Any:
+            return make_template(state, nodes, make_tx, saved)
+
+        restored, lost = self._restore(make_like, None)
         if restored is None:
             return None
-        return TrainState(restored.step, *restored.state, metadata=restored.metadata)
+        resumed = TrainState(restored.step, *restored.state, metadata=restored.metadata)
+        if not lost:
+            return resumed
+        kept, resumed = take_kept_nodes(resumed, lost)
+        warnings.warn(
+            f"process {', '.join(map(str, sorted(lost)))} has no checkpoint in its folder, as "
+            f"{self.folder}: all nodes start from the average model of nodes {kept} at step "
+            f"{restored.step}. If a disk is not mounted there, end the run and mount it.",
+            stacklevel=4,
+        )
+        return resumed
 
     def _restore_from(
         self, folder: Path, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> TrainState:
         restored = None
-        if all_processes(folder.is_dir()):
-            with Checkpoints(folder, read_only=True) as other:
+        if self._is_there(folder):
+            with Checkpoints(folder, read_only=True, shared=self._is_shared) as other:
                 restored = other._restore_train_state(state, nodes, make_tx)
                 self._saved_chain = other._saved_chain
         if restored is None:
@@ -249,6 +289,8 @@ class Checkpoints:
         if self._every is None:
             raise ValueError("every must be given to Checkpoints for its `after`, got None.")
         is_preempted = any_process(self._is_preempted)
+        if is_preempted:
+            self._must_write = False  # it ends with an error in any case, which says what is saved
         if is_preempted or last or state.step % self._every == 0:
             size = jax.tree.leaves(state.params)[0].shape[0]
             metadata = {**require_metadata(state.metadata or {}), "nodes": size}
@@ -265,43 +307,76 @@ class Checkpoints:
 
         Raises:
           ValueError: if `step` is not an integer >= 0, `state` holds something that is neither an
-            array nor a number, or `metadata` something that JSON cannot hold, or the folder was
-            opened with `read_only`.
+            array nor a number (with `shared=False`, no array on the devices of all processes), or
+            `metadata` something that JSON cannot hold, or the folder was opened with `read_only`.
+          OSError: if the write before failed, and none has succeeded so far.
         """
         if self._is_read_only:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
         leaves = as_arrays(meshes.on_auto_axes(state), "state")
+        if not self._is_shared:
+            self._require_parts(state)
         self._acquire()
         self._finish_write()
-        steps = list_steps(self.folder)
+        steps = self._list_steps()
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
             return
-        manifest = make_manifest(step, state, leaves, metadata, self._chain)
+        former = None if self._is_shared else [other for other in steps if other < step]
+        manifest = make_manifest(step, state, leaves, metadata, self._chain, former)
         self._last_step = step
         try:
-            # Or a later resume would take the newest of the continuation that was abandoned.
-            self._rename([other for other in steps if other >= step], "superseded")
-            on_main_process(lambda: clear_way(self.folder, step))
-            write(self._open_writer(), self.folder / str(step), by_number(leaves), manifest)
-        except Exception as error:  # a full disk ends no run: the next call warns
+            on_each_folder(lambda: clear_way(self.folder, step), self._is_shared)
+            self._open_writer().write(self.folder / str(step), by_number(leaves), manifest)
+        except Exception as error:  # the next call says so: all processes must make it
             self._failure = error
         launch.advance()
+
+    def _require_parts(self, state: Any) -> None:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+            if not is_on_all_processes(leaf):
+                raise ValueError(
+                    f"state{jax.tree_util.keystr(path)} must be an array on the devices of all "
+                    "processes where their folders are not shared, got one of this process alone: "
+                    "make it by gx.Nodes.put, or save it as metadata."
+                )
+
+    def _list_steps(self) -> list[int]:
+        return list_steps(self.folder, self._is_shared)
+
+    def _is_there(self, folder: Path) -> bool:
+        return (all_processes if self._is_shared else any_process)(folder.is_dir())
 
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
         self._finish_write()
-        return list_steps(self.folder)
+        return self._list_steps()
 
     def close(self) -> None:
-        """Waits until everything is written, and ends the threads that write."""
-        self._finish_write()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        self._lock.release()
+        """Waits until everything is written, and ends the threads that write.
+
+        Raises:
+          OSError: if the last checkpoint could not be written.
+        """
+        self._close(warns=False)
+        problem = self._problem
+        self._problem = None
+        if problem is not None:
+            raise OSError(
+                f"{problem}: it was the last write, and the end of the run is not saved. Older "
+                "checkpoints are untouched: make room or mend the disk, and resume."
+            )
+
+    def _close(self, warns: bool = True) -> None:
+        try:
+            self._finish_write(warns)
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+        finally:
+            self._lock.release()
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
@@ -326,9 +401,24 @@ class Checkpoints:
         """
         if step is not None:
             step = require_int(step, "step", 0)
+        restored, lost = self._restore(like, step)
+        if lost:
+            raise OSError(
+                f"every process must have its part of a checkpoint, got none in {self.folder} of "
+                f"process {', '.join(map(str, sorted(lost)))}: Checkpoints.resume starts its nodes "
+                "from the average of the others."
+            )
+        return restored
+
+    def _restore(self, like: Any, step: int | None) -> tuple[Restored | None, set[int]]:
+        """Also the processes that have lost their part, whose arrays are those of `like`."""
         self._acquire()
         self._finish_write()
-        steps = list_steps(self.folder)
+        lost: set[int] = set()
+        if self._is_shared:
+            steps = self._list_steps()
+        else:
+            steps, lost = agree_on_steps(self.folder)
         if step is not None and step not in steps:
             raise ValueError(
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
@@ -336,7 +426,9 @@ class Checkpoints:
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
-                restored, self._saved_chain = read_checkpoint(self.folder, number, like)
+                restored, self._saved_chain = read_checkpoint(
+                    self.folder, number, like, self._is_shared, lost
+                )
             except DamagedError as error:
                 damaged[number] = error
                 continue
@@ -344,7 +436,9 @@ class Checkpoints:
             is_renamed = False
             if not self._is_read_only:
                 with contextlib.suppress(OSError):  # of a disk that can be read only
-                    self._rename(list(damaged), "corrupted")
+                    on_each_folder(
+                        lambda: rename(self.folder, list(damaged), "corrupted"), self._is_shared
+                    )
                     is_renamed = True
             self._last_step = number
             for bad, reason in damaged.items():
@@ -352,11 +446,11 @@ class Checkpoints:
                 warnings.warn(
                     f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}){name}: "
                     f"took that of step {number}.",
-                    stacklevel=2,
+                    stacklevel=3,
                 )
-            return restored
+            return restored, lost
         if not damaged:
-            return None
+            return None, set()
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
 
@@ -366,48 +460,60 @@ class Checkpoints:
 
     def _open_writer(self) -> Any:
         if self._writer is None:
-            remove_unfinished(self.folder)
-            self._writer = make_writer(self._timeout)
+            self._remove_unfinished()
+            self._writer = Writer(self._timeout, self._is_shared)
         return self._writer
 
-    def _finish_write(self) -> None:
-        """Waits for a write in progress; if it failed on any process, warns and cleans up."""
+    def _finish_write(self, warns: bool = True) -> None:
+        """Waits for a write in progress; if it failed on any process, cleans up, and says so."""
         launch.advance(slow=True)
         failure = self._failure
         self._failure = None
         try:
             if self._writer is not None:
-                self._writer.wait_until_finished()
+                self._writer.wait()
         except Exception as error:
             failure = error
         if all_processes(failure is None):
             if self._writer is not None:
+                self._problem = None
+                self._must_write = False
                 self._delete_oldest()
             return
-        warnings.warn(
-            f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
-            f"({first_line(failure)}): the run continues, and older checkpoints are untouched.",
-            stacklevel=3,
-        )
         if self._writer is not None:
             with contextlib.suppress(Exception):
                 self._writer.close()
         self._writer = None
-        remove_unfinished(self.folder)
+        self._remove_unfinished()
+        self._problem = (
+            f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
+            f"({first_line(failure)})"
+        )
+        if self._must_write:
+            problem = self._problem
+            self._problem = None
+            raise OSError(
+                f"{problem}: it was the first write, and the run would save nothing. Make room, or "
+                "give a folder that takes it."
+            )
+        if warns:
+            warnings.warn(
+                f"{self._problem}: the run continues, and older checkpoints are untouched.",
+                stacklevel=3,
+            )
 
-    def _rename(self, steps: list[int], suffix: str) -> None:
-        if steps:
-            on_main_process(lambda: rename(self.folder, steps, suffix))
+    def _remove_unfinished(self) -> None:
+        on_each_folder(lambda: remove_unfinished(self.folder), self._is_shared)
 
     def _delete_oldest(self) -> None:
         """Deletes all but the newest checkpoints; one that cannot be deleted stops no other.
 
         Orbax would stop at the first, such as a link.
         """
-        oldest = list_steps(self.folder)[: -self._max_to_keep]
-        if not oldest:
-            return
-        if jax.process_index() == 0:
+        kept = self._list_steps()[-self._max_to_keep :]
+
+        def delete() -> None:
+            oldest = [step for step in local_steps(self.folder) if step < kept[0]]
             for step in oldest:
                 try:
                     remove(self.folder / str(step))
@@ -415,13 +521,22 @@ class Checkpoints:
                     warnings.warn(
                         f"the checkpoint of step {step} in {self.folder} cannot be deleted "
                         f"({first_line(error)}): delete it, or the disk fills.",
-                        stacklevel=4,
+                        stacklevel=6,
                     )
-        barrier()
+
+        if len(kept) == self._max_to_keep:
+            on_each_folder(delete, self._is_shared)
 
 
 def _require_folder(folder: str | Path, what: str) -> Path:
-    """Returns an absolute path; raises `ValueError` if `folder` is empty."""
+    """Returns an absolute path; raises `ValueError` if `folder` is empty or an address."""
     if not folder:
         raise ValueError(f"{what} must be the path of a folder, got {folder!r}.")
+    if ADDRESS.match(os.fspath(folder)):
+        raise ValueError(
+            f"{what} must be the path of a folder on a disk, got {os.fspath(folder)!r}: object "
+            "stores have no locks and no renames, which checkpoints need. Save on a disk, without "
+            "a shared one by Checkpoints(..., shared=False), and copy it there (gcloud storage "
+            "rsync, aws s3 sync)."
+        )
     return Path(os.path.realpath(folder))  # `resolve` fails at a link that leads to itself

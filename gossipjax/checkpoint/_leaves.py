@@ -158,6 +158,30 @@ def _describe(spec: list[Any] | None) -> str:
     return f"{path}: {kind}" if _find_setting(path) else f"{path}: {shape} {kind}"
 
 
+def is_on_all_processes(leaf: Any) -> bool:
+    """Whether every process has, or may have, a part of an array on its devices."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding is not None and not sharding.is_fully_addressable
+
+
+def held_nodes(leaves: list[Any]) -> list[int]:
+    """The nodes, rows of the first array, that this process has a part of."""
+    first = next((leaf for leaf in leaves if leaf.shape), None)
+    if first is None:
+        return []
+    indices = first.sharding.addressable_devices_indices_map(first.shape).values()
+    return sorted({row for index in indices for row in range(first.shape[0])[index[0]]})
+
+
+def held_parts(leaves: list[Any]) -> list[Any]:
+    """The parts of arrays that this process has, in the order of their places."""
+    return [
+        shard.data
+        for leaf in leaves
+        for shard in sorted(leaf.addressable_shards, key=lambda shard: str(shard.index))
+    ]
+
+
 def require_types_of_devices(like: Any, name: str) -> None:
     """Raises `ValueError` if an array for devices is of 64 bits, and JAX would make it of 32."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(like):

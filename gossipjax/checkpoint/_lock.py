@@ -11,7 +11,7 @@ import time
 import weakref
 from pathlib import Path
 
-from gossipjax.processes import broadcast_text, is_main_process
+from gossipjax.processes import gather_texts, is_main_process
 
 NAME = ".lock"
 BEAT_SECONDS = 2.0  # between two touches of the file by the job that has the lock
@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_close_all)
 
 
 class FolderLock:
-    """The lock of a folder. Process 0 takes it for the whole job.
+    """The lock of a folder. Process 0 takes it for the whole job, if all processes share it.
 
     The operating system frees the lock of a process that has ended, however it ended. But some
     disks do not show the locks of other hosts, or have none. So the job that has the lock touches
@@ -40,8 +40,9 @@ class FolderLock:
     host has it, a new job waits: it takes the lock if nobody touches the file.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, shared: bool = True):
         self._folder = folder
+        self._is_shared = shared
         self._is_held = False
         self._free: weakref.finalize | None = None  # also when the program forgets to
 
@@ -50,7 +51,7 @@ class FolderLock:
         if self._is_held:
             return
         problem = ""
-        if is_main_process():
+        if is_main_process() or not self._is_shared:
             try:
                 problem = self._take() or ""
             except OSError as error:
@@ -58,9 +59,11 @@ class FolderLock:
                     f"where {NAME} cannot be written ({error.strerror}). Remove it if it is a link "
                     "or a folder: it must be a file of this folder."
                 )
-                self.release()
-        problem = broadcast_text(problem)
+        problem = next(filter(None, gather_texts(problem)), "")
         if problem:
+            self.release()
+            if not self._is_shared:
+                problem += " With shared=False each process needs a folder of its own."
             raise OSError(f"the folder must be of one job at a time, got {self._folder}, {problem}")
         self._is_held = True
 

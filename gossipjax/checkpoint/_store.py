@@ -1,4 +1,4 @@
-"""One checkpoint on disk: its manifest, and its arrays, written and read by orbax."""
+"""One checkpoint on disk: its manifest, and its arrays, read by orbax."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from gossipjax import meshes
 from gossipjax.checkpoint._leaves import (
     checksum,
     decode,
-    encode,
+    held_nodes,
+    held_parts,
     is_encoded,
     is_key,
+    is_on_all_processes,
     leaf_specs,
     require_same_specs,
     require_types_of_devices,
 )
-from gossipjax.processes import all_processes, barrier, broadcast_text
+from gossipjax.processes import all_processes, gather_texts
 from gossipjax.spmd.arguments import is_function
 
 try:
@@ -43,7 +45,6 @@ except ImportError as error:
 
 TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # of a checkpoint that is being written
 MANIFEST_FILE = Path("manifest", "metadata")  # in the folder of a checkpoint, as orbax names it
-STEPS_PER_TEXT = 40
 READ_BYTES = 2**20
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a read that failed is tried again
 # No file where one must be, or a folder in its place, is damage, and no failure of the disk.
@@ -71,16 +72,34 @@ class Manifest(NamedTuple):
 
     step: int  # the name of its folder, too
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
-    checksum: int  # of the arrays
+    checksum: int  # of the arrays, or of the part of them that is here
     metadata: dict[str, Any]  # of the user
     chain: dict[str, str]  # settings of the run's chain, if `resume` was given one
+    # Of a folder that is not shared: the `nodes` of its process, the `checksums` of the parts of
+    # all processes, and whether it `is_first`: whether no checkpoint was complete before it.
+    part: dict[str, Any] | None = None
 
 
 def make_manifest(
-    step: int, state: Any, leaves: list[Any], metadata: dict[str, Any], chain: dict[str, str]
+    step: int,
+    state: Any,
+    leaves: list[Any],
+    metadata: dict[str, Any],
+    chain: dict[str, str],
+    former: list[int] | None,
 ) -> dict[str, Any]:
-    """Returns the manifest of a state as it is written: a JSON text and its checksum."""
-    manifest = Manifest(step, leaf_specs(state), checksum(leaves), metadata, chain)
+    """Returns the manifest of a state as it is written: a JSON text and its checksum.
+
+    `former` are the steps that were complete before, where each process has a folder of its own.
+    """
+    part = None
+    if former is None:
+        number = checksum(leaves)
+    else:
+        number = checksum(held_parts(leaves))
+        checksums = [int(text) for text in gather_texts(str(number))]
+        part = {"nodes": held_nodes(leaves), "checksums": checksums, "is_first": not former}
+    manifest = Manifest(step, leaf_specs(state), number, metadata, chain, part)
     text = json.dumps(manifest._asdict())
     return {"json": text, "checksum": zlib.crc32(text.encode())}
 
@@ -95,7 +114,9 @@ def parse_manifest(content: bytes) -> Manifest:
         manifest = Manifest(**{"chain": {}, **json.loads(text)})
         match manifest:
             case Manifest(int(), list(specs), int(), dict(), dict()) if all(map(_is_spec, specs)):
-                return manifest
+                match manifest.part:
+                    case None | {"nodes": [*_], "checksums": [*_], "is_first": bool()}:
+                        return manifest
         raise TypeError("it has fields of other types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
@@ -129,23 +150,65 @@ def local_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
 
-def list_steps(folder: Path) -> list[int]:
-    """Returns the steps of the complete checkpoints in `folder`, as process 0 sees them."""
-    steps = local_steps(folder)
-    if jax.process_count() == 1:
-        return steps
-    count = int(broadcast_text(str(len(steps))))
-    chunks = [
-        broadcast_text(" ".join(map(str, steps[i : i + STEPS_PER_TEXT])))
-        for i in range(0, count, STEPS_PER_TEXT)
+def list_steps(folder: Path, shared: bool) -> list[int]:
+    """Returns the steps of the complete checkpoints in `folder`, the same on all processes."""
+    if shared:  # as process 0 sees them
+        return json.loads(gather_texts(json.dumps(local_steps(folder)))[0])
+    return agree_on_steps(folder)[0]
+
+
+def agree_on_steps(folder: Path) -> tuple[list[int], set[int]]:
+    """Steps of which each process has a part, and the processes whose folder has nothing at all.
+
+    Parts are of one checkpoint if their manifests name the same checksums. What a process with an
+    empty folder had is lost, unless the others have no more than a first checkpoint: then the job
+    may have ended before that was complete.
+    """
+    offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(_own_parts(folder)))]
+    lost = {process for process, offer in enumerate(offers) if not offer}
+    offers = [offer for offer in offers if offer]
+    if not offers or (lost and all(all(map(_is_first, offer.values())) for offer in offers)):
+        return [], set()
+    steps = [
+        step
+        for step in offers[0]
+        if all(step in offer for offer in offers)
+        # A damaged manifest names nothing: its step is passed over when it is read.
+        and len({str(offer[step]["checksums"]) for offer in offers if offer[step]}) <= 1
     ]
-    return [int(text) for chunk in chunks for text in chunk.split()]
+    if not steps:
+        found = "; ".join(str([*offer]) for offer in offers)
+        raise OSError(
+            f"the folders must have a checkpoint of one run and step in common, got steps {found}: "
+            "they are of several runs, or of other processes. Give each process the folder that it "
+            "wrote, or an empty one."
+        )
+    return steps, lost
 
 
-def on_main_process(action: Callable[[], None]) -> None:
-    """Calls `action` in process 0. Where the disk refuses it, all processes raise `OSError`."""
+def _own_parts(folder: Path) -> list[tuple[int, dict[str, Any] | None]]:
+    """Steps of the checkpoints in `folder` and what each says of its part; None if damaged."""
+    found = []
+    for step in local_steps(folder):
+        try:
+            part = parse_manifest((folder / str(step) / MANIFEST_FILE).read_bytes()).part
+            found.append((step, part or {"checksums": [], "is_first": False}))
+        except (DamagedError, OSError):
+            found.append((step, None))
+    return found
+
+
+def _is_first(part: dict[str, Any] | None) -> bool:
+    return part is not None and part["is_first"]
+
+
+def on_each_folder(action: Callable[[], None], shared: bool) -> None:
+    """Calls `action` once for each folder: in process 0, if all share it, else in each process.
+
+    Where a disk refuses it, all processes raise `OSError`.
+    """
     failure = None
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 or not shared:
         try:
             action()
         except OSError as error:
@@ -163,8 +226,8 @@ def remove(path: Path) -> None:
 
 
 def rename(folder: Path, steps: list[int], suffix: str) -> None:
-    """Renames checkpoints to `STEP.suffix`, in place of what has that name."""
-    for step in steps:
+    """Renames checkpoints that are there to `STEP.suffix`, in place of what has that name."""
+    for step in sorted({*steps} & {*local_steps(folder)}):
         target = folder / f"{step}.{suffix}"
         remove(target)
         (folder / str(step)).rename(target)
@@ -172,11 +235,9 @@ def rename(folder: Path, steps: list[int], suffix: str) -> None:
 
 def remove_unfinished(folder: Path) -> None:
     """Removes what an interrupted write left."""
-    if jax.process_index() == 0:
-        for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
-            with contextlib.suppress(OSError):
-                remove(unfinished)
-    barrier()
+    for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
+        with contextlib.suppress(OSError):
+            remove(unfinished)
 
 
 def clear_way(folder: Path, step: int) -> None:
@@ -184,9 +245,13 @@ def clear_way(folder: Path, step: int) -> None:
 
     Where orbax itself found that out in process 0, the others would wait for it for 300 s.
     """
+    # Or a later resume would take the newest of the continuation that was abandoned.
+    rename(folder, [other for other in local_steps(folder) if other >= step], "superseded")
     path = folder / str(step)
     if path.is_symlink() or path.exists():  # a file, or a link that leads nowhere
-        rename(folder, [step], "superseded")
+        target = folder / f"{step}.superseded"
+        remove(target)
+        path.rename(target)
     probe = folder / f"{step}{TEMPORARY_SUFFIX}"
     remove(probe)
     for name in ("state", "manifest"):
@@ -195,67 +260,78 @@ def clear_way(folder: Path, step: int) -> None:
     shutil.rmtree(probe)
 
 
-def make_writer(timeout: int) -> ocp.AsyncCheckpointer:
-    """Returns orbax's writer of checkpoints; all processes write together."""
-    # With names, barriers go through JAX's coordinator: they have a time-out, unlike a collective.
-    together = ocp.options.MultiprocessingOptions(
-        active_processes=set(range(jax.process_count())), barrier_sync_key_prefix="gossipjax"
-    )
-    # Folders that threads make keep other threads waiting for 300 s if they cannot be made, and the
-    # process does not end before these.
-    options = ocp.AsyncOptions(timeout_secs=timeout, create_directories_asynchronously=False)
-    handler = ocp.CompositeCheckpointHandler(
-        composite_options=ocp.CompositeOptions(
-            multiprocessing_options=together, async_options=options
-        ),
-        state=ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=together),
-        manifest=ocp.JsonCheckpointHandler(multiprocessing_options=together),
-    )
-    return ocp.AsyncCheckpointer(handler, async_options=options, multiprocessing_options=together)
+def read_checkpoint(
+    folder: Path, step: int, like: Any, shared: bool, lost: set[int]
+) -> tuple[Restored, dict[str, str]]:
+    """Reads one checkpoint in the form of `like`, and the settings of the chain that was saved.
 
-
-def write(writer: ocp.AsyncCheckpointer, path: Path, arrays: dict[str, Any], manifest: Any) -> None:
-    """Begins to write a checkpoint of arrays by number and a JSON manifest."""
-    arrays = {name: encode(leaf) for name, leaf in arrays.items()}
-    items = ocp.args.Composite(
-        state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest)
-    )
-    writer.save(path, args=items)
-
-
-def read_checkpoint(folder: Path, step: int, like: Any) -> tuple[Restored, dict[str, str]]:
-    """Reads one checkpoint in the form of `like`, and the settings of the chain that was saved."""
+    Arrays of processes that have `lost` their part stay those of `like`.
+    """
     with meshes.unset_mesh():
-        return _read_checkpoint(folder / str(step), step, like)
+        return _read_checkpoint(folder / str(step), step, like, shared, lost)
 
 
-def _read_checkpoint(folder: Path, step: int, like: Any) -> tuple[Restored, dict[str, str]]:
-    manifest = _read_manifest(folder)
+def _read_checkpoint(
+    folder: Path, step: int, like: Any, shared: bool, lost: set[int]
+) -> tuple[Restored, dict[str, str]]:
+    is_lost = jax.process_index() in lost
+    manifest = _read_manifest(folder, lost)
+    if (manifest.part is None) != shared:
+        raise ValueError(
+            f"shared must be {manifest.part is None}, as in the run that saved {folder}, got "
+            f"{shared}: restore it with the processes of that run."
+        )
     like = like(manifest.metadata) if is_function(like) else like
     name = f"the checkpoint of step {step}"
     require_same_specs(manifest.leaves, leaf_specs(like), name)
     require_types_of_devices(like, name)
     leaves, structure = jax.tree.flatten(like)
-    read = _read_arrays(folder, by_number(leaves))
+    if manifest.part is not None:
+        _require_own_nodes(manifest.part["nodes"], like, is_lost, folder)
+    read = _read_together(
+        lambda: by_number(leaves) if is_lost else _read_arrays(folder, by_number(leaves)), folder
+    )
     restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
     state = jax.tree.unflatten(structure, restored)
     if not all_processes(leaf_specs(state) == manifest.leaves):
         raise DamagedError("its arrays have other types")
-    if checksum(meshes.on_auto_axes(restored)) != manifest.checksum:
+    restored = meshes.on_auto_axes(restored)
+    number = checksum(restored if manifest.part is None else held_parts(restored))
+    if not all_processes(is_lost or number == manifest.checksum):
         raise DamagedError("its arrays have another checksum")
     return Restored(step, state, manifest.metadata), manifest.chain
 
 
-def _read_manifest(folder: Path) -> Manifest:
-    """Reads the manifest of the checkpoint in `folder`, on each process."""
+def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path) -> None:
+    """Raises `ValueError` unless each process is to read the nodes that it wrote."""
+    leaves = jax.tree.leaves(like)
+    nodes = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
+    if not all_processes(nodes is not None and (is_lost or nodes == saved)):
+        raise ValueError(
+            "a checkpoint in folders that are not shared must be restored by the processes and "
+            f"nodes that saved it, in their order, got {folder} with nodes {saved} for "
+            f"{'other nodes' if nodes is None else f'nodes {nodes}'} of process "
+            f"{jax.process_index()}, or such a difference in another process. Start as that run, "
+            "each process with its folder; other nodes need a folder that all share."
+        )
 
-    def read() -> Manifest:
+
+def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
+    """Reads the manifest of the checkpoint in `folder`, or another's if a process has lost it."""
+
+    def read() -> Manifest | None:
+        if jax.process_index() in lost:
+            return None
         manifest = parse_manifest((folder / MANIFEST_FILE).read_bytes())
         if str(manifest.step) != folder.name:
             raise DamagedError(f"it is the checkpoint of step {manifest.step}")
         return manifest
 
-    return _read_together(read, folder)
+    manifest = _read_together(read, folder)
+    if lost:
+        texts = gather_texts("" if manifest is None else json.dumps(manifest._asdict()))
+        manifest = manifest or Manifest(**json.loads(next(filter(None, texts))))
+    return manifest
 
 
 def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
@@ -267,16 +343,10 @@ def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
         primary_host=process_id, active_processes={process_id}
     )
 
-    def read() -> dict[str, Any]:
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-        with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-            return reader.restore(folder / "state", args=args)
-
-    arrays = _read_together(read, folder)
-    return {
-        name: decode(array, like[name].dtype) if is_encoded(like[name]) else array
-        for name, array in arrays.items()
-    }
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        arrays = reader.restore(folder / "state", args=args)
+    return {name: _as_saved(array, like[name]) for name, array in arrays.items()}
 
 
 def _read_together(read: Callable[[], Any], folder: Path) -> Any:
@@ -354,6 +424,13 @@ def _as_stored(leaf: Any) -> Any:
         return leaf
     sharding = getattr(leaf, "sharding", None)
     return jax.ShapeDtypeStruct(leaf.shape, np.uint8, sharding=sharding)
+
+
+def _as_saved(array: Any, like: Any) -> Any:
+    """Returns an array as files have it in the type of `like`."""
+    if is_key(like) and not is_key(array):  # of a folder that is not shared
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
+    return decode(array, like.dtype) if is_encoded(like) else array
 
 
 def _restore_args(leaf: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
-from gossipjax.processes import put_global
+from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.sharding import ShardedState
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import Schedule, require_int
@@ -198,6 +198,36 @@ def _have_same_specs(one: Any, other: Any) -> bool:
     return structure == other_structure and all(
         a.shape == b.shape and a.dtype == b.dtype for a, b in zip(leaves, other_leaves, strict=True)
     )
+
+
+def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], TrainState]:
+    """The nodes of which no process has lost a part, and their rows on every process."""
+    first = jax.tree.leaves(state.params)[0]
+    rows = range(first.shape[0])
+    devices = first.sharding.devices_indices_map(first.shape)
+    gone = {
+        row
+        for device, index in devices.items()
+        if device.process_index in lost
+        for row in rows[index[0]]
+    }
+    kept = sorted({*rows} - gone)
+    if not kept:
+        raise OSError(
+            f"at least one node must be whole, got parts of all {len(rows)} that were on process "
+            f"{', '.join(map(str, sorted(lost)))}, which has no checkpoint in its folder: mount "
+            "its disk, or begin in empty folders."
+        )
+
+    def take(leaf: Any) -> Any:
+        if is_key(leaf):
+            return jax.random.wrap_key_data(
+                take(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
+            )
+        return to_host(leaf)[np.array(kept, int)]
+
+    arrays = jax.tree.map(take, state.arrays)
+    return kept, TrainState(state.step, *arrays, metadata=state.metadata)
 
 
 def fit_state(

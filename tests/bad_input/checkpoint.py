@@ -72,7 +72,7 @@ def make_outer(every: int) -> Any:
 ROWS: list[Call] = []
 for name, function, values, message in (
     ("max_to_keep", lambda n: opened(max_to_keep=n), [0], "max_to_keep must"),
-    ("folder", Checkpoints, [""], "folder must"),
+    ("folder", Checkpoints, ["", "gs://bucket/run", Path("s3://bucket/run")], "folder must"),
     ("save metadata", lambda m: saved(metadata=m)(), [[1], {"a": np.zeros(2)}], "metadata"),
     ("save state", lambda s: saved(state=s)(), [{"w": "text"}], "state"),
 ):

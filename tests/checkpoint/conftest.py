@@ -1,11 +1,28 @@
-"""Reads that fail are tried again without the pauses of a real disk."""
+"""A folder with two checkpoints, and reads that fail are tried again without a disk's pauses."""
 
 import gc
+import shutil
 import time
 
 import pytest
 
-from gossipjax.checkpoint import _store
+from gossipjax.checkpoint import Checkpoints, _store
+
+
+@pytest.fixture(scope="module")
+def saved(request, tmp_path_factory):
+    """Steps 1 and 2, of the states that the module makes."""
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, request.module.make_state(step), {"step": step})
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy to be damaged."""
+    return shutil.copytree(saved, tmp_path / "copy")
 
 
 @pytest.fixture(autouse=True)

@@ -37,21 +37,6 @@ def make_state(step):
     return {"stacked": NODES.put(stacked), "keys": keys, "host": np.arange(step, 9 + step)}
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("saved")
-    with Checkpoints(folder) as checkpoints:
-        for step in STEPS:
-            checkpoints.save(step, make_state(step), {"step": step})
-    return folder
-
-
-@pytest.fixture
-def folder(saved, tmp_path):
-    """A copy to be damaged."""
-    return shutil.copytree(saved, tmp_path / "copy")
-
-
 def zero_page(content, rng):
     start = rng.integers(max(1, len(content) - PAGE))
     content[start : start + PAGE] = bytes(len(content[start : start + PAGE]))

@@ -296,18 +296,22 @@ class TestSigterm:
         noise = np.random.default_rng(0).normal(size=(N, 50_000)).astype(np.float32)
         tx = gx.allreduce()
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        with Checkpoints(tmp_path, every=1) as checkpoints:
-            if step is not None:
-                checkpoints.after(TrainState(step, NODES.put(noise), tx.init(noise)))
-                checkpoints.wait()
-            os.kill(os.getpid(), signal.SIGTERM)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-            try:
-                with (
-                    pytest.warns(UserWarning, match="step 2 could not be written"),
-                    pytest.raises(Preempted, match=message) as preempted,
-                ):
-                    checkpoints.after(TrainState(2, NODES.put(noise), tx.init(noise)))
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            assert preempted.value.step == step
+
+        def run_until_sigterm():
+            with Checkpoints(tmp_path, every=1) as checkpoints:
+                if step is not None:
+                    checkpoints.after(TrainState(step, NODES.put(noise), tx.init(noise)))
+                    checkpoints.wait()
+                os.kill(os.getpid(), signal.SIGTERM)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+                checkpoints.after(TrainState(2, NODES.put(noise), tx.init(noise)))
+
+        try:
+            with (
+                pytest.warns(UserWarning, match="step 2 could not be written"),
+                pytest.raises(Preempted, match=message) as preempted,
+            ):
+                run_until_sigterm()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert preempted.value.step == step

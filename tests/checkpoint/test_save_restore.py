@@ -210,28 +210,74 @@ def test_another_state_is_refused_before_an_array_is_read(tmp_path):
     assert names_in(tmp_path) == ["4"]
 
 
-@pytest.mark.filterwarnings("default:.*could not be written")
-def test_no_space_left_harms_nothing(tmp_path):
-    """A limit on the size of files is met in the thread that writes, as a full disk is."""
-    noise = {"a": jnp.asarray(np.random.default_rng(0).normal(size=(8, 50_000)), jnp.float32)}
+class Disk:
+    """Full or not: a limit on the size of files is met in the thread that writes."""
+
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Checkpoints(tmp_path, max_to_keep=1) as checkpoints:
-        checkpoints.save(1, noise, {})
-        checkpoints.wait()
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-            checkpoints.save(2, noise, {})
-            with pytest.warns(
-                UserWarning, match=r"step 2 could not be written .* the run continues"
-            ):
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def save(self, checkpoints, step, full):
+        noise = np.random.default_rng(step).normal(size=(8, 50_000)).astype(np.float32)
+        self.state = {"a": jnp.asarray(noise)}
+        if full == "gone":
+            self.folder.rename(self.folder.with_name("away"))
+            self.folder.write_text("a file")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if full else -1, self.limits[1]))
+        checkpoints.save(step, self.state, {})
+
+
+@pytest.fixture
+def disk(tmp_path):
+    yield Disk(tmp_path / "run")
+    resource.setrlimit(resource.RLIMIT_FSIZE, Disk.limits)
+
+
+@pytest.mark.filterwarnings("default:.*could not be written")
+class TestNothingThatWasNotSavedEndsInSuccess:
+    def test_a_middle_one_warns_and_harms_nothing(self, disk):
+        with Checkpoints(disk.folder, max_to_keep=1) as checkpoints:
+            disk.save(checkpoints, 1, full=False)
+            checkpoints.wait()
+            disk.save(checkpoints, 2, full=True)
+            with pytest.warns(UserWarning, match=r"step 2 could not be .* the run continues"):
                 checkpoints.wait()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert names_in(tmp_path) == [".lock", "1"]
-        assert checkpoints.restore(noise) is not None
-        checkpoints.save(3, noise, {})
-        assert checkpoints.wait() == [3]
-    assert names_in(tmp_path) == ["3"]
+            assert names_in(disk.folder) == [".lock", "1"]
+            assert checkpoints.restore(disk.state) is not None
+            disk.save(checkpoints, 3, full=False)
+            assert checkpoints.wait() == [3]
+        assert names_in(disk.folder) == ["3"]
+
+    @pytest.mark.parametrize("full", ["full", "gone"])
+    def test_the_first_raises_at_the_next_call(self, full, disk):
+        with Checkpoints(disk.folder) as checkpoints:
+            disk.save(checkpoints, 1, full)
+            with pytest.raises(OSError, match=r"step 1 could not be .*the first write"):
+                checkpoints.save(2, disk.state, {})
+
+    @pytest.mark.parametrize("full", ["full", "gone"])
+    @pytest.mark.parametrize("waits", [True, False])
+    def test_the_last_raises_at_the_end(self, waits, full, disk):
+        def run():
+            with Checkpoints(disk.folder) as checkpoints:
+                disk.save(checkpoints, 1, full=False)
+                checkpoints.wait()
+                disk.save(checkpoints, 2, full)
+                if waits:
+                    checkpoints.wait()
+
+        with pytest.raises(OSError, match=r"step 2 could not be .*the last write"):
+            run()
+
+    def test_another_error_goes_first(self, disk):
+        def run():
+            with Checkpoints(disk.folder) as checkpoints:
+                disk.save(checkpoints, 1, full=True)
+                raise KeyError("in the loop")
+
+        with pytest.raises(KeyError), pytest.warns(UserWarning, match="step 1 could not be"):
+            run()
 
 
 SMALL = {"a": np.arange(3.0)}

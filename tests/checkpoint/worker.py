@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import gossipjax as gx
 from gossipjax import launch, processes
@@ -90,25 +92,32 @@ def check_damage(folder, state, process_id):
         assert whole.state[0].shape == (N, 1000)
 
 
-def check_no_inodes(folder, state, process_id):
-    """What process 0 cannot begin to write, no process waits for, and the next one is written."""
+def check_failed_writes(folder, state, process_id, shared):
+    """What one process cannot begin to write, or to complete, no other waits for."""
     mkdir = os.mkdir
 
     def refuse(path, *args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    with Checkpoints(folder) as checkpoints:
-        if process_id == 0:
-            os.mkdir = refuse
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            checkpoints.save(1, state.arrays, {})
-            assert checkpoints.wait() == []
-        os.mkdir = mkdir
-        (warning,) = caught
-        assert "step 1 could not be written" in str(warning.message)
-        checkpoints.save(2, state.arrays, {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    checkpoints = Checkpoints(folder, shared=shared)
+    if process_id == 0:
+        os.mkdir = refuse
+    checkpoints.save(1, state.arrays, {})
+    with pytest.raises(OSError, match="step 1 could not be written"):
+        checkpoints.wait()
+    os.mkdir = mkdir
+    checkpoints.save(2, state.arrays, {})
+    assert checkpoints.wait() == [2]
+    if process_id == 1:  # met in the thread that writes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    checkpoints.save(3, state.arrays, {})
+    with pytest.warns(UserWarning, match="step 3 could not be written"):
         assert checkpoints.wait() == [2]
+    checkpoints.save(4, state.arrays, {})
+    with pytest.raises(OSError, match="step 4 could not be written"):
+        checkpoints.close()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def assert_equal(one, other):
@@ -129,8 +138,9 @@ def kill_in_the_save_of_step_4(folder):
     os.rename = rename_or_die
 
 
-def main(folder):
+def main(folder, shared):
     process_id, _ = launch.initialize()
+    run = folder / "run" if shared else folder / "run" / str(process_id)
     nodes = gx.Nodes(mesh=launch.mesh())
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(N, 1000)).astype(np.float32)
@@ -155,12 +165,15 @@ def main(folder):
         say(f"process {process_id} holds nodes {nodes.local}")
         check_processes(process_id)
         check_nodes(nodes, rng.normal(size=(N, 3)).astype(np.float32))
-        check_damage(folder / "damaged", train(make_start(), 2), process_id)
-        check_no_inodes(folder / "full", train(make_start(), 2), process_id)
-        kill_in_the_save_of_step_4(folder / "run")
-    with Checkpoints(folder / "run", every=2) as checkpoints:
+        if shared:
+            check_damage(folder / "damaged", train(make_start(), 2), process_id)
+        full = folder / "full" if shared else folder / "full" / str(process_id)
+        check_failed_writes(full, train(make_start(), 2), process_id, shared)
+        if process_id == 0:
+            kill_in_the_save_of_step_4(run)
+    with Checkpoints(run, every=2, shared=shared) as checkpoints:
         state = checkpoints.resume(make_start(), nodes, make_tx)
-        names = sorted(path.name for path in (folder / "run").iterdir())
+        names = sorted(path.name for path in run.iterdir())
         say(f"starts at {state.step} with {state.metadata}", names if process_id == 0 else "")
         state = train(state, STEPS, checkpoints)
         assert_equal(state.arrays, train(make_start(), STEPS).arrays)
@@ -175,4 +188,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(os.environ["FOLDER"]))
+    main(Path(os.environ["FOLDER"]), os.environ["SHARED"] == "True")
