@@ -52,6 +52,7 @@ class Peer:
     query: int = 0
     # Life -> the version of what that held at the end, which this peer was sent.
     finals: dict[str, int] = dataclasses.field(default_factory=dict)
+    lacks: list[Identity] = dataclasses.field(default_factory=list)  # whose end it is to be told
     fails: bool = False  # what this node held at the end did not come there
     waits: bool = False  # it asked for half of what this node holds, and still has nothing
     owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one

@@ -43,6 +43,7 @@ from gossipjax.collectives import Layout
 LIFE_LETTERS = 16  # of the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 AVERAGE_SECONDS = 600.0
+MIN_NODES = 4  # of a job in which it is said that one holds more than half
 MAX_SHOWN = 8  # nodes, in an error
 # Models of which a larger one has a single message on its way at a time, and others one for each
 # peer: a node needs memory for what is on its way.
@@ -490,6 +491,15 @@ class Node:
         total = functools.reduce(Mass.__add__, masses)
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")
+        places = {who.place: mass for who, (_, mass) in finals}
+        heaviest = max(places, key=lambda place: places[place].weight)
+        part = places[heaviest].weight / total.weight if total.weight else 0.0
+        if len(finals) >= MIN_NODES and part > 0.5:
+            warnings.warn(
+                f"place {heaviest} holds {100 * part:.0f} % of the weight at the end: the average "
+                "is its model, for the most part. Did its loop hang?",
+                stacklevel=2,
+            )
         return self._unpack(total.x, total.w)
 
     def leave(self, timeout: float | None = None) -> None:

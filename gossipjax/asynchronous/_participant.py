@@ -360,6 +360,8 @@ class Participant(Membership):
         super()._learn(peer, view, now)
         if view.is_ending and self._ending_since is None:
             self._ending_since = now
+        if self._ending_since is not None:
+            peer.lacks = self._list_lacking(peer, now)
         if view.is_ended and self.is_finished and not (self.is_ended or self.is_cut_off):
             self._end(view)
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
@@ -510,7 +512,7 @@ class Participant(Membership):
             self.leave()
             return
         if self._ending_since is not None and self.is_drained:
-            self._send_finals(near, now)
+            self._send_finals(near)
         eldest = min(near, key=lambda peer: peer.identity, default=None)
         if eldest is None or self.identity < eldest.identity:
             self._decide(near, now)
@@ -561,8 +563,8 @@ class Participant(Membership):
     def _list_versions(self) -> tuple[tuple[str, int], ...]:
         return tuple((who.life, version) for who, (version, _) in self.finals.items())
 
-    def _send_finals(self, near: list[Peer], now: float) -> None:
-        """Tells each peer the end of this life, and of those that it cannot hear it from."""
+    def _send_finals(self, near: list[Peer]) -> None:
+        """Tells each peer the end of this life, and of those of which it lacks that."""
         total = self._holder.total
         version, said = self.finals.get(self.identity, (0, None))
         if said is None or (said.w, said.exponent) != (total.w, total.exponent):
@@ -570,26 +572,24 @@ class Participant(Membership):
         for peer in near:
             if peer.parcel is not None:
                 continue
-            for origin in self._list_untold(peer, near, now):
+            for origin in (self.identity, *peer.lacks):
                 version, final = self.finals[origin]
                 if peer.finals.get(origin.life) != version:
                     peer.finals[origin.life] = version
-                    self._send_parcel("final", peer, final, now, origin=origin, version=version)
+                    self._send_parcel(
+                        "final", peer, final, self._last_tick, origin=origin, version=version
+                    )
                     break
 
-    def _list_untold(self, peer: Peer, near: list[Peer], now: float) -> list[Identity]:
-        """Lists the lives of whose end this node tells a peer."""
-        lives = [self.identity]
-        if len(self.finals) > len(peer.view.members) + 1 or now >= self._next_beat:
-            lives += self.finals.keys() - {*peer.view.members, peer.identity}
+    def _list_lacking(self, peer: Peer, now: float) -> list[Identity]:
+        """Lists what a peer lacks, as its newest view says, and cannot hear from another."""
+        late = now - (self._ending_since or now)
         # A path between two others may be bad: the eldest passes on what is late, as it hears all.
-        since = self._ending_since or now
-        if now - since > (STUCK + 1) * self._patience and now >= self._next_beat:
-            others = (other.identity for other in near if other is not peer)
-            if self.identity < min(others, default=peer.identity):
-                known = {life for life, _ in peer.view.finals}
-                lives += [who for who in self.finals if who.life not in known]
-        return lives
+        is_eldest = self.identity < min(peer.view.members, default=self.identity)
+        passes_all = is_eldest and late > (STUCK + 1) * self._patience
+        heard = {self.identity} if passes_all else {*peer.view.members, peer.identity}
+        known = {life for life, _ in peer.view.finals}
+        return [who for who in self.finals if who.life not in known and who not in heard]
 
     def _learn_final(self, origin: Identity, version: int, mass: Mass) -> None:
         known, _ = self.finals.get(origin, (0, None))

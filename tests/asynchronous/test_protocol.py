@@ -302,6 +302,23 @@ def test_after_a_partition_the_average_is_the_same_on_all(heals):
     network.check()
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_many_nodes_end_at_once_and_alike(dies):
+    """A message from each to each, and few views. If the eldest dies, the next one decides."""
+    network = Network(24)
+    run_calmly(network, PATIENCE, steps=False)
+    for process in network.processes:
+        process.node.is_finished = True
+    network.advance(0.1)
+    if dies:
+        network.processes[0].kill()
+    run_calmly(network, 2 * PATIENCE if dies else 1, steps=False)
+    living = [p.node for p in network.processes if p.is_running]
+    assert all(node.is_ended for node in living)
+    assert all(node.finals == living[0].finals for node in living)
+    assert len(living[0].finals) == len(living)
+
+
 def test_a_node_that_never_ends_is_named():
     network = Network(3)
     run_calmly(network, 2)
