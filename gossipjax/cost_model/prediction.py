@@ -70,7 +70,7 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
         seconds = np.array([exchange.find_seconds(k, *situation).max() for k in steps])
         sent = np.array([exchange.count_sent_bytes(k, *situation) for k in steps])
         if exchange.awaits == "nobody":
-            share = _find_share(seconds, compute * exchange.every)
+            share = find_share(seconds, compute * exchange.every)
             seconds = seconds * share
             sent = sent * share
         else:
@@ -90,7 +90,7 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
     )
 
 
-def _find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
+def find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
     """Of each round, how often its messages are sent by nodes that do not wait for their link.
 
     The link is asked for every `g` seconds, the mean between rounds that send something, and is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 import dataclasses
 import heapq
@@ -17,10 +16,10 @@ from gossipjax.cost_model._require import require_number_of_nodes
 from gossipjax.cost_model.exchange import BACKWARD, Workload
 from gossipjax.cost_model.methods import Method
 from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.prediction import ROUNDING, find_share
 from gossipjax.cost_model.slowness import Slowness
 from gossipjax.topology.schedule import require_int
 
-LONG_MESSAGE = 0.25  # of the simulated time: of such, too few arrive to count them
 DEFAULT_STEPS = 60
 MAX_CYCLE = 1000  # steps; longer cycles are not completed
 MAX_NODE_STEPS = 2**22  # of all nodes together
@@ -37,7 +36,6 @@ class Message(NamedTuple):
     target: int
     seconds: float  # on the wire
     copy_seconds: float  # through the memory of the source, before the wire
-    time: float  # when it was handed to the link of the source
 
 
 class Links:
@@ -48,10 +46,6 @@ class Links:
         self._in_free = np.zeros(nodes)
         self._queues: list[collections.deque[Message]] = [collections.deque() for _ in range(nodes)]
         self._is_sending = [False] * nodes
-
-    def is_busy(self, node: int) -> bool:
-        """Whether a message of this node is being sent, or waits for that."""
-        return self._is_sending[node] or bool(self._queues[node])
 
     def add(self, message: Message) -> None:
         """Puts a message behind those that wait for the link of its source."""
@@ -113,8 +107,6 @@ class Events:
 
     Attributes:
       ends: of each node, when its steps ended, in seconds.
-      sent, kept: times that an asynchronous node sent, or found its link busy.
-      staleness: of every message of such nodes: the updates of its receiver while it travelled.
     """
 
     def __init__(
@@ -132,8 +124,6 @@ class Events:
         self._next_exchange = [0] * self._nodes  # of those of the step
         self._awaited: list[Key | None] = [None] * self._nodes
         self._pending: dict[Key, Pending] = {}
-        self._arrived: list[list[Message]] = [[] for _ in range(self._nodes)]
-        self._computed: list[list[float]] = [[] for _ in range(self._nodes)]
         times = [2 if exchange.is_half_duplex else 1 for exchange in method.exchanges]
         sizes = [exchange.count_bytes(workload) for exchange in method.exchanges]
         pairs = list(zip(times, sizes, strict=True))
@@ -143,9 +133,6 @@ class Events:
         self._slots: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
         self._count = 0  # of all steps that have ended
         self.ends: list[list[float]] = [[] for _ in range(self._nodes)]
-        self.sent = 0
-        self.kept = 0
-        self.staleness: list[int] = []
 
     def run(self) -> None:
         """Runs all steps."""
@@ -168,11 +155,6 @@ class Events:
             self._add_event(end, self._end_computation, node)
 
     def _end_computation(self, time: float, node: int) -> None:
-        computed = self._computed[node]
-        computed.append(time)
-        for message in self._arrived[node]:
-            self.staleness.append(len(computed) - bisect.bisect_right(computed, message.time))
-        self._arrived[node].clear()
         self._next_exchange[node] = 0
         self._advance(time, node)
 
@@ -206,12 +188,9 @@ class Events:
     def _begin(self, key: Key, time: float, node: int) -> None:
         exchange = self._method.exchanges[key[0]]
         # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends and
-        # for what is sent to it, AD-PSGD for its own link, and asynchronous SGP for nothing: if its
-        # link is busy, it keeps its share.
+        # for what is sent to it, and AD-PSGD for its own link.
         if exchange.awaits == "all" or exchange.is_collective_at(key[1]):
             self._join_collective(key, time, node)
-        elif exchange.awaits == "nobody":
-            self._send_if_free(key, time, node)
         else:
             self._send_round(key, time, node)
 
@@ -240,23 +219,6 @@ class Events:
         for node in nodes:
             self._complete(key, time, int(node))
         self._free(key)
-
-    def _send_if_free(self, key: Key, time: float, node: int) -> None:
-        targets = [int(slot[node]) for slot in self._list_slots(key) if slot[node] != node]
-        if not targets:  # a round in which this node sends nothing anyway
-            return
-        if self._links.is_busy(node):
-            self.kept += 1
-            return
-        self.sent += 1
-        for target in targets:
-            self._send(key, time, node, target)
-
-    def find_message_seconds(self) -> float:
-        """For which a message occupies its sender's link; 0 if none was sent."""
-        nodes = np.arange(self._nodes)
-        rounds = itertools.chain.from_iterable(self._slots.values())
-        return max(self._wire_seconds) if any((slot != nodes).any() for slot in rounds) else 0.0
 
     def _send_round(self, key: Key, time: float, node: int) -> None:
         slots = self._list_slots(key)
@@ -291,7 +253,7 @@ class Events:
 
     def _send(self, key: Key, time: float, source: int, target: int) -> None:
         seconds = self._wire_seconds[key[0]], self._copy_seconds[key[0]]
-        self._links.add(Message(key, source, target, *seconds, time))
+        self._links.add(Message(key, source, target, *seconds))
         self._begin_next(source, time)
 
     def _begin_next(self, node: int, time: float) -> None:
@@ -302,12 +264,8 @@ class Events:
     def _receive(self, time: float, message: Message) -> None:
         self._links.release(message.source)
         self._begin_next(message.source, time)
-        awaits = self._method.exchanges[message.key[0]].awaits
-        if self._method.is_asynchronous:
-            self._arrived[message.target].append(message)
-        if awaits != "nobody":
-            self._complete(message.key, time, message.source)
-        if awaits == "peers":
+        self._complete(message.key, time, message.source)
+        if self._method.exchanges[message.key[0]].awaits == "peers":
             self._complete(message.key, time, message.target)
         self._free(message.key)
 
@@ -329,12 +287,11 @@ class Simulation:
     Attributes:
       seconds: per step, `N` over the steps per second of all nodes.
       examples_per_second: of all nodes.
-      staleness: updates that a node makes from the moment at which a message leaves for it to the
-        one at which it uses it, the mean; of nodes that wait for each other, what the method says.
-      kept: fraction of the times at which an asynchronous node would have sent, but found
-        its link busy; 0 of others. Where a message takes more than a quarter of the time that was
-        simulated, both follow from its seconds s and those of a step, c: `s / c`, and
-        `1 - 1 / ceil(s / c)`.
+      staleness: updates that a node makes while a message for it travels, `ceil(s / c)` with the
+        seconds s of a message and those of a step, c; of nodes that wait for each other, what the
+        method says.
+      kept: fraction of the times at which an asynchronous node would have sent, but finds its link
+        busy, by the formula of `predict_step`; 0 of others.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> found = simulate(allreduce(), Workload(1e6, 0.5, 8), Network(1e9), nodes=4, steps=20)
@@ -398,9 +355,12 @@ def simulate(
             f"nodes, got {steps}: give fewer."
         )
     factors = _find_factors(slowness, nodes, total, seed)
+    if all(exchange.awaits == "nobody" for exchange in method.exchanges) and method.exchanges:
+        rate = float((1 / (factors[warm_up:].mean(axis=0) * workload.compute_seconds)).sum())
+        return _summarize(rate, method, workload, network, nodes)
     events = Events(method, workload, network, factors * workload.compute_seconds, total)
     events.run()
-    return _summarize(events, method, workload, warm_up)
+    return _summarize(_find_rate(events, warm_up), method, workload, network, nodes)
 
 
 def _find_factors(
@@ -419,7 +379,8 @@ def _find_factors(
     return factors
 
 
-def _summarize(events: Events, method: Method, workload: Workload, warm_up: int) -> Simulation:
+def _find_rate(events: Events, warm_up: int) -> float:
+    """Steps per second of all nodes together; infinite where nothing takes time."""
     counts = np.array([len(ends) for ends in events.ends])
     last = np.array([ends[-1] if ends else math.inf for ends in events.ends])
     # A node that is far slower than the others may not have made its first steps.
@@ -428,21 +389,25 @@ def _summarize(events: Events, method: Method, workload: Workload, warm_up: int)
         [ends[k - 1] if k else 0.0 for ends, k in zip(events.ends, skipped, strict=True)]
     )
     seconds = last - begins
-    is_timed = bool((seconds > 0).all())  # where nothing takes time, they are 0
-    rate = float(((counts - skipped) / seconds).sum()) if is_timed else math.inf
-    seconds = len(counts) / rate
-    tries = events.sent + events.kept
-    kept = events.kept / tries if tries else 0.0
+    return float(((counts - skipped) / seconds).sum()) if (seconds > 0).all() else math.inf
+
+
+def _summarize(
+    rate: float, method: Method, workload: Workload, network: Network, nodes: int
+) -> Simulation:
+    step = nodes / rate
     staleness = float(method.staleness)
-    if method.is_asynchronous and events.staleness:
-        staleness = float(np.mean(events.staleness))
-    if method.is_asynchronous and seconds > 0:
-        message = events.find_message_seconds()
-        if LONG_MESSAGE * float(np.mean(last)) < message:
-            staleness = message / seconds
-            kept = 1 - 1 / math.ceil(staleness)
+    kept = 0.0
+    if method.is_asynchronous and step > 0:
+        (exchange,) = method.exchanges
+        rounds = exchange.list_steps()
+        seconds = np.array([exchange.find_seconds(k, workload, network, nodes) for k in rounds])
+        seconds = seconds.max(axis=1)
+        staleness = float(max(1, math.ceil(seconds.max() / step - ROUNDING)))
+        if exchange.awaits == "nobody" and seconds.any():
+            kept = 1 - float(find_share(seconds, step * exchange.every)[seconds > 0].mean())
     return Simulation(
-        seconds=seconds,
+        seconds=step,
         examples_per_second=rate * workload.examples,
         staleness=staleness,
         kept=kept,

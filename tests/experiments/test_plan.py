@@ -120,7 +120,7 @@ ASYNC, DPSGD = "async-sgp", "dpsgd@bipartite_exponential"
         (2, (1e6, 0.01), 1.25e6, "diloco, every 100", 0.01 + 0.032, 100, EVEN),
         # Who waits for nobody: N over the sum of the speeds.
         (8, MODEL, 2.5e7, ASYNC, 0.228 * 8 / 7.5, 63, TWICE),
-        (4, (1e6, 0.4), 1.25e6, "async-adpsgd", 0.4 * 4 / 3.25, 24, Slowness("constant", 4.0)),
+        (4, (1e6, 0.4), 1.25e6, ASYNC, 0.4 * 4 / 3.25, 24, Slowness("constant", 4.0)),
     ],
 )
 def test_choices_that_are_known_by_hand(
