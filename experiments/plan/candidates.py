@@ -146,6 +146,12 @@ def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]
         exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
         pga = cost_model.sgp(exact, CWA)
         yield _rate(f"gossip-pga, every {EXACT_STEPS}", pga, exact, 0, "float32")
+    peer = gx.topology.one_peer_exponential(nodes)
+    (share,) = cost_model.async_sgp(peer).exchanges
+    rare = dataclasses.replace(share, fraction=2.0, every=every, phase=every - 1)  # with momentum
+    method = Method("async-outer", (rare,), staleness=1)
+    mixing = every * count_mixing_steps(peer)
+    yield Candidate(f"async-outer, every {every}", method, mixing, 1.0, 4)
     sigma = float(count_rounds(nodes) < every)
     if every > FRAGMENTS:
         streaming = cost_model.streaming_diloco(every, FRAGMENTS, 1, kind, "int4")

@@ -96,10 +96,10 @@ class PlanOptions:
     """As in experiments.speed stragglers. none; a factor, as 2x: of one node; random: each step of
     each node takes 1, 2 or 4 times as long; lognormal: exp(0.5 g) times."""
     wire: tuple[Wire, ...] = ("float32",)
-    """One or several forms of messages, of AllReduce, too. async-adpsgd, d1d-psgd, easgd and
-    gossip-pga have float32, streaming-diloco int4, sparse-loco block_top_k."""
+    """One or several forms of messages, of AllReduce, too. async-adpsgd, async-outer, d1d-psgd,
+    easgd and gossip-pga have float32, streaming-diloco int4, sparse-loco block_top_k."""
     outer_every: PositiveInt = 100
-    """Steps between the outer steps of DiLoCo and SparseLoCo."""
+    """Steps between the outer steps of DiLoCo, SparseLoCo and async-outer."""
     late_price: NonNegativeFloat = LATE_PRICE
     """Assumed: more examples, as a fraction, per doubling of the steps after which all nodes have
     what one has learned."""

@@ -24,6 +24,7 @@ __all__ = [
     "NVLINK_H100",
     "SGP_ETHERNET",
     "SGP_INFINIBAND",
+    "SITES",
     "TPU_V5E_DCN",
     "remove_host_copies",
 ]
@@ -47,12 +48,17 @@ GH200_SLINGSHOT = Network(bandwidth=24.2e9, name="Slingshot, GH200")
 TPU_V5E_DCN = Network(bandwidth=25e9, name="data centre network, hosts of 8 TPU v5e")
 """25 GB/s per host of 8 chips: a node is a host."""
 
+SITES = Network(bandwidth=3.4e6, latency=0.04, name="sites, 50 Mbit/s, 40 ms, 1 % loss")
+"""What Gloo reached between two hosts here: 48.8 MB each way in 14.3 s, by TCP with BBR.
+docs/evidence/sites.md has more."""
+
 ALL = {
     "sgp-ethernet": SGP_ETHERNET,
     "sgp-infiniband": SGP_INFINIBAND,
     "nvlink-h100": NVLINK_H100,
     "gh200-slingshot": GH200_SLINGSHOT,
     "tpu-v5e-dcn": TPU_V5E_DCN,
+    "sites": SITES,
 }
 """Name on a command line -> network."""
 

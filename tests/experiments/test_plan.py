@@ -134,6 +134,8 @@ def test_choices_that_are_known_by_hand(
     assert row.seconds == pytest.approx(seconds, rel=0.01)
     assert row.lateness == pytest.approx(lateness, rel=0.16)
     price = 1 + 0.05 * math.log2(1 + row.lateness)
+    if nodes <= 4:  # no less than what was measured over as few
+        price = max(price, {"diloco, every 100": 2.0, ASYNC: 1.7}.get(choice, 0))
     assert row.priced_seconds == pytest.approx(row.seconds * price)
 
 
