@@ -214,8 +214,9 @@ class Holding:
 
     def halve(self) -> Mass:
         """Returns half of it, in the memory of the half that is kept."""
-        self.mass = self.merge() / 2
-        return dataclasses.replace(self.mass, x=tuple(map(np.asarray, self.mass.x)))
+        self.mass = self.read() / 2  # on the host: the next step takes it to the device
+        self._change = None
+        return self.mass
 
     def take(self) -> Mass:
         """Returns all that is held, on the host; nothing is left, not even by rounding."""

@@ -33,7 +33,7 @@ def oracle_gradient(z, place, step):
     return 0.1 * np.sin(z) + z - target(place, step)
 
 
-def run_job(folder, algorithm, size, wire=None, steps=30):
+def run_job(folder, algorithm, size, wire=None, steps=30, **more):
     """Nodes of which the last joins the others; each makes its steps when chance says so."""
     nodes, seen = [], {}
     for place in range(size):
@@ -45,6 +45,7 @@ def run_job(folder, algorithm, size, wire=None, steps=30):
             place=place,
             is_founder=place < size - 1,
             wire=wire,
+            **more,
             journal=folder / f"{place}.jsonl",
         )
         nodes.append(node)
@@ -87,6 +88,14 @@ def test_models_are_those_of_the_oracle(tmp_path, algorithm, size):
         found = np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)])
         np.testing.assert_allclose(found, models[key], rtol=1e-4, atol=1e-4)
     require_same_replay(journals, seen)
+
+
+def test_halves_that_go_back_are_replayed(tmp_path):
+    """Each node gives half of all that it holds for most of the shares that come."""
+    journals, seen = run_job(tmp_path, ga.sgp("random"), 4, max_received=1)
+    assert sum(path.read_text().count('"grant"') for path in journals) > 10
+    require_same_replay(journals, seen)
+    assert abs(ga.account(journals).difference) < 1e-12
 
 
 PULL_TX = optax.sgd(0.05)

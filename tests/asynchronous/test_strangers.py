@@ -421,6 +421,18 @@ def test_an_update_with_nan_is_left_out(nonfinite, tmp_path):
     assert abs(account.difference) < 1e-12
 
 
+def test_nobody_waits_for_a_node_whose_step_failed():
+    """Its program goes on without steps; the average has its model."""
+    with join() as a, join(a.address, place=1, is_founder=True) as b:
+        wait_for(lambda: b.members == [0, 1] == a.members)
+        with pytest.raises(FloatingPointError):
+            a.step(to_nan, 1.0)
+        b.step(gradients, 1.0)
+        average = b.average(timeout=10)
+        assert set(b.final_models) == {0, 1}
+        np.testing.assert_array_equal(average, a.average(timeout=10))
+
+
 def test_a_model_that_is_not_finite_is_written_off(tmp_path):
     """The node goes on as one that has just joined."""
 
