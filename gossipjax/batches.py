@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
+import jax
+
+from gossipjax.launch import peers
+from gossipjax.processes import MEETING_SECONDS
 from gossipjax.topology.schedule import require_int
 
 T = TypeVar("T")
+_numbers = itertools.count()  # of the inputs that end together
 
 
 def prefetch(
     items: Iterable[T],
     count: int = 2,
     waiting: contextlib.AbstractContextManager[Any] | None = None,
+    *,
+    together: bool = False,
 ) -> Iterator[T]:
     """Yields the items, which a thread makes ahead of their use: `count` of them are kept ready.
 
@@ -31,15 +39,35 @@ def prefetch(
       count: how many are kept ready; one more is being made.
       waiting: a context, such as a clock, that is entered while a batch is waited for.
 
+      together: whether all processes end at the same batch, when the shortest input has ended. A
+        step that only some of them make waits for the others. The thread asks them about each batch
+        ahead of its use; all processes must call `prefetch` in the same order.
+
     Raises:
-      ValueError: if `count` is not an integer >= 1.
+      ValueError: if `count` is not an integer >= 1, or `together` is true where the processes have
+        not met by `gx.launch.initialize` at a known address.
 
     >>> import numpy as np, gossipjax as gx
     >>> batches = (np.full(4, step) for step in range(2))
     >>> [batch.tolist() for batch in gx.prefetch(map(gx.Nodes(2).split, batches))]
     [[[0, 0], [0, 0]], [[1, 1], [1, 1]]]
     """
+    if together and jax.process_count() > 1:
+        if peers.kept is None:
+            raise ValueError(
+                "together must be False where JAX has found the job by itself, got True: set "
+                "GOSSIPJAX_COORDINATOR_ADDRESS for gx.launch.initialize, or give all processes "
+                "equally many batches."
+            )
+        items = _until_one_ends(iter(items), f"gx.prefetch {next(_numbers)}", peers.kept)
     return _prefetch(iter(items), require_int(count, "count of prefetch", 1), waiting)
+
+
+def _until_one_ends(items: Iterator[T], name: str, others: peers.Peers) -> Iterator[T]:
+    end: Any = object()
+    # Also one that has no more batch asks, once: the others learn it there.
+    while all(others.gather(name, (item := next(items, end)) is not end, MEETING_SECONDS)):
+        yield item
 
 
 def _prefetch(

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes
+from gossipjax.launch import peers
 
 __all__ = [
     "all_processes",
@@ -34,6 +35,8 @@ __all__ = [
     "to_host",
 ]
 
+MEETING_SECONDS = 1800.0  # that processes wait for one another; a line names who is missing sooner
+
 
 def is_main_process() -> bool:
     """Whether this is process 0, which writes files and prints.
@@ -44,14 +47,23 @@ def is_main_process() -> bool:
     return jax.process_index() == 0
 
 
-def all_processes(flag: bool) -> bool:
+def all_processes(flag: bool, timeout: float = MEETING_SECONDS) -> bool:
     """Whether `flag` is true on all processes.
+
+    Where the processes have met by `gx.launch.initialize`, they agree over the connections of that
+    meeting: after 30 s a line says which process is waited for, and where. Where JAX has found the
+    job by itself, it is a collective, which waits without an end.
+
+    Raises:
+      TimeoutError: if a process has not come within `timeout` seconds; it is named.
 
     >>> all_processes(True), all_processes(False)
     (True, False)
     """
     if jax.process_count() == 1:
         return flag
+    if peers.kept is not None:
+        return all(peers.kept.gather("all_processes", bool(flag), timeout))
     sharding = NamedSharding(_all_devices(), P("devices"))
     flags = jax.make_array_from_callback(
         (jax.device_count(),), sharding, lambda index: np.array([flag])
@@ -142,6 +154,8 @@ def gather_texts(text: str) -> list[str]:
     """
     if jax.process_count() == 1:
         return [text]
+    if peers.kept is not None:
+        return peers.kept.gather("gather_texts", text, MEETING_SECONDS)
     mesh = _all_devices()
     count = jax.local_device_count()
 

@@ -33,9 +33,9 @@ LAYERS = {
     "topology": set(),
     "wire": set(),
     "meshes": set(),
-    "processes": {"meshes"},
+    "processes": {"launch", "meshes"},
     "launch": set(),
-    "batches": {"topology"},
+    "batches": {"launch", "processes", "topology"},
     "collectives": COLLECTIVES,
     "sharding": {"serialization"},
     "serialization": {"topology"},
@@ -308,6 +308,7 @@ USE_SOCKETS = {
     "gossipjax/launch/_process_info.py",  # the address of this machine
     "gossipjax/launch/_rendezvous.py",
     "gossipjax/launch/_supervisor.py",  # free ports
+    "gossipjax/launch/peers.py",
 }
 RUN_CODE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "torch"}
 UNPICKLES = "experiments/data/originals.py"  # without any code of a file

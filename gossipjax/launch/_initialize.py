@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import NoReturn
 import jax
 from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
+from gossipjax.launch import peers
 from gossipjax.launch._devices import choose_gpu
 from gossipjax.launch._process_info import (
     ProcessInfo,
@@ -30,6 +30,8 @@ from gossipjax.launch._progress import enable_stacks
 from gossipjax.launch._rendezvous import bind_address, rendezvous
 from gossipjax.launch.secret import is_loopback, secret_from_env
 
+LOSS_SECONDS = 1.0  # in which the loss of a peer is known, after a collective has failed
+
 _initialized: ProcessInfo | None = None
 
 
@@ -38,11 +40,6 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     initialization_timeout: float | None = None,
-    *,
-    mtls_cert_file: str | None = None,
-    mtls_key_file: str | None = None,
-    mtls_ca_file: str | None = None,
-    mtls_peer_uri_prefix: str | None = None,
 ) -> ProcessInfo:
     """Join this process to its job. Call it once, at the top, before JAX's first use.
 
@@ -61,10 +58,10 @@ def initialize(
     here. Where JAX detects the process information, JAX aborts the process instead.
 
     With the same `GOSSIPJAX_SECRET` for all processes they sign the messages of that meeting.
-    JAX's coordinator lets everybody in, unless all processes have certificates (mutual TLS, JAX
-    0.12 or later). Gloo and NCCL have neither: use trusted networks only, a tunnel as in
-    docs/recipes/wireguard.md, or one machine, with `coordinator_address` on the loopback. Gloo
-    listens at the address from which this process reaches the coordinator; SECURITY.md has more.
+    JAX's coordinator, Gloo and NCCL let everybody in and encrypt nothing: use trusted networks, a
+    tunnel as in docs/recipes/wireguard.md, or one machine, with `coordinator_address` on the
+    loopback. Gloo listens at the address from which this process reaches the coordinator;
+    SECURITY.md has more.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
     more, and docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
@@ -77,17 +74,13 @@ def initialize(
       process_id: number of this process, from 0.
       initialization_timeout: seconds to wait for the other processes. Default:
         `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
-      mtls_cert_file, mtls_key_file, mtls_ca_file: PEM files, as JAX's options of these names. The
-        certificate names the host of `coordinator_address`. Default: `JAX_MTLS_CERT_FILE` etc.
-      mtls_peer_uri_prefix: with which a URI in the others' certificates must begin, instead of the
-        check of the host. Default: `JAX_MTLS_PEER_URI_PREFIX`.
 
     Returns:
       The process information. Later calls return it again.
 
     Raises:
       ValueError: if the process information is incomplete or malformed, an earlier call had other
-        information, this JAX has no mutual TLS, or the processes on a host are more than its GPUs.
+        information, or the processes on a host are more than its GPUs.
       ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
         or were started twice. The message names the address and the timeout, or the processes.
 
@@ -98,12 +91,6 @@ def initialize(
     global _initialized
     enable_stacks()
     timeout = timeout_seconds(initialization_timeout)
-    mtls = _find_mtls(
-        mtls_cert_file=mtls_cert_file,
-        mtls_key_file=mtls_key_file,
-        mtls_ca_file=mtls_ca_file,
-        mtls_peer_uri_prefix=mtls_peer_uri_prefix,
-    )
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if _initialized is None and jax.distributed.is_initialized():  # by the program itself
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
@@ -117,15 +104,17 @@ def initialize(
             )
         return _initialized
     if requested is None:
-        _initialized = _initialize_detected(timeout, mtls)
+        _initialized = _initialize_detected(timeout)
     else:
         info, address = requested
         if address is not None and info.num_processes > 1:
             local_device_ids = choose_gpu(info)
-            rendezvous(address, info, timeout, secret_from_env())
+            connections = rendezvous(address, info, timeout, secret_from_env())
             _choose_interface(address)
+            peers.kept = peers.Peers(info, connections)
+            forwarded = peers.forward(parse_address(address)) if info.process_id else address
             _initialize_jax(
-                coordinator_address=address,
+                coordinator_address=forwarded,
                 num_processes=info.num_processes,
                 process_id=info.process_id,
                 cluster_detection_method="deactivate",
@@ -133,7 +122,6 @@ def initialize(
                 local_device_ids=local_device_ids,
                 # JAX would listen at every address of the machine.
                 coordinator_bind_address=bind_address(address),
-                **mtls,
             )
         _initialized = info
     return _initialized
@@ -154,29 +142,12 @@ def _choose_interface(address: str) -> None:
     _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
 
 
-def _find_mtls(**given: str | None) -> dict[str, str]:
-    """JAX's options for mutual TLS, as given, else from `JAX_MTLS_*`; JAX looks for the files."""
-    options = {}
-    for name, value in given.items():
-        value = os.environ.get(f"JAX_{name.upper()}") if value is None else value
-        if value is not None:
-            options[name] = value
-    known = inspect.signature(jax.distributed.initialize).parameters
-    if not options.keys() <= known.keys():
-        raise ValueError(
-            f"{', '.join(options)} must not be given to JAX {jax.__version__}, whose coordinator "
-            "has no TLS: install JAX 0.12 or later, or leave them out (JAX_MTLS_*, too) and use a "
-            "trusted network."
-        )
-    return options
-
-
-def _initialize_detected(timeout: float, mtls: dict[str, str]) -> ProcessInfo:
+def _initialize_detected(timeout: float) -> ProcessInfo:
     local_device_ids = choose_gpu(None)
     scheduled = process_from_scheduler()
     try:
         _initialize_jax(
-            local_device_ids=local_device_ids, initialization_timeout=math.ceil(timeout), **mtls
+            local_device_ids=local_device_ids, initialization_timeout=math.ceil(timeout)
         )
     except ValueError as error:
         if "Number of processes" in str(error):
@@ -229,7 +200,13 @@ def _initialize_jax(**options: str | int | None) -> None:
     def exit_after_report(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        former_hook(kind, error, traceback)
+        # A collective fails a little before the loss of the peer is known, or after it.
+        is_likely = isinstance(error, ConnectionError) or "Gloo" in str(error)
+        loss = peers.kept and peers.kept.find_loss(LOSS_SECONDS if is_likely else 0)
+        if not (loss and is_likely):  # then its traceback says nothing more
+            former_hook(kind, error, traceback)
+        if loss:
+            print(f"gossipjax: {loss}", file=sys.stderr)
         # JAX's shutdown would wait for the other processes, for up to five minutes.
         exit_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
@@ -259,5 +236,7 @@ def exit_process(status: int | str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if status == 0:
+        if peers.kept is not None:
+            peers.kept.leave()
         jax.distributed.shutdown()
     os._exit(1 if isinstance(status, str) else status)

@@ -24,15 +24,18 @@ import reprlib
 import secrets
 import selectors
 import socket
+import sys
 import time
 from typing import Any
 
 from gossipjax.launch._process_info import MAX_PROCESSES, ProcessInfo, find_job, parse_address
+from gossipjax.launch.peers import Connections
 from gossipjax.launch.secret import make_key
 
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # JAX's coordinator uses it, too
 RESOLVE_SECONDS = 0.5  # between two attempts to resolve a name
 RETRY_SECONDS = 0.05  # between two attempts to reach process 0
+WAIT_SECONDS = 1.0  # between two attempts to join it, while it is in an earlier attempt of the job
 MARGIN_SECONDS = 5.0  # for process 0's answer to arrive after its timeout
 MAX_SHOWN = 8  # missing processes, and dropped connections, in an error
 MAX_HELLO_BYTES = 4096
@@ -43,18 +46,17 @@ NOT_UNDERSTOOD = "a message that this process does not understand"
 NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
-def rendezvous(address: str, info: ProcessInfo, timeout: float, secret: str | None = None) -> None:
+def rendezvous(
+    address: str, info: ProcessInfo, timeout: float, secret: str | None = None
+) -> Connections:
     """Wait until all processes have connected to process 0 at `address`.
 
-    Processes other than 0 return when JAX's coordinator listens there.
+    Processes other than 0 return when JAX's coordinator listens there. The connections stay open.
     """
     key = None if secret is None else make_key(secret, "rendezvous")
     if info.process_id == 0:
-        error = Coordinator(address, info, timeout, key).run()
-    else:
-        error = _join(address, info, timeout, key)
-    if error is not None:
-        raise ConnectionError(error)
+        return Coordinator(address, info, timeout, key).run()
+    return {0: _join(address, info, timeout, key)}
 
 
 class MessageError(Exception):
@@ -98,40 +100,61 @@ def _describe_job() -> str:
 # The part of the processes other than 0.
 
 
-def _join(address: str, info: ProcessInfo, timeout: float, key: bytes | None) -> str | None:
-    """Introduce this process. Return process 0's error, or None if all have connected."""
+def _join(
+    address: str, info: ProcessInfo, timeout: float, key: bytes | None
+) -> tuple[socket.socket, str]:
+    """Introduce this process. Return the connection to process 0, and who that is."""
+    deadline = time.monotonic() + timeout
+    is_told = False
+    while True:
+        connection, answer = _introduce(address, info, timeout, deadline, key)
+        match answer:
+            case {"error": None, "host": str(host)}:
+                # JAX's client would sleep for a second after a failed attempt to reach it.
+                _reach(address, info, timeout, deadline).close()
+                return connection, f"process 0 ({host})"
+            case {"error": str(error)}:
+                pass
+            case _:
+                error = (
+                    f"process {info.process_id} of {info.num_processes} connected to {address}, "
+                    "but what listens there does not expect it: process 0 has started without it, "
+                    "in an attempt that has not ended yet (or was another process given this "
+                    "process_id?), its GOSSIPJAX_SECRET differs, or the port is another program's."
+                )
+        connection.close()
+        if not answer.get("retry", True) or time.monotonic() + WAIT_SECONDS >= deadline:
+            raise ConnectionError(error)
+        # The attempt before this one ends by itself: waiting costs no restart.
+        if not is_told:
+            print(f"gossipjax: {error} It tries again for {timeout:g} s.", file=sys.stderr)
+            is_told = True
+        time.sleep(WAIT_SECONDS)
+
+
+def _introduce(
+    address: str, info: ProcessInfo, timeout: float, deadline: float, key: bytes | None
+) -> tuple[socket.socket, dict[str, Any]]:
+    """Connect once. Return the connection, and what process 0 answers; nothing if it is another."""
     hello = {**info._asdict(), "host": _describe_process(), "job": _describe_job()}
     mine = secrets.token_hex(16).encode()
-    nonces = line = b""
-    with _reach(address, info, timeout) as connection, contextlib.suppress(OSError):
-        connection.settimeout(timeout + MARGIN_SECONDS)
+    connection = _reach(address, info, timeout, deadline)
+    answer: dict[str, Any] = {}
+    with contextlib.suppress(OSError, MessageError):
+        connection.settimeout(max(0, deadline - time.monotonic()) + MARGIN_SECONDS)
         # Without waiting for process 0's: JAX's coordinator hangs up when it reads this.
         connection.sendall(mine + b"\n")
-        with connection.makefile("rb") as answers:
+        with connection.makefile("rb", buffering=0) as answers:
             theirs = answers.readline(MAX_HELLO_BYTES).rstrip(b"\n")
             if NONCE.fullmatch(theirs):
                 nonces = theirs + mine
                 connection.sendall(encode(hello, key, nonces))
                 line = answers.readline(MAX_ANSWER_BYTES)
-    error: Any = False
-    with contextlib.suppress(MessageError):
-        error = _decode(line.rstrip(b"\n"), key, nonces).get("error", False)
-    if error is None:
-        # JAX's client would sleep for a second after a failed attempt to reach its coordinator.
-        _reach(address, info, timeout).close()
-        return None
-    if isinstance(error, str):
-        return error
-    return (
-        f"process {info.process_id} of {info.num_processes} connected to {address}, but what "
-        "listens there does not expect it: process 0 has started without it (was another process "
-        "given this process_id?) or has exited, its GOSSIPJAX_SECRET differs, or the port is "
-        "another program's."
-    )
+                answer = _decode(line.rstrip(b"\n"), key, nonces)
+    return connection, answer
 
 
-def _reach(address: str, info: ProcessInfo, timeout: float) -> socket.socket:
-    deadline = time.monotonic() + timeout
+def _reach(address: str, info: ProcessInfo, timeout: float, deadline: float) -> socket.socket:
     while True:
         try:
             return _connect(address, max(RETRY_SECONDS, deadline - time.monotonic()))
@@ -182,8 +205,8 @@ class Coordinator:
         self._dropped: dict[str, None] = {}  # why, in the order of time
         self._error: str | None = None
 
-    def run(self) -> str | None:
-        """Wait for all processes, and answer them. Return the error, or None."""
+    def run(self) -> Connections:
+        """Wait for all processes, and answer them. Return their connections."""
         deadline = time.monotonic() + self._timeout
         try:
             with contextlib.ExitStack() as stack:
@@ -195,11 +218,18 @@ class Coordinator:
                 self._collect(deadline, [server.getsockname()[0] for server in servers])
             # The port is free again before anybody is answered: JAX may listen there at once.
             for connection in self._connections:
-                self._answer(connection, self._error)
+                self._answer(connection, self._error, retry=False)
         finally:
             for connection in self._connections:
-                connection.socket.close()
-        return self._error
+                if self._error is not None or connection.process_id is None:
+                    connection.socket.close()
+        if self._error is not None:
+            raise ConnectionError(self._error)
+        return {
+            number: (connection.socket, f"process {number} ({self._hosts[number]})")
+            for connection in self._connections
+            if (number := connection.process_id) is not None
+        }
 
     def _collect(self, deadline: float, listening: list[str]) -> None:
         """Handle connections until all processes are here, or there is an error."""
@@ -268,7 +298,8 @@ class Coordinator:
         if job != self._job:
             # It may be left over from an earlier attempt, and does not end this one.
             other = f"process {process_id} ({host}) is of job {job}, not {self._job}"
-            self._answer(connection, f"{other}: give all processes the same GOSSIPJAX_JOB.")
+            error = f"{other}: give all processes the same GOSSIPJAX_JOB."
+            self._answer(connection, error, retry=True)
             self._drop(connection, other)
             return
         error = self._compare(process_id, num_processes, host)
@@ -291,11 +322,11 @@ class Coordinator:
             )
         return None
 
-    def _answer(self, connection: _Connection, error: str | None) -> None:
+    def _answer(self, connection: _Connection, error: str | None, *, retry: bool) -> None:
         if connection.nonces:  # else it has not said who it is
             with contextlib.suppress(OSError):
-                line = encode({"error": error}, self._key, connection.nonces)
-                connection.socket.send(line)
+                answer = {"error": error, "retry": retry, "host": self._hosts[0]}
+                connection.socket.send(encode(answer, self._key, connection.nonces))
 
     def _drop(self, connection: _Connection, reason: str) -> None:
         self._selector.unregister(connection.socket)

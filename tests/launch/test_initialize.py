@@ -10,7 +10,7 @@ import pytest
 from launching import TIMEOUT, environment, free_address, run_job
 
 from gossipjax import launch
-from gossipjax.launch import ProcessInfo, _initialize
+from gossipjax.launch import ProcessInfo, _initialize, peers
 
 ENGINES = {  # the variables of process 3 of 4
     "python -m gossipjax.launch": {
@@ -41,7 +41,8 @@ def test_each_engine_says_who_a_process_is(variables, fresh_process):
     for name, value in variables.items():
         fresh_process.setenv(name, value)
     calls = []
-    fresh_process.setattr(_initialize, "rendezvous", lambda *args: calls.append(args[:2]))
+    fresh_process.setattr(_initialize, "rendezvous", lambda *args: calls.append(args[:2]) or {})
+    fresh_process.setattr(peers, "kept", None)
     fresh_process.setattr(_initialize, "find_own_host", lambda address: "127.0.1.1")
     fresh_process.setattr(_initialize, "_initialize_jax", lambda **given: calls.append(given))
     assert launch.initialize() == ProcessInfo(3, 4)
@@ -126,24 +127,6 @@ def test_a_pod_that_is_of_no_job_is_a_single_process(index, error, fresh_process
     else:
         with pytest.raises(type(error)):
             launch.initialize()
-
-
-def test_options_of_mutual_tls(fresh_process):
-    """They reach JAX from arguments and variables, and not a JAX that would ignore them."""
-    calls = []
-
-    def initialize(mtls_cert_file=None, mtls_key_file=None, mtls_ca_file=None, **options):
-        calls.append((mtls_cert_file, mtls_key_file, mtls_ca_file))
-
-    fresh_process.setattr(jax.distributed, "initialize", initialize)
-    fresh_process.setattr(_initialize, "rendezvous", lambda *_: None)
-    fresh_process.setattr(_initialize, "find_own_host", lambda address: "127.0.1.1")
-    with pytest.raises(ValueError, match=r"mtls_peer_uri_prefix must not be given to JAX .* 0\.12"):
-        launch.initialize("a:1", 2, 0, mtls_peer_uri_prefix="spiffe://a/")
-    fresh_process.setenv("JAX_MTLS_CERT_FILE", "another.pem")
-    fresh_process.setenv("JAX_MTLS_CA_FILE", "ca.pem")
-    launch.initialize("a:1", 2, 0, mtls_cert_file="cert.pem", mtls_key_file="key.pem")
-    assert calls == [("cert.pem", "key.pem", "ca.pem")]
 
 
 def test_a_job_step_of_one_process_is_a_single_process(fresh_process):
@@ -240,8 +223,9 @@ def test_a_job_on_the_loopback_listens_nowhere_else():
     done = run_job(synchronous, "--processes", 2, "--local-devices", 2)
     assert done.returncode == 0, done.stderr
     found = sorted(line for line in done.stdout.splitlines() if "listens" in line)
-    # The coordinator and Gloo of process 0, and Gloo of process 1.
-    assert found == ["[0] listens at 0200007F"] * 2 + ["[1] listens at 0200007F"]
+    # The coordinator and Gloo of process 0; Gloo of process 1, and its way to the coordinator.
+    gloo = ["[0] listens at 0200007F"] * 2 + ["[1] listens at 0200007F"]
+    assert found == sorted([*gloo, "[1] listens at 0100007F"])
     asynchronous = (
         "import os, jax.numpy as jnp, optax, gossipjax as gx\n"
         "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"

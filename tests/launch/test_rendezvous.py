@@ -44,9 +44,10 @@ class Job:
 
     def _meet(self, info: ProcessInfo, timeout: float, secret: str | None) -> str | None:
         try:
-            rendezvous(self.address, info, timeout, secret)
+            connections = rendezvous(self.address, info, timeout, secret)
         except ConnectionError as error:
             return str(error).replace(self.address, "ADDRESS")
+        self._servers += [connection for connection, _ in connections.values()]
         if info.process_id == 0:  # as JAX does then
             self._servers.append(socket.create_server(parse_address(self.address)))
         return None
@@ -167,6 +168,7 @@ def test_what_was_signed_on_one_connection_is_worth_nothing_on_another(monkeypat
             assert is_dropped(stranger)
         assert [job.start(1, 2).result(), first.result()] == [None, None]
     with Job(secret=SECRET) as job, socket.create_server(parse_address(job.address)) as server:
+        job.timeout = 1
         second = job.start(1, 2)
         connection, _ = server.accept()
         with connection:
@@ -182,6 +184,7 @@ def test_a_process_of_another_job_or_attempt_is_told_so_and_ends_nothing(name, s
         first = job.start(0, 2)
         job.connect().close()  # process 0 has read its variables
         monkeypatch.setenv(name, "6")
+        job.timeout = 0.5
         error = job.start(1, 2).result() or ""
         assert re.search(r"process 1 \(.*6.*, not .*7.*: give all .* same GOSSIPJAX_JOB", error)
         monkeypatch.setenv(name, "7")
@@ -229,11 +232,24 @@ def test_a_port_that_is_in_use():
         message = f"process 0 of 2 cannot listen at {job.address} "
         with pytest.raises(ConnectionError, match=message):
             rendezvous(job.address, ProcessInfo(0, 2), TIMEOUT)
+        job.timeout = 1
         second = job.start(1, 2)
         connection, _ = server.accept()
         with connection:
             connection.sendall(b"220 mail.example.org\n")
         assert "another program's" in (second.result() or "")
+
+
+def test_a_process_waits_until_an_earlier_attempt_has_ended(monkeypatch, capsys):
+    monkeypatch.setattr(_rendezvous, "WAIT_SECONDS", 0.05)
+    with Job() as job:
+        with socket.create_server(parse_address(job.address)) as server:  # its coordinator, of JAX
+            second = job.start(1, 2)
+            for _ in range(3):
+                server.accept()[0].close()
+        first = job.start(0, 2)
+        assert [first.result(), second.result()] == [None, None]
+    assert capsys.readouterr().err.count("in an attempt that has not ended yet") == 1
 
 
 @pytest.fixture
