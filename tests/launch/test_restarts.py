@@ -1,0 +1,99 @@
+"""The recipe for machines that no scheduler manages: the loop for real, the unit by systemd."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from launching import ROOT, environment, wait_for
+
+from experiments.speed.wire import links
+
+RECIPE = ROOT / "docs" / "recipes" / "restarts"
+PROGRAM = """
+import os, sys, time, jax, jax.numpy as jnp, optax, gossipjax as gx
+from gossipjax.checkpoint import Checkpoints, TrainState
+gx.launch.initialize()
+nodes = gx.Nodes(mesh=gx.launch.mesh())
+def make_tx(saved):
+    return optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(2)))
+step = gx.TrainStep(lambda x, target: (x - target, None), make_tx({}), nodes=nodes)
+target = nodes.put(jnp.array([3.0, 5.0])[jnp.array(nodes.local)])
+with Checkpoints(sys.argv[1], every=10) as checkpoints:
+    state = TrainState(0, *nodes.init(make_tx({}), jnp.zeros(9)))
+    state = checkpoints.resume(state, nodes, make_tx)
+    print("starts at", state.step, flush=True)
+    for k in range(state.step, 100 if state.step else 10**6):
+        params, opt_state, _ = step(k, state.params, state.opt_state, target)
+        state = TrainState(k + 1, params, opt_state)
+        checkpoints.after(state)
+        time.sleep(0.02)
+        if k == 40: print("is under way", flush=True)
+print("is finished", flush=True)
+"""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))), reason="needs root, ip and tc"
+)
+def test_a_machine_goes_away_and_comes_back(tmp_path):
+    """Its cable is pulled, so that no reset says that it has gone."""
+
+    def start(number):
+        host = members[number]
+        variables = {
+            "GOSSIPJAX_COORDINATOR_ADDRESS": f"{members[0].address}:1234",
+            "GOSSIPJAX_NUM_PROCESSES": "2",
+            "GOSSIPJAX_PROCESS_ID": f"{number}",
+            "GOSSIPJAX_SECRET": "the same on both machines",
+        }
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "checkpoints")]
+        paths = [tmp_path / f"{number}.{name}" for name in ("out", "err")]
+        with paths[0].open("ab") as out, paths[1].open("ab") as err:
+            return subprocess.Popen(
+                [*host.prefix, RECIPE / "until.sh", *command],
+                env=environment(**variables),
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def read(name):
+        return (tmp_path / name).read_text()
+
+    running = []
+    with links.make_network(2, links.parse_rate("1gbit")) as members:
+        try:
+            running += [start(0), start(1)]
+            wait_for(lambda: "is under way" in read("0.out"))
+            cable = [*members[1].prefix, "ip", "link", "set", links.INTERFACE]
+            subprocess.run([*cable, "down"], check=True)
+            os.killpg(running[1].pid, signal.SIGKILL)  # its power, too
+            wait_for(lambda: "process 0 of 2 ends: process 1 (" in read("0.err"))
+            subprocess.run([*cable, "up"], check=True)
+            running.append(start(1))
+            assert [running[0].wait(300), running[2].wait(300)] == [0, 0], read("0.err")
+        finally:
+            for loop in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(loop.pid, signal.SIGKILL)
+                loop.wait()
+    first, second = (line for line in read("0.out").splitlines() if "starts at" in line)
+    assert first == "starts at 0"
+    assert int(second.split()[-1]) >= 40
+    assert read("1.out").endswith("is finished\n")
+    assert "Check failure" not in read("0.err")  # of JAX's coordinator, which aborts
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_unit_is_one(tmp_path):
+    text = (RECIPE / "gossip.service").read_text()
+    command = "/srv/gossip/.venv/bin/python"
+    assert command in text
+    unit = tmp_path / "gossip.service"
+    unit.write_text(text.replace(command, sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
