@@ -66,6 +66,7 @@ class Peers:
             self._counts[name] += 1
         self._ask(key, value=value)
         start = time.monotonic()
+        text = ""
         for limit in (min(NOTICE_SECONDS, timeout), timeout):
             if not self._wait_for(key, start + limit - time.monotonic()):
                 text = (

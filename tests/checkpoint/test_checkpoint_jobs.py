@@ -52,4 +52,5 @@ def test_two_processes_write_their_rows_and_agree(shared, tmp_path):
     if shared:
         assert names_in(tmp_path / "damaged") == ["2", "4.corrupted"]
     for folder in [tmp_path / "run"] if shared else (tmp_path / "run").iterdir():
-        assert names_in(folder) == ["4", "6", "8"]
+        # A process that writes alone may have been done with step 4 when the other one was killed.
+        assert [n for n in names_in(folder) if n != "4.superseded"] == ["4", "6", "8"]

@@ -30,7 +30,7 @@ def three(monkeypatch):
             end.close()
 
 
-def gather_all(processes, name, values, timeout=TIMEOUT):
+def gather_all(processes, name, values, timeout=float(TIMEOUT)):
     with ThreadPoolExecutor(3) as pool:
         calls = [
             pool.submit(process.gather, name, value, timeout)
@@ -53,8 +53,7 @@ def test_all_learn_the_values_of_all_in_any_order_of_the_names(three):
 @pytest.mark.parametrize("missing", [0, 1])
 def test_who_is_missing_is_named_with_the_line_that_waits(three, missing, capsys):
     processes, ended = three
-    values = ["a", "b", "c"]
-    values[missing] = None
+    values = [None if i == missing else "here" for i in range(3)]
     errors = gather_all(processes, "read", values, timeout=0.5)
     for error in errors:
         assert "has waited for 0.5 s at " in error
@@ -138,6 +137,7 @@ def test_a_survivor_lets_go_within_seconds_with_one_line(work, victim):
     ]
     try:
         for process in processes:
+            assert process.stdout is not None
             while "steps" not in process.stdout.readline():
                 assert process.poll() is None, process.communicate()
         processes[victim].send_signal(signal.SIGKILL)
