@@ -1,19 +1,16 @@
-"""Nodes that are not equally fast, by a simulation of their events. NumPy only."""
+"""Nodes that are not equally fast, step by step. NumPy only."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import heapq
-import itertools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from gossipjax.cost_model._require import require_number_of_nodes
-from gossipjax.cost_model.exchange import BACKWARD, Workload
+from gossipjax.cost_model.exchange import BACKWARD, Exchange, Workload
 from gossipjax.cost_model.methods import Method
 from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.prediction import ROUNDING, find_share
@@ -24,19 +21,6 @@ DEFAULT_STEPS = 60
 MAX_CYCLE = 1000  # steps; longer cycles are not completed
 MAX_NODE_STEPS = 2**22  # of all nodes together
 
-Key = tuple[int, int]
-"""Number of an exchange in its method, and the step at which it begins."""
-
-
-class Message(NamedTuple):
-    """One message of a round of gossip; times are in seconds."""
-
-    key: Key  # of its exchange
-    source: int
-    target: int
-    seconds: float  # on the wire
-    copy_seconds: float  # through the memory of the source, before the wire
-
 
 class Links:
     """The link of every node: one message at a time each way, first come, first served."""
@@ -44,28 +28,39 @@ class Links:
     def __init__(self, nodes: int):
         self._out_free = np.zeros(nodes)  # when the last message that has begun ends, in seconds
         self._in_free = np.zeros(nodes)
-        self._queues: list[collections.deque[Message]] = [collections.deque() for _ in range(nodes)]
-        self._is_sending = [False] * nodes
 
-    def add(self, message: Message) -> None:
-        """Puts a message behind those that wait for the link of its source."""
-        self._queues[message.source].append(message)
+    def send_round(
+        self,
+        slots: Sequence[np.ndarray],
+        begun: np.ndarray,
+        wire: float,
+        copy: float,
+        is_awaited: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Sends the messages of a round; returns when each node has sent and received all of its.
 
-    def begin_next(self, node: int, time: float) -> tuple[float, Message] | None:
-        """Begins the next message of a node, if it can be sent, and returns when it arrives."""
-        if self._is_sending[node] or not self._queues[node]:
-            return None
-        message = self._queues[node].popleft()
-        copied = max(time, self._out_free[node]) + message.copy_seconds
-        end = max(copied, self._in_free[message.target]) + message.seconds
-        self._out_free[node] = end
-        self._in_free[message.target] = end
-        self._is_sending[node] = True
-        return end, message
-
-    def release(self, node: int) -> None:
-        """Says that the message that this node was sending has arrived."""
-        self._is_sending[node] = False
+        Args:
+          slots: receivers `[N]`, of a message of each node; none where that is the node itself.
+          begun: when each node begins, in seconds, `[N]`.
+          wire, copy: seconds of a message, on the wire and before that through its source's memory.
+          is_awaited: whether receivers are at the same step, so that messages share their links.
+        """
+        sent = begun.copy()
+        received = np.full(len(begun), -math.inf)
+        queue = [(time, node, 0) for node, time in enumerate(begun)]
+        heapq.heapify(queue)
+        while queue:  # the link of a receiver goes to the message that asks first
+            time, node, number = heapq.heappop(queue)
+            if number == len(slots):
+                continue
+            target = slots[number][node]
+            if target != node:
+                copied = max(time, self._out_free[node]) + copy
+                time = max(copied, self._in_free[target] if is_awaited else 0.0) + wire
+                self._out_free[node] = self._in_free[target] = sent[node] = time
+                received[target] = max(received[target], time)
+            heapq.heappush(queue, (time, node, number + 1))
+        return sent, received
 
     def begin_collective(self, ready: np.ndarray, seconds: float) -> float:
         """Occupies all links with an all-reduce in parts, once all are free: when the last ends.
@@ -82,202 +77,68 @@ class Links:
         return float(end)
 
 
-@dataclasses.dataclass
-class Pending:
-    """What is not done yet of an exchange that some node has begun."""
+def _find_ends(
+    method: Method, workload: Workload, network: Network, seconds: np.ndarray, steps: int
+) -> np.ndarray:
+    """When each node ends each of its steps, in seconds, `[steps, N]`.
 
-    missing: np.ndarray  # messages that each node still waits for, [N]
-    begun: dict[int, float] = dataclasses.field(default_factory=dict)  # node -> seconds
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nobody will ask for it again."""
-        return len(self.begun) == len(self.missing) and not self.missing.any()
-
-
-class Events:
-    """Runs the nodes of a method until they have made their steps.
-
-    What overlaps with k computations is waited for k computations later.
+    What overlaps with k computations is waited for k computations later. All messages of a step
+    take their links before those of the next.
 
     Args:
       method, workload, network: as in `simulate`.
       seconds: of the computation of each step of each node, `[T, N]`; repeated after T steps.
-      steps: of each node; the mean of them, if nobody waits.
-
-    Attributes:
-      ends: of each node, when its steps ended, in seconds.
+      steps: of each node.
     """
+    links = Links(seconds.shape[1])
+    ends = np.zeros((steps + 1, seconds.shape[1]))
+    arrived: dict[tuple[int, int], np.ndarray] = {}
+    for step in range(steps):
+        time = ends[step] + seconds[step % len(seconds)]
+        for index, exchange in enumerate(method.exchanges):
+            if not exchange.happens_at(step):
+                continue
+            # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends
+            # and for what is sent to it, and AD-PSGD for its own link.
+            if exchange.awaits == "all" or exchange.is_collective_at(step):
+                at = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
+                took = exchange.find_seconds(step, workload, network, len(time)).max()
+                done = _find_collective(exchange, links, time, at, took)
+            else:
+                size = exchange.count_bytes(workload)
+                times = 2 if exchange.is_half_duplex else 1
+                wire, copy = network.message_seconds(size), network.copy_seconds(size)
+                slots = exchange.messages_at(step)
+                is_awaited = exchange.awaits == "peers"
+                message = times * wire, times * copy
+                done, received = links.send_round(slots, time, *message, is_awaited)
+                if is_awaited:
+                    done = np.maximum(done, received)
+            if exchange.overlap:
+                arrived[index, step + exchange.overlap] = done
+            else:
+                time = np.maximum(time, done)
+        for index in range(len(method.exchanges)):
+            time = np.maximum(time, arrived.pop((index, step), time))
+        ends[step + 1] = time
+    return ends[1:]
 
-    def __init__(
-        self, method: Method, workload: Workload, network: Network, seconds: np.ndarray, steps: int
-    ):
-        self._method = method
-        self._workload = workload
-        self._network = network
-        self._seconds = seconds
-        self._steps = steps
-        self._nodes = seconds.shape[1]
-        self._links = Links(self._nodes)
-        self._queue: list[tuple[float, int, Callable[..., None], object]] = []
-        self._order = itertools.count()  # of events at the same time
-        self._next_exchange = [0] * self._nodes  # of those of the step
-        self._awaited: list[Key | None] = [None] * self._nodes
-        self._pending: dict[Key, Pending] = {}
-        times = [2 if exchange.is_half_duplex else 1 for exchange in method.exchanges]
-        sizes = [exchange.count_bytes(workload) for exchange in method.exchanges]
-        pairs = list(zip(times, sizes, strict=True))
-        # Of a message of each exchange: on the wire, and through the memory of its source.
-        self._wire_seconds = [n * network.message_seconds(size) for n, size in pairs]
-        self._copy_seconds = [n * network.copy_seconds(size) for n, size in pairs]
-        self._slots: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
-        self._count = 0  # of all steps that have ended
-        self.ends: list[list[float]] = [[] for _ in range(self._nodes)]
 
-    def run(self) -> None:
-        """Runs all steps."""
-        for node in range(self._nodes):
-            self._start_step(0.0, node)
-        while self._queue and self._count < self._steps * self._nodes:
-            time, _, act, argument = heapq.heappop(self._queue)
-            act(time, argument)
+def _find_collective(
+    exchange: Exchange, links: Links, begun: np.ndarray, seconds: Sequence[np.ndarray], took: float
+) -> np.ndarray:
+    """When each node has what it needs of an all-reduce, `[N]`.
 
-    def _add_event(self, time: float, act: Callable[..., None], argument: object) -> None:
-        heapq.heappush(self._queue, (time, next(self._order), act, argument))
-
-    def _find_step_seconds(self, step: int) -> np.ndarray:
-        """Of the computation of that step of every node, `[N]`."""
-        return self._seconds[step % len(self._seconds)]
-
-    def _start_step(self, time: float, node: int) -> None:
-        if self._method.is_asynchronous or len(self.ends[node]) < self._steps:
-            end = time + self._find_step_seconds(len(self.ends[node]))[node]
-            self._add_event(end, self._end_computation, node)
-
-    def _end_computation(self, time: float, node: int) -> None:
-        self._next_exchange[node] = 0
-        self._advance(time, node)
-
-    def _advance(self, time: float, node: int) -> None:
-        """Goes on with a step whose computation has ended, as far as possible."""
-        step = len(self.ends[node])
-        exchanges = self._method.exchanges
-        while self._next_exchange[node] < len(exchanges):
-            index = self._next_exchange[node]
-            self._next_exchange[node] += 1
-            if exchanges[index].happens_at(step):
-                self._begin((index, step), time, node)
-                if exchanges[index].overlap == 0 and self._must_wait((index, step), node):
-                    return
-        for index, exchange in enumerate(exchanges):
-            begin = step - exchange.overlap
-            is_due = exchange.overlap > 0 and begin >= 0 and exchange.happens_at(begin)
-            if is_due and self._must_wait((index, begin), node):
-                return
-        self._awaited[node] = None
-        self.ends[node].append(time)
-        self._count += 1
-        self._start_step(time, node)
-
-    def _must_wait(self, key: Key, node: int) -> bool:
-        pending = self._pending.get(key)
-        is_missing = pending is not None and pending.missing[node] > 0
-        self._awaited[node] = key if is_missing else None
-        return is_missing
-
-    def _begin(self, key: Key, time: float, node: int) -> None:
-        exchange = self._method.exchanges[key[0]]
-        # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends and
-        # for what is sent to it, and AD-PSGD for its own link.
-        if exchange.awaits == "all" or exchange.is_collective_at(key[1]):
-            self._join_collective(key, time, node)
-        else:
-            self._send_round(key, time, node)
-
-    def _join_collective(self, key: Key, time: float, node: int) -> None:
-        pending = self._pending.setdefault(key, Pending(np.ones(self._nodes, int)))
-        pending.begun[node] = time
-        if len(pending.begun) < self._nodes:
-            return
-        index, step = key
-        exchange = self._method.exchanges[index]
-        computed = np.array([pending.begun[node] for node in range(self._nodes)])
-        backward = BACKWARD * self._find_step_seconds(step)
-        # Of the backward pass, after each part; and of the next forward pass, before the last part.
-        remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
-        ready = (computed - remaining[:, None] * backward).max(axis=1)
-        forward = (1 - BACKWARD) * self._find_step_seconds(step + exchange.overlap + 1)
-        seconds = exchange.find_seconds(step, self._workload, self._network, self._nodes).max()
-        end = self._links.begin_collective(ready, seconds)
-        needed = np.maximum(time, end - remaining[-1] * forward)
-        for moment in np.unique(needed):
-            nodes = np.flatnonzero(needed == moment)
-            self._add_event(moment, self._end_collective, (key, nodes))
-
-    def _end_collective(self, time: float, ended: tuple[Key, np.ndarray]) -> None:
-        key, nodes = ended
-        for node in nodes:
-            self._complete(key, time, int(node))
-        self._free(key)
-
-    def _send_round(self, key: Key, time: float, node: int) -> None:
-        slots = self._list_slots(key)
-        if key not in self._pending:
-            self._pending[key] = Pending(self._count_missing(key, slots))
-        self._pending[key].begun[node] = time
-        for slot in slots:
-            if slot[node] != node:
-                self._send(key, time, node, int(slot[node]))
-        self._free(key)
-
-    def _count_missing(self, key: Key, slots: tuple[np.ndarray, ...]) -> np.ndarray:
-        """Messages that each node waits for: its own, and those that are sent to it."""
-        nodes = np.arange(self._nodes)
-        missing = np.zeros(self._nodes, int)
-        for slot in slots:
-            is_sent = slot != nodes
-            missing += is_sent
-            if self._method.exchanges[key[0]].awaits == "peers":
-                missing += np.bincount(slot[is_sent], minlength=self._nodes)
-        return missing
-
-    def _list_slots(self, key: Key) -> tuple[np.ndarray, ...]:
-        """As `Exchange.messages_at`."""
-        index, step = key
-        exchange = self._method.exchanges[index]
-        assert exchange.schedule is not None
-        round_key = (index, exchange.schedule.index_at(step // exchange.every))
-        if round_key not in self._slots:
-            self._slots[round_key] = exchange.messages_at(step)
-        return self._slots[round_key]
-
-    def _send(self, key: Key, time: float, source: int, target: int) -> None:
-        seconds = self._wire_seconds[key[0]], self._copy_seconds[key[0]]
-        self._links.add(Message(key, source, target, *seconds))
-        self._begin_next(source, time)
-
-    def _begin_next(self, node: int, time: float) -> None:
-        begun = self._links.begin_next(node, time)
-        if begun is not None:
-            self._add_event(begun[0], self._receive, begun[1])
-
-    def _receive(self, time: float, message: Message) -> None:
-        self._links.release(message.source)
-        self._begin_next(message.source, time)
-        self._complete(message.key, time, message.source)
-        if self._method.exchanges[message.key[0]].awaits == "peers":
-            self._complete(message.key, time, message.target)
-        self._free(message.key)
-
-    def _complete(self, key: Key, time: float, node: int) -> None:
-        missing = self._pending[key].missing
-        missing[node] -= 1
-        if missing[node] == 0 and self._awaited[node] == key:
-            self._advance(time, node)
-
-    def _free(self, key: Key) -> None:
-        if key in self._pending and self._pending[key].is_done:
-            del self._pending[key]
+    Args:
+      begun: when the computation of each node has ended.
+      seconds: of the computation of each node, at the step, and at the one after it is awaited.
+      took: seconds of the all-reduce.
+    """
+    # Of the backward pass, after each part; and of the next forward pass, before the last part.
+    remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
+    ready = (begun - remaining[:, None] * BACKWARD * seconds[0]).max(axis=1)
+    end = links.begin_collective(ready, took)
+    return np.maximum(begun.max(), end - remaining[-1] * (1 - BACKWARD) * seconds[1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,7 +176,7 @@ def simulate(
     seed: int = 0,
     warm_up: int | None = None,
 ) -> Simulation:
-    """Simulates the steps of nodes that may be slow, event by event. Modelled, not measured.
+    """Simulates the steps of nodes that may be slow. Modelled, not measured.
 
     The computation of node i at its step t takes `f[t, i] c` seconds. Without slowness the result
     is that of `predict_step`, which does not see two messages that meet at one receiver (as of
@@ -358,9 +219,10 @@ def simulate(
     if all(exchange.awaits == "nobody" for exchange in method.exchanges) and method.exchanges:
         rate = float((1 / (factors[warm_up:].mean(axis=0) * workload.compute_seconds)).sum())
         return _summarize(rate, method, workload, network, nodes)
-    events = Events(method, workload, network, factors * workload.compute_seconds, total)
-    events.run()
-    return _summarize(_find_rate(events, warm_up), method, workload, network, nodes)
+    ends = _find_ends(method, workload, network, factors * workload.compute_seconds, total)
+    seconds = ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)
+    rate = float((steps / seconds).sum()) if (seconds > 0).all() else math.inf
+    return _summarize(rate, method, workload, network, nodes)
 
 
 def _find_factors(
@@ -377,19 +239,6 @@ def _find_factors(
             "Slowness.draw makes such."
         )
     return factors
-
-
-def _find_rate(events: Events, warm_up: int) -> float:
-    """Steps per second of all nodes together; infinite where nothing takes time."""
-    counts = np.array([len(ends) for ends in events.ends])
-    last = np.array([ends[-1] if ends else math.inf for ends in events.ends])
-    # A node that is far slower than the others may not have made its first steps.
-    skipped = np.minimum(warm_up, np.maximum(counts - 1, 0))
-    begins = np.array(
-        [ends[k - 1] if k else 0.0 for ends, k in zip(events.ends, skipped, strict=True)]
-    )
-    seconds = last - begins
-    return float(((counts - skipped) / seconds).sum()) if (seconds > 0).all() else math.inf
 
 
 def _summarize(
