@@ -107,11 +107,11 @@ def _find_ends(
             else:
                 size = exchange.count_bytes(workload)
                 times = 2 if exchange.is_half_duplex else 1
-                wire, copy = network.message_seconds(size), network.copy_seconds(size)
+                wire = times * network.message_seconds(size)
+                copy = times * network.copy_seconds(size)
                 slots = exchange.messages_at(step)
                 is_awaited = exchange.awaits == "peers"
-                message = times * wire, times * copy
-                done, received = links.send_round(slots, time, *message, is_awaited)
+                done, received = links.send_round(slots, time, wire, copy, is_awaited)
                 if is_awaited:
                     done = np.maximum(done, received)
             if exchange.overlap:
