@@ -102,7 +102,8 @@ class Membership:
         self._left: dict[str, None] = {}
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
-        self._last_tick = now
+        self._stepped: dict[int, float] = {}  # place -> when its steps were last more than before
+        self._began = self._last_tick = now
         self._next_beat = now
         self._next_call = now  # of addresses that were given and are silent
 
@@ -172,7 +173,10 @@ class Membership:
     def _learn_steps(self, place: int, count: int) -> None:
         # A count near what a message may have could not go on.
         if count < MAX_STEPS and (len(self.steps) < MAX_PLACES or place in self.steps):
-            self.steps[place] = max(count, self.steps.get(place, 0))
+            if count > self.steps.get(place, 0):
+                self.steps[place] = count
+                self._stepped[place] = self._last_tick
+            self.steps.setdefault(place, 0)
 
     # Who is dead.
 

@@ -115,11 +115,6 @@ class Participant(Membership):
         """Whether nodes that have none get half of what it holds, until the end is counted."""
         return not self.wants_mass and not self._is_leaving and not self.finals
 
-    @property
-    def all_are_drained(self) -> bool:
-        """Whether so are this node and all that it hears: no mass moves any more."""
-        return self.is_drained and all(peer.view.is_drained for peer in self.peers.values())
-
     def explain_missing(self) -> list[str]:
         """Says of each node whose end is not known to all yet why that is so."""
         reasons = [f"place {who.place}: not heard here" for who in self._list_indirect()]
@@ -128,7 +123,8 @@ class Participant(Membership):
             place = f"place {peer.identity.place}:"
             if not peer.view.is_finished:
                 steps = self.steps.get(peer.identity.place, 0)
-                reasons.append(f"{place} still trains, at step {steps}")
+                seconds = self._last_tick - self._stepped.get(peer.identity.place, self._began)
+                reasons.append(f"{place} still trains, at step {steps} for {seconds:.0f} s")
             elif not peer.view.is_drained:
                 reasons.append(f"{place} waits until what it sent has arrived")
             elif peer.identity not in self.finals:
