@@ -63,6 +63,8 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
             f"--out must be a folder without another run, got {out}, which holds another run "
             f"({', '.join(existing)}): choose another --out, or pass --overwrite to replace it."
         )
+    if any(part.endswith(":") for part in out.parts[:1]):  # gs://..., which paths shorten to gs:/
+        raise ValueError(f"--out must be a folder on a disk, got {out}: save there, and copy.")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, got the file {out}.")
     try:

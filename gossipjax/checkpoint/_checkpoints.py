@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from gossipjax import launch, meshes
-from gossipjax.checkpoint._leaves import as_arrays, is_on_all_processes
+from gossipjax.checkpoint._leaves import as_arrays
 from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
@@ -23,7 +23,6 @@ from gossipjax.checkpoint._store import (
     by_number,
     clear_way,
     first_line,
-    list_steps,
     local_steps,
     make_manifest,
     on_each_folder,
@@ -62,28 +61,23 @@ class Checkpoints:
 
     Saving is asynchronous (orbax): `save` returns when the arrays are on the host, and they may be
     donated then. A checkpoint gets its name, the number of the step, only when it is complete, and
-    an older one is deleted only after that. A failed write (for example a full disk) touches no
-    older checkpoint. If the first write fails, the next call raises `OSError`, and if the last one
-    does, `close` and the end of the block; one between them is a warning, and the run continues.
-    Every process of a job makes the same calls; each writes and reads the nodes that it holds.
+    an older one is deleted only after that. If the first write fails (for example on a full disk),
+    the next call raises `OSError`; if the last one does, the end of the block. One between them is
+    a warning. Every process of a job makes the same calls; each writes and reads its nodes.
 
-    Without a shared disk (`shared=False`) each process writes into a folder of its own, and waits
-    for no other. A checkpoint counts if all processes have their part of it. Where a folder is new
-    or empty, as on a machine that came back without its disk, `resume` makes the state from the
-    nodes of the others: all start from their average model, and a warning says so. The processes
-    and nodes must be those that saved.
+    Without a shared disk (`shared=False`) a checkpoint counts if all processes have their part. If
+    a folder is empty, as on a machine that lost its disk, `resume` starts all nodes from the
+    average model of the others, and warns. Processes and nodes must be those that saved.
 
     Args:
-      folder: made if it does not exist. What an interrupted write left is removed at the first
-        save.
+      folder: made if it does not exist.
       every: steps between the checkpoints of `after`; None if `after` is not used. With it, SIGTERM
         is caught inside `with Checkpoints(...)`.
       max_to_keep: how many complete checkpoints stay; with 2 or more, a damaged one costs little.
       timeout: seconds that processes wait for one another while a checkpoint is written.
       read_only: if true, nothing in the folder is changed: its run may still be saving. Otherwise a
-        job locks the folder by a file `.lock`, until `close`, the end of the block or of its
-        process.
-      shared: whether the folder is the same for all processes, on a disk that all see.
+        job locks it by a file `.lock`, until `close`, the end of the block or of its process.
+      shared: false if each process has a folder on its own disk, and waits for no other.
 
     Attributes:
       resize_report: of the last `resume`, if it changed nodes or chain; else None.
@@ -315,9 +309,7 @@ class Checkpoints:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
-        leaves = as_arrays(meshes.on_auto_axes(state), "state")
-        if not self._is_shared:
-            self._require_parts(state)
+        leaves = as_arrays(meshes.on_auto_axes(state), "state", self._is_shared)
         self._acquire()
         self._finish_write()
         steps = self._list_steps()
@@ -334,17 +326,8 @@ class Checkpoints:
             self._failure = error
         launch.advance()
 
-    def _require_parts(self, state: Any) -> None:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-            if not is_on_all_processes(leaf):
-                raise ValueError(
-                    f"state{jax.tree_util.keystr(path)} must be an array on the devices of all "
-                    "processes where their folders are not shared, got one of this process alone: "
-                    "make it by gx.Nodes.put, or save it as metadata."
-                )
-
     def _list_steps(self) -> list[int]:
-        return list_steps(self.folder, self._is_shared)
+        return agree_on_steps(self.folder, self._is_shared)[0]
 
     def _is_there(self, folder: Path) -> bool:
         return (all_processes if self._is_shared else any_process)(folder.is_dir())
@@ -414,11 +397,7 @@ class Checkpoints:
         """Also the processes that have lost their part, whose arrays are those of `like`."""
         self._acquire()
         self._finish_write()
-        lost: set[int] = set()
-        if self._is_shared:
-            steps = self._list_steps()
-        else:
-            steps, lost = agree_on_steps(self.folder)
+        steps, lost = agree_on_steps(self.folder, self._is_shared)
         if step is not None and step not in steps:
             raise ValueError(
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."

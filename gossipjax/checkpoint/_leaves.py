@@ -74,10 +74,16 @@ _encode_on_device = jax.jit(_bytes)
 _decode_on_device = jax.jit(_from_bytes, static_argnums=1)
 
 
-def as_arrays(tree: Any, name: str) -> list[Any]:
+def as_arrays(tree: Any, name: str, shared: bool) -> list[Any]:
     """Returns every leaf as an array: JAX's as they are, copies of others."""
 
     def as_array(path: Any, leaf: Any) -> Any:
+        if not shared and not is_on_all_processes(leaf):
+            raise ValueError(
+                f"{name}{jax.tree_util.keystr(path)} must be an array on the devices of all "
+                "processes where their folders are not shared, got one of this process alone: "
+                "make it by gx.Nodes.put, or save it as metadata."
+            )
         if isinstance(leaf, jax.Array):
             return leaf
         array = np.array(leaf)

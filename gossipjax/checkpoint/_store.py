@@ -150,20 +150,16 @@ def local_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
 
-def list_steps(folder: Path, shared: bool) -> list[int]:
-    """Returns the steps of the complete checkpoints in `folder`, the same on all processes."""
-    if shared:  # as process 0 sees them
-        return json.loads(gather_texts(json.dumps(local_steps(folder)))[0])
-    return agree_on_steps(folder)[0]
+def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
+    """Steps of the complete checkpoints, and the processes whose own folder has nothing at all.
 
-
-def agree_on_steps(folder: Path) -> tuple[list[int], set[int]]:
-    """Steps of which each process has a part, and the processes whose folder has nothing at all.
-
-    Parts are of one checkpoint if their manifests name the same checksums. What a process with an
-    empty folder had is lost, unless the others have no more than a first checkpoint: then the job
-    may have ended before that was complete.
+    In folders that are not shared, each process must have a part of them: parts are of one if their
+    manifests name the same checksums. What a process with an empty folder had is lost, unless the
+    others have no more than a first checkpoint: then the job may have ended before that was
+    complete.
     """
+    if shared:  # as process 0 sees them
+        return json.loads(gather_texts(json.dumps(local_steps(folder)))[0]), set()
     offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(_own_parts(folder)))]
     lost = {process for process, offer in enumerate(offers) if not offer}
     offers = [offer for offer in offers if offer]

@@ -16,7 +16,7 @@ from jax._src import distributed
 
 from gossipjax.checkpoint._leaves import encode
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 LET_GO_SECONDS = 5.0  # that a process which ends waits for the others' parts
 FAILED = "failed"
 

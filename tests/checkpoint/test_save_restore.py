@@ -283,13 +283,6 @@ class TestNothingThatWasNotSavedEndsInSuccess:
 SMALL = {"a": np.arange(3.0)}
 
 
-def test_metadata_that_json_cannot_hold(tmp_path):
-    with Checkpoints(tmp_path) as checkpoints:
-        with pytest.raises(ValueError, match=r"must be what JSON can hold, got .*int64 is not"):
-            checkpoints.save(1, SMALL, {"n": np.int64(3)})
-        assert checkpoints.wait() == []
-
-
 def test_metadata_come_back_as_they_were(tmp_path):
     metadata = {
         "text": 'ü "\ud800',

@@ -61,6 +61,8 @@ def test_a_folder_is_new_unless_it_is_overwritten_or_resumed(tmp_path, monkeypat
     results.create_run_dir("image", out, overwrite=True)
     assert {path.name for path in out.iterdir()} == {"metrics.jsonl", "notes.txt"}
     assert (out / "metrics.jsonl").read_text() == ""
+    with pytest.raises(ValueError, match=r"--out must be a folder on a disk, got gs:/bucket"):
+        results.create_run_dir("image", Path("gs://bucket"), overwrite=False)
     with pytest.raises(ValueError, match=r"--out must be a folder, got the file .*notes.txt"):
         results.create_run_dir("image", out / "notes.txt", overwrite=True)
 
