@@ -6,6 +6,7 @@
 from gossipjax.asynchronous._join import join
 from gossipjax.asynchronous._journal import Account, account, measure_delays
 from gossipjax.asynchronous._node import Node, Statistics
+from gossipjax.asynchronous._outliers import refuse_outliers
 from gossipjax.asynchronous._replay import ReplayedStep, replay
 from gossipjax.asynchronous.algorithms import Algorithm, Outer, adpsgd, outer, sgp
 
@@ -21,6 +22,7 @@ __all__ = [
     "join",
     "measure_delays",
     "outer",
+    "refuse_outliers",
     "replay",
     "sgp",
 ]

@@ -421,6 +421,28 @@ def test_an_update_with_nan_is_left_out(nonfinite, tmp_path):
     assert abs(account.difference) < 1e-12
 
 
+@pytest.mark.parametrize(("size", "is_refused"), [(1e30, True), (1e6, True), (1e3, False)])
+def test_an_absurd_update_is_left_out(size, is_refused, tmp_path):
+    """`refuse_outliers` makes it one that is not finite; the replay leaves the same one out."""
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), ga.refuse_outliers())
+    path = tmp_path / "a.jsonl"
+
+    def scaled(params, target, scale):
+        return scale * (params - target), None
+
+    options = {"algorithm": ga.sgp(), "nonfinite": "skip", "journal": path}
+    with ga.join(None, tx, jnp.zeros(3), **options) as node:
+        models = []
+        for scale in (1.0, size, 1.0):
+            models.append(np.asarray(node.params))
+            node.step(scaled, 1.0, scale)
+        assert node.statistics.skipped == is_refused
+        assert (models[1] == models[2]).all() == is_refused
+    scales = [(1.0, 1.0), (1.0, size), (1.0, 1.0)]
+    replayed = ga.replay([path], tx, jnp.zeros(3), scaled, lambda place, step: scales[step])
+    np.testing.assert_allclose([step.params for step in replayed], models, rtol=1e-6)
+
+
 def test_nobody_waits_for_a_node_whose_step_failed():
     """Its program goes on without steps; the average has its model."""
     with join() as a, join(a.address, place=1, is_founder=True) as b:
