@@ -12,6 +12,7 @@ import optax
 
 from gossipjax.algorithms.transform import require_axis_names
 from gossipjax.collectives import (
+    accumulation_dtype,
     axis_size,
     cast_like,
     copy_for_leaves,
@@ -126,4 +127,6 @@ def require_node_weight(node_weight: Any, name: str) -> jax.Array:
             f"node_weight must be given to each update of {name}, one number of each node, got "
             f"{given}: tx.update(..., node_weight=tokens), or gx.TrainStep(extra_args=)."
         )
-    return jnp.asarray(node_weight, np.result_type(np.float32, jnp.result_type(node_weight)))
+    dtype = jnp.result_type(node_weight)
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    return jnp.asarray(node_weight, accumulation_dtype(dtype) if is_float else jnp.float32)

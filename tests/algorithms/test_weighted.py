@@ -108,7 +108,7 @@ def end_of(tx, extra_args=None):
     """Where the average model stands after 3,000 steps on 90 and 10 examples."""
 
     def gradients(z, target):
-        return z - target, jnp.where(target < 5, 90.0, 10.0)
+        return z - target, jnp.where(target < 5, 90, 10)
 
     nodes = gx.Nodes(2)
     train_step = gx.TrainStep(gradients, tx, nodes=nodes, extra_args=extra_args)
