@@ -292,6 +292,26 @@ class Membership:
         steps = self.steps[self.identity.place]
         self.outbox.append((peer.identity.address, message._replace(steps=steps)))
 
+    def _send_parcel(
+        self,
+        kind: str,
+        peer: Peer,
+        mass: Mass | None,
+        now: float,
+        event: str | None = None,
+        **more: Any,
+    ) -> None:
+        peer.sent += 1
+        peer.parcel_since = peer.parcel_time = peer.progress = now
+        peer.is_stuck = False
+        receiver = peer.identity.life
+        peer.parcel = Message(
+            kind, self.identity, receiver, peer.sent, mass, applied=peer.applied, **more
+        )
+        if kind in ("share", "ask"):
+            self._journal(event or kind, receiver, peer.sent, mass)
+        self._send(peer, peer.parcel)
+
     def _drop(self, reason: str) -> None:
         """Counts a message that is not acted upon; texts of others may be in reasons."""
         if reason in self.dropped or len(self.dropped) < MAX_REASONS:
