@@ -5,9 +5,12 @@ Every process makes the same calls in the same order. With one process they retu
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,23 @@ __all__ = [
     "to_host",
 ]
 
-MEETING_SECONDS = 1800.0  # that processes wait for one another; a line names who is missing sooner
+# A process may compile, or evaluate alone, for so long; a line names it after 30 s.
+MEETING_SECONDS = 1800.0
+
+_seconds = contextvars.ContextVar("seconds", default=MEETING_SECONDS)
+
+
+@contextlib.contextmanager
+def meet_within(seconds: float) -> Iterator[None]:
+    """Within the context, processes wait for one another for at most `seconds`.
+
+    For what all do at once, where no process compiles or evaluates: reading, for example.
+    """
+    token = _seconds.set(seconds)
+    try:
+        yield
+    finally:
+        _seconds.reset(token)
 
 
 def is_main_process() -> bool:
@@ -47,7 +66,7 @@ def is_main_process() -> bool:
     return jax.process_index() == 0
 
 
-def all_processes(flag: bool, timeout: float = MEETING_SECONDS) -> bool:
+def all_processes(flag: bool, timeout: float | None = None) -> bool:
     """Whether `flag` is true on all processes.
 
     Where the processes have met by `gx.launch.initialize`, they agree over the connections of that
@@ -55,7 +74,8 @@ def all_processes(flag: bool, timeout: float = MEETING_SECONDS) -> bool:
     job by itself, it is a collective, which waits without an end.
 
     Raises:
-      TimeoutError: if a process has not come within `timeout` seconds; it is named.
+      TimeoutError: if a process has not come within `timeout` seconds (default: 30 minutes, and
+        the `timeout` of `Checkpoints` while it reads and writes); it is named.
 
     >>> all_processes(True), all_processes(False)
     (True, False)
@@ -63,7 +83,7 @@ def all_processes(flag: bool, timeout: float = MEETING_SECONDS) -> bool:
     if jax.process_count() == 1:
         return flag
     if peers.kept is not None:
-        return all(peers.kept.gather("all_processes", bool(flag), timeout))
+        return all(peers.kept.gather("all_processes", bool(flag), timeout or _seconds.get()))
     sharding = NamedSharding(_all_devices(), P("devices"))
     flags = jax.make_array_from_callback(
         (jax.device_count(),), sharding, lambda index: np.array([flag])
@@ -155,7 +175,7 @@ def gather_texts(text: str) -> list[str]:
     if jax.process_count() == 1:
         return [text]
     if peers.kept is not None:
-        return peers.kept.gather("gather_texts", text, MEETING_SECONDS)
+        return peers.kept.gather("gather_texts", text, _seconds.get())
     mesh = _all_devices()
     count = jax.local_device_count()
 

@@ -43,7 +43,7 @@ from gossipjax.checkpoint._train_state import (
     take_kept_nodes,
 )
 from gossipjax.checkpoint._writer import Writer
-from gossipjax.processes import all_processes, any_process, require_shared_folder
+from gossipjax.processes import all_processes, any_process, meet_within, require_shared_folder
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
@@ -74,7 +74,7 @@ class Checkpoints:
       every: steps between the checkpoints of `after`; None if `after` is not used. With it, SIGTERM
         is caught inside `with Checkpoints(...)`.
       max_to_keep: how many complete checkpoints stay; with 2 or more, a damaged one costs little.
-      timeout: seconds that processes wait for one another while a checkpoint is written.
+      timeout: seconds that processes wait for one another while a checkpoint is written or read.
       read_only: if true, nothing in the folder is changed: its run may still be saving. Otherwise a
         job locks it by a file `.lock`, until `close`, the end of the block or of its process.
       shared: false if each process has a folder on its own disk, and waits for no other.
@@ -139,6 +139,7 @@ class Checkpoints:
         self._problem: str | None = None  # of the last write, if it failed
         self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
+        self._is_ending = False  # all processes know that one is preempted, and save
         self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
         self._writer: Writer | None = None  # from the first save on
@@ -146,7 +147,9 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         if self._every is not None:
             self._former_handler = signal.getsignal(signal.SIGTERM)
-            handlers = launch.signal_handlers([signal.SIGTERM], self._on_sigterm)
+            handlers = launch.signal_handlers(
+                [signal.SIGTERM], self._on_sigterm, self._describe_end
+            )
             self._at_exit.enter_context(handlers)
         self._at_exit.callback(self._lock.release)
         return self
@@ -183,6 +186,19 @@ class Checkpoints:
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_preempted = True
+
+    def _describe_end(self) -> str:
+        """What this process does after SIGTERM, where it does not end at once."""
+        saved = max(local_steps(self.folder), default=None)
+        if self._is_ending:
+            waits = f"step {self._last_step} is being written"
+        else:
+            waits = (
+                "it saves and ends at the next call of Checkpoints.after, when what it does now (a "
+                "step, a compilation, an evaluation) is over"
+            )
+        newest = "nothing is complete" if saved is None else f"step {saved} is the newest complete"
+        return f"SIGTERM to process {jax.process_index()}: {waits}. In {self.folder} {newest}."
 
     @meshes.apart_from_set_mesh
     def resume(
@@ -284,6 +300,7 @@ class Checkpoints:
             raise ValueError("every must be given to Checkpoints for its `after`, got None.")
         is_preempted = any_process(self._is_preempted)
         if is_preempted:
+            self._is_ending = True
             self._must_write = False  # it ends with an error in any case, which says what is saved
         if is_preempted or last or state.step % self._every == 0:
             size = jax.tree.leaves(state.params)[0].shape[0]
@@ -312,6 +329,13 @@ class Checkpoints:
         leaves = as_arrays(meshes.on_auto_axes(state), "state", self._is_shared)
         self._acquire()
         self._finish_write()
+        with meet_within(self._timeout):
+            self._begin_write(step, state, leaves, metadata)
+        launch.advance()
+
+    def _begin_write(
+        self, step: int, state: Any, leaves: list[Any], metadata: dict[str, Any]
+    ) -> None:
         steps = self._list_steps()
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
@@ -324,7 +348,6 @@ class Checkpoints:
             self._open_writer().write(self.folder / str(step), by_number(leaves), manifest)
         except Exception as error:  # the next call says so: all processes must make it
             self._failure = error
-        launch.advance()
 
     def _list_steps(self) -> list[int]:
         return agree_on_steps(self.folder, self._is_shared)[0]
@@ -405,9 +428,10 @@ class Checkpoints:
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
-                restored, self._saved_chain = read_checkpoint(
-                    self.folder, number, like, self._is_shared, lost
-                )
+                with meet_within(self._timeout):
+                    restored, self._saved_chain = read_checkpoint(
+                        self.folder, number, like, self._is_shared, lost
+                    )
             except DamagedError as error:
                 damaged[number] = error
                 continue

@@ -27,6 +27,7 @@ from gossipjax.launch._stall import StallLimits, Watch, find_stall, watching
 from gossipjax.launch._worker import (
     BAD_USAGE,
     DRAIN_SECONDS,
+    GRACE,
     STREAMS,
     Exited,
     OutputClosed,
@@ -356,6 +357,7 @@ class _Supervisor:
             "JAX_NUM_CPU_DEVICES": str(job.local_devices),
             "GOSSIPJAX_RESTART": str(group.restarts),
             "GOSSIPJAX_JOB": self._job_id,
+            GRACE: f"{job.grace_seconds:g}",
             PROGRESS: "",  # not that of a job in which the launcher runs
             **job.gpu_variables[rank],
         }

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +23,8 @@ MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # of a failed process's output
 DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
 ROOM_SECONDS = 0.1  # between two looks whether a process that waits for room has exited
+NOTICE_SECONDS = 4.0  # after a signal; a process that has lost a peer has ended by then
+GRACE = "GOSSIPJAX_GRACE"  # environment variable of a process: seconds from SIGTERM to SIGKILL
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 CANNOT_EXECUTE = (126, 127)  # exit statuses of a shell, and of a program that lacks a library
 # The last line on stderr of Python, which may be colored, where the program cannot be imported.
@@ -226,11 +231,19 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
 @contextlib.contextmanager
-def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
+def signal_handlers(
+    signals: Iterable[signal.Signals], handler: Handler, notice: Callable[[], str] | None = None
+) -> Iterator[None]:
     """Call `handler` on these signals within the context, and restore the former handlers after it.
 
     On threads other than the main thread this does nothing, because Python sets signal handlers
     on the main thread only. SIGHUP stays ignored where it is ignored (`nohup`).
+
+    Args:
+      signals: the signals.
+      handler: as for `signal.signal`.
+      notice: returns what is said on stderr, once, if the context has not ended 4 s after a signal.
+        A thread calls it, also while the main thread is in a compilation, in which no handler runs.
 
     >>> import signal
     >>> from gossipjax import launch
@@ -243,12 +256,53 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iter
     caught = [s for s in signals if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
     if threading.current_thread() is not threading.main_thread():
         caught = []
+    noticing = _noticing(caught, notice) if notice and caught else contextlib.nullcontext()
     former_handlers = {s: signal.signal(s, handler) for s in caught}
     try:
-        yield
+        with noticing:
+            yield
     finally:
         for number, former in former_handlers.items():
             signal.signal(number, former)
+
+
+@contextlib.contextmanager
+def _noticing(signals: Sequence[int], notice: Callable[[], str]) -> Iterator[None]:
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    _forget_in_children()
+    former = signal.set_wakeup_fd(far.fileno(), warn_on_full_buffer=False)
+    arguments = (near, former, signals, notice)
+    threading.Thread(target=_notice, args=arguments, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(former)
+        far.shutdown(socket.SHUT_RDWR)  # children may have it, too
+        far.close()
+
+
+@functools.cache
+def _forget_in_children() -> None:
+    """A signal to a child made by fork is none to this process."""
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
+def _notice(
+    near: socket.socket, former: int, signals: Sequence[int], notice: Callable[[], str]
+) -> None:
+    """Reads the numbers of signals, which Python writes at once, whatever the main thread does."""
+    with near:
+        try:
+            while number := near.recv(1):
+                if former != -1:
+                    os.write(former, number)
+                if number[0] in signals:
+                    near.settimeout(NOTICE_SECONDS)
+        except TimeoutError:
+            grace = os.environ.get(GRACE)
+            limit = f" It is killed {grace} s after the signal (--grace)." if grace else ""
+            print(f"gossipjax: {notice()}{limit}", file=sys.stderr, flush=True)
 
 
 def describe_signal(number: int) -> str:

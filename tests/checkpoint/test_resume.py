@@ -2,11 +2,14 @@
 
 import contextlib
 import functools
+import hashlib
 import os
 import re
 import resource
 import signal
+import threading
 import warnings
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +20,9 @@ from modes import make_mesh
 from short_runs import assert_equal_bits, average_densely, names_in, snapshot
 
 import gossipjax as gx
+from gossipjax import processes
 from gossipjax.checkpoint import Checkpoints, Preempted, TrainState
+from gossipjax.launch import _worker, peers
 
 N = 4
 NODES = gx.Nodes(N)
@@ -242,6 +247,24 @@ def test_a_chain_that_changed_is_said(kind, nodes, changes, message, tmp_path):
         assert re.fullmatch(f"the chain has changed since step 1 in .*: [^;]*{message}[^;]*", text)
 
 
+def test_a_process_that_hangs_in_its_read_is_waited_for_as_long_as_is_said(tmp_path, monkeypatch):
+    """Not as long as one that may compile or evaluate, which is waited for before."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": np.ones(3)}, {})
+    waited = []
+
+    def gather(name, value, timeout):
+        waited.append(timeout)
+        return [value]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(peers, "kept", SimpleNamespace(gather=gather))
+    with Checkpoints(tmp_path, read_only=True, timeout=7) as checkpoints:
+        assert checkpoints.restore({"a": np.ones(3)}) is not None
+    assert waited.count(7) >= 3  # the manifest, the arrays, and whether they are damaged
+    assert {*waited} == {7, processes.MEETING_SECONDS}
+
+
 @pytest.fixture
 def received():
     """The signals that the program's handler of SIGTERM, from before the context, receives."""
@@ -275,6 +298,28 @@ class TestSigterm:
             assert (resumed.step, resumed.metadata) == (3, {"seed": 3, "nodes": N})
             os.kill(os.getpid(), signal.SIGTERM)  # not caught without `every`
             assert received == [signal.SIGTERM]
+
+    def test_during_a_compilation_says_at_once_what_is_saved(self, tmp_path, monkeypatch, capfd):
+        """In which no handler of Python's runs."""
+        monkeypatch.setattr(_worker, "NOTICE_SECONDS", 0.05)
+        monkeypatch.setenv("GOSSIPJAX_GRACE", "30")
+        start = make_start(NODES)
+
+        def run_until_sigterm():
+            with Checkpoints(tmp_path, every=2) as checkpoints:
+                checkpoints.after(start._replace(step=2))
+                checkpoints.wait()
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 3 * 10**6)  # a second in C
+                said.append(capfd.readouterr().err)
+                checkpoints.after(start._replace(step=3))
+
+        said = []
+        with pytest.raises(Preempted):
+            run_until_sigterm()
+        message = r"next call of Checkpoints.after, .* step 2 is the newest .* killed 30 s after"
+        assert re.search(message, said[0])
+        assert capfd.readouterr().err == ""
 
     @pytest.mark.parametrize("has_handler", [True, False])
     def test_in_the_last_write_completes_it(self, has_handler, tmp_path, received):
