@@ -66,9 +66,9 @@ class Node:
         addresses: Any = ray.get(book.read.remote())
         self.is_replacement = place in addresses
         self.node = asynchronous.join(
-            [address for other, address in addresses.items() if other != place],
             optax.sgd(0.01, momentum=0.9),
             digits.init(),
+            address=[address for other, address in addresses.items() if other != place],
             algorithm=asynchronous.sgp(),
             listen=f"{ray.util.get_node_ip_address()}:0",
             place=place,

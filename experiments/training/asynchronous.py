@@ -203,9 +203,9 @@ def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | 
     batches = gx.prefetch(jax.tree.map(lambda row: jnp.asarray(row[0]), batch) for batch in rows)
     gradients = make_gradients(job.task)
     node = gx.asynchronous.join(
-        info.contacts,
         tx,
         start.variables,
+        address=info.contacts,
         algorithm=ASYNCHRONOUS[run.title].build(run.seed, options.outer),
         listen=info.listen,
         place=info.place,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import optax
 
+from gossipjax import launch
 from gossipjax.asynchronous._node import Node
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import Algorithm
@@ -17,14 +18,14 @@ from gossipjax.wire import WireLike
 
 
 def join(
-    address: str | Sequence[str] | None,
     tx: optax.GradientTransformation,
     params: Any,
-    *,
+    *former: Any,
     algorithm: Algorithm,
-    listen: str = "127.0.0.1:0",
-    place: int = 0,
-    job: str = "",
+    address: str | Sequence[str] | None = None,
+    listen: str | None = None,
+    place: int | None = None,
+    job: str | None = None,
     is_founder: bool | None = None,
     patience: float = 10.0,
     max_received: int = 16,
@@ -37,16 +38,25 @@ def join(
 ) -> Node:
     """Joins a job of asynchronous nodes, or starts one.
 
+    Under `python -m gossipjax.launch --asynchronous`, and where the variables of `find_node` are
+    set, it finds `address`, `listen`, `place` and `job` by itself. Such a job is founded when all
+    its nodes are heard and none has made a step, or after `patience` seconds by those of them that
+    are heard, if these are most. So a node that comes back never brings its first model into a job
+    that goes on.
+
     Args:
-      address: where living nodes of the job listen, one or several `host:port`; None starts a job.
       tx: the optax chain, whose updates are local.
       params: the model at which a founder starts, and the shapes and types for others.
       algorithm: `sgp()`, `adpsgd()` or `outer(every)`.
-      listen: where this node listens; port 0 is any that is free.
-      place: its number in the job, the same whenever it is started again.
-      job: its name; messages of other jobs are dropped.
-      is_founder: whether it brings `params`, with weight 1. Others ask a living node for half of
-        what it holds, and bring nothing. None: if there is no `address`.
+      address: where others of the job listen, one or several `host:port`. With none, here and in
+        the variables, the node starts a job.
+      listen: where this node listens; port 0 is any that is free. None: `127.0.0.1:0`.
+      place: its number in the job, the same whenever it is started again. None: 0.
+      job: its name; messages of other jobs are dropped. None: empty.
+      is_founder: whether it brings `params` at once, with weight 1. Others ask a living node for
+        half of what it holds, and bring nothing. None: as above, else if there is no `address`. A
+        place founds once: if the others know of steps that an earlier life has made there, the node
+        gives up what it brought, asks them for half, and warns.
       patience: seconds of silence after which another node is declared dead.
       max_received: shares that this node takes between two that it gave. For each that comes
         after them half of all that it holds goes back, so that a node whose loop hangs costs the
@@ -66,15 +76,15 @@ def join(
       The node, whose thread receives from now on.
 
     Raises:
-      ValueError: if an argument cannot be used.
+      ValueError: if an argument, or a variable, cannot be used.
       OSError: if it cannot listen there.
       ImportError: without pyzmq.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
-    >>> a = gx.asynchronous.join(
-    ...     None, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
+    >>> options = {"algorithm": gx.asynchronous.sgp()}
+    >>> a = gx.asynchronous.join(optax.sgd(0.1), jnp.zeros(3), **options)
     >>> b = gx.asynchronous.join(
-    ...     a.address, optax.sgd(0.1), jnp.zeros(3), algorithm=gx.asynchronous.sgp(), place=1)
+    ...     optax.sgd(0.1), jnp.zeros(3), address=a.address, place=1, **options)
     >>> def gradients(params, target):
     ...     return params - target, None
     >>> for _ in range(20):
@@ -84,14 +94,24 @@ def join(
     True
     >>> a.leave()
     """
+    if former:
+        raise TypeError(
+            "join takes two arguments without a name, tx and params, got "
+            f"{2 + len(former)}: the address has one, as in join(tx, params, address=...)."
+        )
+    info = launch.find_node() if address is None else None
     contacts = (address,) if isinstance(address, str) else tuple(address or ())
+    if info is None:
+        info = launch.NodeInfo(0, 0, "127.0.0.1:0", contacts, is_restart=False, job="")
+        is_founder = not contacts if is_founder is None else is_founder
     settings = Settings(
         algorithm=algorithm,
-        contacts=contacts,
-        listen=listen,
-        place=place,
-        job=job,
-        is_founder=not contacts if is_founder is None else is_founder,
+        contacts=info.contacts,
+        num_nodes=info.num_nodes,
+        listen=info.listen if listen is None else listen,
+        place=info.place if place is None else place,
+        job=info.job if job is None else job,
+        is_founder=is_founder,
         patience=patience,
         max_received=max_received,
         wire=wire,

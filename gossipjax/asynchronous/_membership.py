@@ -104,6 +104,7 @@ class Membership:
         self._queries = itertools.count(1)
         self._stepped: dict[int, float] = {}  # place -> when its steps were last more than before
         self._began = self._last_tick = now
+        self._met = now  # another, for the last time
         self._next_beat = now
         self._next_call = now  # of addresses that were given and are silent
 
@@ -138,6 +139,7 @@ class Membership:
 
     def _meet(self, sender: Identity, now: float) -> Peer:
         self._note_contacts([sender], now)
+        self._met = now
         peer = self.peers[sender.life] = Peer(sender, now, now)
         self._send_view(peer)
         self._next_beat = min(self._next_beat, now + self._patience / EARLY_BEATS)
@@ -240,7 +242,7 @@ class Membership:
             self._send_view(peer)
         calls = now >= self._next_call
         if calls:
-            self._next_call = now + self._patience
+            self._next_call = now + self._patience / 2  # who waits so long for calls is heard
         heard = {peer.identity.address for peer in self.peers.values()}
         recent = now - MEMORY * self._patience
         silent = [

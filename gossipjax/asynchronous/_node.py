@@ -74,7 +74,7 @@ class Node:
     It listens at `address`, where others may join, and is number `place` of the job.
 
     >>> import jax.numpy as jnp, optax, gossipjax.asynchronous as ga
-    >>> node = ga.join(None, optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
+    >>> node = ga.join(optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
     >>> (node.place, node.total_steps)
     (0, 0)
     >>> node.leave()
@@ -97,8 +97,13 @@ class Node:
         self._steps = self._skipped = self._sent = self._kept = 0
         self._acknowledged = self._staleness = 0
         self._on_way: dict[str, int] = {}  # life -> the step after which it was sent a message
-        x = make_numerator(params, self._algorithm.outer, settings.is_founder)
-        self._holding = Holding(Mass(x, float(settings.is_founder)))
+        is_founder = bool(settings.is_founder)
+        x = make_numerator(params, self._algorithm.outer, is_founder)
+        self._holding = Holding(Mass(x, float(is_founder)))
+        estate = None
+        if settings.is_founder is None:
+            x = make_numerator(params, self._algorithm.outer, True)
+            estate = Mass(tuple(map(np.asarray, x)), 1.0)
         form = self._make_format()
         self._service = Service(settings.listen, form, settings.patience, settings.secret)
         self.address = self._service.address
@@ -113,6 +118,7 @@ class Node:
             self._journal.add,
             time.monotonic(),
             max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else None,
+            estate,
         )
         self._is_open = True
         self._is_over = False
@@ -205,8 +211,9 @@ class Node:
         """
         self._warn()
         self._participant.is_finished = self._is_over
-        mass, moved, life = self._begin(gradients)
-        update = self._get_update(gradients)
+        self.warm_up(gradients, *inputs)
+        mass, moved, life = self._begin()
+        update = self._updates[gradients]
         result = update(mass.x, mass.w, moved, self._opt_state, *inputs)
         moved, self._opt_state, aux, is_finite = result
         # This waits for the device. Without the lock: messages are taken in meanwhile.
@@ -240,7 +247,15 @@ class Node:
         return aux
 
     def _warn(self) -> None:
-        """Warns once of each node to which messages do not come."""
+        """Warns once of each node to which messages do not come, and of a model it gave up."""
+        if self._participant.is_refused and "refused" not in self._warned:
+            self._warned.add("refused")
+            warnings.warn(
+                f"place {self.place} founds once: an earlier life of it has made steps, which are "
+                "in what the others hold. It gave up the model that it brought, and asks for half "
+                "of theirs: leave out is_founder=True where it is started again.",
+                stacklevel=3,
+            )
         for address in self._participant.stuck.keys() - self._warned:
             self._warned.add(address)
             warnings.warn(
@@ -250,11 +265,11 @@ class Node:
                 stacklevel=3,
             )
 
-    def _begin(self, gradients: Gradients) -> tuple[Mass, Any, str]:
+    def _begin(self) -> tuple[Mass, Any, str]:
         """Waits until it holds something; returns what, its own movement, and the life."""
         while True:
             self.wait_for_mass()
-            launch.advance(self._steps, slow=gradients not in self._updates)
+            launch.advance(self._steps)
             with self._service.lock:
                 self._service.require_running()
                 if not self._participant.wants_mass:  # it may have been given up meanwhile
@@ -281,21 +296,26 @@ class Node:
         return {place: self._unpack(masses[place].x, masses[place].w) for place in sorted(masses)}
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
-        """Compiles a step, and changes nothing."""
+        """Compiles a step, as the first one with these `gradients` does otherwise."""
+        if gradients in self._updates:
+            return
+        if len(self._updates) == MAX_GRADIENTS:
+            raise ValueError(
+                f"gradients must be one of at most {MAX_GRADIENTS} functions, each of which is "
+                "compiled, got another one: define it once, outside of the loop."
+            )
         launch.advance(slow=True)
         with self._service.lock:
             mass = self._holding.merge()
-        opt_state = jax.tree.map(jnp.copy, self._opt_state)
-        update = self._get_update(gradients)
-        moved, *_ = update(mass.x, mass.w or 1.0, self._moved, opt_state, *inputs)
+        update = self._updates[gradients] = make_update(self._tx, self._like, gradients)
+        update.lower(mass.x, mass.w or 1.0, self._moved, self._opt_state, *inputs).compile()
         arrived = tuple(map(np.asarray, mass.x))
+        moved = mass.x[: len(self._layout.dtypes)]
         outer = self._algorithm.outer
+        key = make_key(self._wires, self.place, 0)
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
-            key = make_key(self._wires, self.place, 0)
-            results = advance(mass.x, arrays, moved, 1.0, outer, wires, key)
-            kept, _ = jax.block_until_ready(results)
-            moved = kept[: len(moved)]
-        jax.block_until_ready(add(mass.x, arrived))
+            advance.lower(mass.x, arrays, moved, 1.0, outer, wires, key).compile()
+        add.lower(mass.x, arrived).compile()
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
         """Waits until so many nodes, itself included, have called this, or one makes steps.
@@ -337,10 +357,16 @@ class Node:
             answers = _list_some(
                 [self._explain_silence(address) for address in contacts[:MAX_SHOWN]]
             )
+            num_nodes = self._settings.num_nodes
             if misfits:
                 way_out = "Give all nodes of the job the same"
+            elif num_nodes and self._settings.is_founder is None:
+                way_out = (
+                    f"A job of {num_nodes} nodes begins when most of them are there and none has "
+                    "made a step, or all. Start the others, or one of them with is_founder=True"
+                )
             elif is_heard or not contacts:
-                way_out = "One node must found the job: by join(None, ...), or is_founder=True"
+                way_out = "One node must found the job: give it no address, or is_founder=True"
             else:
                 way_out = "Give the address of one that lives"
             raise TimeoutError(
@@ -425,16 +451,6 @@ class Node:
         for life, peer in peers.items():
             if peer.parcel is not None:
                 self._on_way.setdefault(life, self._steps)
-
-    def _get_update(self, gradients: Gradients) -> Any:
-        if gradients not in self._updates:
-            if len(self._updates) == MAX_GRADIENTS:
-                raise ValueError(
-                    f"gradients must be one of at most {MAX_GRADIENTS} functions, each of which is "
-                    "compiled, got another one: define it once, outside of the loop."
-                )
-            self._updates[gradients] = make_update(self._tx, self._like, gradients)
-        return self._updates[gradients]
 
     def _unpack(self, x: Any, w: Any, moved: Any = None) -> Any:
         return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w, moved)

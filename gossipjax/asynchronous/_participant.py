@@ -31,6 +31,7 @@ class Participant(Ending):
     Attributes:
       stuck: address -> place of nodes to which a parcel did not come.
       is_ready: to begin.
+      is_refused: it had founded again, and gave up what it brought.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Participant(Ending):
         journal: Callable[[str, str, int, Mass | None], None],
         now: float,
         max_on_way: int | None = None,
+        estate: Mass | None = None,
     ):
         super().__init__(settings, holder, new_life, journal, now)
         self.stuck: dict[str, int] = {}
@@ -49,7 +51,12 @@ class Participant(Ending):
         self._max_received = settings.max_received
         self._received = 0  # shares since the last parcel of its own that arrived
         self._wants_mass_since = None if settings.is_founder else now
-        self._estate: Mass | None = None  # what it gave up, while nobody gives it any
+        # What it gave up, or may bring, while nobody gives it any.
+        self._estate = estate
+        self._gave_up = False
+        self._is_founder = bool(settings.is_founder)
+        self.is_refused = False
+        self._num_nodes = settings.num_nodes
         self._beg_turns = itertools.count()
         self._last_beg = now - settings.patience
         journal("found" if settings.is_founder else "join", self.identity.life, 0, None)
@@ -278,7 +285,14 @@ class Participant(Ending):
                 self._holder.add(-message.mass)
 
     def _learn(self, peer: Peer, view: View, now: float) -> None:
+        made = self.steps[self.identity.place]
         super()._learn(peer, view, now)
+        if self._is_founder and self.steps[self.identity.place] > made:
+            # A place founds once: the steps of an earlier life are in what the others hold.
+            self.is_refused = True
+            self._give_up(now)
+            self._estate = None
+            return
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
         if any(not self._outlives(declarer) for declarer in declarers):
             self._give_up(now)
@@ -361,22 +375,42 @@ class Participant(Ending):
         self._journal("give up", self.identity.life, 0, mass)
         if self._wants_mass_since is None:
             self._estate = mass
+            self._gave_up = True
             self._wants_mass_since = now
+        self._is_founder = False
         self._begin_life(now)
 
     def write_off(self, now: float) -> None:
         """Goes on as a new life, after a model that is not finite, whose weight is lost."""
         self._journal("write off", self.identity.life, 0, self._holder.take())
         self._wants_mass_since = now
+        self._is_founder = False
         self._begin_life(now)
 
-    def _revive(self, now: float) -> None:
-        """Takes back what it had given up, where nobody who holds anything is left to give."""
-        since = self._wants_mass_since
-        nobody = not self.list_members() and since is not None and now - since > self._patience
-        if nobody and self._estate is not None:
-            self._journal("revive", self.identity.life, 0, self._estate)
+    def _found(self, now: float) -> None:
+        """Takes back what it had given up, or brings a model, where nobody is left to give."""
+        if self._estate is None or self._wants_mass_since is None:
+            return
+        nobody_gives = not self.list_members()
+        is_calm = now - max(self._wants_mass_since, self._met) > self._patience
+        places = {self.identity.place, *(peer.identity.place for peer in self.peers.values())}
+        all_are_heard = 0 < self._num_nodes <= len(places)
+        is_new = not any(self.steps.values())
+        if self._gave_up:
+            may = nobody_gives and is_calm
+        else:
+            # Who hears few may be cut off from a job that goes on.
+            most_are_heard = 2 * len(places) > self._num_nodes
+            may = (all_are_heard and is_new) or (
+                nobody_gives and is_calm and (all_are_heard or (is_new and most_are_heard))
+            )
+        if may:
+            self._journal(
+                "revive" if self._gave_up else "found", self.identity.life, 0, self._estate
+            )
+            self._is_founder = not self._gave_up
             self._holder.add(self._estate)
+            self._next_beat = now
             self._end_want()
 
     def _take_leave(self, peer: Peer, message: Message) -> bool:
@@ -416,7 +450,7 @@ class Participant(Ending):
                 else:
                     self._send(peer, peer.parcel)
         if self.wants_mass and not self.is_finished:
-            self._revive(now)
+            self._found(now)
         elif self._is_leaving:
             self._go_on_leaving(now)
         elif self.is_finished and not self.is_ended:

@@ -18,10 +18,11 @@ class Settings:
 
     algorithm: Algorithm
     contacts: tuple[str, ...]  # where others of the job listen
+    num_nodes: int = 0  # of the job at its start; 0 is unknown
     listen: str = "127.0.0.1:0"
     place: int = 0
     job: str = ""
-    is_founder: bool = True
+    is_founder: bool | None = True  # None: once it is clear that the job is new
     patience: float = 10.0
     max_received: int = 16
     wire: WireLike | None = None

@@ -94,6 +94,8 @@ class Account:
             self.elsewhere += mass
         elif kind == "revive":
             self.elsewhere -= mass
+        elif kind == "found" and mass is not None:  # what a node was started with is added there
+            self.brought += mass
 
 
 class Process:
@@ -110,19 +112,23 @@ class Process:
         self.is_running = True
         self.is_stopped = False
         self.holder = Holder()
+        mass = Mass((Fraction(self.place + 1),), Fraction(1))
         if founder:
-            mass = Mass((Fraction(self.place + 1),), Fraction(1))
             self.holder.add(mass)
             self.network.account.brought += mass
         settings = Settings(
             algorithm=sgp(),
             contacts=tuple(make_address(place) for place in range(self.network.size)),
+            num_nodes=self.network.size,
             place=self.place,
             patience=PATIENCE,
             max_received=self.network.max_received,
             is_founder=founder,
         )
-        self.node = Participant(settings, self.holder, self.new_life, self.record, self.network.now)
+        estate = mass if founder is None else None
+        self.node = Participant(
+            settings, self.holder, self.new_life, self.record, self.network.now, estate=estate
+        )
 
     def new_life(self):
         number = next(self.network.lives)

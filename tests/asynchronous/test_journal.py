@@ -100,8 +100,8 @@ def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written
     options = {"algorithm": ga.sgp(), "patience": 1.0}
     tx, params = optax.sgd(0.1), jnp.zeros(3)
     with (
-        ga.join(None, tx, params, journal=paths[0], **options) as a,
-        ga.join(a.address, tx, params, place=1, journal=paths[1], **options) as b,
+        ga.join(tx, params, journal=paths[0], **options) as a,
+        ga.join(tx, params, address=a.address, place=1, journal=paths[1], **options) as b,
     ):
         for node in (a, b):
             node.step(gradients)

@@ -38,9 +38,9 @@ def run_job(folder, algorithm, size, wire=None, steps=30, **more):
     nodes, seen = [], {}
     for place in range(size):
         node = ga.join(
-            [node.address for node in nodes],
             TX,
             START,
+            address=[node.address for node in nodes],
             algorithm=algorithm,
             place=place,
             is_founder=place < size - 1,
@@ -114,7 +114,7 @@ def test_a_slow_node_counts_as_the_others_do(algorithm):
     for place in range(size):
         addresses = [node.address for node in nodes]
         options = {"algorithm": algorithm, "place": place, "is_founder": True}
-        nodes.append(ga.join(addresses, PULL_TX, jnp.zeros(size), **options))
+        nodes.append(ga.join(PULL_TX, jnp.zeros(size), address=addresses, **options))
 
     turns = 80
     models = []

@@ -142,7 +142,7 @@ def test_a_parcel_that_cannot_be_read_has_a_reason_that_its_sender_is_told(frame
 
 def join(address=None, **options):
     arguments = {"algorithm": ga.sgp(), "job": "job"} | options
-    return ga.join(address, optax.sgd(0.1), jnp.zeros(3), **arguments)
+    return ga.join(optax.sgd(0.1), jnp.zeros(3), address=address, **arguments)
 
 
 def gradients(params, target):
@@ -288,7 +288,7 @@ def test_what_one_message_raises_is_counted(monkeypatch):
 )
 def test_who_does_not_fit_into_a_job_is_told_why_at_once(different, reason):
     own = {"tx": optax.sgd(0.1), "params": jnp.zeros(3), "algorithm": ga.outer(8), "job": "job"}
-    with ga.join(None, **own) as a, ga.join(a.address, place=1, **own | different) as other:
+    with ga.join(**own) as a, ga.join(address=a.address, place=1, **own | different) as other:
         told = f"{a.address} says that this node is {reason}.* Give all nodes of the job the same"
         with pytest.raises(TimeoutError, match=told) as error:
             other.wait_for_mass(timeout=60)
@@ -301,7 +301,7 @@ def test_what_to_do_where_nobody_gives():
     """Nobody listens, nobody has founded the job, or nobody is known."""
     with join("127.0.0.1:9") as a, pytest.raises(TimeoutError, match="Give the address of one"):
         a.wait_for_mass(timeout=0.1)
-    founds = r"One node must found the job: by join\(None, \.\.\.\), or is_founder=True"
+    founds = r"One node must found the job: give it no address, or is_founder=True"
     with join(is_founder=False) as a, join(a.address, place=1) as b:
         wait_for(lambda: b._participant.peers)
         with pytest.raises(TimeoutError, match=f"has nothing to give. {founds}"):
@@ -375,8 +375,8 @@ def test_large_messages_are_encrypted():
     params = jnp.ones(2**20 + 1)  # a little above 4 MiB
     options = {"algorithm": ga.sgp(), "secret": SECRET}
     with (
-        ga.join(None, optax.sgd(0.1), params, **options) as a,
-        ga.join(a.address, optax.sgd(0.1), params, place=1, **options) as b,
+        ga.join(optax.sgd(0.1), params, **options) as a,
+        ga.join(optax.sgd(0.1), params, address=a.address, place=1, **options) as b,
     ):
         b.wait_for_mass(timeout=5)
         np.testing.assert_array_equal(b.params, params)
@@ -464,7 +464,7 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
     paths = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     with (
         ga.join(
-            None, optax.sgd(1.0), jnp.zeros(3), algorithm=ga.sgp(), job="job",
+            optax.sgd(1.0), jnp.zeros(3), algorithm=ga.sgp(), job="job",
             journal=paths[0], nonfinite="skip",
         ) as a,
         join(a.address, place=1, is_founder=True, journal=paths[1]) as b,

@@ -229,8 +229,7 @@ def test_a_job_on_the_loopback_listens_nowhere_else():
     asynchronous = (
         "import os, jax.numpy as jnp, optax, gossipjax as gx\n"
         "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"
-        "node = gx.launch.find_node()\n"
-        "joined = gx.asynchronous.join(None, optax.sgd(0.1), jnp.zeros(3), listen=node.listen,\n"
+        "node = gx.asynchronous.join(optax.sgd(0.1), jnp.zeros(3),\n"
         "    algorithm=gx.asynchronous.sgp())\n"
         f"{LISTENING}"
     )

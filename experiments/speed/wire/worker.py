@@ -171,9 +171,9 @@ class Worker:
             ports = self.gather(server.getsockname()[1])
         listens = [f"{a}:{int(port)}" for a, port in zip(self._job.addresses, ports, strict=True)]
         node = gx.asynchronous.join(
-            [address for place, address in enumerate(listens) if place != self.rank],
             tx,
             params,
+            address=[address for place, address in enumerate(listens) if place != self.rank],
             algorithm=ASYNCHRONOUS[algorithm].build(0, None),
             listen=listens[self.rank],
             place=self.rank,

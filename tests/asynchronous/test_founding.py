@@ -1,0 +1,143 @@
+"""Who brings a model: all nodes of a new job, and none that comes back to one that goes on."""
+
+import re
+
+import jax.numpy as jnp
+import optax
+import pytest
+from fake_network import PATIENCE, Network
+from test_protocol import run_calmly
+
+import gossipjax.asynchronous as ga
+
+
+def make_network(size, running):
+    network = Network(size, founders=0)
+    for process in network.processes:
+        process.is_running = False
+    for place in running:
+        network.processes[place].start(founder=None)
+    return network
+
+
+def weights(network):
+    return [float(p.holder.mass.w) if p.is_running else None for p in network.processes]
+
+
+def test_all_nodes_of_a_new_job_bring_their_models_once_all_are_heard():
+    network = make_network(3, [0, 1, 2])
+    run_calmly(network, PATIENCE / 2, steps=False)
+    assert weights(network) == [1, 1, 1]
+
+
+def test_most_begin_after_a_while_and_who_comes_later_asks():
+    network = make_network(3, [0, 1])
+    run_calmly(network, PATIENCE / 2)
+    assert weights(network) == [0, 0, None]
+    run_calmly(network, PATIENCE)
+    network.processes[2].start(founder=None)
+    run_calmly(network, 3 * PATIENCE)
+    assert sum(weights(network)) == pytest.approx(2)
+    assert not network.processes[2].node.wants_mass
+
+
+def test_one_of_two_begins_nothing_alone():
+    network = make_network(2, [0])
+    run_calmly(network, 30 * PATIENCE)
+    assert weights(network) == [0, None]
+    network.processes[1].start(founder=None)
+    run_calmly(network, PATIENCE)
+    assert sum(weights(network)) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_who_comes_back_after_a_long_time_gets_half(is_cut):
+    """Also when its network comes later than its process."""
+    network = make_network(2, [0, 1])
+    run_calmly(network, 2 * PATIENCE)
+    network.processes[1].kill()
+    run_calmly(network, 30 * PATIENCE)
+    left = weights(network)[0]
+    network.processes[1].start(founder=None)
+    network.cut = {frozenset((0, 1))} if is_cut else set()
+    run_calmly(network, 3 * PATIENCE)
+    network.cut = set()
+    run_calmly(network, PATIENCE)
+    assert not network.processes[1].node.wants_mass
+    assert sum(weights(network)) == pytest.approx(left)
+
+
+def test_a_job_that_is_lost_begins_anew():
+    """All have died one after the other, so that each knows that there was one."""
+    network = make_network(2, [0, 1])
+    run_calmly(network, 2 * PATIENCE)
+    network.processes[0].kill()
+    network.processes[0].start(founder=None)
+    network.cut = {frozenset((0, 1))}
+    network.processes[1].kill()
+    network.processes[0].node.steps[1] = 20  # it has heard of them, and got nothing
+    network.processes[1].start(founder=None)
+    network.cut = set()
+    run_calmly(network, PATIENCE / 2)
+    assert weights(network) == [0, 0]
+    run_calmly(network, 2 * PATIENCE)
+    assert sum(weights(network)) > 0
+
+
+def test_a_place_founds_once():
+    """The models of the others do not move to one that was founded again."""
+    network = make_network(3, [0, 1, 2])
+    run_calmly(network, 2 * PATIENCE, steps=True)
+    network.processes[1].kill()
+    run_calmly(network, 3 * PATIENCE)
+    left = sum(w for w in weights(network) if w is not None)
+    network.processes[1].start(founder=True)
+    run_calmly(network, PATIENCE)
+    assert network.processes[1].node.is_refused
+    assert sum(weights(network)) == pytest.approx(left)
+
+
+def test_a_node_that_founds_again_says_what_became_of_it():
+    options = {"algorithm": ga.sgp(), "patience": 1.0, "is_founder": True}
+
+    def to_one(params):
+        return params - 1.0, None
+
+    def join(address, place):
+        return ga.join(optax.sgd(0.5), jnp.zeros(3), address=address, place=place, **options)
+
+    with join(None, 0) as a:
+        b = join(a.address, 1)
+        for _ in range(30):
+            a.step(to_one)
+            b.step(to_one)
+        b._service.close()  # as a kill
+        with join(a.address, 1) as again:
+            again.wait_for_mass()
+            while not again._participant.is_refused:
+                again.wait_for_members(2, 0.01)
+            with pytest.warns(UserWarning, match="place 1 founds once"):
+                again.step(to_one)
+            assert float(again.params[0]) > 0.999
+            assert float(a.params[0]) > 0.999
+
+
+def test_what_a_launcher_says_is_found_and_arguments_win(monkeypatch):
+    monkeypatch.setenv("GOSSIPJAX_NODE_ADDRESSES", "127.0.0.1:5961,127.0.0.1:5962")
+    monkeypatch.setenv("GOSSIPJAX_NODE", "1")
+    monkeypatch.setenv("GOSSIPJAX_JOB", "it")
+    tx = optax.sgd(0.1)
+    with ga.join(tx, jnp.zeros(3), algorithm=ga.sgp(), patience=0.2) as node:
+        assert (node.place, node.address, node._settings.job) == (1, "127.0.0.1:5962", "it")
+        begins = "nobody listens at 127.0.0.1:5961. A job of 2 nodes begins when most of them"
+        with pytest.raises(TimeoutError, match=re.escape(begins)):
+            node.wait_for_mass()
+        other = ga.join(tx, jnp.zeros(3), algorithm=ga.sgp(), listen="127.0.0.1:5961", place=0)
+        with other:
+            other.wait_for_mass(20)
+            node.wait_for_mass(20)
+
+
+def test_the_old_order_of_arguments():
+    with pytest.raises(TypeError, match=re.escape("join(tx, params, address=...)")):
+        ga.join(None, optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
