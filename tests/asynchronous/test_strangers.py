@@ -431,7 +431,7 @@ def test_an_absurd_update_is_left_out(size, is_refused, tmp_path):
         return scale * (params - target), None
 
     options = {"algorithm": ga.sgp(), "nonfinite": "skip", "journal": path}
-    with ga.join(None, tx, jnp.zeros(3), **options) as node:
+    with ga.join(tx, jnp.zeros(3), **options) as node:
         models = []
         for scale in (1.0, size, 1.0):
             models.append(np.asarray(node.params))
