@@ -93,8 +93,8 @@ class Membership:
         self._new_life = new_life
         self._journal = journal
         self._declared: dict[str, Identity] = {}  # dead, says this node
-        # A life, the smallest of those that declared it dead, and when; for a while. Who is not
-        # outlived by that one is by none; each declarer tells the life so itself, too.
+        # A life, the smallest of those that declared it dead, and when; for a while. Each of these
+        # tells the life so itself, too.
         self._deaths: dict[str, tuple[Identity, float]] = {}
         # Addresses to which parcels did not come: until when these get none, and for how long. A
         # node that begins another life there is not fed at once again.
@@ -186,9 +186,20 @@ class Membership:
         if life not in self._deaths or declarer < self._deaths[life][0]:
             self._deaths[life] = declarer, time
 
-    def _outlives(self, other: Identity) -> bool:
-        """Whether a life that declared this one dead is declared dead by this one, and younger."""
-        return other.life in self._declared and self.identity < other
+    def _outlives(self, other: Identity, members: Iterable[Identity]) -> bool:
+        """Whether this life goes on, of two that declared each other dead.
+
+        That is decided for all that each of them hears, so that of a partition one side goes on:
+        the one with more than half of the places, or else the one with the smallest.
+        """
+
+        def rank(life: Identity, others: Iterable[Identity]) -> tuple[bool, Identity, Identity]:
+            side = {life, *others}
+            places = {who.place for who in side}
+            return 2 * len(places) <= len(self.steps), min(side), life
+
+        own = (peer.identity for peer in self.peers.values())
+        return rank(self.identity, own) < rank(other, members)
 
     def _declare_dead(self, peer: Peer) -> None:
         life = peer.identity.life
@@ -206,6 +217,7 @@ class Membership:
             self.contacts[peer.identity.address] = now
         self.peers = {}
         self._declared = {}
+        self._deaths = {}  # what it had taken back of others is given up
         self._next_beat = now
         self._journal("join", self.identity.life, 0, None)
 

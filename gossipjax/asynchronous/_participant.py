@@ -294,7 +294,7 @@ class Participant(Ending):
             self._estate = None
             return
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
-        if any(not self._outlives(declarer) for declarer in declarers):
+        if any(map(self._is_dead_to, declarers)):
             self._give_up(now)
         elif self.wants_mass and not view.wants_mass:
             self._beg(peer, now)
@@ -337,17 +337,25 @@ class Participant(Ending):
 
     # Who dies.
 
+    def _is_dead_to(self, declarer: Identity) -> bool:
+        """Whether a life that declared this one dead, as others say, goes on in its place.
+
+        Two that declared each other dead settle that by themselves, or at the end, if they still do
+        not hear each other.
+        """
+        is_mutual = declarer.life in self._declared
+        return not is_mutual or (self.is_finished and declarer < self.identity)
+
     def _answer_the_dead(self, message: Message, now: float) -> None:
         sender = message.sender
         view = message.view or View()
-        is_mutual = message.kind == "dead" or self.identity.life in {
-            life for _, life, _ in view.deaths
-        }
-        # If both gave up, all mass of a job of two would be lost: the elder goes on.
-        if is_mutual and not self._outlives(sender):
+        is_mutual = self.identity.life in {life for _, life, _ in view.deaths}
+        # If both gave up, all mass of a job of two would be lost.
+        if is_mutual and not self._outlives(sender, view.members):
             self._give_up(now)
-        else:
-            self._drop("of the dead")
+            return
+        self._drop("of the dead")
+        if message.kind != "dead":
             message = Message("dead", self.identity, sender.life)
             self.outbox.append((sender.address, message))
 

@@ -301,6 +301,22 @@ def test_after_a_partition_the_average_is_the_same_on_all(heals):
     network.check()
 
 
+@pytest.mark.parametrize(("side", "gone"), [({0}, {0}), ({0, 3}, {1, 2}), ({0, 1, 3}, {2})])
+def test_of_a_healed_partition_one_side_goes_on(side, gone):
+    """The one with most of the places, or else with the smallest."""
+    network = Network(4)
+    run_calmly(network, 3)
+    lives = [p.node.identity.life for p in network.processes]
+    network.cut = {frozenset((a, b)) for a in side for b in {0, 1, 2, 3} - side}
+    run_calmly(network, 2 * PATIENCE)
+    network.cut = set()
+    run_calmly(network, PATIENCE)
+    found = {p.place for p, life in zip(network.processes, lives, strict=True)
+             if p.node.identity.life != life}  # fmt: skip
+    assert found == gone
+    assert all(len(p.node.list_members()) == 3 for p in network.processes)
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_many_nodes_end_at_once_and_alike(dies):
     """A message from each to each, and few views. If the eldest dies, the next one decides."""
