@@ -344,8 +344,6 @@ def test_nothing_private_or_experimental_of_jax_is_used():
             names -= {"jax.experimental.topologies"}  # has no other public name
         if name_of(path) == "gossipjax/launch/_initialize.py":
             names -= {"jaxlib._jax"}  # JAX has no option for where Gloo listens
-        if name_of(path) == "gossipjax/checkpoint/_writer.py":
-            names -= {"jax._src.distributed"}  # its store of keys has no public name
         for name in sorted(names):
             root, *parts = name.split(".")
             if root in ("jax", "jaxlib") and (

@@ -164,7 +164,7 @@ class Checkpoints:
                 self._close()
             elif self._writer is not None:  # no call that would wait for others: they may go on
                 try:
-                    self._writer.let_go()
+                    self._writer.wait()
                 except Exception as reason:
                     warnings.warn(
                         f"the checkpoint of step {self._last_step} in {self.folder} is not "

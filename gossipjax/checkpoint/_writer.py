@@ -1,24 +1,18 @@
-"""Writes checkpoints by orbax, whose threads may meet those of other processes, and let go."""
+"""Writes checkpoints by orbax, whose threads meet those of other processes."""
 
 from __future__ import annotations
 
 import concurrent.futures
 import itertools
 import math
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from jax._src import distributed
 
 from gossipjax.checkpoint._leaves import encode
-
-POLL_SECONDS = 0.02
-LET_GO_SECONDS = 5.0  # that a process which ends waits for the others' parts
-FAILED = "failed"
+from gossipjax.launch import peers
 
 _numbers = itertools.count()  # of writers; all processes make the same
 
@@ -27,9 +21,9 @@ class Writer:
     """Orbax's writer. All processes write into one folder, or each alone into its own."""
 
     def __init__(self, timeout: float, shared: bool):
-        self._meetings = f"gossipjax/writers/{next(_numbers)}"
+        self._number = next(_numbers)
         self._count = 0  # of meetings so far
-        self._lets_go = threading.Event()
+        self._meets = shared and peers.kept is not None
         self._problem: str | None = None
         process_id = jax.process_index()
         # With names, barriers go through JAX's coordinator: they have a time-out, unlike a
@@ -43,7 +37,7 @@ class Writer:
         # the process does not end before these.
         options = ocp.AsyncOptions(
             timeout_secs=math.ceil(timeout),
-            barrier_sync_fn=self._meet if shared and jax.process_count() > 1 else None,
+            barrier_sync_fn=self._meet if self._meets else None,
             create_directories_asynchronously=False,
         )
         registry = {}
@@ -85,54 +79,36 @@ class Writer:
         try:
             self._orbax.wait_until_finished()
         except Exception:
-            if jax.process_count() > 1:  # the others wait at the next meeting
-                self._say(self._count + 1, FAILED)
+            if self._meets:  # the others wait at the next meeting
+                self._gather(is_written=False, timeout=0)
             raise
         if self._problem is not None:
             raise TimeoutError(self._problem)
 
-    def let_go(self) -> None:
-        """`wait` for an end of this process: the others, which may be dead, have some seconds."""
-        self._lets_go.set()
-        self.wait()
-
     def close(self) -> None:
         """Ends the threads."""
         self._orbax.close()
-
-    def _say(self, meeting: int, text: str) -> None:
-        key = f"{self._meetings}/{meeting}/{jax.process_index()}"
-        _coordinator().key_value_set(key, text, allow_overwrite=True)
 
     def _meet(self, *, key: str, timeout_ms: int) -> None:
         """Waits in orbax's thread for the others: all are written, then, process 0 has named it.
 
         From JAX's own barrier a thread cannot be called back when another process has failed.
         """
+        del key
+        self._gather(is_written=True, timeout=timeout_ms / 1000)
+        if self._problem is not None:
+            # With this, orbax ends the thread without a trace of calls.
+            raise concurrent.futures.CancelledError(self._problem)
+
+    def _gather(self, is_written: bool, timeout: float) -> None:
+        """Tells all processes whether this one's part is written, and notes what they say."""
+        assert peers.kept is not None
         self._count += 1
-        folder = f"{self._meetings}/{self._count}"
-        self._say(self._count, key)
-        start = time.monotonic()
-        while True:
-            found = _coordinator().key_value_dir_get(folder)
-            words = {int(name.rpartition("/")[2]): word for name, word in found}
-            seconds = time.monotonic() - start
-            failed = [process for process, word in words.items() if word == FAILED]
-            missing = sorted({*range(jax.process_count())} - {*words})
-            if not failed and not missing:
-                return
-            limit = LET_GO_SECONDS if self._lets_go.is_set() else timeout_ms / 1000
-            if failed:
-                self._problem = f"process {failed[0]} could not write its part"
-            elif seconds > limit:
-                names = ", ".join(map(str, missing))
-                self._problem = f"process {names} has not written its part for {seconds:.0f} s"
-            if self._problem is not None:
-                # With this, orbax ends the thread without a trace of calls.
-                raise concurrent.futures.CancelledError(self._problem)
-            time.sleep(POLL_SECONDS)
-
-
-def _coordinator() -> Any:
-    """JAX's store of keys and values; orbax uses it, too, and JAX has no public name for it."""
-    return distributed.global_state.client
+        name = f"writer {self._number}, meeting {self._count}"
+        try:
+            written = peers.kept.gather(name, is_written, timeout)
+        except (TimeoutError, ConnectionError) as error:
+            self._problem = str(error)
+            return
+        if not all(written):
+            self._problem = f"process {written.index(False)} could not write its part"
