@@ -134,11 +134,7 @@ class Peers:
                     del self._values[key]
                     self._answer(key, [values[i] for i in range(len(values))])
             case {"key": str(key)}:
-                numbers = [
-                    i for i in range(len(self._connections) + 1) if i not in self._values[key]
-                ]
-                names = [self._connections[i][1] if i else "process 0" for i in numbers]
-                self._answer(f"missing in {key}", ", ".join(names))
+                self._answer(f"missing in {key}", self._name_missing(key))
 
     def _name_missing(self, key: str) -> str:
         with self._changed:
