@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from launching import ROOT, environment, wait_for
 
 from experiments.speed.wire import links
 
+SECONDS_AWAY = float(os.environ.get("SECONDS_AWAY", "1"))  # the page speaks of five minutes
 RECIPE = ROOT / "docs" / "recipes" / "restarts"
 PROGRAM = """
 import os, sys, time, jax, jax.numpy as jnp, optax, gossipjax as gx
@@ -22,7 +24,7 @@ def make_tx(saved):
     return optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(2)))
 step = gx.TrainStep(lambda x, target: (x - target, None), make_tx({}), nodes=nodes)
 target = nodes.put(jnp.array([3.0, 5.0])[jnp.array(nodes.local)])
-with Checkpoints(sys.argv[1], every=10) as checkpoints:
+with Checkpoints(sys.argv[1], every=10, shared=False) as checkpoints:
     state = TrainState(0, *nodes.init(make_tx({}), jnp.zeros(9)))
     state = checkpoints.resume(state, nodes, make_tx)
     print("starts at", state.step, flush=True)
@@ -39,7 +41,7 @@ print("is finished", flush=True)
 @pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))), reason="needs root, ip and tc"
 )
-def test_a_machine_goes_away_and_comes_back(tmp_path):
+def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path):
     """Its cable is pulled, so that no reset says that it has gone."""
 
     def start(number):
@@ -50,7 +52,7 @@ def test_a_machine_goes_away_and_comes_back(tmp_path):
             "GOSSIPJAX_PROCESS_ID": f"{number}",
             "GOSSIPJAX_SECRET": "the same on both machines",
         }
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "checkpoints")]
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / f"disk of {number}")]
         paths = [tmp_path / f"{number}.{name}" for name in ("out", "err")]
         with paths[0].open("ab") as out, paths[1].open("ab") as err:
             return subprocess.Popen(
@@ -73,6 +75,9 @@ def test_a_machine_goes_away_and_comes_back(tmp_path):
             subprocess.run([*cable, "down"], check=True)
             os.killpg(running[1].pid, signal.SIGKILL)  # its power, too
             wait_for(lambda: "process 0 of 2 ends: process 1 (" in read("0.err"))
+            running[1].wait()
+            shutil.rmtree(tmp_path / "disk of 1")
+            time.sleep(SECONDS_AWAY)
             subprocess.run([*cable, "up"], check=True)
             running.append(start(1))
             assert [running[0].wait(300), running[2].wait(300)] == [0, 0], read("0.err")
@@ -83,7 +88,8 @@ def test_a_machine_goes_away_and_comes_back(tmp_path):
                 loop.wait()
     first, second = (line for line in read("0.out").splitlines() if "starts at" in line)
     assert first == "starts at 0"
-    assert int(second.split()[-1]) >= 40
+    assert int(second.split()[-1]) >= 30  # that of step 40 was perhaps being written
+    assert "process 1 has no checkpoint in its folder" in read("0.err")
     assert read("1.out").endswith("is finished\n")
     assert "Check failure" not in read("0.err")  # of JAX's coordinator, which aborts
 
