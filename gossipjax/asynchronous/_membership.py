@@ -41,6 +41,7 @@ class Peer:
     sent: int = 0  # number of the newest parcel to it
     parcel: Message | None = None  # that parcel, until it is acknowledged
     parcel_since: float = 0.0  # when that was sent for the first time
+    parcel_step: int = 0  # the local steps that this node had made then
     parcel_time: float = 0.0  # when it was last sent
     progress: float = 0.0  # when it was sent, or a piece of it acknowledged
     is_stuck: bool = False  # that is long ago: it is taken back
@@ -68,8 +69,9 @@ class Membership:
       outbox: messages to be sent, with their addresses.
       dropped: reason -> messages that were not acted upon.
       gone: addresses to which nothing that waits needs to be sent.
-      twin: a node that lives and was given the same place, and whether this one is the newcomer. A
-        former life is silent, or names another receiver.
+      twin: a node that lives and was given the same place before this one. A former life is silent,
+        or names another receiver.
+      notes: what the program is to be warned of, once each.
       contacts: address -> when it was last named; those that were given are tried for ever.
     """
 
@@ -86,7 +88,8 @@ class Membership:
         self.outbox: list[tuple[str, Message]] = []
         self.dropped: dict[str, int] = {}
         self.gone: list[str] = []
-        self.twin: tuple[Identity, bool] | None = None
+        self.twin: Identity | None = None
+        self.notes: dict[str, str] = {}
         self.contacts = dict.fromkeys(set(settings.contacts) - {self.identity.address}, now)
         self._given = frozenset(self.contacts)
         self._patience = settings.patience
@@ -162,9 +165,16 @@ class Membership:
         for declarer, life, age in view.deaths:
             if age < MEMORY * self._patience and len(self._deaths) < MAX_PLACES:
                 self._note_death(declarer, life, now - age)
-        is_newer = view.beat > self._beats
-        if peer.identity.place == self.identity.place and (is_newer or self.twin is None):
-            self.twin = peer.identity, is_newer
+        if peer.identity.place == self.identity.place:
+            if view.beat > self._beats:
+                self.twin = peer.identity
+            else:
+                address = peer.identity.address
+                self._note(
+                    address,
+                    f"the node at {address} was given place {self.identity.place}, which this one "
+                    "has; it is refused if it came later: give each node a place of its own.",
+                )
 
     def _note_contacts(self, others: Iterable[Identity], now: float) -> None:
         for other in others:
@@ -317,6 +327,7 @@ class Membership:
     ) -> None:
         peer.sent += 1
         peer.parcel_since = peer.parcel_time = peer.progress = now
+        peer.parcel_step = self.steps[self.identity.place]
         peer.is_stuck = False
         receiver = peer.identity.life
         peer.parcel = Message(
@@ -325,6 +336,10 @@ class Membership:
         if kind in ("share", "ask"):
             self._journal(event or kind, receiver, peer.sent, mass)
         self._send(peer, peer.parcel)
+
+    def _note(self, about: str, text: str) -> None:
+        if len(self.notes) < MAX_REASONS:
+            self.notes.setdefault(about, text)
 
     def _drop(self, reason: str) -> None:
         """Counts a message that is not acted upon; texts of others may be in reasons."""

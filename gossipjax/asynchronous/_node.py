@@ -71,7 +71,8 @@ class Statistics(NamedTuple):
 class Node:
     """A node of an asynchronous job, as `join` makes it.
 
-    It listens at `address`, where others may join, and is number `place` of the job.
+    It listens at `address`, where others may join, and is number `place` of the job. `opt_state` is
+    the state of its `tx`; a training loop may set it, such as a learning rate in it.
 
     >>> import jax.numpy as jnp, optax, gossipjax.asynchronous as ga
     >>> node = ga.join(optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
@@ -89,14 +90,13 @@ class Node:
         self._tx = tx
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._wires = wire_types(self._layout.dtypes, settings.wire) * self._count_models()
+        self._models = 1 + travels_twice(self._algorithm.outer)  # that a message has
+        self._wires = wire_types(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params) if settings.opt_state is None else settings.opt_state
         require_local(tx, params, opt_state)
-        self._opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
+        self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._updates: dict[Gradients, Any] = {}
         self._steps = self._skipped = self._sent = self._kept = 0
-        self._acknowledged = self._staleness = 0
-        self._on_way: dict[str, int] = {}  # life -> the step after which it was sent a message
         is_founder = bool(settings.is_founder)
         x = make_numerator(params, self._algorithm.outer, is_founder)
         self._holding = Holding(Mass(x, float(is_founder)))
@@ -122,12 +122,8 @@ class Node:
         )
         self._is_open = True
         self._is_over = False
-        self._warned: set[str] = set()
+        self._warned = 0  # notes of which it has
         self._service.start(self._participant, self._journal.has_written)
-
-    def _count_models(self) -> int:
-        """How many models a message has: with momentum, two."""
-        return 1 + travels_twice(self._algorithm.outer)
 
     def _make_format(self) -> Format:
         """What all nodes of the job must have in common; a node that differs is told so."""
@@ -136,8 +132,8 @@ class Node:
         digest = hashlib.sha256(text.encode()).hexdigest()
         model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
         algorithm = str(self._algorithm.outer or self._algorithm.name)
-        sizes = tuple(self._layout.sizes) * self._count_models()
-        dtypes = tuple(self._layout.dtypes) * self._count_models()
+        sizes = tuple(self._layout.sizes) * self._models
+        dtypes = tuple(self._layout.dtypes) * self._models
         names = " ".join(map(str, self._wires))
         return Format(self._settings.job, model, algorithm, names, sizes, dtypes, self._wires)
 
@@ -182,7 +178,7 @@ class Node:
                 self._skipped,
                 self._sent,
                 self._kept,
-                self._staleness / max(1, self._acknowledged),
+                self._participant.staleness / max(1, self._participant.acknowledged),
                 self._service.sent_bytes,
                 self._holding.total.weight,
                 self._participant.dropped | self._service.all_dropped,
@@ -214,8 +210,8 @@ class Node:
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
         update = self._updates[gradients]
-        result = update(mass.x, mass.w, moved, self._opt_state, *inputs)
-        moved, self._opt_state, aux, is_finite = result
+        result = update(mass.x, mass.w, moved, self.opt_state, *inputs)
+        moved, self.opt_state, aux, is_finite = result
         # This waits for the device. Without the lock: messages are taken in meanwhile.
         is_finite = bool(is_finite)
         with self._service.lock:
@@ -247,23 +243,11 @@ class Node:
         return aux
 
     def _warn(self) -> None:
-        """Warns once of each node to which messages do not come, and of a model it gave up."""
-        if self._participant.is_refused and "refused" not in self._warned:
-            self._warned.add("refused")
-            warnings.warn(
-                f"place {self.place} founds once: an earlier life of it has made steps, which are "
-                "in what the others hold. It gave up the model that it brought, and asks for half "
-                "of theirs: leave out is_founder=True where it is started again.",
-                stacklevel=3,
-            )
-        for address in self._participant.stuck.keys() - self._warned:
-            self._warned.add(address)
-            warnings.warn(
-                f"place {self._participant.stuck[address]} at {address} lives, but does not "
-                "acknowledge what this node sends: it is left out for a while. If the path there "
-                "loses large packets, lower the MTU of both machines.",
-                stacklevel=3,
-            )
+        """Warns once of each thing that the protocol has noted."""
+        texts = list(self._participant.notes.values())
+        while self._warned < len(texts):
+            self._warned += 1
+            warnings.warn(texts[self._warned - 1], stacklevel=3)
 
     def _begin(self) -> tuple[Mass, Any, str]:
         """Waits until it holds something; returns what, its own movement, and the life."""
@@ -277,15 +261,6 @@ class Node:
                     life = self._participant.identity.life
                     self._journal.add("begin", life, self._steps, mass)
                     return mass, self._moved, life
-
-    @property
-    def opt_state(self) -> Any:
-        """The state of `tx`; a training loop may set it, such as a learning rate in it."""
-        return self._opt_state
-
-    @opt_state.setter
-    def opt_state(self, opt_state: Any) -> None:
-        self._opt_state = opt_state
 
     @property
     def final_models(self) -> dict[int, Any]:
@@ -308,7 +283,7 @@ class Node:
         with self._service.lock:
             mass = self._holding.merge()
         update = self._updates[gradients] = make_update(self._tx, self._like, gradients)
-        update.lower(mass.x, mass.w or 1.0, self._moved, self._opt_state, *inputs).compile()
+        update.lower(mass.x, mass.w or 1.0, self._moved, self.opt_state, *inputs).compile()
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
         outer = self._algorithm.outer
@@ -343,12 +318,15 @@ class Node:
 
         def is_over() -> bool:
             is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
-            is_refused |= participant.twin is not None and participant.twin[1]
-            return not participant.wants_mass or is_refused
+            return not participant.wants_mass or is_refused or participant.twin is not None
 
         self._service.wait_until(is_over, 10 * self._patience if timeout is None else timeout)
         if participant.twin is not None:
-            self._tell_of_twin(*participant.twin)
+            raise ValueError(
+                f"place must be nobody else's, got {self.place}, and the node at "
+                f"{participant.twin.address}, which lives, has it: give each node a place of its "
+                "own, as in join(..., place=2)."
+            )
         if participant.wants_mass:
             seconds = time.monotonic() - start
             with self._service.lock:
@@ -372,20 +350,6 @@ class Node:
             raise TimeoutError(
                 f"another node must give this one half of what it holds, got nothing in "
                 f"{seconds:.2g} seconds: {answers or 'there is no address'}. {way_out}."
-            )
-
-    def _tell_of_twin(self, twin: Identity, is_newer: bool) -> None:
-        if is_newer:
-            raise ValueError(
-                f"place must be nobody else's, got {self.place}, and the node at {twin.address}, "
-                "which lives, has it: give each node a place of its own, as in join(..., place=2)."
-            )
-        if twin.address not in self._warned:
-            self._warned.add(twin.address)
-            warnings.warn(
-                f"the node at {twin.address} was given place {self.place}, which this one has; it "
-                "is refused if it came later: give each node a place of its own.",
-                stacklevel=4,
             )
 
     def _explain_silence(self, address: str) -> str:
@@ -418,11 +382,9 @@ class Node:
             turn - 1,
             participant.measure_seconds(),
         )
-        self._count_acknowledged()
         now = time.monotonic()
-        is_free = peer is not None and peer in participant.list_free_peers()
-        total = self._holding.total
-        is_free = is_free and (averages or participant.spares_share(total.w, total.exponent))
+        is_free = peer is not None and participant.is_free(peer)
+        is_free = is_free and (averages or participant.spares_share())
         if outer:
             self._journal.add("outer", participant.identity.life, self._steps - 1, None)
         wires = self._wires if is_free and not averages else None
@@ -440,17 +402,6 @@ class Node:
         else:
             participant.share(peer, half, now)
             self._sent += 1
-
-    def _count_acknowledged(self) -> None:
-        """Adds up how many steps each message was on its way."""
-        peers = self._participant.peers
-        for life in list(self._on_way):
-            if life not in peers or peers[life].parcel is None:
-                self._staleness += self._steps - self._on_way.pop(life)
-                self._acknowledged += 1
-        for life, peer in peers.items():
-            if peer.parcel is not None:
-                self._on_way.setdefault(life, self._steps)
 
     def _unpack(self, x: Any, w: Any, moved: Any = None) -> Any:
         return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w, moved)

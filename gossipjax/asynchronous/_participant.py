@@ -29,9 +29,9 @@ class Participant(Ending):
     """One node's side of the protocol.
 
     Attributes:
-      stuck: address -> place of nodes to which a parcel did not come.
+      acknowledged: messages with a mass that were.
+      staleness: local steps that these were on their way, in total.
       is_ready: to begin.
-      is_refused: it had founded again, and gave up what it brought.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Participant(Ending):
         estate: Mass | None = None,
     ):
         super().__init__(settings, holder, new_life, journal, now)
-        self.stuck: dict[str, int] = {}
+        self.acknowledged = self.staleness = 0
         self.is_ready = False
         self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
         self._max_received = settings.max_received
@@ -55,7 +55,6 @@ class Participant(Ending):
         self._estate = estate
         self._gave_up = False
         self._is_founder = bool(settings.is_founder)
-        self.is_refused = False
         self._num_nodes = settings.num_nodes
         self._beg_turns = itertools.count()
         self._last_beg = now - settings.patience
@@ -73,11 +72,6 @@ class Participant(Ending):
         has_begun = any(self.steps.get(peer.identity.place) for peer in self.peers.values())
         return self.is_ready and (has_begun or min(heard) + 1 >= count)
 
-    @property
-    def gives_mass(self) -> bool:
-        """Whether nodes that have none get half of what it holds, until the end is counted."""
-        return not self.wants_mass and not self._is_leaving and not self.finals
-
     # What the training loop asks for.
 
     def set_ready(self, now: float) -> None:
@@ -85,18 +79,15 @@ class Participant(Ending):
         self.is_ready = True
         self._next_beat = now
 
-    def list_free_peers(self) -> list[Identity]:
-        """Returns the nodes that may be sent a parcel: with none on its way to them.
-
-        Of a large model only few are on their way to all of them together.
-        """
-        return [
-            peer.identity
-            for peer in self.peers.values()
-            if not (peer.view.wants_mass or peer.view.is_finished) and self._may_send(peer)
-        ]
+    def is_free(self, peer: Identity) -> bool:
+        """Whether a node may be sent a parcel: with none on its way to it."""
+        other = self.peers.get(peer.life)  # none is this node itself, where it is alone
+        if other is None or other.view.wants_mass or other.view.is_finished:
+            return False
+        return self._may_send(other)
 
     def _may_send(self, peer: Peer) -> bool:
+        # Of a large model only few are on their way to all nodes together.
         is_full = self._max_on_way is not None and len(self._list_moving()) >= self._max_on_way
         return peer.parcel is None and not is_full and not self._shuns(peer)
 
@@ -109,13 +100,14 @@ class Participant(Ending):
         """Returns the seconds from sending a mass to a node to its answer, where that is known."""
         return {peer.identity: peer.seconds for peer in self.peers.values() if peer.seconds}
 
-    def spares_share(self, weight: Any, exponent: int) -> bool:
-        """Whether a node that holds this weight may send half of it.
+    def spares_share(self) -> bool:
+        """Whether it may send half of what it holds.
 
         Weight on its way waits for its next update: two thirds of what is a node's is, at most.
         """
+        total = self._holder.total
         masses = [parcel.mass for parcel in self._list_moving() if parcel.mass is not None]
-        return MAX_ON_WAY * sum(mass.weight_at(exponent) for mass in masses) <= weight
+        return MAX_ON_WAY * sum(mass.weight_at(total.exponent) for mass in masses) <= total.w
 
     def share(self, peer: Identity, mass: Mass, now: float) -> None:
         """Sends a share, which was taken out of what this node holds and fits into the wire."""
@@ -192,7 +184,8 @@ class Participant(Ending):
         peer.applied = message.number
         reply = Message("ack", self.identity, peer.identity.life, message.number)
         owes_half = message.kind == "share" and self._owes_half(message)
-        text = HOARDS if owes_half and not self._spares_half(peer) else message.text
+        may_send = owes_half and self._may_send(peer) and self.spares_share()
+        text = HOARDS if owes_half and not may_send else message.text
         if message.kind != "bye" and (message.mass is None or text == HOARDS):
             self._drop(text)
             reply = reply._replace(kind="refuse", text=text)
@@ -219,10 +212,6 @@ class Participant(Ending):
         self._received += message.text != RETURNED
         is_over = self._received > self._max_received and message.text != RETURNED
         return is_over and not (self.wants_mass or self.is_finished)
-
-    def _spares_half(self, peer: Peer) -> bool:
-        mass = self._holder.total
-        return self._may_send(peer) and self.spares_share(mass.w, mass.exponent)
 
     def _send_half(self, peer: Peer, now: float, text: str = "") -> None:
         self._send_parcel("share", peer, self._holder.halve(), now, event="grant", text=text)
@@ -272,6 +261,8 @@ class Participant(Ending):
         if parcel.mass is not None:
             if parcel.text != RETURNED:
                 self._received = 0
+            self.acknowledged += 1
+            self.staleness += self.steps[self.identity.place] - peer.parcel_step
             self._shunned.pop(peer.identity.address, None)
             took = max(peer.spoke - peer.parcel_since, MIN_SECONDS)
             peer.seconds = (peer.seconds + took) / 2 if peer.seconds else took
@@ -289,7 +280,12 @@ class Participant(Ending):
         super()._learn(peer, view, now)
         if self._is_founder and self.steps[self.identity.place] > made:
             # A place founds once: the steps of an earlier life are in what the others hold.
-            self.is_refused = True
+            self._note(
+                "founds",
+                f"place {self.identity.place} founds once: an earlier life of it has made steps, "
+                "which are in what the others hold. It gave up the model that it brought, and asks "
+                "for half of theirs: leave out is_founder=True where it is started again.",
+            )
             self._give_up(now)
             self._estate = None
             return
@@ -308,8 +304,10 @@ class Participant(Ending):
 
     def _give(self, now: float) -> None:
         """Sends half of what it holds to each that waits for it, once that can be spared."""
+        if self.wants_mass or self._is_leaving or self.finals:  # the end is counted
+            return
         for peer in self.peers.values():
-            is_free = peer.waits and self.gives_mass and self._may_send(peer)
+            is_free = peer.waits and self._may_send(peer)
             if is_free and self._is_affordable(self._holder.total, 0):
                 peer.waits = False  # it asks again if it still has nothing
                 self._send_half(peer, now)
@@ -484,7 +482,12 @@ class Participant(Ending):
             _, seconds = self._shunned.get(address, (0.0, 0.0))
             most = MAX_SHUNNED * self._patience
             self._shun(peer, min(max(2 * seconds, MEMORY * self._patience), most))
-            self.stuck[address] = peer.identity.place
+            self._note(
+                address,
+                f"place {peer.identity.place} at {address} lives, but does not acknowledge what "
+                "this node sends: it is left out for a while. If the path there loses large "
+                "packets, lower the MTU of both machines.",
+            )
             self._drop(f"not acknowledged by place {peer.identity.place} at {address}")
             self.gone.append(address)  # the pieces that are still to be sent
         number = peer.parcel.number

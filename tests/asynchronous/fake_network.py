@@ -156,11 +156,11 @@ class Process:
         if not members:
             return
         peer = choose_exponential(members, node.identity, self.step, {})
-        if peer not in node.list_free_peers():
+        if not node.is_free(peer):
             return
         if algorithm == "adpsgd":
             node.ask(peer, self.network.now)
-        elif node.spares_share(self.holder.mass.w, 0):
+        elif node.spares_share():
             node.share(peer, self.holder.halve(), self.network.now)
 
 

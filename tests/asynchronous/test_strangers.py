@@ -360,7 +360,7 @@ def test_two_living_nodes_with_one_place_are_told_so():
         with join(a.address, place=1, patience=1.0) as b:
             b.step(gradients, 1.0)
             with join(b.address, place=1, patience=1.0) as c:
-                wait_for(lambda: b._participant.twin and c._participant.twin)
+                wait_for(lambda: b._participant.notes and c._participant.twin)
                 other = f"the node at {b.address}, which lives, has it: give each node a place of"
                 with pytest.raises(ValueError, match=f"nobody else's, got 1, .*{other}"):
                     c.step(gradients, 1.0)

@@ -48,7 +48,7 @@ def test_a_node_measures_how_long_its_shares_take():
     for seconds, before, after in ((0.1, [], 0.1), (0.3, [pytest.approx(0.1)], 0.2)):
         first.make_step("sgp")
         network.collect()
-        assert not first.node.list_free_peers()
+        assert not first.node.is_free(network.processes[1].node.identity)
         assert list(first.node.measure_seconds().values()) == before
         network.now += seconds
         deliver_all(network)
