@@ -66,7 +66,12 @@ def test_one_message_per_peer(schedule, expected):
 
 
 def test_an_update_passes_over_memory_as_often_as_it_must():
-    """The 8 of `experiments.speed local step`, and on a CPU no more than 3 times as often."""
+    """8 times at the least, and on a CPU no more than 3 times as often.
+
+    Before the exchange it reads parameters, gradients and momentum, and writes momentum and
+    message; after it, it reads the message, of which it keeps a half, and what arrives, and
+    writes parameters.
+    """
     tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N)))
     params, state, grads = start(tx, leaves=40)
     lowered = make_train_step(tx).lower(params, state, grads, 1)

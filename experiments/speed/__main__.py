@@ -16,13 +16,11 @@ import tyro
 
 from experiments.speed.compiled.schedule import inspect_schedules
 from experiments.speed.local.gossip import measure_gossip
-from experiments.speed.local.simulation import measure_simulation
-from experiments.speed.local.step import measure_step
 from experiments.speed.wire.measure import measure_wire
 from experiments.speed.wire.stragglers import measure_stragglers
 
 COMPILED = {"schedule": inspect_schedules}
-LOCAL = {"gossip": measure_gossip, "simulation": measure_simulation, "step": measure_step}
+LOCAL = {"gossip": measure_gossip}
 
 
 def join(description: str, checks: Mapping[str, Callable[..., Any]]) -> Callable[..., None]:

@@ -1,1 +1,1 @@
-"""Checks that run on this machine: an update, simulated nodes, the input."""
+"""Checks that run on this machine: simulated nodes."""
