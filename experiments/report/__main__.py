@@ -61,7 +61,6 @@ from experiments.runner import (
     Run,
     find_devices,
     find_result,
-    is_run,
     make_folder,
     make_run_bar,
     run_all,
@@ -205,10 +204,6 @@ def make_report(
         ended = {name: result or MISSING for name, result in found.items()}
     elif runs:
         ended, is_whole = run_grid(runs, options, out / RUNS, console)
-    for run in runs:  # `experiments.plots` makes them again
-        if is_run(out / RUNS / run.name):
-            for path in (out / RUNS / run.name).rglob("*.png"):
-                path.unlink()
     entries = read_sections(out)
     earlier = find_earlier(sections, entries, options.scale, out, console)
     results = {name: result for part in earlier.values() for name, result in part.items()} | ended

@@ -23,12 +23,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure as MatplotlibFigure
 from scipy.optimize import least_squares
 
 from experiments.report.section import (
     Claim,
-    Figure,
     Findings,
     Results,
     Scale,
@@ -430,7 +428,6 @@ CAUSES = {  # of the table -> what is known where the model misses it
     "SGP-18 text": "SGP-18 says that steps this short on InfiniBand may wait for data; its two "
     "peers took 2.1 h where SGP-19's Table 3 has 2.5 h for the same.",
 }
-MARKERS = "os^vD*P<Xh"
 COLUMNS = {  # of the table -> field, format
     "table": ("table", ""),
     "method": ("name", ""),
@@ -520,13 +517,7 @@ def find_section(scale: Scale, results: Results) -> Findings:
             "The paper measured the first only.",
         ),
     ]
-    figure = Figure(
-        "errors",
-        "Modelled over published figures; the dashed lines are 15 % away. Seconds per iteration, "
-        "hours of training, and Gbit/s that a share of computation needs.",
-        functools.partial(draw_rows, [*timed, diloco]),
-    )
-    return Findings(claims, tables, [figure])
+    return Findings(claims, tables)
 
 
 def find_range(rows: Sequence[Row]) -> str:
@@ -549,30 +540,6 @@ def tabulate_cells(rows: Sequence[Row]) -> Table:
         [(name, *texts.values()) for name, texts in cells.items()],
         "In brackets: by how many cells of the table's logarithmic grid they differ.",
     )
-
-
-def draw_rows(groups: Sequence[Sequence[Row]], figure: MatplotlibFigure) -> None:
-    """Draws predicted over published figures, both on logarithmic axes."""
-    figure.set_size_inches(7.0, 5.5)
-    axes = figure.add_subplot()
-    look = {"linestyle": "none", "markersize": 5, "markerfacecolor": "none"}
-    for rows, marker in zip(groups, MARKERS, strict=True):
-        axes.plot(
-            [row.published for row in rows],
-            [row.predicted for row in rows],
-            marker=marker,
-            label=f"{rows[0].table} ({rows[0].unit})",
-            **look,
-        )
-    values = [row.published for rows in groups for row in rows]
-    ends = [min(values) / 2, 2 * max(values)]
-    axes.plot(ends, ends, color="gray", linewidth=0.8)
-    for factor in (1 - BOUND, 1 + BOUND):
-        axes.plot(ends, [factor * end for end in ends], "--", color="gray", linewidth=0.6)
-    axes.set(xscale="log", yscale="log", xlabel="published", ylabel="modelled")
-    axes.set_title("Modelled and published seconds, hours and Gbit/s")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left")
 
 
 SECTION = read_section(

@@ -1,13 +1,10 @@
 """SlowMo, Table 1, and RelaySGD, Table 2: a perceptron on images over 16 nodes."""
 
-from functools import partial
 from typing import NamedTuple
 
 from experiments.presets import relaysgd, slowmo
-from experiments.report.drawing import Pair, Panel, draw_pairs, draw_panels
 from experiments.report.section import (
     Claim,
-    Figure,
     Findings,
     Place,
     Results,
@@ -157,12 +154,7 @@ def find_slowmo(scale: Scale, results: Results) -> Findings:
         [(title, f"{ours[title]:.2f}", f"{PUBLISHED[title]:.2f}") for title in PLACES],
         "Mean ± standard deviation over the seeds. The paper's are ImageNet, ResNet-50, 32 nodes.",
     )
-    figure = Figure(
-        "slowmo",
-        "Accuracy with and without SlowMo; bars are one standard deviation.",
-        partial(draw_pairs, [Pair(("here", "SlowMo, Table 1"), "top-1, %", ours, PUBLISHED)]),
-    )
-    return Findings(claims, [table], [figure])
+    return Findings(claims, [table])
 
 
 SLOWMO_SECTION = read_section(
@@ -367,20 +359,7 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             momentum_rows,
         ),
     ]
-    axis = ("alpha of Dirichlet: even to uneven", "top-1, %", ALPHAS)
-    ours = {TITLES[row]: [x[alpha] for alpha in ALPHAS] for row, x in plain.items()}
-    theirs = {
-        TITLES[row]: [Sample((float(cells[alpha]),)) for alpha in ALPHAS]
-        for row, cells in paper.items()
-    }
-    figure = Figure(
-        "relaysgd",
-        "Accuracy without momentum as the data get more uneven, here and in the paper.",
-        partial(
-            draw_panels, [Panel("here", *axis, ours), Panel("RelaySGD, Table 2", *axis, theirs)]
-        ),
-    )
-    return Findings(claims, tables, [figure])
+    return Findings(claims, tables)
 
 
 RELAYSGD_SECTION = read_section(

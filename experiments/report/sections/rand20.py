@@ -1,15 +1,12 @@
 """RAND-20, Table 2: ring, randomized ring and delayed averages at 16, 32 and 64 learners."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 from experiments.presets.rand20 import WORD_ERRORS
-from experiments.report.drawing import Panel, draw_panels
 from experiments.report.section import (
     Claim,
     Estimate,
-    Figure,
     Findings,
     Results,
     Sample,
@@ -183,31 +180,7 @@ def find(scale: Scale, results: Results) -> Findings:
             )
             for batch in BATCHES
         ]
-    panels = [
-        Panel(
-            f"here, {batch.size:,} windows",
-            "learners",
-            "accuracy of windows, %",
-            batch.learners,
-            {
-                title: [samples.get(title, Sample()) for samples in accuracies.values()]
-                for title in NAMES
-            },
-        )
-        for accuracies, batch in ((small, SMALL), (large, LARGE))
-    ]
-    paper = {title: [Sample()] * len(SMALL.learners) for title in NAMES}
-    for title, columns in PAPER.items():
-        errors = [float(columns[n].partition("/")[0]) for n in SMALL.learners]
-        paper[title] = [Sample((error,)) for error in errors]
-    label = "word error rate on SWB, %"
-    panels.append(Panel("RAND-20, Table 2", "learners", label, SMALL.learners, paper))
-    figure = Figure(
-        "rand20",
-        "Accuracy as the same batch is divided over more learners, and the paper's error rates.",
-        partial(draw_panels, panels),
-    )
-    return Findings(claims, tables, [figure])
+    return Findings(claims, tables)
 
 
 def find_loss(title: str, accuracies: Accuracies) -> Estimate:

@@ -1,4 +1,4 @@
-"""SGP-19, Tables 1 (with Figure 1), 3, 4 and 5: accuracy over nodes, messages and epochs.
+"""SGP-19, Tables 1, 3, 4 and 5: accuracy over nodes, messages and epochs.
 
 As in the paper, the batch of a node and the epochs are those of every number of nodes: twice the
 nodes make half the steps, with twice the batch and twice the learning rate.
@@ -13,18 +13,12 @@ import numpy as np
 from experiments.presets import sgp19 as presets
 from experiments.report.drawing import (
     Curve,
-    Pair,
-    Panel,
-    draw_curves,
-    draw_pairs,
-    draw_panels,
     read_curves,
 )
 from experiments.report.section import (
     MISSING,
     Claim,
     Estimate,
-    Figure,
     Findings,
     Place,
     Results,
@@ -426,35 +420,7 @@ def find_table1(scale: Scale, results: Results) -> Findings:
                 at_least=0.0,
             ),
         ]
-    panels = []
-    for title, unit in (("here", "test accuracy, %"), ("paper (ImageNet)", "top-1 accuracy, %")):
-        lines = {}
-        for row, figures in accuracies.paper.items():
-            ours = [accuracies.ours[Cell(row, n)] for n in nodes]
-            paper = [Sample((float(figures[n][0]),)) for n in nodes]
-            lines[NAMES[row]] = ours if title == "here" else paper
-        panels.append(Panel(title, "nodes", unit, nodes, lines))
-    losses = {
-        f"{n} nodes": {
-            NAMES[row]: read_curves(results, find_place(Cell(row, n), scale), "loss")
-            for row in accuracies.paper
-        }
-        for n in nodes
-    }
-    figures = [
-        Figure(
-            "accuracy",
-            "Accuracy over the number of nodes, the epochs fixed; here and in the paper.",
-            partial(draw_panels, panels),
-        ),
-        Figure(
-            "loss",
-            "Training loss over the steps of a node (Figure 1a): twice the nodes, half the steps. "
-            "A point is the mean since the point before; a line for each seed.",
-            partial(draw_curves, losses, "training loss, nats", "log"),
-        ),
-    ]
-    return Findings(claims, [table, tabulate_delays(scale, results)], figures)
+    return Findings(claims, [table, tabulate_delays(scale, results)])
 
 
 def compare_losses(ours: Mapping[Cell, Sample], row: str, most: int) -> Estimate:
@@ -526,7 +492,7 @@ def list_claims(sizes: Sizes, table: str) -> list[tuple[str, str, str, dict[str,
     ]
 
 
-def find_others(scale: Scale, results: Results, table: str, name: str, caption: str) -> Findings:
+def find_others(scale: Scale, results: Results, table: str) -> Findings:
     """Compares the methods of Table 3, 4 or 5."""
     accuracies, shown = read(scale, results, table)
     cells = {(cell.row, cell.nodes): cell for cell in accuracies.ours}
@@ -539,20 +505,7 @@ def find_others(scale: Scale, results: Results, table: str, name: str, caption: 
         claims.append(claim_large(accuracies, table, scale, results))
     if table == "table3" and not scale.is_quick:
         shown = shown._replace(note=f"{shown.note} {describe_others(scale, results)}")
-    pairs = []
-    for n in sizes:
-        nearest = n if n in accuracies.paper["ar"] else min(accuracies.paper["ar"])
-        ours = {}
-        paper = {}
-        for cell, accuracy in accuracies.ours.items():
-            if cell.nodes == n:
-                title = f"{NAMES[cell.row]}{', 3x' * cell.is_long}"
-                ours[title] = accuracy
-                paper[title] = float(accuracies.paper[cell.row][nearest][0])
-        places = (f"here, {n} nodes", f"paper, {nearest} nodes")
-        pairs.append(Pair(places, "accuracy, %", ours, paper))
-    caption += ": here, mean and standard deviation over the seeds, and in the paper (ImageNet)."
-    return Findings(claims, [shown], [Figure(name, caption, partial(draw_pairs, pairs))])
+    return Findings(claims, [shown])
 
 
 def claim_large(accuracies: Accuracies, table: str, scale: Scale, results: Results) -> Claim:
@@ -584,19 +537,12 @@ def describe_others(scale: Scale, results: Results) -> str:
     return f"AllReduce less 2P-SGP over {most} nodes: {', '.join(texts)}."
 
 
-OTHERS = {  # table -> name and caption of its figure
-    "table3": ("hybrids", "Accuracy with more peers and of the hybrids"),
-    "table4": ("overlap", "Accuracy with and without overlap"),
-    "table5": ("budget", "Accuracy of AllReduce, and of the others after 3 times the epochs"),
-}
 SECTIONS = {
     table: read_section(
         name=f"sgp19-{table}",
         find_numbers=find_numbers,
         list_runs=partial(list_runs, table=table),
-        find=partial(find_others, table=table, name=OTHERS[table][0], caption=OTHERS[table][1])
-        if table in OTHERS
-        else find_table1,
+        find=find_table1 if table == "table1" else partial(find_others, table=table),
     )
     for table in PAPER
 }

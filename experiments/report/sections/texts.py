@@ -1,13 +1,10 @@
 """DiLoCo, and SGP-19, section 6.2: Transformers on texts and translations."""
 
 import math
-from functools import partial
 
 from experiments.presets.sgp19 import BLEU
-from experiments.report.drawing import draw_curves, read_curves
 from experiments.report.section import (
     Claim,
-    Figure,
     Findings,
     Place,
     Results,
@@ -135,19 +132,10 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
         "losses. The others: the average model. The traffic is that of the averages: 10 times less "
         "with DiLoCo here, 500 times less in the paper.",
     )
-    curves = {
-        title: read_curves(results, method.find_place(), "loss")
-        for title, method in methods.items()
-    }
-    figure = Figure(
-        "diloco",
-        "Training loss of the workers' models, mean over the steps since the point before.",
-        partial(draw_curves, {"": curves}, "loss, nats per token", "linear"),
-    )
     tables = [table]
     if not scale.is_quick:
         tables.append(tabulate_tries(methods, results, "loss, nats", ".3f"))
-    return Findings(claims, tables, [figure])
+    return Findings(claims, tables)
 
 
 DILOCO_SECTION = read_section(
@@ -255,14 +243,7 @@ def find_translation(scale: Scale, results: Results) -> Findings:
     ]
     if not scale.is_quick:
         tables.append(tabulate_tries(methods, results, "validation loss, nats", ".3f"))
-    curves = {title: read_curves(results, place, "loss") for title, place in places.items()}
-    figure = Figure(
-        "translation",
-        "Training loss of the nodes' models, with label smoothing, mean over 25 steps; a line for "
-        "each seed.",
-        partial(draw_curves, {"": curves}, "loss, nats per token", "linear"),
-    )
-    return Findings(claims, tables, [figure])
+    return Findings(claims, tables)
 
 
 TRANSLATION_SECTION = read_section(

@@ -2,33 +2,25 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import numpy as np
-from matplotlib.figure import Figure as MatplotlibFigure
 from scipy import stats
 
 from experiments.averaging.__main__ import RING_ROUNDS
-from experiments.plots import choose_colors
 from experiments.rates.fits import (
     Point,
-    find_steps_needed,
     fit_both_slopes,
     fit_slope,
     fit_steps_needed,
-    log_means,
     select_points,
     select_regime,
 )
 from experiments.rates.problem import sufficient_steps
-from experiments.rates.report import draw_rates
-from experiments.report.drawing import read_lines
 from experiments.report.section import (
     CONFIDENCE,
     GAPS,
     Claim,
     Estimate,
-    Figure,
     Findings,
     Results,
     Scale,
@@ -56,7 +48,6 @@ FACTORS = {  # SGP-18, appendix A: topology -> what it is, and sigma_2 squared, 
 }
 HALF_A_DIGIT = 0.05
 ROUNDING = 1e-9  # of float64
-MIN_ERROR = 1e-5  # below it nothing is drawn but what is exact
 RING_COLUMNS = {  # of the table -> field, format
     "nodes L": ("nodes", ""),
     "ring: second eigenvalue": ("second_eigenvalue", ".6f"),
@@ -131,14 +122,7 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
             "Distances are spectral norms of the difference to the exact average.",
         ),
     ]
-    lines = read_lines(result.folder) if result.status == "finished" else []
-    figure = Figure(
-        "averaging",
-        "Averaging error over 32 nodes, relative to the start: median over the seeds. A curve that "
-        "leaves at the bottom is exact.",
-        partial(draw_errors, lines),
-    )
-    return Findings(claims, tables, [figure] if lines else [])
+    return Findings(claims, tables)
 
 
 def estimate_mean(record: Record, seeds: int) -> Estimate:
@@ -154,21 +138,6 @@ def find_largest_part(ring: Record) -> float:
     """Returns the largest part of the bound of equation 12 that is reached in any round."""
     pairs = zip(ring["means_by_round"], ring["paper_bounds_by_round"], strict=True)
     return max(mean / bound for mean, bound in pairs)
-
-
-def draw_errors(lines: Sequence[Record], figure: MatplotlibFigure) -> None:
-    """Draws a curve for each topology; curves that coincide show their markers in turn."""
-    axes = figure.subplots()
-    for index, topology in enumerate(dict.fromkeys(line["topology"] for line in lines)):
-        shown = [line for line in lines if line["topology"] == topology]
-        errors = np.maximum(MIN_ERROR / 100, [line["error_median"] for line in shown])
-        look = {"marker": "os^xvD*P<"[index % 9], "markersize": 4, "linewidth": 1.2}
-        rounds = [line["round"] for line in shown]
-        axes.plot(rounds, errors, markevery=(index % 3, 3), label=topology, **look)
-    axes.set(yscale="log", ylim=(MIN_ERROR, 2), xlabel="rounds of averaging")
-    axes.set(ylabel="error relative to the start", title="Averaging error over rounds, 32 nodes")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right upper", fontsize="small")
 
 
 AVERAGING_SECTION = read_section(
@@ -294,23 +263,7 @@ def find_rates(scale: Scale, results: Results) -> Findings:
         ),
     ]
     tables = [tabulate_slopes(slopes, GAPS[results[RATES].status])]
-    if not runs:
-        return Findings(claims, tables)
-    figures = [
-        Figure(
-            "rates",
-            "Left: the mean squared gradient over nK, with the slope -1/2 of theorem 1. Right: the "
-            "squared distance to the mean over K, with the slope -1 of theorem 2. Simulated nodes.",
-            partial(draw_rates, [run | {"label": TITLES[run["label"]]} for run in runs]),
-        ),
-        Figure(
-            "speedup",
-            f"Steps until the mean squared gradient is as small as {target:.3g}, interpolated; "
-            "simulated nodes.",
-            partial(draw_speedup, gradients, target),
-        ),
-    ]
-    return Findings(claims, tables, figures)
+    return Findings(claims, tables)
 
 
 def find_target(points: Sequence[Point]) -> float:
@@ -365,29 +318,6 @@ def tabulate_slopes(slopes: Mapping[str, Sequence[Estimate]], gap: str) -> Table
         "Brackets: 95 % of the bootstrap over the seeds. The first three are of the runs with "
         "K >= n^3; the steps needed are interpolated between all runs.",
     )
-
-
-def draw_speedup(gradients: Points, target: float, figure: MatplotlibFigure) -> None:
-    """Draws the steps needed over the nodes, and the line of a linear speed-up."""
-    axes = figure.subplots()
-    first: tuple[int, float] | None = None
-    sizes = sorted({point.nodes for points in gradients.values() for point in points})
-    colors = choose_colors(list(TITLES.values()))
-    for (label, points), marker in zip(gradients.items(), "os^", strict=True):
-        if points:
-            needed = find_steps_needed(points, log_means(points), target)
-            look = {"marker": marker, "color": colors[TITLES[label]], "label": TITLES[label]}
-            axes.plot(list(needed), list(needed.values()), **look)
-            first = first or next(iter(needed.items()), None)
-    if first is not None:
-        line = [first[1] * first[0] / nodes for nodes in sizes]
-        axes.plot(sizes, line, "k--", linewidth=1, label="linear speed-up")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [f"{nodes}" for nodes in sizes])
-    axes.set(xlabel="nodes n", ylabel="steps needed", title=f"Steps to {target:.3g}, simulated")
-    axes.grid(alpha=0.3)
-    axes.legend()
 
 
 def find_rates_numbers(scale: Scale) -> dict[str, object]:

@@ -2,18 +2,12 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
-from matplotlib.figure import Figure as MatplotlibFigure
-
-from experiments.plots import choose_colors
-from experiments.report.drawing import use_log_scale
 from experiments.report.section import (
     GAPS,
     Claim,
     Estimate,
-    Figure,
     Findings,
     Results,
     Scale,
@@ -69,37 +63,6 @@ def claim_near(statement: str, rows: Sequence[TimedRow], bound: float, if_not: s
         is_modelled=True,
         if_not=if_not,
     )
-
-
-def draw_bars(
-    rows: Sequence[TimedRow], unit: str, bound: float, label: str, figure: MatplotlibFigure
-) -> None:
-    """Draws measured figures as bars with the modelled ones on them, a panel for each setting."""
-    groups: dict[str, list[TimedRow]] = {}
-    for row in rows:
-        groups.setdefault(row.setting, []).append(row)
-    heights = [1 + len(group) for group in groups.values()]
-    figure.set_size_inches(7.0, 1.0 + sum(0.26 + 0.24 * height for height in heights))
-    grid = figure.add_gridspec(len(groups), 1, height_ratios=heights)
-    for index, (setting, group) in enumerate(groups.items()):
-        axes = figure.add_subplot(grid[index])
-        positions = range(len(group))
-        axes.barh(positions, [row.measured for row in group], label="measured")
-        axes.errorbar(
-            [row.modelled for row in group],
-            positions,
-            xerr=[bound * row.modelled for row in group],
-            fmt="k|",
-            markersize=9,
-            capsize=2,
-            label=f"{label}, ± {bound:.0%}",
-        )
-        axes.set_yticks(positions, [row.name for row in group])
-        axes.invert_yaxis()
-        axes.grid(alpha=0.3, axis="x")
-        axes.set(title=setting, xlabel=unit)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2)
 
 
 # Time per iteration on throttled links
@@ -207,12 +170,7 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
         "is that of the model's bytes at the goodput of streams alone. The processor time is an "
         "input, no prediction: all hosts share the cores of one machine.",
     )
-    figure = Figure(
-        "seconds",
-        "Seconds per iteration, measured and modelled, by the link of every host.",
-        partial(draw_bars, rows, "seconds per iteration", STEP_BOUND, "modelled"),
-    )
-    return Findings(claims, [table], [figure] if rows else [])
+    return Findings(claims, [table])
 
 
 STEP_SECTION = read_section(
@@ -322,12 +280,7 @@ def find_stragglers(scale: Scale, results: Results) -> Findings:
         "these cores. Simulated: event by event, with the same factors of every step of every "
         "node. The last column is arithmetic, for nodes that all wait for each other, or for none.",
     )
-    figure = Figure(
-        "examples",
-        "Examples per second of all nodes, measured and simulated, by nodes and slowness.",
-        partial(draw_bars, rows, "examples per second, all nodes", bound, "simulated"),
-    )
-    return Findings(claims, [table], [figure] if rows else [])
+    return Findings(claims, [table])
 
 
 def claim_losses(runs: Sequence[Record], nodes: int, margin: float) -> Iterator[Claim]:
@@ -477,12 +430,7 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
             "tc.",
         ),
     ]
-    figure = Figure(
-        "seconds",
-        "Seconds per iteration over bandwidth (measured) and over latency (modelled).",
-        partial(draw_seconds, measured, modelled),
-    )
-    return Findings(claims, tables, [figure])
+    return Findings(claims, tables)
 
 
 def predict(bandwidth: float, latency: float) -> dict[str, float]:
@@ -507,32 +455,6 @@ def divide(
     if len(above) < len(TITLES) or len(below) < len(TITLES):
         return {}
     return {title: exact(above[first] / below[second]) for title, (first, second) in pairs.items()}
-
-
-def draw_seconds(
-    measured: Mapping[str, Seconds],
-    modelled: Mapping[float, Seconds],
-    figure: MatplotlibFigure,
-) -> None:
-    """Draws seconds over bandwidth and over latency, side by side."""
-    figure.set_size_inches(8.4, 3.8)
-    left, right = figure.subplots(1, 2)
-    milliseconds = [1000 * latency for latency in modelled]
-    colors = choose_colors(list(TITLES.values()))
-    for name, title in TITLES.items():
-        color = colors[title]
-        shown = [bandwidth for bandwidth, seconds in measured.items() if name in seconds]
-        left.plot(shown, [measured[bandwidth][name] for bandwidth in shown], "o-", color=color)
-        points = [seconds[name] for seconds in modelled.values()]
-        right.plot(milliseconds, points, "s--", color=color, label=title)
-    left.set(title="measured", xlabel="bandwidth of every link")
-    right.set(title="modelled, 1 Gbit/s", xlabel="latency (ms)", xscale="log")
-    right.xaxis.set_major_formatter("{x:g}")
-    for axes in (left, right):
-        axes.set_ylabel("seconds per iteration")
-        use_log_scale(axes)
-        axes.grid(alpha=0.3, which="both")
-    right.legend()
 
 
 DPSGD17_SECTION = read_section(
