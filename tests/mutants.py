@@ -130,6 +130,14 @@ gossipjax/asynchronous/_sockets.py | asynchronous/test_strangers.py -k nothing_i
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k asks_that_cross | crossing averages swap | if change is None or is_won or not => if change is None or not
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer)  # a share => peer.parcel = None  # a share
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | a hung node takes all weight | return is_over and not (self.wants_mass => return False and (self.wants_mass
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | halves that go back count as given | if parcel.text != RETURNED: => if True:
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k taken_back | what was withdrawn counts when it comes | peer.applied = message.number => peer.applied = message.number - (message.kind == "withdraw")
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or loses_what" | a withdrawn average stays | self._undo(peer) => pass
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k loses_what | one bad path holds all shares up | if p.parcel and p.progress > since => if p.parcel
+gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k do_not_hear | the eldest forgets whom it does not hear | or any(self._list_indirect()) => or False
+gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k "many_nodes_end or models_meet" | all decide the end | if eldest is None or self.identity < eldest.identity: => if True:
+gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k healed_partition | of two sides each pair decides | 2 * len(places) <= len(self.steps), min(side), life => False, life, life
 gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k many_nodes | all are told at every beat | if len(others) <= MAX_NEIGHBORS: => if True:
 gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k many_nodes | the largest declarer is told | declarer < self._deaths[life][0]: => declarer > self._deaths[life][0]:
 gossipjax/asynchronous/_messages.py | asynchronous/test_strangers.py -k has_a_reason | NaN arrives | raise MessageError("with NaN or infinity") => pass
