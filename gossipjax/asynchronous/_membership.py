@@ -123,9 +123,6 @@ class Membership:
         until, _ = self._shunned.get(peer.identity.address, (0.0, 0.0))
         return peer.is_stuck or self._last_tick < until
 
-    def _shun(self, peer: Peer, seconds: float) -> None:
-        self._shunned[peer.identity.address] = self._last_tick + seconds, seconds
-
     # What it hears.
 
     def count_step(self) -> None:
@@ -345,10 +342,3 @@ class Membership:
         """Counts a message that is not acted upon; texts of others may be in reasons."""
         if reason in self.dropped or len(self.dropped) < MAX_REASONS:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
-
-    def _acknowledge_goodbye(self, message: Message) -> None:
-        self._drop("of a node that has left")
-        if message.kind == "bye":
-            sender = message.sender
-            reply = Message("ack", self.identity, sender.life, message.number)
-            self.outbox.append((sender.address, reply))

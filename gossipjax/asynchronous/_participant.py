@@ -136,7 +136,10 @@ class Participant(Ending):
             gone = Message("gone", self.identity, sender.life, text=message.receiver)
             self.outbox.append((sender.address, gone))
         elif sender.life in self._left:
-            self._acknowledge_goodbye(message)
+            self._drop("of a node that has left")
+            if message.kind == "bye":
+                reply = Message("ack", self.identity, sender.life, message.number)
+                self.outbox.append((sender.address, reply))
         elif sender.life in self._declared:
             self._answer_the_dead(message, now)
         elif message.receiver is None and sender.life not in self.peers:
@@ -480,8 +483,9 @@ class Participant(Ending):
             peer.is_stuck = True
             address = peer.identity.address
             _, seconds = self._shunned.get(address, (0.0, 0.0))
-            most = MAX_SHUNNED * self._patience
-            self._shun(peer, min(max(2 * seconds, MEMORY * self._patience), most))
+            seconds = max(2 * seconds, MEMORY * self._patience)
+            seconds = min(seconds, MAX_SHUNNED * self._patience)
+            self._shunned[address] = self._last_tick + seconds, seconds
             self._note(
                 address,
                 f"place {peer.identity.place} at {address} lives, but does not acknowledge what "

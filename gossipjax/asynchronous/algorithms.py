@@ -46,13 +46,8 @@ def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
 
     At each of its steps a node makes its update, `x <- x + w u(z)` with `z = x / w`, adds what has
     arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it whenever that is.
-    Where the last share to that peer is not acknowledged yet, or more than half of what it holds is
-    on its way, it keeps its share: what is on its way waits for its next update.
-
-    The paper's update, `x <- x + u(z)`, is scaled by w here: z moves by u, whatever w is. A node
-    that makes fewer steps than the others then holds more weight, since as much comes to it, and
-    counts as they do. One of 8 nodes, 4 times slower than the others, had 0.9 to 1.0 of its share
-    of the objective, and 0.3 by the paper's update.
+    The paper's update, `x <- x + u(z)`, is scaled by w here: z moves by u, whatever w is, so that a
+    slow node, which holds more weight, counts as the others do.
 
     Args:
       graph: `exponential`: hop `1, 2, 4, ...` in turn among the living nodes, in the order of
@@ -118,10 +113,10 @@ def outer(
 
         m <- b m - w p;    x <- x + rate (w p - b m);    p <- 0
 
-    Its model is `z = x / w + p`. There is no server: nobody waits for anybody. A slow node holds
-    more weight, and counts as the others do. Each part of the momentum moves the weight with which
-    it travels, so that nothing is applied twice. Where all nodes mix exactly it is DiLoCo with SGD
-    as the outer optimizer. At the end of its training a node moves by p as it is.
+    Its model is `z = x / w + p`. There is no server: nobody waits for anybody. Each part of the
+    momentum moves the weight with which it travels, so that nothing is applied twice. Where all
+    nodes mix exactly it is DiLoCo with SGD as the outer optimizer. At the end of its training a
+    node moves by p as it is.
 
     Args:
       every: H, local steps from one outer step to the next.
