@@ -293,16 +293,22 @@ def _notice(
 ) -> None:
     """Reads the numbers of signals, which Python writes at once, whatever the main thread does."""
     with near:
-        try:
-            while number := near.recv(1):
-                if former != -1:
-                    os.write(former, number)
-                if number[0] in signals:
-                    near.settimeout(NOTICE_SECONDS)
-        except TimeoutError:
-            grace = os.environ.get(GRACE)
-            limit = f" It is killed {grace} s after the signal (--grace)." if grace else ""
-            print(f"gossipjax: {notice()}{limit}", file=sys.stderr, flush=True)
+        while True:
+            try:
+                number = near.recv(1)
+            except TimeoutError:
+                grace = os.environ.get(GRACE)
+                limit = f" It is killed {grace} s after the signal (--grace)." if grace else ""
+                print(f"gossipjax: {notice()}{limit}", file=sys.stderr, flush=True)
+                signals = ()  # once is enough
+                near.settimeout(None)
+                continue
+            if not number:
+                return
+            if former != -1:
+                os.write(former, number)
+            if number[0] in signals:
+                near.settimeout(NOTICE_SECONDS)
 
 
 def describe_signal(number: int) -> str:
