@@ -28,6 +28,7 @@ from gossipjax.launch._worker import (
     BAD_USAGE,
     DRAIN_SECONDS,
     GRACE,
+    LOOK_SECONDS,
     STREAMS,
     Exited,
     OutputClosed,
@@ -111,11 +112,10 @@ def _stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
             yield
         finally:
             deadline = math.inf
-            while not all(stream.wait_until_written(MAX_WAIT_SECONDS) for stream in STREAMS):
+            while time.monotonic() < deadline and not all(s.is_written() for s in STREAMS):
                 if is_stopping:
                     deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
-                if time.monotonic() >= deadline:
-                    break
+                time.sleep(LOOK_SECONDS)
 
 
 class Backoff:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import queue
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -22,7 +24,7 @@ MAX_WAITING_BYTES = 1 << 24  # of each stream; then the processes wait, as at an
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # of a failed process's output
 DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
-ROOM_SECONDS = 0.1  # between two looks whether a process that waits for room has exited
+LOOK_SECONDS = 0.02  # between two looks whether output is written
 NOTICE_SECONDS = 4.0  # after a signal; a process that has lost a peer has ended by then
 GRACE = "GOSSIPJAX_GRACE"  # environment variable of a process: seconds from SIGTERM to SIGKILL
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
@@ -67,49 +69,38 @@ class Output:
 
     def __init__(self, descriptor: int):
         self._descriptor = descriptor
-        self._lines: list[bytes] = []
-        self._num_bytes = 0  # of these lines and of those that are being written
-        self._changed = threading.Condition()
+        self._lines = queue.SimpleQueue[tuple[bytes, Callable[[], object] | None]]()
+        self._lock = threading.Lock()
+        self._num_bytes = 0  # of the lines that are not written
         self._thread: threading.Thread | None = None
-        self._on_closed: Callable[[], object] | None = None
 
     def put(self, line: bytes, on_closed: Callable[[], object] | None = None) -> None:
         """Add a line. `on_closed` is called on another thread if nobody reads the stream."""
-        with self._changed:
-            self._lines.append(line)
+        with self._lock:
             self._num_bytes += len(line)
-            self._on_closed = on_closed or self._on_closed
-            self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_lines, daemon=True)
                 self._thread.start()
+        self._lines.put((line, on_closed))
 
-    def wait_for_room(self, seconds: float) -> bool:
-        """Wait until fewer than `MAX_WAITING_BYTES` wait; return whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._num_bytes < MAX_WAITING_BYTES, seconds)
+    def has_room(self) -> bool:
+        return self._num_bytes < MAX_WAITING_BYTES
 
-    def wait_until_written(self, seconds: float) -> bool:
-        """Wait until no line waits; return whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._num_bytes == 0, seconds)
+    def is_written(self) -> bool:
+        return self._num_bytes == 0
 
     def _write_lines(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._lines)
-                data = memoryview(b"".join(self._lines))
-                self._lines.clear()
-            num_bytes = len(data)
+            line, on_closed = self._lines.get()
             try:
+                data = memoryview(line)
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:
-                if self._on_closed is not None:
-                    self._on_closed()
-            with self._changed:
-                self._num_bytes -= num_bytes
-                self._changed.notify_all()
+                if on_closed is not None:
+                    on_closed()
+            with self._lock:
+                self._num_bytes -= len(line)
 
 
 STDOUT = Output(1)
@@ -222,8 +213,8 @@ class Worker:
                 self._last_lines.append(line)
                 if output is STDERR:
                     self._last_on_stderr = line
-                while self._is_running and not output.wait_for_room(ROOM_SECONDS):
-                    pass
+                while self._is_running and not output.has_room():
+                    time.sleep(LOOK_SECONDS)
                 output.put(b"[%d] " % self.rank + line, lambda: self._report(OutputClosed()))
 
 

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,6 +64,35 @@ def started_job(code: str, *options: object, **more: str) -> Iterator["subproces
             launcher.kill()
 
 
+@contextlib.contextmanager
+def started_processes(
+    code: str, variables: Iterable[dict[str, str]], *prefixes: list[str]
+) -> Iterator["list[subprocess.Popen[str]]"]:
+    """Starts a program for each set of variables, without a launcher."""
+    processes = [
+        subprocess.Popen(
+            [*(prefixes[number] if prefixes else ()), sys.executable, "-c", code],
+            env=environment(**given),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number, given in enumerate(variables)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def two_machines(address: str, **more: str) -> list[dict[str, str]]:
+    """The variables of a job of two processes that no engine starts."""
+    job = {"GOSSIPJAX_COORDINATOR_ADDRESS": address, "GOSSIPJAX_NUM_PROCESSES": "2", **more}
+    return [{**job, "GOSSIPJAX_PROCESS_ID": f"{number}"} for number in range(2)]
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not condition():
@@ -71,11 +100,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def process_state(process: int) -> str | None:
+    """State of a process, as a letter: Z is a zombie. None once its id is free."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    return None
+
+
 def is_alive(process: int) -> bool:
     """Whether a process runs. Zombies, which wait to be collected, do not."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+    return process_state(process) not in (None, "Z")
 
 
 def free_address() -> str:

@@ -11,7 +11,6 @@ import sys
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from launching import TIMEOUT, environment
 from small import make_small
@@ -74,18 +73,12 @@ def folders(out):
 
 
 def read_checkpoint(folder):
-    """The arrays of a checkpoint by their paths, and the metadata without the clock."""
+    """The names, shapes and checksum of the arrays, and the metadata without the clock."""
     manifest = json.loads((folder / "manifest" / "metadata").read_text())
     manifest = json.loads(manifest["json"])
-    specs = {str(i): spec for i, spec in enumerate(manifest["leaves"]) if 0 not in spec[1]}
-    item = {i: np.empty(shape, dtype) for i, (_, shape, dtype) in specs.items()}
-    restore_args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        args = ocp.args.PyTreeRestore(item, restore_args)
-        arrays = reader.restore(folder / "state", args=args)
     metadata = without_clock(manifest["metadata"])
     metadata["metrics"] = without_clock(metadata["metrics"])
-    return {specs[i][0]: array for i, array in arrays.items()}, metadata
+    return manifest["leaves"], manifest["checksum"], metadata
 
 
 def assert_same_end(one, other):
@@ -93,12 +86,7 @@ def assert_same_end(one, other):
     assert read_results(one) == read_results(other)
     assert [folder.name for folder in folders(one)] == [folder.name for folder in folders(other)]
     for first, second in zip(folders(one), folders(other), strict=True):
-        arrays, metadata = read_checkpoint(first / str(STEPS))
-        other_arrays, other_metadata = read_checkpoint(second / str(STEPS))
-        assert metadata == other_metadata
-        assert arrays.keys() == other_arrays.keys()
-        for path in arrays:
-            assert arrays[path].tobytes() == other_arrays[path].tobytes(), path
+        assert read_checkpoint(first / str(STEPS)) == read_checkpoint(second / str(STEPS))
 
 
 @pytest.fixture(autouse=True)

@@ -1,24 +1,18 @@
 """Joining a job: process information, and jobs of two real processes."""
 
-import contextlib
 import subprocess
 import sys
 from typing import Any
 
 import jax
 import pytest
-from launching import TIMEOUT, environment, free_address, run_job
+from launching import TIMEOUT, environment, free_address, run_job, started_processes
 
 from gossipjax import launch
 from gossipjax.launch import ProcessInfo, _initialize, peers
 
 ENGINES = {  # the variables of process 3 of 4
-    "python -m gossipjax.launch": {
-        "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
-        "GOSSIPJAX_NUM_PROCESSES": "4",
-        "GOSSIPJAX_PROCESS_ID": "3",
-    },
-    "kubernetes.yaml, jobset.yaml, skypilot.yaml": {
+    "python -m gossipjax.launch, kubernetes.yaml, jobset.yaml, skypilot.yaml": {
         "GOSSIPJAX_COORDINATOR_ADDRESS": "node-0:1",
         "GOSSIPJAX_NUM_PROCESSES": "4",
         "GOSSIPJAX_PROCESS_ID": "3",
@@ -245,20 +239,8 @@ def test_jax_detects_slurm():
     port = free_address().rpartition(":")[2]
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_STEP_NUM_TASKS": "2"}
     slurm |= {"SLURM_NTASKS": "2", "JAX_COORDINATOR_PORT": port, "JAX_NUM_CPU_DEVICES": "1"}
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    env=environment(**slurm, SLURM_PROCID=str(i), SLURM_LOCALID=str(i)),
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-            )
-            for i in range(2)
-        ]
-        for process in processes:
-            stack.callback(process.kill)
+    tasks = [slurm | {"SLURM_PROCID": i, "SLURM_LOCALID": i} for i in ("0", "1")]
+    with started_processes(code, tasks) as processes:
         for i, process in enumerate(processes):
             output = process.communicate(timeout=TIMEOUT)[0]
             assert f"ProcessInfo(process_id={i}, num_processes=2) 2\n" in output

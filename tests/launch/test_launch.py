@@ -6,10 +6,18 @@ import os
 import signal
 import sys
 import termios
-from pathlib import Path
 
 import pytest
-from launching import PROLOGUE, TIMEOUT, is_alive, read_pids, run_job, started_job, wait_for
+from launching import (
+    PROLOGUE,
+    TIMEOUT,
+    is_alive,
+    process_state,
+    read_pids,
+    run_job,
+    started_job,
+    wait_for,
+)
 
 from gossipjax.launch import MALLOC_ENVIRONMENT, NodeInfo, _worker, find_node
 from gossipjax.launch.__main__ import main
@@ -21,7 +29,7 @@ TOGETHER: tuple[str, ...] = ()
 EACH = ("--asynchronous",)
 both = pytest.mark.parametrize("kind", [TOGETHER, EACH], ids=["together", "each"])
 AT_ONCE = ("--restart-delay", 0)
-IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+IGNORE = PROLOGUE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 SLEEP = "time.sleep(1000)\n"
 CHATTER = "print(1000 * 'x', file=sys.stderr)\n"
 
@@ -113,14 +121,10 @@ class TestOneFails:
         assert not any(map(is_alive, read_pids(tmp_path)))
 
     def test_those_that_ignore_sigterm_are_killed_and_grandchildren_too(self, tmp_path):
-        code = (
-            PROLOGUE
-            + IGNORE
-            + (
-                f"if os.fork() == 0: announce(f'child of {{rank}}'); {SLEEP}"
-                "wait_for('child of 0', 'child of 1'); announce(rank)\n"
-                f"if rank == 0: sys.exit(7)\n{SLEEP}"
-            )
+        code = IGNORE + (
+            f"if os.fork() == 0: announce(f'child of {{rank}}'); {SLEEP}"
+            "wait_for('child of 0', 'child of 1'); announce(rank)\n"
+            f"if rank == 0: sys.exit(7)\n{SLEEP}"
         )
         done = run_job(code, "--processes", 2, "--grace", 0.1, FOLDER=str(tmp_path))
         assert done.returncode == 7
@@ -147,17 +151,12 @@ class TestOneFails:
         assert len(addresses) == 1  # they stay
 
 
-class TestNothingIsLeft:
-    def test_when_the_launcher_is_killed(self, tmp_path):
-        code = (
-            PROLOGUE
-            + IGNORE
-            + (f"if os.fork() == 0: announce(f'child of {{rank}}'); {SLEEP}announce(rank); {SLEEP}")
-        )
-        with started_job(code, "--processes", 2, FOLDER=str(tmp_path)) as launcher:
-            wait_for(lambda: len(read_pids(tmp_path)) == 4)
-            launcher.kill()
-            wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
+def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):
+    start = f"if os.fork() == 0: announce(f'child of {{rank}}'); {SLEEP}announce(rank); {SLEEP}"
+    with started_job(IGNORE + start, "--processes", 2, FOLDER=str(tmp_path)) as launcher:
+        wait_for(lambda: len(read_pids(tmp_path)) == 4)
+        launcher.kill()
+        wait_for(lambda: not any(map(is_alive, read_pids(tmp_path))))
 
 
 @both
@@ -181,7 +180,7 @@ class TestSignals:
 
     def test_kill_in_the_end(self, kind, tmp_path):
         """By a second signal (together), or after the grace period (each)."""
-        code = PROLOGUE + IGNORE + f"announce(rank); {SLEEP}"
+        code = IGNORE + f"announce(rank); {SLEEP}"
         is_impatient = kind == TOGETHER
         options = (*kind, "--processes", 2, "--grace", 1000 if is_impatient else 0.2)
         with started_job(code, *options, FOLDER=str(tmp_path)) as launcher:
@@ -252,14 +251,13 @@ def test_more_than_fits_waits_for_the_reader(monkeypatch):
     output = _worker.Output(sink)
     lines = [b"%1000d\n" % i for i in range(2000)]
     count = 0
-    while output.wait_for_room(0):
+    while output.has_room():
         output.put(lines[count])
         count += 1
-    assert not output.wait_until_written(0)
+    assert not output.is_written()
     with open(source, "rb") as reader:
         assert [reader.readline() for _ in range(count)] == lines[:count]
-        assert output.wait_for_room(TIMEOUT)
-        assert output.wait_until_written(TIMEOUT)
+        wait_for(output.is_written)
     os.close(sink)
 
 
@@ -319,12 +317,6 @@ class TestRestarts:
 def test_delays_between_restarts(first, seconds, delays):
     backoff = Backoff(first)
     assert [backoff.next_delay(ran) for ran in seconds] == delays
-
-
-def process_state(process: int) -> str | None:
-    """State of a process, as a letter: Z is a zombie. None once its id is free."""
-    path = Path(f"/proc/{process}/stat")
-    return path.read_text().rpartition(")")[2].split()[0] if path.exists() else None
 
 
 def test_a_group_is_signaled_only_while_its_leader_holds_its_number(monkeypatch):

@@ -2,13 +2,11 @@
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from launching import TIMEOUT, environment, free_address, run_job, wait_for
+from launching import TIMEOUT, free_address, run_job, started_processes, two_machines, wait_for
 
 from gossipjax.launch import ProcessInfo, peers
 
@@ -123,19 +121,8 @@ WORK = {
 
 @pytest.mark.parametrize(("work", "victim"), [*((w, 0) for w in WORK), ("a collective", 1)])
 def test_a_survivor_lets_go_within_seconds_with_one_line(work, victim):
-    address = free_address()
-    variables = {"GOSSIPJAX_COORDINATOR_ADDRESS": address, "GOSSIPJAX_NUM_PROCESSES": "2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", TRAINS.format(work=WORK[work])],
-            env=environment(**variables, JAX_NUM_CPU_DEVICES="1", GOSSIPJAX_PROCESS_ID=str(i)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in (0, 1)
-    ]
-    try:
+    variables = two_machines(free_address(), JAX_NUM_CPU_DEVICES="1")
+    with started_processes(TRAINS.format(work=WORK[work]), variables) as processes:
         for process in processes:
             assert process.stdout is not None
             while "steps" not in process.stdout.readline():
@@ -145,10 +132,6 @@ def test_a_survivor_lets_go_within_seconds_with_one_line(work, victim):
         survivor = processes[1 - victim]
         _, errors = survivor.communicate(timeout=TIMEOUT)
         seconds = time.monotonic() - start
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
     lines = errors.splitlines()
     assert survivor.returncode == 1
     assert len(lines) == 1, errors

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from launching import ROOT, environment, wait_for
+from launching import ROOT, environment, two_machines, wait_for
 
 from experiments.speed.wire import links
 
@@ -45,19 +45,14 @@ def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path):
     """Its cable is pulled, so that no reset says that it has gone."""
 
     def start(number):
-        host = members[number]
-        variables = {
-            "GOSSIPJAX_COORDINATOR_ADDRESS": f"{members[0].address}:1234",
-            "GOSSIPJAX_NUM_PROCESSES": "2",
-            "GOSSIPJAX_PROCESS_ID": f"{number}",
-            "GOSSIPJAX_SECRET": "the same on both machines",
-        }
+        secret = "the same on both machines"
+        both = two_machines(f"{members[0].address}:1234", GOSSIPJAX_SECRET=secret)
         command = [sys.executable, "-c", PROGRAM, str(tmp_path / f"disk of {number}")]
         paths = [tmp_path / f"{number}.{name}" for name in ("out", "err")]
         with paths[0].open("ab") as out, paths[1].open("ab") as err:
             return subprocess.Popen(
-                [*host.prefix, RECIPE / "until.sh", *command],
-                env=environment(**variables),
+                [*members[number].prefix, RECIPE / "until.sh", *command],
+                env=environment(**both[number]),
                 stdout=out,
                 stderr=err,
                 start_new_session=True,

@@ -7,11 +7,10 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launching import ROOT, TIMEOUT, environment
+from launching import ROOT, TIMEOUT, started_processes, two_machines
 
 from experiments.speed.wire import links
 
@@ -82,29 +81,18 @@ def write_recipe(folder: Path, address: str) -> None:
 def run_machines(members: list[links.Host], folder: Path | None) -> list[str]:
     """Runs the program on both, in the tunnel if its files are given; returns their output."""
     addresses = IN_TUNNEL if folder else tuple(member.address for member in members)
-    processes = []
-    for number, (member, machine) in enumerate(zip(members, MACHINES, strict=True)):
-        up = ["bash", "-c", UP, "up"] if folder else []
-        variables = {
-            "GOSSIPJAX_COORDINATOR_ADDRESS": f"{addresses[0]}:1234",
-            "GOSSIPJAX_NUM_PROCESSES": "2",
-            "GOSSIPJAX_PROCESS_ID": f"{number}",
-            "GOSSIPJAX_SECRET": SECRET,
-            "NAME": f"gossip-{machine.lower()}",
-            "FOLDER": f"{folder}",
-        }
-        processes.append(
-            subprocess.Popen(
-                [*member.prefix, *up, sys.executable, "-c", PROGRAM],
-                env=environment(**variables),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+    up = ["bash", "-c", UP, "up"] if folder else []
+    variables = [
+        {**given, "NAME": f"gossip-{machine.lower()}", "FOLDER": f"{folder}"}
+        for given, machine in zip(
+            two_machines(f"{addresses[0]}:1234", GOSSIPJAX_SECRET=SECRET), MACHINES, strict=True
         )
-    outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
+    ]
+    prefixes = [[*member.prefix, *up] for member in members]
+    with started_processes(PROGRAM, variables, *prefixes) as processes:
+        outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
+        for process, (_, errors) in zip(processes, outputs, strict=True):
+            assert process.returncode == 0, errors
     return [output for output, _ in outputs]
 
 
