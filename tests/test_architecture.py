@@ -49,7 +49,7 @@ LAYERS = {
     "flax": {"serialization"},
     "batch_stats": {"diagnostics", *TOP},
     "checkpoint": {"launch", *TOP},
-    "asynchronous": {"algorithms", "collectives", "launch", "spmd", "topology", "wire"},
+    "asynchronous": {"algorithms", "checkpoint", "collectives", "launch", "wire"},
     "cost_model": {"topology"},
 }
 ALLOWED_PACKAGES = {

@@ -1,14 +1,10 @@
-"""An asynchronous node: its loop, and what it saves.
+"""An asynchronous node: its loop.
 
-Each node saves by itself, every `--checkpoint-every` of its own steps and on SIGTERM: its model
-`x / w`, its optimizer state, and the number of its steps, which is its position in the data. Its
-weight, its outer momentum and the messages on their way are not kept. With `--resume` each node
-starts at its own model with weight 1, so the average model is the plain mean of the saved ones,
-which are as far apart in time as the saves are. A node that has saved nothing asks another for half
-of its mass.
+Each node saves by itself, every `--checkpoint-every` of its own steps and on SIGTERM. With
+`--resume` those that have saved start at their own models with weight 1, so the average model is
+the plain mean of these, which are as far apart in time as the saves are.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,15 +24,12 @@ from experiments.training.asynchronous_results import (
     write_node,
 )
 from experiments.training.forms import FORMS
-from experiments.training.options import TrainingOptions
 from experiments.training.outer import OuterOptions
 from experiments.training.plan import TrainingPlan, make_folder_name
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
-from gossipjax.checkpoint import Checkpoints, TrainState
 from gossipjax.launch import NodeInfo
 
-STEPS_PER_LOOK = 8  # for SIGTERM, which may come between two saves
 PATIENCE = 5.0  # seconds of silence after which a node is declared dead
 MEETING_SECONDS = 60.0  # that a node waits for the others before its first step
 
@@ -93,52 +86,6 @@ def is_asynchronous(names: Sequence[str]) -> bool:
     return True
 
 
-class NodeStart(NamedTuple):
-    """Where a node starts."""
-
-    variables: Variables
-    opt_state: Any  # None is a new one
-    position: int  # the batches that it had before
-    steps: int  # its steps that the others do not count already
-    is_founder: bool  # it brings a model, and asks nobody for one
-
-
-def open_checkpoints(folder: Path, place: int, options: TrainingOptions) -> Checkpoints | None:
-    """Returns the checkpoints of a node; None if it saves none and has none."""
-    own = folder / "checkpoints" / str(place)
-    if options.checkpoint_every:
-        return Checkpoints(own, options.checkpoint_every, options.max_to_keep)
-    return Checkpoints(own, read_only=True) if options.resume and own.exists() else None
-
-
-def find_start(
-    checkpoints: Checkpoints | None,
-    variables: Variables,
-    opt_state: Any,
-    joins: bool,
-    resumes: bool,
-) -> NodeStart:
-    """Returns where a node starts: at what it has saved, or at the model of the seed.
-
-    A node that `joins` while the others go on has its optimizer state and its position back, and
-    half of another's mass. `resumes` says whether any node has saved something of an earlier job.
-    """
-    start = NodeStart(variables, None, 0, 0, is_founder=not (joins or resumes))
-    if checkpoints is None or not (joins or resumes):
-        return start
-    restored = checkpoints.restore((stack(variables), stack(opt_state), None))
-    if restored is None:
-        return start
-    saved, saved_opt_state, _ = jax.tree.map(lambda x: x[0], restored.state)
-    steps = 0 if joins else restored.step
-    return NodeStart(saved, saved_opt_state, restored.step, steps, is_founder=not joins)
-
-
-def stack(tree: Any) -> Any:
-    """Gives arrays the axis of nodes, of which there is one here."""
-    return jax.tree.map(lambda x: jnp.asarray(x)[None], tree)
-
-
 @dataclasses.dataclass(frozen=True)
 class OneNode(gx.Nodes):
     """The node of this process among those of its job, for the data of a task."""
@@ -175,7 +122,6 @@ class NodeJob(NamedTuple):
     plan: TrainingPlan
     folder: Path  # of the results
     environment: Record  # what `summary.json` says of the job
-    saved: frozenset[str]  # the folders' names of the runs that an earlier job has saved
 
 
 def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | None:
@@ -191,36 +137,31 @@ def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | 
     variables = job.task.init(run.seed)
     folder = run.folder(job.folder)
     tx = make_transform(plan, variables)
-    checkpoints = open_checkpoints(folder, info.place, options)
-    resumes = folder.name in job.saved
-    start = find_start(checkpoints, variables, tx.init(variables), joins, resumes)
-    rows = job.task.batches(
-        OneNode(info.num_nodes, place=info.place),
-        options.batch_size_per_node,
-        run.seed,
-        start.position,
-    )
-    batches = gx.prefetch(jax.tree.map(lambda row: jnp.asarray(row[0]), batch) for batch in rows)
     gradients = make_gradients(job.task)
+    saves = folder / "checkpoints"
     node = gx.asynchronous.join(
         tx,
-        start.variables,
-        address=info.contacts,
+        variables,
         algorithm=ASYNCHRONOUS[run.title].build(run.seed, options.outer),
-        listen=info.listen,
-        place=info.place,
         job=f"{info.job} {run.name}",
-        is_founder=start.is_founder,
+        is_founder=None if joins or options.resume else True,  # in a comparison, all at once
         patience=PATIENCE,
         wire=FORMS[options.wire].codec,
         journal=folder / "journals" / (info.job or "job") / f"{info.place}.jsonl",
-        opt_state=start.opt_state,
-        steps=start.steps,
+        folder=saves if options.checkpoint_every or saves.exists() else None,
+        every=options.checkpoint_every or plan.steps * info.num_nodes,
     )
-    with node, checkpoints or contextlib.nullcontext():
+    with node:
+        node.wait_for_mass(MEETING_SECONDS)
+        rows = job.task.batches(
+            OneNode(info.num_nodes, place=info.place),
+            options.batch_size_per_node,
+            run.seed,
+            node.steps,
+        )
+        batches = gx.prefetch(jax.tree.map(lambda row: jnp.asarray(row[0]), b) for b in rows)
         batch = next(batches)
         node.warm_up(gradients, batch)
-        node.wait_for_mass(MEETING_SECONDS)
         if not joins:
             node.wait_for_members(info.num_nodes, MEETING_SECONDS)
         log = NodeLog(folder / f"{info.place}.jsonl", node, plan, info.num_nodes, show)
@@ -233,16 +174,10 @@ def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | 
                 log.add(node.step(gradients, batch))
             except FloatingPointError as error:
                 raise NonFiniteError(f"{error} The option is --learning-rate.") from error
-            if checkpoints is not None and options.checkpoint_every:
-                step = start.position + node.statistics.steps
-                # On a step to look at, SIGTERM raises `Preempted`, once the node is saved.
-                if step % options.checkpoint_every == 0 or step % STEPS_PER_LOOK == 0:
-                    state = TrainState(step, stack(node.params), stack(node.opt_state))
-                    checkpoints.after(state)
             batch = next(batches)
         log.finish()
         average = node.average()
-        write_node(folder / f"{info.place}.json", node, log, start.position)
+        write_node(folder / f"{info.place}.json", node, log)
         models = node.final_models
     if info.place != min(models):
         return None

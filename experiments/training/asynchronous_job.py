@@ -57,10 +57,10 @@ def run_asynchronously(
         task.batches(
             OneNode(info.num_nodes, place=info.place), options.batch_size_per_node, seed, start=0
         )
-    folder, saved = share_folder(program, options, info)
+    folder = share_folder(program, options, info)
     placement = f"{info.num_nodes} asynchronous processes"
     environment = {"placement": placement, **data, "job": info.job}
-    job = NodeJob(info, task, plan, folder, environment, saved)
+    job = NodeJob(info, task, plan, folder, environment)
     if info.place == 0 and not info.is_restart:
         open_output(job).write_summary()
         task.save(folder)
@@ -137,39 +137,32 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
     return info
 
 
-def share_folder(
-    program: str, options: TrainingOptions, info: gx.launch.NodeInfo
-) -> tuple[Path, frozenset[str]]:
-    """Has the node at place 0 create the folder; the others wait until it is there.
-
-    Returns the folder, and the runs of which nodes have saved something in an earlier job.
-    """
+def share_folder(program: str, options: TrainingOptions, info: gx.launch.NodeInfo) -> Path:
+    """Has the node at place 0 create the folder; the others wait until it is there."""
     assert options.out is not None
     path = options.out / JOB_FILE
-    if info.place == 0 and read_saved(path, info.job) is None:
+    if info.place == 0 and not is_of_job(path, info.job):
         folder = create_run_dir(program, options.out, options.overwrite, options.resume)
-        saved = {path.parts[-4] for path in folder.glob("nodes/*/checkpoints/*/[0-9]*")}
         temporary = folder / f"{JOB_FILE}.new"
-        temporary.write_text(json.dumps({"job": info.job, "saved": sorted(saved)}))
+        temporary.write_text(json.dumps({"job": info.job}))
         temporary.replace(path)
     deadline = time.monotonic() + START_SECONDS
-    while (saved := read_saved(path, info.job)) is None:
+    while not is_of_job(path, info.job):
         if time.monotonic() > deadline:
             raise OSError(
                 f"--out must be a folder that all nodes share, got {options.out}, which node 0 "
                 f"has not created for {START_SECONDS:g} s: give one on a shared disk."
             )
         time.sleep(0.05)
-    return options.out, saved
+    return options.out
 
 
-def read_saved(path: Path, job: str) -> frozenset[str] | None:
-    """Returns the runs that have been saved, if the folder is that of this job; else None."""
+def is_of_job(path: Path, job: str) -> bool:
+    """Whether the file says that the folder is that of this job."""
     try:
-        record = json.loads(path.read_text())
-        return frozenset(record["saved"]) if record["job"] == job else None
+        return bool(json.loads(path.read_text())["job"] == job)
     except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return False
 
 
 def open_output(job: NodeJob) -> Output:

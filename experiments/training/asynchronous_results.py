@@ -65,12 +65,12 @@ class NodeLog:
         self._show(step, f"loss {loss:.3g}, {len(self._node.members)} nodes")
 
 
-def write_node(path: Path, node: gx.asynchronous.Node, log: Any, position: int) -> None:
-    """Writes what a node counted; `position` is the number of its steps in an earlier process."""
+def write_node(path: Path, node: gx.asynchronous.Node, log: Any) -> None:
+    """Writes what a node counted."""
     counts = node.statistics._asdict()
     seconds = time.time() - log.began
     record = counts | {
-        "steps": position + counts["steps"],
+        "steps": node.steps,
         "steps_per_second": counts["steps"] / seconds,
         "seconds_per_step": float(np.median(log.seconds_per_step or [0.0])),
     }

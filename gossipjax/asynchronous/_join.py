@@ -32,8 +32,8 @@ def join(
     wire: WireLike | None = None,
     secret: str | None = None,
     journal: Path | None = None,
-    opt_state: Any = None,
-    steps: int = 0,
+    folder: str | Path | None = None,
+    every: int = 100,
     nonfinite: Literal["raise", "skip"] = "raise",
 ) -> Node:
     """Joins a job of asynchronous nodes, or starts one.
@@ -67,8 +67,12 @@ def join(
       secret: only nodes that have it can connect, 16 characters or more; None is that in
         `GOSSIPJAX_SECRET`, if any. It is needed unless `listen` and `address` are loopback ones.
       journal: a file to which every event is appended, for `replay`.
-      opt_state: the state of an earlier life or job, to go on with; None is a new one.
-      steps: the local steps of an earlier job, which `Node.total_steps` counts, too.
+      folder: where this node saves its model, momentum and optimizer state, in a part named by its
+        place. Started again, it has its optimizer state back, and asks for half of a model as
+        others do; where nobody who holds anything is heard for `patience` seconds, it brings the
+        saved one, with weight 1. After SIGTERM it saves, hands over what it holds at the end of its
+        `with` block, and raises `Preempted`. It needs orbax.
+      every: local steps from one save to the next.
       nonfinite: what a step does whose update is NaN or infinite, which is never applied: `raise`
         an error, or `skip` the step and count it.
 
@@ -78,7 +82,7 @@ def join(
     Raises:
       ValueError: if an argument, or a variable, cannot be used.
       OSError: if it cannot listen there.
-      ImportError: without pyzmq.
+      ImportError: without pyzmq, or orbax for a `folder`.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> options = {"algorithm": gx.asynchronous.sgp()}
@@ -117,8 +121,8 @@ def join(
         wire=wire,
         secret=secret_from_env() if secret is None else secret,
         journal=journal,
-        opt_state=opt_state,
-        steps=steps,
+        folder=None if folder is None else Path(folder),
+        every=every,
         nonfinite=nonfinite,
     )
     require_floats(params, "params")

@@ -66,6 +66,7 @@ class Membership:
       identity: of this life; a node that was declared dead begins another.
       peers: life -> what is known of it, while it is heard.
       steps: place -> local steps of all its lives, as far as known.
+      clock: the step of its schedules; a node that joins has that of the one that gives.
       outbox: messages to be sent, with their addresses.
       dropped: reason -> messages that were not acted upon.
       gone: addresses to which nothing that waits needs to be sent.
@@ -84,7 +85,8 @@ class Membership:
     ):
         self.identity = new_life()
         self.peers: dict[str, Peer] = {}
-        self.steps = {settings.place: settings.steps}
+        self.steps = {settings.place: 0}
+        self.clock = 0
         self.outbox: list[tuple[str, Message]] = []
         self.dropped: dict[str, int] = {}
         self.gone: list[str] = []
@@ -127,6 +129,7 @@ class Membership:
 
     def count_step(self) -> None:
         """Counts a local step."""
+        self.clock += 1
         self.steps[self.identity.place] += 1
 
     def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
@@ -327,9 +330,8 @@ class Membership:
         peer.parcel_step = self.steps[self.identity.place]
         peer.is_stuck = False
         receiver = peer.identity.life
-        peer.parcel = Message(
-            kind, self.identity, receiver, peer.sent, mass, applied=peer.applied, **more
-        )
+        more = {"version": self.clock, "applied": peer.applied} | more
+        peer.parcel = Message(kind, self.identity, receiver, peer.sent, mass, **more)
         if kind in ("share", "ask"):
             self._journal(event or kind, receiver, peer.sent, mass)
         self._send(peer, peer.parcel)

@@ -148,7 +148,8 @@ class Message(NamedTuple):
     is_narrow: bool = False  # whether the mass is exact in the job's type of the wire
     text: str = ""  # of `refuse`, the reason; of `gone`, the life
     origin: Identity | None = None  # of `final`: whose mass it is
-    version: int = 0  # of `final`: which of those that this node had at the end
+    # Of `final`: which of those that this node had at the end; of `share`, its sender's clock.
+    version: int = 0
 
 
 class MessageError(Exception):

@@ -21,6 +21,11 @@ from gossipjax.wire import fold_in
 
 Gradients = Callable[..., tuple[Any, Any]]
 MAX_DIGITS = 8  # of a weight, in base 2
+# States of optax whose `count` is the step of a schedule; other counts are of moments.
+SCHEDULED = {  # names, as not all of these types are public
+    "ScaleByScheduleState", "WrappedScheduleState",
+    "InjectHyperparamsState", "InjectStatefulHyperparamsState",
+}  # fmt: skip
 MAX_PROGRAMS = 16  # that are kept for nodes to come
 
 
@@ -56,6 +61,20 @@ def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any)
                 "join exchanges here, and its `nonfinite` skips."
             ) from None
         raise
+
+
+def set_schedules(opt_state: Any, step: int) -> Any:
+    """Sets the steps of optax's schedules; in `MultiSteps`, which counts fewer, they stay."""
+
+    def put(state: Any) -> Any:
+        if type(state).__name__ not in SCHEDULED:
+            return state
+        inner = {name: set_schedules(value, step) for name, value in state._asdict().items()}
+        count = jnp.full_like(state.count, min(step, np.iinfo(np.int32).max))
+        return state._replace(**inner | {"count": count})
+
+    whole = {*SCHEDULED, "MultiStepsState"}
+    return jax.tree.map(put, opt_state, is_leaf=lambda state: type(state).__name__ in whole)
 
 
 def make_update(tx: optax.GradientTransformation, params: Any, gradients: Gradients) -> Any:

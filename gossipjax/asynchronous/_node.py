@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -30,10 +31,12 @@ from gossipjax.asynchronous._model import (
     make_numerator,
     make_update,
     require_local,
+    set_schedules,
     travels_twice,
     unpack,
 )
 from gossipjax.asynchronous._participant import Participant
+from gossipjax.asynchronous._saving import Saves
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._settings import Settings, may_connect
 from gossipjax.asynchronous._transfer import FIRST_PIECE
@@ -92,23 +95,30 @@ class Node:
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._models = 1 + travels_twice(self._algorithm.outer)  # that a message has
         self._wires = wire_types(self._layout.dtypes, settings.wire) * self._models
-        opt_state = tx.init(params) if settings.opt_state is None else settings.opt_state
+        opt_state = tx.init(params)
         require_local(tx, params, opt_state)
-        self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._updates: dict[Gradients, Any] = {}
         self._steps = self._skipped = self._sent = self._kept = 0
-        is_founder = bool(settings.is_founder)
-        x = make_numerator(params, self._algorithm.outer, is_founder)
-        self._holding = Holding(Mass(x, float(is_founder)))
-        estate = None
-        if settings.is_founder is None:
-            x = make_numerator(params, self._algorithm.outer, True)
-            estate = Mass(tuple(map(np.asarray, x)), 1.0)
+        x = make_numerator(params, self._algorithm.outer, True)
+        self._saves: Saves | None = None
+        if settings.folder is not None:
+            self._saves = Saves(settings.folder / str(self.place), settings.every, x, opt_state)
+            opt_state = self._saves.opt_state
+        self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
+        estate = self._saves.estate if self._saves else None
+        is_continued = estate is not None
+        if is_continued:
+            settings = self._settings = dataclasses.replace(settings, is_founder=False)
+        elif settings.is_founder is None:
+            estate = Mass(tuple(map(np.array, x)), 1.0)
+        if not settings.is_founder:
+            x = tuple(map(jnp.zeros_like, x))
+        self._holding = Holding(Mass(x, float(bool(settings.is_founder))))
         form = self._make_format()
         self._service = Service(settings.listen, form, settings.patience, settings.secret)
         self.address = self._service.address
         self._journal = Journal(
-            settings.journal, is_continued=settings.is_continued, outer=self._algorithm.outer
+            settings.journal, is_continued=is_continued, outer=self._algorithm.outer
         )
         is_large = form.model_bytes > FIRST_PIECE
         self._participant = Participant(
@@ -118,9 +128,13 @@ class Node:
             self._journal.add,
             time.monotonic(),
             max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else None,
-            estate,
         )
+        if estate is not None and self._saves is not None:
+            self._participant.bring(estate, self._saves.steps, self._saves.clock)
+        elif estate is not None:
+            self._participant.bring(estate)
         self._is_open = True
+        self._in_block = False
         self._is_over = False
         self._warned = 0  # notes of which it has
         self._service.start(self._participant, self._journal.has_written)
@@ -162,6 +176,12 @@ class Node:
         """The places of the nodes that it hears and that hold something, its own included."""
         with self._service.lock:
             return sorted([self.place, *(peer.place for peer in self._participant.list_members())])
+
+    @property
+    def steps(self) -> int:
+        """Local steps of all lives of this place, as far as known: its position in its data."""
+        with self._service.lock:
+            return self._participant.steps[self.place]
 
     @property
     def total_steps(self) -> int:
@@ -240,6 +260,7 @@ class Node:
                 f"place {self.place}; it was not applied: lower the learning rate, or join with "
                 "nonfinite='skip', which leaves such steps out and counts them."
             )
+        self._save()
         return aux
 
     def _warn(self) -> None:
@@ -257,10 +278,39 @@ class Node:
             with self._service.lock:
                 self._service.require_running()
                 if not self._participant.wants_mass:  # it may have been given up meanwhile
+                    self._note_joining()
                     mass = self._holding.merge()
                     life = self._participant.identity.life
                     self._journal.add("begin", life, self._steps, mass)
                     return mass, self._moved, life
+
+    def _note_joining(self) -> None:
+        """Schedules go on at the step of the node that gave."""
+        if self._participant.joined_at is not None:
+            self.opt_state = set_schedules(self.opt_state, self._participant.joined_at)
+            self._participant.joined_at = None
+
+    def _save(self) -> None:
+        """Saves if it is time, and ends after SIGTERM."""
+        saves = self._saves
+        if saves is None:
+            return
+        steps = self.steps
+        if saves.is_asked_to_end or steps % saves.every == 0:
+            participant = self._participant
+            with self._service.lock:
+                mass = self._holding.merge()
+                moved = self._moved
+                metadata = {"life": participant.identity.life, "clock": participant.clock}
+            saves.save(steps, mass, moved, self.opt_state, metadata)
+        self._end_if_asked()
+
+    def _is_asked_to_end(self) -> bool:
+        return self._saves is not None and self._saves.is_asked_to_end
+
+    def _end_if_asked(self) -> None:
+        if self._saves is not None:
+            self._saves.end_if_asked()
 
     @property
     def final_models(self) -> dict[int, Any]:
@@ -318,9 +368,12 @@ class Node:
 
         def is_over() -> bool:
             is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
-            return not participant.wants_mass or is_refused or participant.twin is not None
+            is_refused |= participant.twin is not None or self._is_asked_to_end()
+            return not participant.wants_mass or is_refused
 
         self._service.wait_until(is_over, 10 * self._patience if timeout is None else timeout)
+        if participant.wants_mass:
+            self._end_if_asked()
         if participant.twin is not None:
             raise ValueError(
                 f"place must be nobody else's, got {self.place}, and the node at "
@@ -436,9 +489,12 @@ class Node:
         self._service.wake()
 
         def is_over() -> bool:
-            return participant.is_ended or participant.is_cut_off
+            return participant.is_ended or participant.is_cut_off or self._is_asked_to_end()
 
-        if not self._service.wait_until(is_over, timeout):
+        is_over_in_time = self._service.wait_until(is_over, timeout)
+        if not participant.is_ended:
+            self._end_if_asked()
+        if not is_over_in_time:
             with self._service.lock:
                 missing = _list_some(participant.explain_missing())
             raise TimeoutError(
@@ -487,12 +543,21 @@ class Node:
         finally:
             self._service.close()
             self._journal.close(seconds)
+            if self._saves is not None and not self._in_block:
+                self._saves.checkpoints.close()
 
     def __enter__(self) -> Self:
+        if self._saves is not None:
+            self._saves.checkpoints.__enter__()
+            self._in_block = True
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.leave()
+    def __exit__(self, *error: Any) -> None:
+        try:
+            self.leave()
+        finally:
+            if self._saves is not None:
+                self._saves.checkpoints.__exit__(*error)
 
 
 def _list_some(reasons: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ class Participant(Ending):
       acknowledged: messages with a mass that were.
       staleness: local steps that these were on their way, in total.
       is_ready: to begin.
+      joined_at: the clock of the node that gave it half, until the loop has taken note.
     """
 
     def __init__(
@@ -42,7 +43,6 @@ class Participant(Ending):
         journal: Callable[[str, str, int, Mass | None], None],
         now: float,
         max_on_way: int | None = None,
-        estate: Mass | None = None,
     ):
         super().__init__(settings, holder, new_life, journal, now)
         self.acknowledged = self.staleness = 0
@@ -52,13 +52,25 @@ class Participant(Ending):
         self._received = 0  # shares since the last parcel of its own that arrived
         self._wants_mass_since = None if settings.is_founder else now
         # What it gave up, or may bring, while nobody gives it any.
-        self._estate = estate
+        self._estate: Mass | None = None
+        self._has_saved = False
+        self.joined_at: int | None = None
         self._gave_up = False
         self._is_founder = bool(settings.is_founder)
         self._num_nodes = settings.num_nodes
         self._beg_turns = itertools.count()
         self._last_beg = now - settings.patience
         journal("found" if settings.is_founder else "join", self.identity.life, 0, None)
+
+    def bring(self, estate: Mass, steps: int = 0, clock: int = 0) -> None:
+        """Has a model at hand for a job in which nobody lives: a first one, or one that was saved.
+
+        A saved one comes with the steps of its place until then.
+        """
+        self._estate = estate
+        self._has_saved = steps > 0
+        self._learn_steps(self.identity.place, steps)
+        self.clock = clock
 
     @property
     def wants_mass(self) -> bool:
@@ -198,7 +210,7 @@ class Participant(Ending):
         elif message.kind == "share" and message.mass is not None:
             self._journal("receive", peer.identity.life, message.number, message.mass)
             self._holder.add(message.mass)
-            self._admit()
+            self._admit(message.version)
         elif message.kind == "final" and message.mass is not None:
             self._learn_final(message.origin or peer.identity, message.version, message.mass)
         peer.reply = reply
@@ -315,9 +327,10 @@ class Participant(Ending):
                 peer.waits = False  # it asks again if it still has nothing
                 self._send_half(peer, now)
 
-    def _admit(self) -> None:
+    def _admit(self, clock: int) -> None:
         if self.wants_mass:
-            self._journal("admit", self.identity.life, 0, None)
+            self.clock = self.joined_at = clock
+            self._journal("admit", self.identity.life, clock, None)
             self._next_beat = self._last_tick  # others may send it shares from now on
             self._end_want()
 
@@ -407,6 +420,8 @@ class Participant(Ending):
         is_new = not any(self.steps.values())
         if self._gave_up:
             may = nobody_gives and is_calm
+        elif self._has_saved:
+            may = nobody_gives and (is_calm or all_are_heard)
         else:
             # Who hears few may be cut off from a job that goes on.
             most_are_heard = 2 * len(places) > self._num_nodes

@@ -14,7 +14,15 @@ import optax
 
 from gossipjax.asynchronous._journal import Line, read_journal
 from gossipjax.asynchronous._messages import Mass
-from gossipjax.asynchronous._model import make_numerator, make_update, move, rescale, split, unpack
+from gossipjax.asynchronous._model import (
+    make_numerator,
+    make_update,
+    move,
+    rescale,
+    set_schedules,
+    split,
+    unpack,
+)
 from gossipjax.asynchronous._wire import Wire, make_key, to_host, wire_types
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
@@ -160,6 +168,8 @@ class Replayer:
                 x = make_numerator(self._params, node.outer, founds)
                 node.mass = Mass(x, float(founds))
                 node.moved = None
+            case "admit":
+                node.opt_state = set_schedules(node.opt_state, line["number"])
             case "share":
                 self._parcels[sent] = self._halve(node, self._wires)
             case "grant":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gossipjax.asynchronous._messages import is_address
 from gossipjax.asynchronous.algorithms import Algorithm
@@ -28,8 +28,8 @@ class Settings:
     wire: WireLike | None = None
     secret: str | None = None
     journal: Path | None = None
-    opt_state: Any = None
-    steps: int = 0
+    folder: Path | None = None
+    every: int = 100
     nonfinite: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
@@ -55,11 +55,6 @@ class Settings:
             raise ValueError(
                 f"wire must be None with adpsgd, which sends copies in full, got {self.wire!r}."
             )
-
-    @property
-    def is_continued(self) -> bool:
-        """Whether it goes on with what an earlier process saved, which no journal has."""
-        return self.opt_state is not None or self.steps > 0
 
 
 def may_connect(address: str, secret: str | None) -> bool:

@@ -184,6 +184,11 @@ class Checkpoints:
         if self._is_preempted:
             signal.raise_signal(signal.SIGTERM)
 
+    @property
+    def is_preempted(self) -> bool:
+        """Whether SIGTERM has come to this process."""
+        return self._is_preempted
+
     def _on_sigterm(self, *_: object) -> None:
         self._is_preempted = True
 

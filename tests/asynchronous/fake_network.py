@@ -125,10 +125,9 @@ class Process:
             max_received=self.network.max_received,
             is_founder=founder,
         )
-        estate = mass if founder is None else None
-        self.node = Participant(
-            settings, self.holder, self.new_life, self.record, self.network.now, estate=estate
-        )
+        self.node = Participant(settings, self.holder, self.new_life, self.record, self.network.now)
+        if founder is None:
+            self.node.bring(mass)
 
     def new_life(self):
         number = next(self.network.lives)

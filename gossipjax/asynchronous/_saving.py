@@ -1,0 +1,70 @@
+"""What a node saves of itself where it lives, and what it has back when it is started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gossipjax.asynchronous._messages import Mass
+from gossipjax.asynchronous._model import move
+
+if TYPE_CHECKING:
+    from gossipjax.checkpoint import Checkpoints
+
+KEPT = 2  # complete checkpoints
+
+
+@jax.jit
+def divide(x: tuple[Any, ...], w: Any, moved: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    """The model with what it has moved by itself, and its momentum, in units of the model."""
+    x = x if moved is None else move(x, moved, w, None)
+    return tuple(b / jnp.asarray(w, b.dtype) for b in x)
+
+
+class Saves:
+    """The checkpoints of a node, each with `(x / w, opt_state)`: on a return, weight 1 of them.
+
+    Attributes:
+      estate: the saved model and momentum, with weight 1; None if nothing was saved.
+      opt_state: the saved one.
+      steps: the local steps of the place until then.
+      clock: the step of the schedules in `opt_state`.
+    """
+
+    def __init__(self, folder: Path, every: int, x: tuple[Any, ...], opt_state: Any):
+        from gossipjax.checkpoint import Checkpoints  # it needs orbax, other nodes do not
+
+        self.every = every
+        self.checkpoints: Checkpoints = Checkpoints(folder, every, KEPT)
+        self.estate: Mass | None = None
+        self.opt_state = opt_state
+        self.steps = self.clock = 0
+        restored = self.checkpoints.restore((x, opt_state))
+        if restored is not None:
+            x, self.opt_state = restored.state
+            self.estate = Mass(tuple(map(np.asarray, x)), 1.0)
+            self.steps = restored.step
+            self.clock = restored.metadata["clock"]
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        """Whether SIGTERM has come."""
+        return self.checkpoints.is_preempted
+
+    def save(
+        self, steps: int, mass: Mass, moved: Any, opt_state: Any, metadata: dict[str, Any]
+    ) -> None:
+        """Begins to write; returns when the arrays are on the host, unless nothing is held."""
+        if mass.w:
+            self.checkpoints.save(steps, (divide(mass.x, mass.w, moved), opt_state), metadata)
+
+    def end_if_asked(self) -> None:
+        """Raises `Preempted` after SIGTERM, once all is written."""
+        from gossipjax.checkpoint import Preempted
+
+        if self.is_asked_to_end:
+            raise Preempted(max(self.checkpoints.wait(), default=None), self.checkpoints.folder)

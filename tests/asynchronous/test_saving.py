@@ -1,0 +1,256 @@
+"""What a node saves of itself, and what the job has of it when nodes come back."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gossipjax.asynchronous as ga
+from gossipjax.checkpoint import Preempted
+
+PATIENCE = 1.0
+TX = optax.adamw(optax.linear_schedule(0.1, 0.01, 100))
+GOALS = (1.0, 3.0)
+
+
+def gradients(params, goal):
+    return jax.tree.map(lambda x: x - goal, params), None
+
+
+def free_addresses(count):
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+
+
+class Job:
+    """Two nodes in this process that know each other's addresses."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.lives = 0
+        self.addresses = free_addresses(2)
+
+    @property
+    def journals(self):
+        return sorted(self.folder.glob("*.jsonl"))
+
+    def start(self, place, saves="saved"):
+        self.lives += 1
+        return ga.join(
+            TX,
+            {"w": jnp.zeros(3)},
+            algorithm=ga.outer(every=5),
+            address=[self.addresses[1 - place]],
+            listen=self.addresses[place],
+            place=place,
+            is_founder=self.lives <= 2 or None,
+            patience=PATIENCE,
+            journal=self.folder / f"{place}.jsonl",
+            folder=self.folder / saves,
+            every=4,
+        )
+
+    def train(self, nodes, steps):
+        for _ in range(steps):
+            for node in nodes:
+                node.step(gradients, GOALS[node.place])
+
+    def kill(self, *nodes):
+        """As SIGKILL: the system closes sockets and frees locks."""
+        for node in nodes:
+            node._service.close()
+            node._saves.checkpoints.close()
+            node._journal.close()
+
+    def require_account(self):
+        account = ga.account(self.journals)
+        assert abs(account.difference) < 1e-9
+        return account
+
+
+@pytest.fixture(autouse=True)
+def promotion_that_optax_needs():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = Job(tmp_path)
+    nodes = job.start(0), job.start(1)
+    job.train(nodes, 23)  # the saves are from step 20
+    job.saved = [node._saves.checkpoints.restore(make_like()).state for node in nodes]
+    job.nodes = nodes
+    return job
+
+
+def make_like():
+    params = {"w": jnp.zeros(3)}
+    return (np.zeros(3, np.float32),) * 2, TX.init(params)
+
+
+def require_saved(job, node):
+    """It holds its saved model and momentum."""
+    x, _ = job.saved[node.place]
+    np.testing.assert_array_equal(node.params["w"], x[0])
+    held = node._holding.read()
+    np.testing.assert_array_equal(held.x[1] / held.w, x[1])
+    assert np.any(x[1] != 0)
+    require_optimizer(job, node)
+    assert node.steps == 20
+
+
+def require_optimizer(job, node):
+    for one, other in zip(
+        jax.tree.leaves(node.opt_state), jax.tree.leaves(job.saved[node.place][1]), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_all_die_and_one_comes_back_after_the_other(job, order):
+    job.kill(*job.nodes)
+    first = job.start(order[0])
+    first.wait_for_mass()
+    require_saved(job, first)
+    second = job.start(order[1])
+    second.wait_for_mass()
+    np.testing.assert_array_equal(second.params["w"], first.params["w"])
+    require_optimizer(job, second)
+    assert job.require_account().founded == 3
+    assert first.statistics.weight + second.statistics.weight == 1
+    job.train([first, second], 20)
+    assert first.total_steps == second.total_steps >= 60
+    job.require_account()
+    second.leave()
+    first.leave()
+    job.require_account()
+
+
+def test_all_die_and_come_back_together(job):
+    job.kill(*job.nodes)
+    nodes = job.start(0), job.start(1)
+    for node in nodes:
+        node.wait_for_mass()
+    for node in nodes:
+        require_saved(job, node)
+    assert job.require_account().founded == 4
+    job.train(nodes, 10)
+    for node in nodes:
+        node.leave()
+    job.require_account()
+
+
+def test_one_with_an_empty_folder_waits_for_the_one_that_has_the_model(job):
+    job.kill(*job.nodes)
+    empty = job.start(1, "empty")
+    with pytest.raises(TimeoutError, match="nobody listens at"):
+        empty.wait_for_mass(3 * PATIENCE)
+    saved = job.start(0)
+    saved.wait_for_mass()
+    require_saved(job, saved)
+    empty.wait_for_mass()
+    np.testing.assert_array_equal(empty.params["w"], saved.params["w"])
+    assert empty.statistics.weight + saved.statistics.weight == 1
+    empty.leave()
+    saved.leave()
+    job.require_account()
+
+
+def test_a_killed_node_has_its_optimizer_back_while_the_other_lives(job):
+    """Its schedules go on where those of the other are, and its model is half of the other's."""
+    job.kill(job.nodes[1])
+    a = job.nodes[0]
+    job.train([a], 32)  # to an outer step
+    with job.start(1) as b:
+        b.wait_for_mass()
+        np.testing.assert_allclose(b.params["w"], a.params["w"])
+        b.step(gradients, 3.0)
+        counts = {
+            path[-1].tuple_name: int(count)
+            for path, count in optax.tree.get_all_with_path(b.opt_state, "count")
+        }
+        assert counts == {"ScaleByAdamState": 21, "ScaleByScheduleState": 56}
+        assert 21 <= b.steps <= 24  # as far as the other had heard
+        assert job.require_account().founded == 2
+    a.leave()
+
+
+def test_what_is_saved_at_sigterm(tmp_path):
+    job = Job(tmp_path)
+
+    def end():
+        with job.start(0) as node:
+            job.train([node], 7)
+            signal.raise_signal(signal.SIGTERM)
+            job.train([node], 7)
+
+    with pytest.raises(Preempted, match="saved after step 8"):
+        end()
+    again = job.start(0)
+    assert again.steps == 8
+    again.leave()
+
+
+# A newcomer's program: what is not his training is what the guide shows.
+PROGRAM = """
+import sys
+from pathlib import Path
+import jax.numpy as jnp, optax
+import gossipjax as gx
+
+def gradients(params, goal):
+    return params - goal, jnp.mean((params - goal) ** 2)
+
+here = Path(sys.argv[1])
+tx, params = optax.adamw(0.05), jnp.zeros(3)
+with gx.asynchronous.join(
+    tx, params, algorithm=gx.asynchronous.outer(every=5), patience=2.0,
+    journal=here / f"{sys.argv[2]}.jsonl", folder=here / "saved", every=10,
+) as node:
+    while node.total_steps < int(sys.argv[3]):
+        loss = node.step(gradients, 2.0)
+        if node.steps % 10 == 0:
+            print(node.steps, float(loss), flush=True)
+    print("average", float(node.average()[0]), flush=True)
+"""
+
+
+def test_a_newcomers_program_goes_on_after_all_were_killed(tmp_path):
+    addresses = ",".join(free_addresses(2))
+
+    def start(place, steps):
+        variables = {"GOSSIPJAX_NODE_ADDRESSES": addresses, "GOSSIPJAX_NODE": str(place)}
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(tmp_path), str(place), str(steps)],
+            env=os.environ | variables | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with start(0, 10**6) as a, start(1, 10**6) as b:
+        for process in (a, b):
+            while int(process.stdout.readline().split()[0]) < 60:
+                pass
+            process.send_signal(signal.SIGKILL)
+    with start(1, 400) as b, start(0, 400) as a:
+        outputs = [process.communicate()[0] for process in (a, b)]
+    for process, output in zip((a, b), outputs, strict=True):
+        assert process.returncode == 0
+        first, *_, last = output.splitlines()
+        assert int(first.split()[0]) > 50
+        assert last == outputs[0].splitlines()[-1]
+    account = ga.account(sorted(tmp_path.glob("*.jsonl")))
+    assert account.founded in (3, 4)
+    assert abs(account.difference) < 1e-9
