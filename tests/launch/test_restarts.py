@@ -41,13 +41,29 @@ print("is finished", flush=True)
 @pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))), reason="needs root, ip and tc"
 )
-def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path):
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path, is_asynchronous):
     """Its cable is pulled, so that no reset says that it has gone."""
+    program = PROGRAM
+    if is_asynchronous:  # the one of the page, until the test says that it is over
+        program = (RECIPE / "node.py").read_text()
+        for old, new in (
+            ("node.total_steps < 20_000", "not os.path.exists(sys.argv[2])"),
+            ('folder="saved"', "folder=sys.argv[1], patience=3.0"),
+        ):
+            assert old in program
+            program = program.replace(old, new)
+        program = "import os, sys\n" + program
 
     def start(number):
         secret = "the same on both machines"
         both = two_machines(f"{members[0].address}:1234", GOSSIPJAX_SECRET=secret)
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / f"disk of {number}")]
+        if is_asynchronous:
+            addresses = ",".join(f"{member.address}:5000" for member in members)
+            both[number] = {"GOSSIPJAX_NODE_ADDRESSES": addresses, "GOSSIPJAX_SECRET": secret}
+            both[number] |= {"GOSSIPJAX_NODE": str(number)}
+        command = [sys.executable, "-c", program, str(tmp_path / f"disk of {number}")]
+        command += [str(tmp_path / "is over")] * is_asynchronous
         paths = [tmp_path / f"{number}.{name}" for name in ("out", "err")]
         with paths[0].open("ab") as out, paths[1].open("ab") as err:
             return subprocess.Popen(
@@ -65,22 +81,35 @@ def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path):
     with links.make_network(2, links.parse_rate("1gbit")) as members:
         try:
             running += [start(0), start(1)]
-            wait_for(lambda: "is under way" in read("0.out"))
+            says = "nodes [0, 1]" if is_asynchronous else "is under way"
+            wait_for(lambda: says in read("0.out"))
             cable = [*members[1].prefix, "ip", "link", "set", links.INTERFACE]
             subprocess.run([*cable, "down"], check=True)
             os.killpg(running[1].pid, signal.SIGKILL)  # its power, too
-            wait_for(lambda: "process 0 of 2 ends: process 1 (" in read("0.err"))
+            if is_asynchronous:
+                wait_for(lambda: read("0.out").splitlines()[-1].endswith("nodes [0]"))
+            else:
+                wait_for(lambda: "process 0 of 2 ends: process 1 (" in read("0.err"))
             running[1].wait()
+            length = len(read("1.out"))
             shutil.rmtree(tmp_path / "disk of 1")
             time.sleep(SECONDS_AWAY)
             subprocess.run([*cable, "up"], check=True)
             running.append(start(1))
+            if is_asynchronous:
+                wait_for(lambda: "nodes [0, 1]" in read("1.out")[length:])
+                (tmp_path / "is over").touch()
             assert [running[0].wait(300), running[2].wait(300)] == [0, 0], read("0.err")
         finally:
             for loop in running:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(loop.pid, signal.SIGKILL)
                 loop.wait()
+    if is_asynchronous:
+        averages = [read(name).splitlines()[-1] for name in ("0.out", "1.out")]
+        assert averages[0] == averages[1]
+        assert averages[0].startswith("the average of all")
+        return
     first, second = (line for line in read("0.out").splitlines() if "starts at" in line)
     assert first == "starts at 0"
     assert int(second.split()[-1]) >= 30  # that of step 40 was perhaps being written
