@@ -35,7 +35,6 @@ validation set which the test set has, too.
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -270,59 +269,6 @@ def _draw_line(axes: Axes, points: list[Any], linestyle: str, look: dict[str, An
     if len(points) == 1:
         look = look | {"marker": "o", "markevery": 1}
     axes.plot(*np.reshape(points, (-1, 2)).T, linestyle=linestyle, **look)
-
-
-def plot_topology(matrices: np.ndarray, title: str, path: Path) -> None:
-    """Plots who sends to whom, the nodes on a circle, a panel per round (the first 8), as a PNG.
-
-    In round t of `matrices`, `[T, N, N]`, receiver i gives the weight `matrices[t, i, j]` to what
-    sender j sends. Every non-zero weight off the diagonal is an arrow from j to i.
-    """
-    rounds, nodes, _ = matrices.shape
-    panels = min(rounds, 8)
-    rows = 1 if panels <= 4 else 2
-    columns = math.ceil(panels / rows)
-    side = 5 if panels == 1 else 3.4
-    figure = Figure((side * columns, side * rows + 1), dpi=120, layout="constrained")
-    note = f" (first {panels} of {rounds} rounds)" if rounds > panels else ""
-    figure.suptitle(f"{title}{note}\n")  # an empty line between it and the panels' titles
-    for number, matrix in enumerate(matrices[:panels]):
-        axes = figure.add_subplot(rows, columns, number + 1, aspect="equal")
-        axes.set_title(f"round {number}")
-        _draw_round(axes, matrix)
-    diagonal = np.eye(nodes, dtype=bool)
-    sent = matrices[:, ~diagonal]
-    caption = "no node sends"
-    if sent.any():
-        caption = (
-            f"arrow from j to i: i gives weight {_format_range(sent[sent != 0])} to what j sends\n"
-            f"and {_format_range(matrices[:, diagonal])} to its own model"
-        )
-    figure.supxlabel(caption, fontsize="medium")
-    figure.savefig(path)
-
-
-def _draw_round(axes: Axes, matrix: np.ndarray) -> None:
-    nodes = len(matrix)
-    clockwise = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes
-    points = list(zip(np.cos(clockwise), np.sin(clockwise), strict=True))
-    size = 4 if nodes <= 32 else 2
-    arrows = np.argwhere(np.where(np.eye(nodes, dtype=bool), 0, matrix))
-    arrow = {"arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.08", "color": COLORS[0]}
-    arrow |= {"mutation_scale": 3 + size, "shrinkA": size / 2, "shrinkB": size / 2}
-    arrow["linewidth"] = min(0.8, 200 / max(1, len(arrows)))  # dense graphs stay readable
-    axes.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
-    axes.set_axis_off()
-    for receiver, sender in arrows:
-        axes.annotate("", xy=points[receiver], xytext=points[sender], arrowprops=arrow)
-    for node, (x, y) in enumerate(points):
-        axes.plot(x, y, "o", color="black", markersize=size, zorder=5)
-        axes.text(1.14 * x, 1.14 * y, f"{node}", ha="center", va="center", fontsize="x-small")
-
-
-def _format_range(weights: np.ndarray) -> str:
-    low, high = (Fraction(w).limit_denominator(1000) for w in (weights.min(), weights.max()))
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def write_report(folder: Path, console: Console) -> None:

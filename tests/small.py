@@ -30,4 +30,3 @@ def make_small(setattr: Callable[..., None], has_plots: bool = False) -> None:
     setattr(data, "load", load_few)
     if not has_plots:
         setattr(plots, "write_report", lambda *_: None)
-        setattr(plots, "plot_topology", lambda *_: None)

@@ -25,7 +25,6 @@ from experiments.training.options import TrainingOptions
 from experiments.training.output import Output, RunLog, merge_saved_options, require_same_data
 from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
-from experiments.training.topologies import TOPOLOGIES, make_schedule
 from experiments.training.train import Experiment, train
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 
@@ -223,16 +222,4 @@ def run_all(experiment: Experiment, console: Console) -> None:
                     output.add_run(train(experiment, run, log))
     finally:  # a program that is stopped reports the finished runs all the same
         if output.runs and is_main_process():
-            plot_topologies(experiment)
             plots.write_report(output.folder, console)
-
-
-def plot_topologies(experiment: Experiment) -> None:
-    """Draws the topologies of the runs, except where all nodes exchange with all."""
-    nodes = experiment.nodes.size
-    topologies = {run.method.topology for run in experiment.runs} - {"complete"}
-    names = {name for topology in topologies for name in topology.split("/")}
-    for name in sorted(names & TOPOLOGIES.keys()):
-        schedule = make_schedule(name, nodes, seed=experiment.plan.options.seed[0])
-        path = experiment.output.folder / f"topology_{name}.png"
-        plots.plot_topology(schedule.matrices(), f"{name}, {nodes} nodes", path)

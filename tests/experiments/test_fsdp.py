@@ -22,7 +22,6 @@ def tiny(monkeypatch):
     monkeypatch.setitem(language.DECODER_SIZES, "nano", TINY)
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr(plots, "write_report", lambda *_: None)
-    monkeypatch.setattr(plots, "plot_topology", lambda *_: None)
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 import tyro
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.text import Annotation
 from report_files import (
     LINES,
     PERPLEXITY_RUNS,
@@ -106,33 +105,6 @@ def test_many_curves_look_different(tmp_path, figures):
     plots.plot_loss(read_runs(write_run(tmp_path, runs, lines))[1], tmp_path / "plot.png")
     looks = {(to_hex(c.get_color()), c.get_marker()) for c in figures[0].axes[0].lines}
     assert len(looks) == 24
-
-
-def list_arrows(axes):
-    """The (sender, receiver) pairs, by the positions of the node numbers."""
-    numbers = {t.get_text(): t.get_position() for t in axes.texts if t.get_text()}
-    points = np.array([numbers[f"{node}"] for node in range(len(numbers))]) / 1.14
-    pairs = [
-        tuple(int(np.linalg.norm(points - np.asarray(xy), axis=1).argmin()) for xy in ends)
-        for ends in [(t.xyann, t.xy) for t in axes.texts if isinstance(t, Annotation)]
-    ]
-    assert len(pairs) == len(set(pairs))
-    return set(pairs)
-
-
-def test_a_topology_is_arrows_from_senders_to_receivers(tmp_path, figures):
-    hops = range(1, 10)  # node j sends to node j + hop, weights 1/2
-    rounds = [(np.eye(10) + np.roll(np.eye(10), hop, axis=0)) / 2 for hop in hops]
-    plots.plot_topology(np.stack(rounds), "cycle", tmp_path / "plot.png")
-    assert len(figures[0].axes) == 8  # the first 8 of 9 rounds
-    for axes, hop in zip(figures[0].axes, hops, strict=False):
-        assert list_arrows(axes) == {(j, (j + hop) % 10) for j in range(10)}
-    matrix = np.array([[[1 / 2, 0, 0], [1 / 4, 1, 1 / 3], [1 / 4, 0, 2 / 3]]])
-    plots.plot_topology(matrix, "from matrices", tmp_path / "plot.png")
-    assert list_arrows(figures[1].axes[0]) == {(0, 1), (0, 2), (2, 1)}
-    assert "1/4 to 1/3" in figures[1].get_supxlabel()
-    plots.plot_topology(np.eye(40)[np.newaxis], "identity", tmp_path / "plot.png")
-    assert not list_arrows(figures[2].axes[0])
 
 
 def render(runs, width):

@@ -245,7 +245,6 @@ def test_batches_and_length_of_the_transformer(size, updates):
 def small_program(monkeypatch):
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr("experiments.plots.write_report", lambda *_: None)
-    monkeypatch.setattr("experiments.plots.plot_topology", lambda *_: None)
 
 
 def run_image(*arguments):

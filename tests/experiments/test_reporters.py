@@ -23,7 +23,6 @@ SHORT += ("--batch-size-per-node", "100")
 def small_program(monkeypatch):
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr("experiments.plots.write_report", lambda *_: None)
-    monkeypatch.setattr("experiments.plots.plot_topology", lambda *_: None)
 
 
 def read_events(folder):

@@ -25,7 +25,6 @@ def tiny(monkeypatch):
     monkeypatch.setitem(ACOUSTIC_SIZES, "mini", AcousticSize(layers=1, cells=8, projection=8))
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr(plots, "write_report", lambda *_: None)
-    monkeypatch.setattr(plots, "plot_topology", lambda *_: None)
 
 
 def make_arrays(utterances=36):
