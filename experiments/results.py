@@ -1,7 +1,7 @@
-"""Results of a program: their folder and files, and reporters.
+"""Results of a program: their folder and files, and a reporter.
 
-A reporter takes the lines of `metrics.jsonl` to TensorBoard or Weights & Biases as well. Both are
-optional packages, imported when they are asked for.
+A reporter takes the lines of `metrics.jsonl` to TensorBoard as well, by an optional package, which
+is imported when it is asked for.
 """
 
 import contextlib
@@ -11,8 +11,7 @@ import json
 import os
 import re
 import shutil
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import gossipjax as gx
-from experiments.program import ProgramError
 
 Record = dict[str, Any]
 """One JSON object: a line of `metrics.jsonl`, or an entry of a list in `summary.json`."""
@@ -35,14 +33,10 @@ AFTER_MIXING = "consensus_distance"
 AVERAGE_MODEL = re.compile(r"(?:test_(\w+)|(valid_\w+))_average_model")
 TEXT_FOLDER = "texts"
 RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", TEXT_FOLDER)
-RESULT_NAMES += ("tensorboard", "wandb")
+RESULT_NAMES += ("tensorboard",)
 WAY_OUT = "restore the file, or run again into another folder (--overwrite replaces results)"
 
-ReportTo = Literal["none", "tensorboard", "wandb"]
-
-PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-OFFLINE_MODES = ("offline", "dryrun", "disabled")
-PROJECT = "gossipjax"
+ReportTo = Literal["none", "tensorboard"]
 
 
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
@@ -225,76 +219,41 @@ def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:
 class Reporter:
     """Where the lines of one run go; this one takes them and does nothing."""
 
-    def start(self, step: int) -> str | None:
-        """Starts, or goes on after `step`; returns a message for the user, if there is one."""
-        return None
+    def start(self, step: int) -> None:
+        """Starts, or goes on after `step`."""
 
     def add(self, line: Record) -> None:
         """Adds a line of `metrics.jsonl`."""
 
-    def close(self, has_failed: bool) -> None:
+    def close(self) -> None:
         """Writes what is not written yet. Called once, also if nothing was started."""
 
 
-def import_package(report_to: ReportTo) -> Any:
-    """Returns the package that a choice needs; None for `none`.
-
-    Raises:
-      ValueError: if it is not installed; the message says how to do that.
-    """
-    if report_to == "none":
-        return None
-    name = PACKAGES[report_to]
+def import_tensorboard() -> Any:
+    """Returns the package that writes event files; raises `ValueError` if it is not installed."""
     with contextlib.suppress(ImportError):
-        package = importlib.import_module(name)
-        if package.__file__ is not None:  # a folder wandb/, which it writes, is importable, too
-            return package
+        return importlib.import_module("tensorboardX")
     raise ValueError(
-        f"--report-to {report_to} needs the package {name}, got none: run `pip install {name}`, or "
-        "leave the option out."
+        "--report-to tensorboard needs the package tensorboardX, got none: run `pip install "
+        "tensorboardX`, or leave the option out."
     )
-
-
-@contextlib.contextmanager
-def open_reporter(
-    report_to: ReportTo, out: Path, name: str, folder_name: str, options: Record
-) -> Iterator[Reporter]:
-    """Opens the reporter of one run, and closes it, also after an error.
-
-    `out` is the folder of the results; `folder_name` is the `name` of the run in letters that a
-    folder can have.
-    """
-    package = import_package(report_to)
-    reporter = Reporter()
-    if report_to == "tensorboard":
-        reporter = TensorboardReporter(package, out / "tensorboard" / folder_name)
-    elif report_to == "wandb":
-        reporter = WandbReporter(package, out, name, folder_name, options)
-    has_failed = True
-    try:
-        yield reporter
-        has_failed = False
-    finally:
-        reporter.close(has_failed)
 
 
 class TensorboardReporter(Reporter):
     """Event files in a folder of the run. Lines that a resumed run repeats replace the old ones."""
 
-    def __init__(self, package: Any, folder: Path):
-        self._package = package
+    def __init__(self, folder: Path):
         self._folder = folder
         self._writer: Any = None
 
-    def start(self, step: int) -> str | None:
+    def start(self, step: int) -> None:
         files = len(list(self._folder.glob("events.*")))
         # Files are named by their second: one that is begun in the same would replace the other.
-        self._writer = self._package.SummaryWriter(
+        self._writer = import_tensorboard().SummaryWriter(
             str(self._folder),
             purge_step=step + 1 if files else None,
             filename_suffix=f".{files:05}",
         )
-        return None
 
     def add(self, line: Record) -> None:
         for name, value in select_numbers(line).items():
@@ -302,68 +261,9 @@ class TensorboardReporter(Reporter):
         if samples := line.get("samples"):
             self._writer.add_text("samples", "\n\n".join(samples), line["step"])
 
-    def close(self, has_failed: bool) -> None:
+    def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-class WandbReporter(Reporter):
-    """A run of Weights & Biases in a group for the experiment; one that is resumed goes on.
-
-    Without a login, and without `WANDB_MODE`, it is written offline. It never asks for a login.
-    """
-
-    def __init__(self, package: Any, out: Path, name: str, folder_name: str, options: Record):
-        self._package = package
-        self._out = out
-        self._name = name
-        self._folder_name = folder_name
-        self._options = options
-        self._run: Any = None
-
-    def start(self, step: int) -> str | None:
-        folder = self._out / "wandb"
-        try:
-            mode = self._choose_mode()
-            self._run = self._package.init(
-                project=os.environ.get("WANDB_PROJECT", PROJECT),
-                group=self._out.name,
-                name=self._name,
-                id=read_or_make_id(folder / f"{self._folder_name}.id"),
-                resume="allow",
-                config=self._options,
-                dir=str(self._out),
-                mode=mode,
-                settings=self._package.Settings(console="off", silent=True),
-            )
-            self._run.define_metric("*", step_metric="step")
-        except self._package.Error as error:
-            reason = " ".join(str(error).split())
-            raise ProgramError(
-                f"--report-to wandb must reach its server, got: {reason} Set WANDB_MODE=offline to "
-                "upload later."
-            ) from error
-        if mode not in OFFLINE_MODES:
-            return None
-        return f"wandb: {mode}, in {folder}; `wandb sync FOLDER` uploads a run"
-
-    def _choose_mode(self) -> str:
-        mode = os.environ.get("WANDB_MODE")
-        if mode in OFFLINE_MODES or self._package.login(prompt=False):
-            return mode or "online"
-        if mode is None:
-            return "offline"
-        raise ProgramError(
-            f"--report-to wandb needs a login with WANDB_MODE={mode}, got none: run `wandb login`, "
-            "or set WANDB_MODE=offline."
-        )
-
-    def add(self, line: Record) -> None:
-        self._run.log(select_numbers(line) | {"step": line["step"]})
-
-    def close(self, has_failed: bool) -> None:
-        if self._run is not None:
-            self._run.finish(exit_code=int(has_failed))
 
 
 def select_numbers(line: Record) -> dict[str, float]:
@@ -374,11 +274,3 @@ def select_numbers(line: Record) -> dict[str, float]:
     """
     numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
     return {name: value for name, value in numbers.items() if name != "step"}
-
-
-def read_or_make_id(path: Path) -> str:
-    """Returns the id in a file, where a resumed run finds it; a new one if there is no file."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(uuid.uuid4().hex)
-    return path.read_text()

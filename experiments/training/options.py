@@ -22,7 +22,7 @@ from experiments.options import (
     check_fields,
     option_name,
 )
-from experiments.results import ReportTo, import_package
+from experiments.results import ReportTo, import_tensorboard
 from experiments.training.forms import WireName
 from experiments.training.methods import (
     ALGORITHM_HELP,
@@ -225,8 +225,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     """Evaluate the model of every node at the end of each epoch, as the average model is, and not
     only after the last step: as many passes over the test set as there are nodes."""
     report_to: ReportTo = "none"
-    """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard; wandb,
-    Weights & Biases, offline in OUT/wandb if there is no login."""
+    """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard."""
     checkpoint_every: PositiveInt | None = None
     """Steps between checkpoints, which are in --out; one more is saved on SIGTERM. After a restart
     by the launcher, a run resumes from the newest one."""
@@ -244,7 +243,8 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        import_package(self.report_to)
+        if self.report_to == "tensorboard":
+            import_tensorboard()
         for name in ("algorithm", "seed"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):

@@ -1,5 +1,6 @@
 """What a run writes while it trains: `summary.json`, `metrics.jsonl`, its bar."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -16,8 +17,8 @@ from experiments.results import (
     Record,
     Reporter,
     ReportTo,
+    TensorboardReporter,
     filter_metrics,
-    open_reporter,
     write_summary,
 )
 from experiments.training.options import TrainingOptions
@@ -77,8 +78,11 @@ class Output:
         self, report_to: ReportTo, run: TrainingRun
     ) -> AbstractContextManager[Reporter]:
         """Opens where the lines of a run go beside `metrics.jsonl`; on process 0 only."""
-        choice: ReportTo = report_to if is_main_process() else "none"
-        return open_reporter(choice, self.folder, run.name, run.folder_name, self._options)
+        if report_to == "none" or not is_main_process():
+            return contextlib.closing(Reporter())
+        return contextlib.closing(
+            TensorboardReporter(self.folder / "tensorboard" / run.folder_name)
+        )
 
     @property
     def finished(self) -> set[str]:
@@ -147,9 +151,7 @@ class RunLog:
             self._bar.console.print(message, soft_wrap=True)
             self._output.add_resumed(message)
         self._output.truncate_metrics(self._run.name, step)
-        note = self._reporter.start(step)
-        if note is not None:
-            self._bar.console.print(note, soft_wrap=True)
+        self._reporter.start(step)
 
     def end(self, message: str) -> None:
         """Prints why the run ends before its last step."""

@@ -1,16 +1,16 @@
-"""`--report-to`: TensorBoard's event files are read back; Weights & Biases is a small stand-in."""
+"""`--report-to`: TensorBoard's event files are read back."""
 
+import contextlib
 import json
 import math
 import struct
 import sys
-from types import ModuleType, SimpleNamespace
 
 import pytest
 from tensorboardX.proto import event_pb2
 
 from experiments import image
-from experiments.results import import_package, open_reporter
+from experiments.results import TensorboardReporter
 from experiments.training import placement
 from experiments.training.trainer import Trainer
 
@@ -99,140 +99,23 @@ def test_tensorboard_has_the_lines_of_each_run_and_resumes(tmp_path, monkeypatch
 def test_a_run_that_is_resumed_within_a_second_keeps_its_lines(tmp_path, monkeypatch):
     monkeypatch.setattr("time.time", lambda: 1e9)  # by which event files are named
     for step in (1, 2):
-        with open_reporter("tensorboard", tmp_path, "sgp", "sgp", {}) as reporter:
+        with contextlib.closing(TensorboardReporter(tmp_path / "sgp")) as reporter:
             reporter.start(step - 1)
             reporter.add({"run": "sgp", "step": step, "loss": 0.5})
-    scalars = read_scalars(tmp_path / "tensorboard" / "sgp")
+    scalars = read_scalars(tmp_path / "sgp")
     assert scalars == {(1, "loss"): 0.5, (2, "loss"): 0.5}
 
 
 def test_samples_are_a_text(tmp_path):
-    with open_reporter("tensorboard", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
+    with contextlib.closing(TensorboardReporter(tmp_path / "sgp")) as reporter:
         reporter.start(0)
         reporter.add({"run": "sgp, seed 0", "step": 3, "loss": 0.5, "samples": ["one", "two"]})
-    values = [
-        value
-        for event in read_events(tmp_path / "tensorboard" / "sgp-seed-0")
-        for value in event.summary.value
-    ]
+    values = [value for event in read_events(tmp_path / "sgp") for value in event.summary.value]
     texts = [value.tensor.string_val[0].decode() for value in values if value.HasField("tensor")]
     assert texts == ["one\n\ntwo"]
 
 
-def test_a_missing_package_is_an_error(monkeypatch, tmp_path):
+def test_a_missing_package_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ValueError, match="needs the package tensorboardX, got none: run `pip"):
         image.ImageOptions(report_to="tensorboard")
-    (tmp_path / "wandb").mkdir()  # a folder of results is no package
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(ValueError, match="needs the package wandb, got none"):
-        import_package("wandb")
-    sys.modules.pop("wandb", None)
-
-
-class FakeWandb(ModuleType):
-    """The part of the interface of wandb 0.31 that is used."""
-
-    class Error(Exception):
-        pass
-
-    def __init__(self, logged_in=False, is_reachable=True):
-        super().__init__("wandb")
-        self.__file__ = "wandb/__init__.py"
-        self.Settings = SimpleNamespace
-        self.logged_in = logged_in
-        self.is_reachable = is_reachable
-        self.runs = []
-
-    def login(self, prompt):
-        assert prompt is False
-        return self.logged_in
-
-    def init(self, **settings):
-        if not self.is_reachable:
-            raise self.Error("timed out")
-        run = FakeRun(settings)
-        self.runs.append(run)
-        return run
-
-
-class FakeRun:
-    def __init__(self, settings):
-        self.settings = settings
-        self.logged = []
-        self.exit_code = None
-
-    def define_metric(self, name, step_metric):
-        assert (name, step_metric) == ("*", "step")
-
-    def log(self, values):
-        self.logged.append(values)
-
-    def finish(self, exit_code):
-        self.exit_code = exit_code
-
-
-@pytest.fixture
-def wandb(monkeypatch):
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    fake = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    return fake
-
-
-def test_wandb_is_offline_without_a_login_and_says_so(tmp_path, wandb, capsys):
-    given = (*SHORT, "--algorithm", "sgp", "--out", str(tmp_path), "--report-to", "wandb")
-    image.main((*given, "--checkpoint-every", "20"))
-    assert "wandb: offline" in " ".join(capsys.readouterr().out.split())
-    (run,) = wandb.runs
-    assert run.settings["mode"] == "offline"
-    assert run.settings["config"]["model"] == "linear"
-    assert run.settings["name"] == "sgp, one_peer_exponential, seed 0"
-    assert run.exit_code == 0
-    logged = {
-        (values["step"], name): value
-        for values in run.logged
-        for name, value in values.items()
-        if name != "step"
-    }
-    require_same(logged, read_lines(tmp_path, run.settings["name"]))
-
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    (tmp_path / "summary.json").write_text(json.dumps(summary | {"runs": []}))
-    image.main((*given, "--resume"))
-    assert wandb.runs[1].settings["id"] == run.settings["id"]
-
-
-def test_wandb_modes_and_errors(tmp_path, wandb, monkeypatch, capsys):
-    def start():
-        with open_reporter("wandb", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
-            message = reporter.start(0)
-            assert (message is None) == (wandb.runs[-1].settings["mode"] == "online")
-
-    wandb.logged_in = True
-    start()
-    assert wandb.runs[-1].settings["mode"] == "online"
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    start()
-    assert wandb.runs[-1].settings["mode"] == "offline"
-    wandb.logged_in = False
-    monkeypatch.setenv("WANDB_MODE", "online")
-    with pytest.raises(RuntimeError, match="needs a login with WANDB_MODE=online, got none"):
-        start()
-    wandb.logged_in = True
-    wandb.is_reachable = False
-    with pytest.raises(RuntimeError, match="must reach its server, got: timed out"):
-        start()
-    assert [run.exit_code for run in wandb.runs] == [0, 0]
-    wandb.is_reachable = True
-
-    def interrupt():
-        with open_reporter("wandb", tmp_path, "sgp, seed 0", "sgp-seed-0", {}) as reporter:
-            reporter.start(0)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupt()
-    assert wandb.runs[-1].exit_code == 1
