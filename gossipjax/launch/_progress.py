@@ -21,7 +21,7 @@ PROGRESS = "GOSSIPJAX_PROGRESS"  # environment variable of a process: the path o
 STACK_SIGNAL = signal.SIGUSR2  # on it a process writes its stacks; Slurm's scripts use SIGUSR1
 NO_STEP = -1
 
-_LAYOUT = struct.Struct("=4q")
+_LAYOUT = struct.Struct("=5q")
 
 
 class Beat(NamedTuple):
@@ -32,12 +32,14 @@ class Beat(NamedTuple):
       nanoseconds: when it last advanced, by `time.monotonic_ns()`; 0 if never.
       step: of its training, the last one that it named; None if none.
       is_slow: whether something slow may follow.
+      has_stacks: whether it writes its stacks on `STACK_SIGNAL`.
     """
 
     process_id: int
     nanoseconds: int
     step: int | None
     is_slow: bool
+    has_stacks: bool = True
 
 
 def advance(step: int | None = None, *, slow: bool = False) -> None:
@@ -71,18 +73,13 @@ def enable_stacks() -> None:
 
 def create_beat(path: Path) -> None:
     """Creates the file of a process that has said nothing."""
-    path.write_bytes(_LAYOUT.pack(0, 0, NO_STEP, 0))
+    path.write_bytes(_LAYOUT.pack(0, 0, NO_STEP, 0, 0))
 
 
 def read_beat(path: Path) -> Beat:
     """Reads what a process last said."""
-    process_id, nanoseconds, step, is_slow = _LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])
-    return Beat(process_id, nanoseconds, None if step == NO_STEP else step, bool(is_slow))
-
-
-def stacks_path(path: Path) -> Path:
-    """The file into which a process writes its stacks; it is there if the process can do so."""
-    return path.with_name(f"{path.name}.stacks")
+    process_id, nanoseconds, step, *flags = _LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])
+    return Beat(process_id, nanoseconds, None if step == NO_STEP else step, *map(bool, flags))
 
 
 class _Writer:
@@ -93,17 +90,20 @@ class _Writer:
             self._words = mmap.mmap(file.fileno(), _LAYOUT.size)
         self._process_id = os.getpid()
         self._step = NO_STEP
-        if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:  # else it is the program's
-            # faulthandler does not keep the file open. It writes in a handler in C, so that the
-            # program may hang in any way.
-            self._stacks = stacks_path(path).open("ab")
-            faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
-        _LAYOUT.pack_into(self._words, 0, self._process_id, 0, NO_STEP, 0)
+        self._has_stacks = signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL
+        if self._has_stacks:  # else the signal is the program's
+            # Written to stderr by a handler in C, so that the program may hang in any way.
+            faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
+        self._write(0, slow=False)
 
     def write(self, step: int | None, slow: bool) -> None:
         if step is not None:
             self._step = step
-        _LAYOUT.pack_into(self._words, 0, self._process_id, time.monotonic_ns(), self._step, slow)
+        self._write(time.monotonic_ns(), slow)
+
+    def _write(self, nanoseconds: int, slow: bool) -> None:
+        flags = (slow, self._has_stacks)
+        _LAYOUT.pack_into(self._words, 0, self._process_id, nanoseconds, self._step, *flags)
 
 
 @functools.cache

@@ -302,25 +302,21 @@ class Coordinator:
             self._answer(connection, error, retry=True)
             self._drop(connection, other)
             return
-        error = self._compare(process_id, num_processes, host)
-        self._error = self._error or error
-        if error is None:
-            connection.process_id = process_id
-            self._hosts[process_id] = host
-
-    def _compare(self, process_id: int, num_processes: int, host: str) -> str | None:
-        """Compare a process with process 0 and those that have connected. Return the error."""
+        error = None
         if num_processes != self._num_processes:
-            return (
+            error = (
                 f"num_processes must be the same for all processes, got {self._num_processes} in "
                 f"process 0 ({self._hosts[0]}) and {num_processes} in process {process_id} ({host})"
             )
-        if process_id in self._hosts:
-            return (
+        elif process_id in self._hosts:
+            error = (
                 f"there are two processes {process_id} of {num_processes}, "
                 f"{self._hosts[process_id]} and {host}: give each process another process_id"
             )
-        return None
+        else:
+            connection.process_id = process_id
+            self._hosts[process_id] = host
+        self._error = self._error or error
 
     def _answer(self, connection: _Connection, error: str | None, *, retry: bool) -> None:
         if connection.nonces:  # else it has not said who it is

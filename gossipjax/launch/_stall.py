@@ -1,4 +1,4 @@
-"""Which processes of a job are stuck, and where: what they say, a decision, and their stacks."""
+"""Which processes of a job are stuck: what they say, and a decision. They write their stacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from gossipjax.launch._progress import (
     Beat,
     create_beat,
     read_beat,
-    stacks_path,
 )
 from gossipjax.launch._worker import BAD_USAGE
 
@@ -27,9 +26,7 @@ STOPPED = "stopped by a signal (state T)"
 MARGIN = 0.1  # of the limit: processes whose last advances are not further apart stopped together
 LOOKS = 10  # in the time after which a process is stuck
 MAX_LOOK_SECONDS = 0.5  # between two looks
-WAIT_SECONDS = 2.0  # for the stacks of all processes
-LOOK_SECONDS = 0.05  # between two looks at their files
-MAX_LINES = 100  # of the stacks of a process that are shown
+STACK_SECONDS = 1.0  # for processes to write their stacks, before they are ended
 
 
 class StallLimits(NamedTuple):
@@ -119,10 +116,6 @@ class _Process:
     session: int = 0  # until it is started
     stopped_at: float | None = None  # since when it is seen stopped by a signal
 
-    @property
-    def stacks(self) -> Path:
-        return stacks_path(self.path)
-
     def find_state(self) -> str | None:
         """Its state as one letter, as in `ps`; None where it is not known (no Linux)."""
         with contextlib.suppress(OSError, IndexError):
@@ -197,8 +190,8 @@ class Watch:
         is_silent = not self._has_advanced and verdict.reason != STOPPED
         return BAD_USAGE if is_silent else STALL_STATUS
 
-    def report(self, processes: Sequence[Watched], verdict: Verdict, consequence: str) -> str:
-        """Takes the stacks, and returns a text: who is stuck, where, and where the others are."""
+    def describe(self, processes: Sequence[Watched], verdict: Verdict, consequence: str) -> str:
+        """Who is stuck, and since when it and the others have not advanced."""
         names = ", ".join(f"rank {rank}" for rank in verdict.ranks)
         lines = [f"{names} stalled: {verdict.reason}, {consequence}".lstrip()]
         if self.find_status(verdict) == BAD_USAGE:
@@ -209,16 +202,20 @@ class Watch:
                 "takes longer"
             )
         ordered = sorted(processes, key=lambda process: process.rank not in verdict.ranks)
-        stacks = take_stacks([self._processes[process.rank] for process in ordered])
-        for process, threads in zip(ordered, stacks, strict=True):
-            lines.append(f"    rank {process.rank}, {describe_progress(process)}:")
-            if verdict.ranks and process.rank not in verdict.ranks:
-                threads = threads[-1:]
-            shown = [line for thread in threads for line in thread]
-            if len(shown) > MAX_LINES:
-                shown = [f"... {len(shown) - MAX_LINES} lines", *shown[-MAX_LINES:]]
-            lines += [f"      {line}" for line in shown]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"    {describe_progress(process)}" for process in ordered)])
+
+    def ask_for_stacks(self, processes: Sequence[Watched]) -> None:
+        """Lets processes write their stacks to stderr: end them afterwards.
+
+        One that is stopped by a signal is continued for that.
+        """
+        for rank, beat in ((process.rank, process.beat) for process in processes):
+            with contextlib.suppress(OSError):
+                # Its number might be that of another process: in a container, or after its end.
+                if beat.has_stacks and os.getsid(beat.process_id) == self._processes[rank].session:
+                    os.kill(beat.process_id, STACK_SIGNAL)
+                    os.kill(beat.process_id, signal.SIGCONT)
+        time.sleep(STACK_SECONDS)
 
 
 @contextlib.contextmanager
@@ -233,76 +230,14 @@ def watching(limits: StallLimits | None) -> Iterator[Watch | None]:
 
 def describe_progress(process: Watched) -> str:
     """For how long a process has not advanced, and since which step."""
+    beat = process.beat
+    start = f"rank {process.rank}, no advance"
+    if not beat.process_id:
+        start += ", no stack (it has called neither gossipjax.launch.initialize() nor advance())"
+    elif not beat.has_stacks:
+        start += f", no stack (it handles {STACK_SIGNAL.name} itself)"
     if not process.has_advanced:
-        return f"no advance in the {process.quiet_seconds:.1f} s since its start"
-    step = "" if process.beat.step is None else f", the last at step {process.beat.step}"
-    slow = ", where something slow was expected" if process.beat.is_slow else ""
-    return f"no advance for {process.quiet_seconds:.1f} s{step}{slow}"
-
-
-def take_stacks(processes: Sequence[_Process]) -> list[list[list[str]]]:
-    """Lets processes write their stacks; returns the lines of each thread, the main one last.
-
-    A process that is stopped by a signal is continued for that: end it afterwards. Where there is
-    no stack, the only line says why.
-    """
-    starts = [_size(process) for process in processes]
-    states = [process.find_state() for process in processes]
-    is_asked = [_ask(process) for process in processes]
-    deadline = time.monotonic() + WAIT_SECONDS
-    sizes = starts
-    while time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
-        former = sizes
-        sizes = [_size(process) for process in processes]
-        rows = zip(sizes, starts, is_asked, strict=True)
-        if sizes == former and all(size > start or not asked for size, start, asked in rows):
-            break
-    return [
-        _read_threads(process, start) if size > start else [[_describe(process, state)]]
-        for process, start, size, state in zip(processes, starts, sizes, states, strict=True)
-    ]
-
-
-def _size(process: _Process) -> int:
-    with contextlib.suppress(OSError):
-        return process.stacks.stat().st_size
-    return 0
-
-
-def _ask(process: _Process) -> bool:
-    """Asks a process for its stacks; returns whether it can write them."""
-    process_id = process.beat.process_id
-    if not process_id or not process.stacks.exists():
-        return False
-    with contextlib.suppress(OSError):
-        # Its number might be that of another process: in a container, or after its end.
-        if os.getsid(process_id) == process.session:
-            os.kill(process_id, STACK_SIGNAL)
-            os.kill(process_id, signal.SIGCONT)
-            return True
-    return False
-
-
-def _read_threads(process: _Process, start: int) -> list[list[str]]:
-    text = b""
-    with contextlib.suppress(OSError):  # a cleaner may have removed the file
-        text = process.stacks.read_bytes()[start:]
-    threads: list[list[str]] = []
-    for line in text.decode(errors="replace").splitlines():
-        if not threads or not line.startswith(" "):
-            threads.append([])
-        if line.strip():
-            threads[-1].append(line)
-    return [thread for thread in threads if thread]
-
-
-def _describe(process: _Process, state: str | None) -> str:
-    """Why there is no stack, and the state of the process."""
-    if process.beat.process_id == 0:
-        reason = "it has called neither gossipjax.launch.initialize() nor advance()"
-    elif process.stacks.exists():
-        reason = "it did not write one"
-    else:
-        reason = f"it handles {STACK_SIGNAL.name} itself"
-    return f"no stack: {reason}{f'; state {state}, as in ps' if state else ''}"
+        return f"{start} in the {process.quiet_seconds:.1f} s since its start"
+    step = "" if beat.step is None else f", the last at step {beat.step}"
+    slow = ", where something slow was expected" if beat.is_slow else ""
+    return f"{start} for {process.quiet_seconds:.1f} s{step}{slow}"

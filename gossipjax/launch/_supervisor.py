@@ -299,7 +299,8 @@ class _Supervisor:
             if verdict is None:
                 continue
             consequence = "the others go on" if self._job.asynchronous else "stopping the job"
-            log(watch.report(watched, verdict, consequence))
+            log(watch.describe(watched, verdict, consequence))
+            watch.ask_for_stacks(watched)
             rank = min(verdict.ranks, default=group.ranks[0])
             group.failure = Exited(rank, watch.find_status(verdict))
             for rank in verdict.ranks:

@@ -1,5 +1,6 @@
 """A process that is alive but stuck: who it is, its stack, and the restart."""
 
+import re
 import sys
 
 import jax.numpy as jnp
@@ -88,15 +89,13 @@ def test_a_hung_loader_is_named_with_its_line_and_the_job_restarts(run):
     status, output, report = run(code, *options)
     assert status == 0, report
     lines = report.splitlines()
-    start = "[launch] rank 1 stalled: behind the others in steps, stopping the job"
-    assert lines[0] == start
-    assert lines[1].startswith("    rank 1, no advance for 1.")
-    assert lines[1].endswith(" s, the last at step 10:")
-    assert lines[2].startswith("      Current thread")
-    assert lines[3].endswith("in read_next_batch")
-    others = [line for line in lines if "the last at step 11:" in line]
-    assert len(others) == 2
-    assert lines[-1] == "[launch] restart 1 of 1, with 3 processes, in 0 s"
+    own = [line for line in lines if not line.startswith("[") or line.startswith("[launch]")]
+    assert own[0] == "[launch] rank 1 stalled: behind the others in steps, stopping the job"
+    assert re.fullmatch(r"    rank 1, no advance for 1\.\d s, the last at step 10", own[1])
+    assert [line.partition("the last ")[2] for line in own[2:4]] == ["at step 11"] * 2
+    assert own[-1] == "[launch] restart 1 of 1, with 3 processes, in 0 s"
+    for rank in range(3):
+        assert any(re.fullmatch(rf"\[{rank}\] .* in read_next_batch", line) for line in lines)
     assert sorted(output.splitlines()) == [f"[{rank}] processes 3" for rank in range(3)]
 
 
@@ -111,10 +110,9 @@ def test_a_stopped_process_is_named_with_its_stack(steps, run):
     status, _, report = run(code, "--stall", 0.5)
     assert status == 124
     assert report.startswith("[launch] rank 1 stalled: stopped by a signal (state T), stopping")
-    assert report.count("the last at step 2:" if steps else "since its start:") == 3
+    assert report.count("the last at step 2\n" if steps else "since its start\n") == 3
     assert report.count('File "<string>", line ') == (3 if steps else 0)
-    assert report.count("no stack: it has called neither") == (0 if steps else 3)
-    assert report.count("; state T, as in ps") == (0 if steps else 1)
+    assert report.count("no stack (it has called neither") == (0 if steps else 3)
 
 
 def test_what_is_slow_has_more_time(run):
@@ -137,7 +135,7 @@ def test_a_program_that_never_advances_is_named(run):
     status, _, report = run("time.sleep(1000)", *options)
     assert status == 2
     assert "no process has advanced in 0.6 s (--stall-slow): the program must call" in report
-    assert report.count("no stack: it has called neither gossipjax.launch.initialize() nor") == 3
+    assert report.count("no stack (it has called neither gossipjax.launch.initialize() nor") == 3
     assert "restart 1" not in report
 
 
@@ -148,7 +146,7 @@ def test_a_program_that_handles_the_signal_itself(run):
     )
     status, output, report = run(code, "--stall", 0.3, processes=1)
     assert (status, output) == (124, "")
-    assert f"no stack: it handles {STACK_SIGNAL.name} itself; state S, as in ps" in report
+    assert f"no stack (it handles {STACK_SIGNAL.name} itself)" in report
 
 
 def test_a_stuck_node_is_started_again_and_the_others_go_on(run):
