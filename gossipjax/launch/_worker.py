@@ -7,8 +7,8 @@ import functools
 import os
 import queue
 import re
+import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +26,7 @@ LAST_LINES = 20  # of a failed process's output
 DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
 LOOK_SECONDS = 0.02  # between two looks whether output is written
 NOTICE_SECONDS = 4.0  # after a signal; a process that has lost a peer has ended by then
+NO_SIGNAL = b"\0"
 GRACE = "GOSSIPJAX_GRACE"  # environment variable of a process: seconds from SIGTERM to SIGKILL
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 CANNOT_EXECUTE = (126, 127)  # exit statuses of a shell, and of a program that lacks a library
@@ -259,18 +260,18 @@ def signal_handlers(
 
 @contextlib.contextmanager
 def _noticing(signals: Sequence[int], notice: Callable[[], str]) -> Iterator[None]:
-    near, far = socket.socketpair()
-    far.setblocking(False)
+    near, far = os.pipe()
+    os.set_blocking(far, False)
     _forget_in_children()
-    former = signal.set_wakeup_fd(far.fileno(), warn_on_full_buffer=False)
+    former = signal.set_wakeup_fd(far, warn_on_full_buffer=False)
     arguments = (near, former, signals, notice)
     threading.Thread(target=_notice, args=arguments, daemon=True).start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(former)
-        far.shutdown(socket.SHUT_RDWR)  # children may have it, too
-        far.close()
+        os.write(far, NO_SIGNAL)  # children may have this end, too, so closing it tells nothing
+        os.close(far)
 
 
 @functools.cache
@@ -279,27 +280,25 @@ def _forget_in_children() -> None:
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
-def _notice(
-    near: socket.socket, former: int, signals: Sequence[int], notice: Callable[[], str]
-) -> None:
+def _notice(near: int, former: int, signals: Sequence[int], notice: Callable[[], str]) -> None:
     """Reads the numbers of signals, which Python writes at once, whatever the main thread does."""
-    with near:
+    seconds = None
+    with open(near, "rb", buffering=0) as numbers:
         while True:
-            try:
-                number = near.recv(1)
-            except TimeoutError:
+            if not select.select([numbers], [], [], seconds)[0]:
                 grace = os.environ.get(GRACE)
                 limit = f" It is killed {grace} s after the signal (--grace)." if grace else ""
                 print(f"gossipjax: {notice()}{limit}", file=sys.stderr, flush=True)
+                seconds = None
                 signals = ()  # once is enough
-                near.settimeout(None)
                 continue
-            if not number:
+            number = numbers.read(1)
+            if number == NO_SIGNAL:
                 return
             if former != -1:
                 os.write(former, number)
             if number[0] in signals:
-                near.settimeout(NOTICE_SECONDS)
+                seconds = NOTICE_SECONDS
 
 
 def describe_signal(number: int) -> str:
