@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from types import TracebackType
 from typing import NoReturn
 
 import jax
-from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
 from gossipjax.launch import peers
-from gossipjax.launch._devices import choose_gpu
+from gossipjax.launch._devices import choose_gpu, visible_gpus
 from gossipjax.launch._process_info import (
     ProcessInfo,
+    describe_unreachable,
+    find_gloo_host,
     find_own_host,
     parse_address,
     process_from_arguments,
@@ -27,7 +28,7 @@ from gossipjax.launch._process_info import (
     timeout_seconds,
 )
 from gossipjax.launch._progress import enable_stacks
-from gossipjax.launch._rendezvous import bind_address, rendezvous
+from gossipjax.launch._rendezvous import bind_address, reach, rendezvous
 from gossipjax.launch.secret import is_loopback, secret_from_env
 
 LOSS_SECONDS = 1.0  # in which the loss of a peer is known, after a collective has failed
@@ -60,7 +61,8 @@ def initialize(
     With the same `GOSSIPJAX_SECRET` for all processes they sign the messages of that meeting.
     JAX's coordinator, Gloo and NCCL let everybody in and encrypt nothing: use trusted networks, a
     tunnel as in docs/recipes/wireguard.md, or one machine, with `coordinator_address` on the
-    loopback. Gloo listens at the address from which this process reaches the coordinator;
+    loopback. Gloo listens at the address to which this machine's own name resolves: between
+    machines it must be one by which they reach each other as they reach the coordinator.
     SECURITY.md has more.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
@@ -81,8 +83,9 @@ def initialize(
     Raises:
       ValueError: if the process information is incomplete or malformed, an earlier call had other
         information, or the processes on a host are more than its GPUs.
-      ConnectionError: if process 0 cannot be reached or cannot listen, or if processes are missing
-        or were started twice. The message names the address and the timeout, or the processes.
+      ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing
+        or were started twice, or if Gloo would listen where others do not reach it. The message
+        names the address and the timeout, the processes, or the line that /etc/hosts lacks.
 
     >>> from gossipjax import launch
     >>> launch.initialize(num_processes=1)
@@ -110,9 +113,15 @@ def initialize(
         if address is not None and info.num_processes > 1:
             local_device_ids = choose_gpu(info)
             connections = rendezvous(address, info, timeout, secret_from_env())
-            _choose_interface(address)
             peers.kept = peers.Peers(info, connections)
-            forwarded = peers.forward(parse_address(address)) if info.process_id else address
+            if is_loopback(parse_address(address)[0]):
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+            _require_reachable(address, peers.kept, timeout)
+            forwarded = address
+            if info.process_id:
+                # JAX's client would sleep for a second after a failed attempt to reach it.
+                reach(address, info, timeout, time.monotonic() + timeout).close()
+                forwarded = peers.forward(parse_address(address))
             _initialize_jax(
                 coordinator_address=forwarded,
                 num_processes=info.num_processes,
@@ -127,19 +136,18 @@ def initialize(
     return _initialized
 
 
-def _choose_interface(address: str) -> None:
-    """Gloo listens where this machine reaches the coordinator: on the loopback, or in a VPN."""
-    host = parse_address(address)[0]
-    if is_loopback(host):
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    else:
-        host = find_own_host(address).strip("[]")
-        if is_loopback(host):  # as Debian has it for a machine's own name: nobody else reaches it
-            return
-    # JAX has no option for it: Gloo would listen at the address of this machine's name, which need
-    # not be in the network of the coordinator.
-    make = _jax.make_gloo_tcp_collectives
-    _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+def _require_reachable(address: str, kept: peers.Peers, timeout: float) -> None:
+    """Raises `ConnectionError` in all processes if Gloo of one is not reached by all others."""
+    platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+    is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))
+    own = find_own_host(address)
+    name, gloo = find_gloo_host()
+    place = (own, gloo if is_on_cpu else own, name)
+    places = kept.gather("where Gloo listens", place, timeout)
+    reasons = (describe_unreachable(own, number, *place) for number, place in enumerate(places))
+    found = kept.gather("whom Gloo does not reach", next(filter(None, reasons), None), timeout)
+    if any(found):
+        raise ConnectionError(next(filter(None, found)))
 
 
 def _initialize_detected(timeout: float) -> ProcessInfo:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import socket
 from typing import NamedTuple
+
+from gossipjax.launch.secret import is_loopback
 
 PLACE = "GOSSIPJAX_NODE"  # of an asynchronous job: the place of the process, and where all listen
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
@@ -209,6 +212,38 @@ def find_own_host(address: str) -> str:
             f"the machine of node 0, {address}, must be known here, got: {error}."
         ) from error
     return f"[{own}]" if ":" in own else own
+
+
+def find_gloo_host() -> tuple[str, str]:
+    """This machine's own name, and the address to which it resolves; empty if there is none.
+
+    Gloo listens there, and JAX has no option for it.
+    """
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):
+        for family, *_, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family) as probe:
+                probe.bind(place)
+                return name, f"[{place[0]}]" if family == socket.AF_INET6 else str(place[0])
+    return name, ""
+
+
+def describe_unreachable(own: str, number: int, host: str, gloo: str, name: str) -> str | None:
+    """Why this machine does not reach a process by the way to the coordinator; None if it does."""
+    if host == own:  # on this machine
+        return None
+    if gloo and not is_loopback(gloo):
+        way = find_own_host(f"{gloo}:1")
+        # Of IPv4 and IPv6 in one network the addresses do not tell whether it is one.
+        if way == own or (":" in way) != (":" in own):
+            return None
+    return (
+        f"Gloo of process {number} would listen at {gloo or 'no address'}, to which the name of "
+        f"its machine, {name}, resolves, and not at {host}, where it is in the network of the "
+        f"coordinator: the others would not reach it there, or around a tunnel. Let `{host} "
+        f"{name}` be the only line with {name} in /etc/hosts of that machine, or take a "
+        "coordinator_address in the other network."
+    )
 
 
 def int_from_env(variable: str) -> int | None:

@@ -49,10 +49,7 @@ NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 def rendezvous(
     address: str, info: ProcessInfo, timeout: float, secret: str | None = None
 ) -> Connections:
-    """Wait until all processes have connected to process 0 at `address`.
-
-    Processes other than 0 return when JAX's coordinator listens there. The connections stay open.
-    """
+    """Wait until all processes have connected to process 0 at `address`; they stay connected."""
     key = None if secret is None else make_key(secret, "rendezvous")
     if info.process_id == 0:
         return Coordinator(address, info, timeout, key).run()
@@ -110,8 +107,6 @@ def _join(
         connection, answer = _introduce(address, info, timeout, deadline, key)
         match answer:
             case {"error": None, "host": str(host)}:
-                # JAX's client would sleep for a second after a failed attempt to reach it.
-                _reach(address, info, timeout, deadline).close()
                 return connection, f"process 0 ({host})"
             case {"error": str(error)}:
                 pass
@@ -138,7 +133,7 @@ def _introduce(
     """Connect once. Return the connection, and what process 0 answers; nothing if it is another."""
     hello = {**info._asdict(), "host": _describe_process(), "job": _describe_job()}
     mine = secrets.token_hex(16).encode()
-    connection = _reach(address, info, timeout, deadline)
+    connection = reach(address, info, timeout, deadline)
     answer: dict[str, Any] = {}
     with contextlib.suppress(OSError, MessageError):
         connection.settimeout(max(0, deadline - time.monotonic()) + MARGIN_SECONDS)
@@ -154,7 +149,8 @@ def _introduce(
     return connection, answer
 
 
-def _reach(address: str, info: ProcessInfo, timeout: float, deadline: float) -> socket.socket:
+def reach(address: str, info: ProcessInfo, timeout: float, deadline: float) -> socket.socket:
+    """Connect to process 0 as soon as it listens."""
     while True:
         try:
             return _connect(address, max(RETRY_SECONDS, deadline - time.monotonic()))

@@ -1,5 +1,6 @@
 """Joining a job: process information, and jobs of two real processes."""
 
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -37,7 +38,8 @@ def test_each_engine_says_who_a_process_is(variables, fresh_process):
     calls = []
     fresh_process.setattr(_initialize, "rendezvous", lambda *args: calls.append(args[:2]) or {})
     fresh_process.setattr(peers, "kept", None)
-    fresh_process.setattr(_initialize, "find_own_host", lambda address: "127.0.1.1")
+    fresh_process.setattr(_initialize, "_require_reachable", lambda *_: None)
+    fresh_process.setattr(_initialize, "reach", lambda *_: socket.socket())
     fresh_process.setattr(_initialize, "_initialize_jax", lambda **given: calls.append(given))
     assert launch.initialize() == ProcessInfo(3, 4)
     met, given = calls
@@ -204,7 +206,7 @@ for row in rows:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_job_on_the_loopback_listens_nowhere_else():
-    """At 127.0.0.2, where Gloo would not listen by itself, however this machine is called."""
+    """Gloo is where this machine's own name is: JAX has no option for it."""
     synchronous = (
         "import os\n"
         "os.environ['GOSSIPJAX_COORDINATOR_ADDRESS'] = (\n"
@@ -217,9 +219,11 @@ def test_a_job_on_the_loopback_listens_nowhere_else():
     done = run_job(synchronous, "--processes", 2, "--local-devices", 2)
     assert done.returncode == 0, done.stderr
     found = sorted(line for line in done.stdout.splitlines() if "listens" in line)
-    # The coordinator and Gloo of process 0; Gloo of process 1, and its way to the coordinator.
-    gloo = ["[0] listens at 0200007F"] * 2 + ["[1] listens at 0200007F"]
-    assert found == sorted([*gloo, "[1] listens at 0100007F"])
+    own = socket.gethostbyname(socket.gethostname()).split(".")
+    gloo = "".join(f"{int(part):02X}" for part in reversed(own))
+    # The coordinator of process 0; the way of process 1 to it.
+    others = ["[0] listens at 0200007F", "[1] listens at 0100007F"]
+    assert found == sorted([*others, *(f"[{number}] listens at {gloo}" for number in range(2))])
     asynchronous = (
         "import os, jax.numpy as jnp, optax, gossipjax as gx\n"
         "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"

@@ -15,6 +15,7 @@ from launching import ROOT, TIMEOUT, started_processes, two_machines
 from experiments.speed.wire import links
 
 RECIPE = ROOT / "docs" / "recipes" / "wireguard"
+PAGE = RECIPE.with_suffix(".md").read_text()
 ETH_P_ALL = 3
 SO_RCVBUFFORCE = 33
 MACHINES = ("A", "B")
@@ -50,6 +51,7 @@ mount -t tmpfs none /run/wireguard
 umask 077
 cp "$FOLDER/$NAME.conf" "$FOLDER/$NAME.key" /etc/wireguard
 wg-quick up "$NAME"
+eval "$HOSTS"
 exec "$@"
 """
 SECRET = secrets.token_hex()
@@ -78,27 +80,43 @@ def write_recipe(folder: Path, address: str) -> None:
         path.write_text(text.replace("PUBLIC_ADDRESS_OF_A", address))
 
 
-def run_machines(members: list[links.Host], folder: Path | None) -> list[str]:
-    """Runs the program on both, in the tunnel if its files are given; returns their output."""
+def run_machines(
+    members: list[links.Host], folder: Path | None, *, is_named: bool
+) -> list[tuple[int, str, str]]:
+    """Runs the program on both, in the tunnel if its files are given.
+
+    Returns their status, output and errors. `is_named`: their names are addresses in the tunnel.
+    """
+    [name_it] = re.findall(r"^hosts=.*\n.*\n", PAGE.replace("sudo ", ""), re.MULTILINE)
     addresses = IN_TUNNEL if folder else tuple(member.address for member in members)
     up = ["bash", "-c", UP, "up"] if folder else []
     variables = [
-        {**given, "NAME": f"gossip-{machine.lower()}", "FOLDER": f"{folder}"}
-        for given, machine in zip(
-            two_machines(f"{addresses[0]}:1234", GOSSIPJAX_SECRET=SECRET), MACHINES, strict=True
+        {
+            **given,
+            "NAME": f"gossip-{machine.lower()}",
+            "FOLDER": f"{folder}",
+            "HOSTS": name_it.replace(IN_TUNNEL[0], address) if is_named else "",
+        }
+        for given, machine, address in zip(
+            two_machines(f"{addresses[0]}:1234", GOSSIPJAX_SECRET=SECRET),
+            MACHINES,
+            addresses,
+            strict=True,
         )
     ]
     prefixes = [[*member.prefix, *up] for member in members]
     with started_processes(PROGRAM, variables, *prefixes) as processes:
         outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
-        for process, (_, errors) in zip(processes, outputs, strict=True):
-            assert process.returncode == 0, errors
-    return [output for output, _ in outputs]
+        return [
+            (process.returncode, *output)
+            for process, output in zip(processes, outputs, strict=True)
+        ]
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True], ids=["clear", "wireguard"])
-def test_what_is_seen_on_the_way(is_encrypted, tmp_path):
-    """The machines' names are their addresses outside, where Gloo would listen by itself."""
+@pytest.mark.parametrize("case", ["clear", "wireguard", "around the tunnel"])
+def test_what_is_seen_on_the_way(case, tmp_path):
+    """Gloo listens at the address of a machine's name, which is the one outside at first."""
+    is_encrypted = case != "clear"
     network = links.make_network(2, links.parse_rate("1gbit"))
     wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # hears nothing until it is bound
     with network as members, wire:
@@ -106,12 +124,21 @@ def test_what_is_seen_on_the_way(is_encrypted, tmp_path):
         wire.bind((f"gxs{os.getpid()}h0", ETH_P_ALL))
         if is_encrypted:
             write_recipe(tmp_path, members[0].address)
-        outputs = run_machines(members, tmp_path if is_encrypted else None)
+        folder = tmp_path if is_encrypted else None
+        found = run_machines(members, folder, is_named=case == "wireguard")
         packets = read_packets(wire)
+    statuses, outputs, errors = zip(*found, strict=True)
+    by_tcp = [packet for packet in packets if packet[9] == socket.IPPROTO_TCP]
+    assert bool(by_tcp) == (not is_encrypted)  # the coordinator's, too
+    if case == "around the tunnel":
+        assert statuses == (1, 1)
+        line = f"`10.99.0.2 {socket.gethostname()}`"
+        refused = f"Gloo of process 1 would listen at {members[1].address}, .* Let {line} be"
+        assert all(re.search(refused, text) for text in errors), errors
+        return
+    assert statuses == (0, 0), errors
     means = [[line for line in output.splitlines() if "mean" in line] for output in outputs]
     assert means[0] == means[1]
     assert len(means[0]) == 2
     assert sum(map(len, packets)) > 100_000
     assert any(REPEATED.search(packet) for packet in packets) == (not is_encrypted)
-    by_tcp = [packet for packet in packets if packet[9] == socket.IPPROTO_TCP]
-    assert bool(by_tcp) == (not is_encrypted)  # the coordinator's, too
