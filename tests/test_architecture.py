@@ -308,7 +308,6 @@ USE_SOCKETS = {
     "gossipjax/launch/_process_info.py",  # the address of this machine
     "gossipjax/launch/_rendezvous.py",
     "gossipjax/launch/_supervisor.py",  # free ports
-    "gossipjax/launch/_worker.py",  # a pair that wakes who waits for a signal
     "gossipjax/launch/peers.py",
 }
 RUN_CODE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "torch"}
