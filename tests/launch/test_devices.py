@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from gossipjax import launch
-from gossipjax.launch import _devices, _initialize
+from gossipjax.launch import _devices, _initialize, peers
 from gossipjax.launch.__main__ import main
 
 TOGETHER, EACH = "--processes", "--asynchronous --processes"
@@ -144,7 +144,9 @@ def find_devices(patch, variables, said):
         warnings.simplefilter("always")
         inner.setattr(_devices, "visible_gpus", lambda _: real("cuda"))  # the tests have CPUs
         inner.setattr(_initialize, "_initialized", None)
-        inner.setattr(_initialize, "rendezvous", lambda *_: None)
+        inner.setattr(_initialize, "rendezvous", lambda *_: {})
+        inner.setattr(_initialize, "find_own_host", lambda _: "127.0.1.1")
+        inner.setattr(peers, "kept", None)
         inner.setattr(
             _initialize, "_initialize_jax", lambda **given: calls.append(given["local_device_ids"])
         )
