@@ -158,6 +158,8 @@ class Ending(Membership):
         """
         if not (self.is_drained and all(peer.view.is_drained for peer in near)):
             return
+        if not near and now - self._reborn < self._patience:
+            return  # it knows nobody yet
         if self._ending_since is None:
             self._ending_since = now
         else:

@@ -98,6 +98,7 @@ class Membership:
         self._new_life = new_life
         self._journal = journal
         self._declared: dict[str, Identity] = {}  # dead, says this node
+        self._disputes: dict[str, float] = {}  # those that others hear, and since when it knows
         # A life, the smallest of those that declared it dead, and when; for a while. Each of these
         # tells the life so itself, too.
         self._deaths: dict[str, tuple[Identity, float]] = {}
@@ -109,6 +110,7 @@ class Membership:
         self._queries = itertools.count(1)
         self._stepped: dict[int, float] = {}  # place -> when its steps were last more than before
         self._began = self._last_tick = now
+        self._reborn = now - settings.patience  # when it began another life
         self._met = now  # another, for the last time
         self._next_beat = now
         self._next_call = now  # of addresses that were given and are silent
@@ -227,6 +229,8 @@ class Membership:
             self.contacts[peer.identity.address] = now
         self.peers = {}
         self._declared = {}
+        self._disputes = {}
+        self._reborn = now
         self._deaths = {}  # what it had taken back of others is given up
         self._next_beat = now
         self._journal("join", self.identity.life, 0, None)

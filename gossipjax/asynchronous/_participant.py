@@ -305,7 +305,7 @@ class Participant(Ending):
             self._estate = None
             return
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
-        if any(map(self._is_dead_to, declarers)):
+        if any(self._is_dead_to(declarer, view, now) for declarer in declarers):
             self._give_up(now)
         elif self.wants_mass and not view.wants_mass:
             self._beg(peer, now)
@@ -351,14 +351,17 @@ class Participant(Ending):
 
     # Who dies.
 
-    def _is_dead_to(self, declarer: Identity) -> bool:
-        """Whether a life that declared this one dead, as others say, goes on in its place.
-
-        Two that declared each other dead settle that by themselves, or at the end, if they still do
-        not hear each other.
-        """
-        is_mutual = declarer.life in self._declared
-        return not is_mutual or (self.is_finished and declarer < self.identity)
+    def _is_dead_to(self, declarer: Identity, view: View, now: float) -> bool:
+        """Whether a life that declared this one dead, as a view says, goes on in its place."""
+        if declarer.life not in self._declared:
+            return True
+        # Two that declared each other dead settle that as soon as they hear each other. If only
+        # others hear both, the elder goes on.
+        if declarer not in view.members:
+            return False
+        since = self._disputes.setdefault(declarer.life, now)
+        is_late = self.is_finished or now - since > self._patience / 2
+        return is_late and declarer < self.identity
 
     def _answer_the_dead(self, message: Message, now: float) -> None:
         sender = message.sender
