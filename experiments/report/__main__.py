@@ -4,9 +4,9 @@
     python -m experiments.report --fashion-mnist FOLDER --out runs/report
 
 Runs the programs that the sections need, several side by side, each once; with the same `--out` it
-goes on where it stopped, and `--section` adds to what is there. The folder then holds `report.md`,
-`results.md` (every claim with its commands, and what did not hold), `figures`, `summary.json`, and
-`runs`, a folder for each run. What has failed is shown with its error, and the program then exits
+goes on where it stopped. The folder then holds `report.md`, `results.md` (every claim with its
+commands, and what did not hold), `figures`, `summary.json`, and `runs`, a folder for each run.
+What has failed is shown with its error, and the program then exits
 with status 1; one whose loss is not finite has diverged, which is a result.
 
 `--kept` makes the last full report again from small files in the repository, without training.
@@ -38,7 +38,6 @@ from experiments.report.chapters import (
     find_origin,
     list_runs,
     make_chapter,
-    read_sections,
     write_summary,
 )
 from experiments.report.keep import (
@@ -54,7 +53,6 @@ from experiments.report.pages import (
 )
 from experiments.report.section import DATA, Scale, Section
 from experiments.report.sections import SECTIONS
-from experiments.results import Record
 from experiments.runner import (
     ProgressBar,
     Result,
@@ -81,8 +79,7 @@ class ReportOptions:
     quick: bool = False
     """Small versions of all runs: the whole report in less than ten minutes on two cores."""
     section: tuple[str, ...] = ()
-    """One or several names of sections to run; others that are finished in --out stay in the
-    report. If not given, all of them."""
+    """One or several names of sections; if not given, all of them."""
     list_sections: bool = False
     """Print the names of the sections, and end."""
     jobs: PositiveInt | None = None
@@ -189,11 +186,8 @@ def make_report(
     """
     console = Console()
     began = time.monotonic()
-    runs = list(
-        {
-            run.name: run for part in list_runs(sections, options.scale).values() for run in part
-        }.values()
-    )
+    runs_of = list_runs(sections, options.scale)
+    runs = list({run.name: run for part in runs_of.values() for run in part}.values())
     if options.kept:
         unpack_runs(out, KEPT)
     console.print(f"{len(sections)} sections, {len(runs)} runs. Report: {out}", soft_wrap=True)
@@ -204,23 +198,16 @@ def make_report(
         ended = {name: result or MISSING for name, result in found.items()}
     elif runs:
         ended, is_whole = run_grid(runs, options, out / RUNS, console)
-    entries = read_sections(out)
-    earlier = find_earlier(sections, entries, options.scale, out, console)
-    results = {name: result for part in earlier.values() for name, result in part.items()} | ended
-    remove_figures(entries, out / FIGURES)
     (out / FIGURES).mkdir(exist_ok=True)
-    chosen = {section.name for section in sections} | earlier.keys()
-    shown = [section for name, section in SECTIONS.items() if name in chosen]
-    runs_of = list_runs(shown, options.scale)
     chapters = [
-        make_chapter(section, runs_of[section.name], results, options.scale, out / FIGURES)
-        for section in shown
+        make_chapter(section, runs_of[section.name], ended, options.scale, out / FIGURES)
+        for section in sections
     ]
     wall_seconds = time.monotonic() - began
-    origin = find_origin(command, options.scale, results, wall_seconds)
+    origin = find_origin(command, options.scale, ended, wall_seconds)
     (out / "report.md").write_text(format_report(chapters, origin))
     (out / RESULTS).write_text(format_results(chapters, origin))
-    write_summary(out, dataclasses.asdict(options), origin, results, chapters)
+    write_summary(out, dataclasses.asdict(options), origin, ended, chapters)
     if options.keep:
         keep_runs(runs, out, options.scale, KEPT)
     print_report(chapters, out, console)
@@ -249,46 +236,6 @@ def run_grid(
         except KeyboardInterrupt:
             return progress.results, False
     return progress.results, True
-
-
-def find_earlier(
-    sections: Sequence[Section],
-    entries: Sequence[Record],
-    scale: Scale,
-    out: Path,
-    console: Console,
-) -> dict[str, dict[str, Result]]:
-    """Returns the results of the sections of earlier calls all of whose runs have ended.
-
-    Prints which cannot be shown any more, as the options of their runs were others.
-
-    Args:
-      sections: of this call.
-      entries: of `summary.json` of the earlier call.
-      scale: of this call.
-      out: the folder of the report.
-      console: to print on.
-    """
-    chosen = {section.name for section in sections}
-    names = [entry.get("section") for entry in entries]
-    others = [SECTIONS[name] for name in SECTIONS if name in names and name not in chosen]
-    earlier: dict[str, dict[str, Result]] = {}
-    for name, runs in list_runs(others, scale).items():
-        found = {run.name: find_result(run, out / RUNS / run.name) for run in runs}
-        results = {run: result for run, result in found.items() if result is not None}
-        if len(results) == len(runs):
-            earlier[name] = results
-    lost = [section.name for section in others if section.name not in earlier]
-    if lost:
-        console.print(f"not shown, their runs had other options: {', '.join(lost)}", style="yellow")
-    return earlier
-
-
-def remove_figures(entries: Sequence[Record], folder: Path) -> None:
-    """Removes the figures that `summary.json` names, and nothing else."""
-    for entry in entries:
-        for name in entry.get("figures", ()):
-            (folder / Path(name).name).unlink(missing_ok=True)
 
 
 def print_report(chapters: Sequence[Chapter], out: Path, console: Console) -> None:

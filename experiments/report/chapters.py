@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments import results as result_files
 from experiments.report.drawing import Drawing, draw_figures
 from experiments.report.section import Findings, Results, Scale, Section, judge
-from experiments.results import Record, read_object
+from experiments.results import Record
 from experiments.runner import Result, Run, find_commit, find_machine
 
 MISSING = Result(status="missing")
@@ -154,14 +154,6 @@ def count_origins(texts: Iterable[str], current: str) -> str:
         return current
     runs = ", ".join(f"{text} ({count})" for text, count in counts.items())
     return f"{current or 'not known'}; runs: {runs}"
-
-
-def read_sections(out: Path) -> list[Record]:
-    """Returns the entries of the sections in `summary.json`; none if it is not there or damaged."""
-    try:
-        return read_object(out / SUMMARY)["sections"]
-    except (FileNotFoundError, ValueError):
-        return []
 
 
 def write_summary(
