@@ -19,7 +19,7 @@ steps are measured and seconds are not.
   step (0.7 and 0.9).
 
 `--out` holds `summary.json`, whose `runs` have `method`, `nodes`, `rates` and `steps`, a number for
-each seed, and `steps_to_loss.png`.
+each seed.
 """
 
 import dataclasses
@@ -34,7 +34,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -50,7 +49,6 @@ from experiments.options import (
     check_fields,
     parse_arguments,
 )
-from experiments.plots import choose_looks
 from experiments.program import exit_on_error
 from experiments.results import Record
 
@@ -261,7 +259,6 @@ def measure(options: StepsOptions, out: Path, console: Console) -> None:
             records.append(head | found)
             results.write_summary(out, dataclasses.asdict(options), {}, records)
             bar.advance(task)
-    draw(records, options, out / "steps_to_loss.png")
     console.print(tabulate(records, options))
 
 
@@ -280,28 +277,6 @@ def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
         row = [record for record in records if record["method"] == name]
         table.add_row(name, *(f"{find_mean(x):.0f} ({x['rates'][-1]:g})" for x in row))
     return table
-
-
-def draw(records: Sequence[Record], options: StepsOptions, path: Path) -> None:
-    """Draws the steps over the nodes."""
-    figure = Figure((7, 4.5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    looks = choose_looks(list(dict.fromkeys(record["method"] for record in records)))
-    for name, look in looks.items():
-        row = [record for record in records if record["method"] == name]
-        axes.plot(
-            [record["nodes"] for record in row],
-            [find_mean(record) for record in row],
-            label=name,
-            **{**look, "marker": "o", "markevery": 1},
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set(xlabel="nodes (simulated)", ylabel=f"steps to a loss of {options.loss:g} nats")
-    axes.set_title(f"{options.batch_size_per_node} images per node and step, rates by one rule")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize="small")
-    figure.savefig(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

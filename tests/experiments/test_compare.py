@@ -1,7 +1,6 @@
 """Grids of runs: their cells and their table."""
 
 import dataclasses
-import io
 import json
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from fake_program import read_calls, write_program
 from matplotlib.figure import Figure
 from report_files import make_lines, make_run, write_run
-from rich.console import Console
 
 from experiments.compare import __main__ as program
 from experiments.compare.figure import plot_curves
@@ -17,7 +15,6 @@ from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.compare.options import CompareOptions, make_grid
 from experiments.compare.table import (
     format_markdown,
-    print_table,
     summarize,
 )
 from experiments.runner import Devices, Result
@@ -137,17 +134,6 @@ def test_the_curves_are_means_with_a_band_of_one_standard_deviation(tmp_path, mo
     np.testing.assert_allclose(np.asarray(accuracies.lines[0].get_ydata()), [50])
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["sgp", "a_b & c"]
-
-
-@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
-def test_numbers_and_titles_are_whole_in_a_narrow_terminal(grid):
-    entry = ENTRIES["sgp", "alpha 1"]
-    whole = {(row.title, column.title): entry for row in grid.rows for column in grid.columns}
-    output = io.StringIO()
-    print_table(grid, whole, "a caption", Console(file=output, width=44))
-    assert "…" not in output.getvalue()
-    assert output.getvalue().count("81.00 ± 1.41") == len(whole)
-    assert all(column.title in output.getvalue() for column in grid.columns)
 
 
 def test_rows_are_algorithms_by_topologies_momentum_and_wires():

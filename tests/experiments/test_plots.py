@@ -99,14 +99,6 @@ def test_another_metric(tmp_path, figures):
     assert "worst" not in output.getvalue()  # whether less is better is not known
 
 
-def test_many_curves_look_different(tmp_path, figures):
-    runs = [make_run("sgp", f"topology{number}", 0) for number in range(24)]
-    lines = [line for run in runs for line in make_lines(run)]
-    plots.plot_loss(read_runs(write_run(tmp_path, runs, lines))[1], tmp_path / "plot.png")
-    looks = {(to_hex(c.get_color()), c.get_marker()) for c in figures[0].axes[0].lines}
-    assert len(looks) == 24
-
-
 def render(runs, width):
     text = io.StringIO()
     Console(file=text, width=width).print(plots.make_table(runs))

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from rich.console import Console
 
 import gossipjax as gx
 from experiments import image, language, speech, translation
@@ -22,7 +21,6 @@ from experiments.data import tokenizer
 from experiments.data.speech import Utterances
 from experiments.data.texts import Pairs, PairSets
 from experiments.data.tokens import draw_token_batches, make_buckets
-from experiments.presets import __main__ as listing
 from experiments.presets.registry import FAMILIES, PRESETS
 from experiments.training import placement
 from experiments.training.main import parse_options
@@ -293,21 +291,3 @@ def test_a_flag_of_a_preset_can_be_unset():
     options = parse_options("experiments.image", image.ImageOptions, given)
     assert not options.no_decay_on_norm_and_bias
     assert options.learning_rate == 0.0375
-
-
-def test_the_list_fits_the_screen(capsys):
-    width = 80
-    console = Console(width=width, highlight=False)
-    listing.print_list(console)
-    lines = capsys.readouterr().out.splitlines()
-    too_long = [line for line in lines if len(line) > width and not line.startswith("$ ")]
-    assert too_long == []
-    rows = [line.split()[0] for line in lines if line.split() and line.split()[0] in PRESETS]
-    assert rows == list(PRESETS)
-    assert not any("…" in line for line in lines)
-
-    listing.main(["--name", "rand20-table2-ad-16"])
-    printed = capsys.readouterr().out
-    assert "python -m experiments.speech --preset rand20-table2-ad-16 --data-dir FOLDER" in printed
-    assert "adpsgd@ring" in printed
-    assert "7.6/13.2%" in printed

@@ -18,14 +18,12 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from rich.console import Console
 
 import gossipjax as gx
 from experiments.program import ProgramError
 from experiments.speed.__main__ import main
-from experiments.speed.wire import harness, links, report, stragglers, timed
+from experiments.speed.wire import harness, links, stragglers, timed
 from experiments.speed.wire.measure import (
-    count_copied_bytes,
     list_metrics,
     predict_row,
     summarize_configuration,
@@ -53,7 +51,6 @@ from experiments.speed.wire.timed import (
     SINGLE_LINK,
 )
 from experiments.training.methods import ALGORITHMS, spell_name
-from gossipjax.cost_model import Network, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--hosts", "2", "--megabytes", "0.02", "--compute-seconds", "0", "--iterations", "10"]
@@ -206,18 +203,6 @@ def test_summary():
     assert len(lines[-1]["seconds"]) == 4
 
 
-def test_the_tables_fit_a_terminal(capsys):
-    rows, left_out = list_rows(DEFAULT_ALGORITHMS, WIRES, 2)
-    records = make_records(rows, 2)
-    configuration = summarize_configuration(2, "200mbit", "computed", records)
-    runs = [summarize_row(row, configuration, records) for row in rows]
-    report.report_rows([configuration], runs, {"2 hosts": left_out}, Console())
-    printed = capsys.readouterr().out
-    for text in ("2 hosts, 200mbit", "1-osgp*", "sgp-cwa*", "bfloat16", "left out (2 hosts)"):
-        assert text in " ".join(printed.split())
-    assert max(map(len, printed.split("left out")[0].splitlines())) <= 80
-
-
 def test_rates_are_those_of_tc():
     rates = {
         "200mbit": 200e6, "1Gbit": 1e9, "1.5mbit": 1.5e6, "9000": 9000,
@@ -279,10 +264,6 @@ RECORD = "import os; (folder / f'{rank}.pid').write_text(str(os.getpid()))\n"
 
 
 class TestHosts:
-    def test_progress_is_reported(self, tmp_path):
-        script = "(folder / f'{rank}.progress').write_text(f'at {rank}'); time.sleep(0.5)"
-        assert run_script(script, tmp_path) == ["at 0"]
-
     def test_one_that_fails_ends_all(self, tmp_path):
         script = RECORD + "time.sleep(60 * (rank == 0)); sys.exit('no such thing')"
         began = time.monotonic()
@@ -384,25 +365,6 @@ def test_measures(tmp_path, capsys):
     assert re.search(r"error: .* holds another run", capsys.readouterr().err)
 
 
-def test_a_host_that_fails_is_reported(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(harness, "COMMAND", (sys.executable, "-c", "raise OSError('broken')"))
-    with pytest.raises(SystemExit) as stopped:
-        main(["wire", *TINY, "--out", str(tmp_path / "out")])
-    assert stopped.value.code == 1
-    message = r"(?s)error: host \d ended with 1; .*OSError: broken"
-    assert re.search(message, capsys.readouterr().err)
-
-
-def test_gradients_of_buckets_are_those_of_the_loss():
-    params = timed.init_params(5)[:4]
-    batch = tuple(jax.random.normal(jax.random.key(1), (2, 7, 5)))
-    expected = jax.grad(timed.compute_loss)(params, batch)
-    inputs, cotangent = timed.run_forward(params, batch)
-    last, before = timed.run_backward(params[2:], inputs[2:], cotangent, False)
-    grads = timed.run_backward(params[:2], inputs[:2], before, True)[0] + last
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, expected)
-
-
 def test_buckets_are_all_reduce():
     """One step from the same parameters, and all of them in order."""
     wire = "bfloat16"
@@ -497,15 +459,6 @@ def test_rows_without_a_model():
     for row in (make_row("allreduce", "top_k", 4), make_row(HYBRID, "float32", 4)):
         assert predict_row(row, CONFIGURATION, 0.5, 0.0, 0.0) is None
     assert predict_row(make_row("choco", "top_k", 4), CONFIGURATION, 0.5, 0.0, 0.0) is not None
-
-
-def test_what_is_not_copied_has_no_packing():
-    """Rounding of seconds is not taken for bytes."""
-    workload = Workload(PARAMETERS, 0.287)
-    for goodput, name in itertools.product((24.3e6, 1.17e8, 1 / 3), DEFAULT_ALGORITHMS):
-        method = make_row(name, "float32", 4).method
-        copied = count_copied_bytes(method, workload, Network(goodput), 4)
-        assert copied == 0 or copied > 1000, name
 
 
 STRAGGLERS = stragglers.StragglerOptions(nodes=2, steps=2, compute_seconds=0.5)
