@@ -2,7 +2,7 @@
 
     python -m experiments.compare --algorithm sgp dpsgd allreduce --topology ring exponential \\
       --dirichlet-alpha 1 0.1 --seed 0 1 2 --out runs/compare -- --dataset mnist5k --epochs 4
-    python -m experiments.compare --grid relaysgd-table2-mini --out runs/relaysgd
+    python -m experiments.compare --grid methods-mini --out runs/methods
 
 Every cell of the grid is a run of a training program, `--jobs` of them side by side, each with its
 folder in `OUT/cells`. Run it again with the same `--out`, and only what is not finished is run. The

@@ -4,19 +4,10 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from experiments.options import option_name
 from experiments.presets.preset import Paper, Program
 from experiments.presets.relaysgd import METHODS, RELAYSGD, RESULTS
-from experiments.presets.slowmo import (
-    BASELINES,
-    EVERY,
-    SLOW_MOMENTUM,
-    SLOWMO,
-    UNITS,
-    WITH_SLOWMO,
-)
 
 RATE = "--learning-rate"
 
@@ -98,12 +89,6 @@ class Grid:
 
 
 ALPHAS = (1, 0.1, 0.01)
-MINI = (
-    *("--dataset", "fashion_mnist", "--model", "mlp", "--nodes", "16"),
-    *("--batch-size-per-node", "32", "--epochs", "6", "--log-every", "50"),
-)
-NESTEROV = ("--optimizer", "nesterov")
-SGD = ("--optimizer", "sgd")
 
 
 def title_of(row: str, optimizer: str) -> str:
@@ -117,16 +102,6 @@ def column_of(alpha: float) -> str:
     return f"Dirichlet {alpha:g}"
 
 
-# What is not in the paper's table, and the row that is, whose rates it has. Those of D-PSGD with
-# local momentum are the authors', too, who left it out.
-LOCAL_MOMENTUM_RATES = {1: (0.1,), 0.1: (0.05,), 0.01: (0.0125,)}
-# Without the authors' warm-up, and with another model, these diverge in miniature at their rates.
-SMALLER_RATES = {"dpsgd": 0.5, "relay-chain": 0.25, "relay-tree": 0.25}
-OTHERS = {
-    Line("gradient tracking on the ring", ("--algorithm", "gradient-tracking")): "dpsgd",
-    Line("SGP on the Base-2 graph", ("--algorithm", "sgp@base_graph")): "sgp",
-    Line("D-PSGD on the ring", ("--algorithm", METHODS["dpsgd"][0])): "dpsgd",
-}
 FIGURES = {
     (title_of(row, optimizer), column_of(alpha)): accuracy
     for (row, optimizer), columns in RESULTS.items()
@@ -152,118 +127,6 @@ RELAYSGD_TABLE_2 = Grid(
     place="Table 2",
     figures=FIGURES,
 )
-
-
-def make_relaysgd_mini() -> Grid:
-    """The same on Fashion-MNIST, mostly at the authors' rates, with five rows more."""
-    rows = []
-    cells = {}
-    for (row, optimizer), columns in RESULTS.items():
-        title = title_of(row, optimizer)
-        algorithm, _ = METHODS[row]
-        kind = NESTEROV if optimizer == "nesterov" else SGD
-        momentum = ("--momentum", "quasi-global") if row == "qg" else ()
-        rows.append(Line(title, ("--algorithm", algorithm, *kind, *momentum)))
-        for alpha, (rate, _) in columns.items():
-            rate *= SMALLER_RATES.get(row, 1.0)
-            cells[title, column_of(alpha)] = ("--learning-rate", f"{rate}")
-    for line, like in OTHERS.items():
-        for optimizer, kind in (("sgd", SGD), ("nesterov", NESTEROV)):
-            title = f"{line.title}, momentum" if optimizer == "nesterov" else line.title
-            if title in [row.title for row in rows]:
-                continue
-            rows.append(Line(title, (*line.arguments, *kind)))
-            rates = RESULTS.get((like, optimizer), LOCAL_MOMENTUM_RATES)
-            for alpha in ALPHAS:
-                cells[title, column_of(alpha)] = ("--learning-rate", f"{rates[alpha][0]}")
-    return Grid(
-        title="RelaySGD, Table 2 in miniature: Fashion-MNIST, a perceptron, 16 nodes",
-        program="image",
-        arguments=MINI,
-        rows=tuple(rows),
-        columns=tuple(
-            Line(column_of(alpha), ("--dirichlet-alpha", f"{float(alpha)!r}")) for alpha in ALPHAS
-        ),
-        cells=cells,
-        metric="accuracy",
-        paper=RELAYSGD,
-        place="Table 2 (CIFAR-10, VGG-11)",
-        note="Rates are the authors', but half of it for D-PSGD, a quarter of it for RelaySGD.",
-        figures=FIGURES,
-    )
-
-
-def list_arguments(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the options of a preset as on the command line.
-
-    >>> list(list_arguments({"outer_every": 12, "outer_reset": True}))
-    ['--outer-every', '12', '--outer-reset']
-    """
-    for name, value in options.items():
-        yield option_name(name)
-        if value is not True:
-            yield f"{value}"
-
-
-def make_slowmo_mini() -> Grid:
-    """SlowMo around SGP, 1-OSGP and Local SGD, on Fashion-MNIST."""
-    column = Line("top-1", ())
-    rows = []
-    figures = {}
-    for row, (algorithm, options, title, published) in BASELINES.items():
-        rows.append(Line(title, ("--algorithm", algorithm, *list_arguments(options))))
-        figures[title, column.title] = published["top-1"].rstrip("%")
-        if row in WITH_SLOWMO:
-            slow = list_arguments({"outer_every": EVERY[row]} | SLOW_MOMENTUM)
-            rows.append(Line(f"{title}, with SlowMo", ("--algorithm", algorithm, *slow)))
-            figures[rows[-1].title, column.title] = WITH_SLOWMO[row]["top-1"].rstrip("%")
-    return Grid(
-        title="SlowMo, Table 1 in miniature: Fashion-MNIST, a perceptron, 16 nodes",
-        program="image",
-        arguments=(*MINI, "--learning-rate", "0.05"),
-        rows=tuple(rows),
-        columns=(column,),
-        metric="accuracy",
-        paper=SLOWMO,
-        place="Table 1 (ImageNet, ResNet-50, 32 nodes)",
-        note=UNITS,
-        figures=figures,
-    )
-
-
-def make_diloco_mini() -> Grid:
-    """DiLoCo and its kin, at as many steps as AllReduce."""
-    diloco = (
-        *("--algorithm", "local", "--outer-every", "20"),
-        *("--outer-momentum", "0.9", "--outer-nesterov", "--outer-rate"),
-    )
-    streaming = (*diloco, "0.4", "--outer-fragments", "4", "--outer-delay", "2")
-    streaming = (*streaming, "--outer-mix", "0.5")
-    sparse = ("--algorithm", "local", "--outer-every", "20", "--outer-rate", "0.8")
-    sparse = (*sparse, "--outer-wire", "block_top_k", "--outer-error-feedback", "0.95")
-    senders = ("--outer-mean-over", "senders")
-    muon = ("--optimizer", "muon")
-    return Grid(
-        title="DiLoCo and its kin: a small Transformer, 8 nodes",
-        program="language",
-        arguments=(
-            *("--nodes", "8", "--batch-size-per-node", "2", "--sequence-length", "64"),
-            *("--epochs", "4", "--warmup-steps", "40", "--learning-rate", "0.001"),
-        ),
-        rows=(
-            Line("AllReduce", ("--algorithm", "allreduce")),
-            Line("Local Adam", ("--algorithm", "local", "--outer-every", "20")),
-            Line("DiLoCo", (*diloco, "0.7")),
-            Line("Streaming DiLoCo", streaming),
-            Line("Streaming DiLoCo, int4", (*streaming, "--outer-wire", "int4")),
-            Line("SparseLoCo", sparse),
-            Line("SparseLoCo, mean over senders", (*sparse, *senders)),
-            Line("Muon, AllReduce", ("--algorithm", "allreduce", *muon)),
-            Line("MuLoCo", (*diloco, "0.7", *muon)),
-        ),
-        columns=(Line("loss", ()),),
-        metric="loss",
-    )
 
 
 def make_methods_mini() -> Grid:
@@ -311,8 +174,5 @@ def make_methods_mini() -> Grid:
 
 GRIDS = {
     "relaysgd-table2": RELAYSGD_TABLE_2,
-    "relaysgd-table2-mini": make_relaysgd_mini(),
-    "slowmo-table1-mini": make_slowmo_mini(),
-    "diloco-mini": make_diloco_mini(),
     "methods-mini": make_methods_mini(),
 }

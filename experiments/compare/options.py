@@ -5,7 +5,7 @@ import difflib
 import itertools
 from collections.abc import Sequence
 
-from experiments.compare.grids import GRIDS, RATE, Grid, Line
+from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.options import (
     OptionalPath,
     PositiveFloat,
@@ -102,8 +102,7 @@ def make_grid(options: CompareOptions, arguments: Sequence[str]) -> Grid:
 
 def _choose_among(grid: Grid, rates: Sequence[float]) -> Grid:
     """The grid with a choice among these rates in every row; its own must not be fixed."""
-    fixed = dataclasses.replace(grid, rates={})
-    if any(RATE in cell.arguments for cell in fixed.list_cells()):
+    if grid.cells:  # options of single cells, which are the rates of a published table
         raise ValueError(
             "--rates must be left out where a grid has fixed rates, as that of "
             f"{grid.title!r}, got {' '.join(f'{rate:g}' for rate in rates)}."

@@ -109,7 +109,7 @@ OTHERS = [
     ("fault_injection", "--checkpoint-every 7", "--checkpoint-every must be"),
     ("fault_injection", "asynchronous --processes 2", "--processes must be at least 3, got 2"),
     ("compare", "--grid no-such", "--grid must be the name of a grid"),
-    ("compare", "--grid diloco-mini --algorithm d2", "--algorithm must be left out with --grid"),
+    ("compare", "--grid methods-mini --algorithm d2", "--algorithm must be left out with --grid"),
     ("compare", "-- --seed=3", "got --seed: give it before --"),
     ("report", "--section no-such", "--section must be the name of a section, got 'no-such'"),
     ("report", "--fashion-mnist OUT", "--fashion-mnist must be a folder that holds the four files"),
