@@ -13,7 +13,6 @@ from experiments.examples import (
     flax_linen,
     flax_nnx,
     grain_language_model,
-    own_loop,
     own_pmap,
     resumable,
 )
@@ -28,10 +27,6 @@ RECIPES |= {"flax_nnx": flax_nnx, "own_pmap": own_pmap}
 def test_a_program_says_how_to_run_it(path):
     documentation = ast.get_docstring(ast.parse(path.read_text())) or ""
     assert f"python -m experiments.examples.{path.stem}" in documentation
-
-
-def test_own_loop_finds_the_parameters():
-    assert jnp.abs(own_loop.main()["w"] - own_loop.TRUE_W).max() < 1e-2
 
 
 def test_a_resumable_run_goes_on(tmp_path):

@@ -1,16 +1,19 @@
 """The image models: sizes, precision, training, and values against an independent implementation.
 
 `EVALUATION` and `TRAINING` are four logits (at the first, the last and two classes in between) of
-two images, in float64, printed by golden/make_image_models.py with torch and torchvision. The
-weights, the running statistics and the images come from `make_array`, there and here.
+two images, in float64, of torch 2.15.0 and torchvision 0.29.2 on a CPU. ResNet-18 and -50 are
+torchvision's, ResNet-20 its basic block with shortcuts of option A, VGG-11 torch's layers. The
+weights, the running statistics and the images came from `make_array`, there as here; the program is
+in the history of this repository, as tests/experiments/golden/make_image_models.py.
 """
+
+import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from golden.make_image_models import CLASSES, IMAGES_SHAPES, make_array
 from jax.extend.core import jaxprs_in_params
 from rematerialized import require_remat_changes_no_gradient
 
@@ -41,6 +44,13 @@ TRAINING = {  # BatchNorm by the statistics of the two images
     ],
 }
 
+IMAGES_SHAPES = {
+    "resnet50": (2, 64, 64, 3),
+    "resnet18": (2, 64, 64, 3),
+    "resnet20": (2, 32, 32, 3),
+    "vgg11": (2, 32, 32, 3),
+}
+CLASSES = {"resnet50": 1000, "resnet18": 1000, "resnet20": 10, "vgg11": 10}
 CIFAR = (1, 32, 32, 3)
 IMAGENET = (1, 224, 224, 3)
 SMALL = {
@@ -50,6 +60,31 @@ SMALL = {
     "bottleneck": ResNet(classes=8, stages=(1, 1), width=8),
 }
 MIXED = SMALL | {"vgg11_batch": SMALL["vgg11"].clone(normalization="batch")}
+
+
+def make_array(path: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns a float32 array that depends on its path and shape alone.
+
+    `u`, uniform in [0, 1), comes from the raw 64-bit words of Philox keyed by the CRC-32 of the
+    path, which no version of NumPy changes. Kernels are `(2u - 1) sqrt(6 / fan_in)`, scales and
+    variances `0.5 + u`, biases and means `0.2u - 0.1`, images `2u - 1`.
+
+    Args:
+        path: flax's path without the collection, such as "stage1_block1/conv1/kernel".
+        shape: flax's shape: kernels `[height, width, in, out]` and `[in, out]`.
+    """
+    words = np.random.Philox(key=zlib.crc32(path.encode())).random_raw(int(np.prod(shape)))
+    u = (words >> np.uint64(11)).astype(np.float64).reshape(shape) / 2.0**53
+    name = path.split("/")[-1]
+    if name == "kernel":
+        values = (2 * u - 1) * np.sqrt(6 / np.prod(shape[:-1]))
+    elif name in ("scale", "var"):
+        values = 0.5 + u
+    elif name in ("bias", "mean"):
+        values = 0.2 * u - 0.1
+    else:
+        values = 2 * u - 1
+    return values.astype(np.float32)
 
 
 def init_shapes(model, images_shape):

@@ -1,1 +1,0 @@
-"""Values of independent implementations, and the programs that print them."""
