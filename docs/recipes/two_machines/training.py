@@ -1,0 +1,36 @@
+"""What both programs train: a model of bytes, on the pages of this site. Put your own here."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+CONTEXT, WIDTH, BATCH = 32, 64, 64
+PAGES = sorted(Path(__file__).parents[2].rglob("*.md"))
+TEXT = np.frombuffer(b"".join(page.read_bytes() for page in PAGES), np.uint8)
+TOKENS = BATCH  # of a step: each row has one byte to predict
+
+
+def make_params():
+    sizes = {"embed": (256, WIDTH), "hidden": (CONTEXT * WIDTH, 8 * WIDTH), "out": (8 * WIDTH, 256)}
+    keys = jax.random.split(jax.random.key(0), len(sizes))
+    return {
+        name: jax.random.normal(key, size) * size[0] ** -0.5
+        for key, (name, size) in zip(keys, sizes.items(), strict=True)
+    }
+
+
+def loss_fn(params, rows):
+    inputs = params["embed"][rows[:, :-1]].reshape(len(rows), -1)
+    logits = jax.nn.gelu(inputs @ params["hidden"]) @ params["out"]
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, rows[:, -1]).mean()
+    return loss, loss
+
+
+def read_rows(place, step):
+    """Rows of one node: each of two has half of the text."""
+    half = np.array_split(TEXT, 2)[place]
+    starts = np.random.default_rng((place, step)).integers(len(half) - CONTEXT, size=BATCH)
+    return np.stack([half[start : start + CONTEXT + 1] for start in starts]).astype(np.int32)
