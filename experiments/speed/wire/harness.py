@@ -47,7 +47,7 @@ def find_free_port() -> int:
         return server.getsockname()[1]
 
 
-def require_memory(hosts: int, megabytes: float, option: str) -> None:
+def require_memory(hosts: int, megabytes: float, way_out: str) -> None:
     """Raises `ValueError` if `hosts` hosts with models of this size need more than is free."""
     needed = hosts * (PROCESS_BYTES + MODEL_COPIES * megabytes * 1e6)
     meminfo = Path("/proc/meminfo")
@@ -55,8 +55,7 @@ def require_memory(hosts: int, megabytes: float, option: str) -> None:
     if match and needed > (available := 1024 * int(match[1])):
         raise ValueError(
             f"the models of {hosts} hosts must fit into {available / 1e9:.1f} GB of free memory, "
-            f"got about {needed / 1e9:.4g} GB with --megabytes {megabytes:g}: lower it, "
-            f"or {option}."
+            f"got about {needed / 1e9:.4g} GB, with {megabytes:g} MB a model: {way_out}."
         )
 
 

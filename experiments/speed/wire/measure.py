@@ -67,7 +67,7 @@ def measure_wire(options: WireOptions) -> None:
         rows = {hosts: build_rows(options, hosts) for hosts in options.hosts}
         if options.bandwidth:
             links.require_tools()
-        require_memory(max(options.hosts), options.megabytes, "--hosts")
+        require_memory(max(options.hosts), options.megabytes, "lower --megabytes or --hosts")
         out = results.create_run_dir("speed-wire", options.out, options.overwrite)
         console = Console()
         console.print(f"{options.megabytes:g} MB of parameters. Results: {out}", soft_wrap=True)

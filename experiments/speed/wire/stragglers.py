@@ -1,8 +1,7 @@
 """Examples per second beside slow nodes; computation is a sleep, as of a device that does not
 share these cores.
 
-    python -m experiments.speed stragglers
-    python -m experiments.speed stragglers --slowness none 4x random --bandwidth 200mbit  (as root)
+    python -m experiments.speed stragglers --slowness none 4x random
 
 It starts one JAX process per node on this machine, which make steps by one algorithm after another:
 in lockstep by `gx.TrainStep`, or as asynchronous nodes, by `gx.asynchronous`. At each step a node
@@ -15,7 +14,6 @@ docs/evidence/speed.md lists the files, columns and fields that it writes into `
 
 import dataclasses
 import importlib.util
-import math
 import os
 import statistics
 import time
@@ -54,11 +52,10 @@ DEFAULT_ALGORITHMS = ("allreduce", "sgp", "1-osgp", "async-sgp", "async-adpsgd")
 HELP = f"{ALGORITHM_HELP} Also, of asynchronous nodes, {', '.join(NEVER_WAIT)}."
 LEARNING_RATE = 0.05  # of plain SGD
 BATCH_SIZE_PER_NODE = 32
-FLOAT_BYTES = 4
 COUNTS = ("sent", "kept", "staleness")  # of asynchronous nodes
 LOOPBACK = 2e9  # bytes/s: 20 MB take about 10 ms
 REPEATS = 10  # of the steps in lockstep, simulated
-MIN_PARAMETERS = 7850  # 0.03 MB
+PARAMETERS = 7850  # 0.03 MB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +73,6 @@ class StragglerOptions:
     """Seconds that a step of a node sleeps when it is not slow."""
     steps: PositiveInt = 60
     """Steps of each node, on average."""
-    megabytes: float = 0.0
-    """Float32 parameters, in 1e6 bytes; 0.03 at least."""
-    bandwidth: str | None = None
-    """Bandwidth of every node's link, each way, as tc reads it (200mbit); needs root. Without it
-    the nodes share the machine's loopback, without limits."""
     out: OptionalPath = None
     """Folder for the results; a new one under runs/ if not given."""
     overwrite: bool = False
@@ -92,27 +84,13 @@ class StragglerOptions:
         require_different("--algorithm", self.algorithm)
         if not MIN_HOSTS <= self.nodes <= MAX_HOSTS:
             raise ValueError(f"--nodes must be from {MIN_HOSTS} to {MAX_HOSTS}, got {self.nodes}.")
-        if not 0 <= self.megabytes < math.inf:
-            raise ValueError(f"--megabytes must be finite and >= 0, got {self.megabytes}.")
         for name in self.slowness:
             parse_slowness(name, "--slowness")
-        if self.bandwidth is not None:
-            links.parse_rate(self.bandwidth)
 
     @property
     def runs(self) -> list[tuple[str, str]]:
         """Pairs of an algorithm and a slowness, those of an algorithm one after another."""
         return [(algorithm, name) for algorithm in self.algorithm for name in self.slowness]
-
-    @property
-    def bits_per_second(self) -> int | None:
-        """Bandwidth of every link; None without limits."""
-        return None if self.bandwidth is None else links.parse_rate(self.bandwidth)
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters of the model."""
-        return max(MIN_PARAMETERS, int(self.megabytes * 1e6 / FLOAT_BYTES))
 
     def draw_factors(self, slowness: str, steps: int) -> np.ndarray:
         """Factors of the computation time, `[steps, N]`: of every node at each of its steps."""
@@ -156,7 +134,7 @@ class LockstepTrainer:
         return {"start": start, "ends": ends, **dict.fromkeys(COUNTS)}
 
     def _start(self) -> tuple[Any, Any]:
-        return self._worker.nodes.init(self._tx, np.zeros(self._options.parameters, np.float32))
+        return self._worker.nodes.init(self._tx, np.zeros(PARAMETERS, np.float32))
 
     def _run_step(self, step: int, params: Any, opt_state: Any, seconds: float) -> tuple[Any, Any]:
         sleep = self._worker.nodes.put(np.array([seconds], np.float32))
@@ -183,7 +161,7 @@ class AsynchronousTrainer:
             f"stragglers {number}",
             self._algorithm,
             optax.sgd(LEARNING_RATE),
-            jnp.zeros(options.parameters),
+            jnp.zeros(PARAMETERS),
             sleep_gradients,
             jnp.float32(0),
         ) as node:
@@ -226,9 +204,7 @@ def measure_stragglers(options: StragglerOptions) -> None:
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():
         require_algorithms(options)
-        if options.bandwidth:
-            links.require_tools()
-        require_memory(options.nodes, options.megabytes, "--nodes")
+        require_memory(options.nodes, 4e-6 * PARAMETERS, "lower --nodes")
         out = results.create_run_dir("speed-stragglers", options.out, options.overwrite)
         console = Console()
         console.print(f"{options.nodes} nodes. Results: {out}", soft_wrap=True)
@@ -269,7 +245,7 @@ def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], Non
         "slow nodes",
         options,
         options.nodes,
-        options.bits_per_second,
+        None,
         max(factors),
         show,
         write,
@@ -330,8 +306,6 @@ def summarize_run(
         "nodes": options.nodes,
         "steps": options.steps,
         "compute_seconds": options.compute_seconds,
-        "megabytes": options.megabytes,
-        "bits_per_second": options.bits_per_second,
         "seconds": float(ends[options.nodes * options.steps - 1]),
         "examples_per_second": examples_per_second,
         "limit_examples_per_second": limit,
@@ -373,14 +347,14 @@ def simulate_run(algorithm: str, slowness: str, options: StragglerOptions) -> fl
     row = make_row(algorithm, "float32", options.nodes, options.steps)
     if not row.has_one_cycle:
         return None
-    workload = Workload(options.parameters, options.compute_seconds, BATCH_SIZE_PER_NODE)
-    bits = options.bits_per_second
-    network = Network(LOOPBACK if bits is None else bits / 8)
+    workload = Workload(PARAMETERS, options.compute_seconds, BATCH_SIZE_PER_NODE)
     factors = options.draw_factors(slowness, options.steps * options.nodes)
     steps = options.steps
     if row.waits:
         # Repeated, as fast nodes end up to a step before the slowest, until which is measured.
         factors = factors[:steps]
         steps *= REPEATS
-    simulation = simulate(row.method, workload, network, options.nodes, factors, steps, warm_up=0)
+    simulation = simulate(
+        row.method, workload, Network(LOOPBACK), options.nodes, factors, steps, warm_up=0
+    )
     return simulation.examples_per_second
