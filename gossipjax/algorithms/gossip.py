@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
-from gossipjax.algorithms.state import ExchangePlan, GossipState, init_state, mix_once
+from gossipjax.algorithms.state import (
+    ExchangePlan,
+    Extra,
+    GossipState,
+    debias,
+    init_state,
+    mix_once,
+    push_sum_weight,
+    scale,
+    zeros_like_model,
+)
 from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_like
 from gossipjax.collectives import StepLike, require_schedule, upcast
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
 Rule = Literal["average", "restart"]
+Start = Callable[[Any], Any]  # of the parameters
+PROBES = 3  # updates that are tried when a state is made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,23 +37,33 @@ class Node:
     """What a node has in one update, beside its model and the update that arrives.
 
     Attributes:
-      mix: `mix(tree) -> P tree`, the exchange of this step, of any tree of floats.
-      kept: what the algorithm keeps, by name, each like the parameters, float32 at least.
+      mix: `mix(tree) -> P tree`, the exchange of this step, of any tree of floats. Its sum over the
+        nodes stays, so that it is an average only of numerators like `x`. Anything in the units of
+        the model, such as a momentum, goes beside them:
+        `x, m = mix(x, averages=m)` gives `P x` and `P (w m) / (P w)`, in one message.
+      kept: what the algorithm keeps, by name, float32 at least.
       count: int32 scalar, the number of updates so far, for an `optax.Schedule`.
+      step: the number of the step, as `update` was given it.
+      weight: the push-sum weight `w` of `x` before the exchange; 1 where the schedule is doubly
+        stochastic.
     """
 
-    mix: Callable[[Any], Any]
+    mix: Callable[..., Any]
     kept: Mapping[str, Any]
     count: jax.Array
+    step: StepLike
+    weight: Any
 
 
 def gossip(
     schedule: Schedule,
     combine: Callable[[Any, Any, Node], Any],
-    keeps: Mapping[str, Rule] | None = None,
+    keeps: Mapping[str, Rule | tuple[Rule, Start]] | None = None,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
+    *,
+    takes_gradients: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """An algorithm of your own, by its equations for one node. Goes *last* in a chain.
 
@@ -50,7 +73,8 @@ def gossip(
         x <- combine(x, u, node)          node.mix(tree) = P tree: the exchange of this step
         x, kept <- combine(x, u, node)    with keeps: node.kept[name], 0 at the start
 
-    All that a step exchanges goes into one `node.mix`, as one message per peer: a tuple, say. Where
+    What a step exchanges at once goes into one `node.mix`, as one message per peer: a tuple, say.
+    Each further call is another exchange by the same round, as in Chebyshev's acceleration. Where
     the schedule is not doubly stochastic `x` is the numerator of push-sum, as in `gx.sgp`:
     `node.mix` mixes the weight `w` too, and the user holds `z = x / w`.
 
@@ -61,13 +85,17 @@ def gossip(
       schedule: any schedule. Where only a doubly stochastic one is right, check
         `schedule.is_doubly_stochastic`.
       combine: the equations. `optax.tree` has sums and products of trees.
-      keeps: name -> what becomes of it on a change of nodes: it is `"average"`d, or starts again
-        from 0, `"restart"`.
+      keeps: name -> what becomes of it on a change of nodes: it is `"average"`d, or starts again,
+        `"restart"`. It starts as zeros like the parameters. With a pair `(rule, start)` it is the
+        tree `start(params)`: `("restart", lambda params: jnp.ones(()))`, say.
+      takes_gradients: whether `combine` is the optimizer, so that `u` are gradients, of which it
+        makes its own step downwards.
       axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
 
     Raises:
-      ValueError: when traced, if `combine` calls `node.mix` never or twice, or returns another
-        tree; else as `gx.sgp`.
+      ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree; in
+        `init`, if it leaves `u` out or takes it for a gradient, which is tried on nodes that are
+        alike with few parameters; else as `gx.sgp`.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -79,31 +107,52 @@ def gossip(
     [1.5, 1.0]
     """
     require_schedule(schedule, "gossip")
-    keeps = dict(keeps or {})
+    parts = {
+        name: rule if isinstance(rule, tuple) else (rule, zeros_like_model)
+        for name, rule in (keeps or {}).items()
+    }
     route = make_route("gossip", axis_name, local_axis_name, wire)
-    plan = ExchangePlan(schedule, wire=route, moves_by_zeros=bool(keeps))
+    plan = ExchangePlan(
+        schedule, wire=route, takes_gradients=takes_gradients, moves_by_zeros=bool(parts)
+    )
     push_sum = not schedule.is_doubly_stochastic
-    init = partial(init_state, plan=plan, push_sum=push_sum, zeros=keeps)
+
+    def init(params: Any) -> GossipState:
+        state = init_state(params, plan, push_sum=push_sum)
+        if parts:
+            kept = {
+                name: Extra(upcast(start(params)), rule) for name, (rule, start) in parts.items()
+            }
+            state = state._replace(extra=kept)
+        return state
 
     def combine_once(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         exchange = _Exchange(state, step)
-        kept = {name: state.kept(name) for name in keeps}
-        result = combine(x, upcast(updates), Node(exchange.mix, kept, state.count))
+        kept = {name: state.kept(name) for name in parts}
+        weight = push_sum_weight(state)
+        node = Node(exchange.mix, kept, state.count, step, weight)
+        result = combine(x, upcast(updates), node)
         if not exchange.is_done:
             raise ValueError(
                 "combine of gossip must call node.mix, got no call: it would exchange nothing. "
                 "Without exchange, leave gx.gossip out of the chain."
             )
-        if keeps:
+        if parts:
             result, state = _keep(result, kept, state)
         require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
         return Combined(result, state._replace(weight=exchange.weight))
 
-    return gossip_transform("gossip", plan, init, combine_once)
+    tx = gossip_transform("gossip", plan, init, combine_once)
+
+    def init_checked(params: Any) -> optax.OptState:
+        _require_use_of_updates(combine, init, params, takes_gradients)
+        return tx.init(params)
+
+    return tx._replace(init=init_checked)
 
 
 class _Exchange:
-    """The exchange of one update, which is asked for once."""
+    """The exchanges of one update, each by the round of its step."""
 
     def __init__(self, state: GossipState, step: StepLike):
         self.is_done = False
@@ -111,16 +160,62 @@ class _Exchange:
         self._state = state
         self._step = step
 
-    def mix(self, tree: Any) -> Any:
+    def mix(self, tree: Any, averages: Any = None) -> Any:
         """`P tree`, and the weight with it."""
         if self.is_done:
-            raise ValueError(
-                "combine of gossip must call node.mix once, got a second call: give it all that "
-                "travels as one tuple, x, y = node.mix((x, y))."
-            )
+            # XLA would compute the first exchange anew for each peer of the next one, and so on.
+            tree, averages = jax.lax.optimization_barrier((tree, averages))
         self.is_done = True
-        mixed, self.weight = mix_once(tree, self.weight, self._state, self._step)
-        return mixed
+        state = self._state
+        if averages is None:
+            mixed, self.weight = mix_once(tree, self.weight, state, self._step)
+            return mixed
+        weighed = averages if self.weight is None else scale(averages, self.weight)
+        mixed, self.weight = mix_once((tree, weighed), self.weight, state, self._step)
+        return mixed[0], debias(mixed[1], self.weight, state.wire.axis_name)
+
+
+def _require_use_of_updates(
+    combine: Callable[..., Any], init: Start, params: Any, takes_gradients: bool
+) -> None:
+    """Raises `ValueError` where updates move the model nowhere, or the other way.
+
+    Some are tried with one number in the place of each array, on nodes that are all alike, for
+    which an exchange changes nothing. Equations that need more than that are not judged.
+    """
+    like = jax.tree.map(lambda leaf: np.full((1,) * jnp.ndim(leaf), 0.5, np.float32), params)
+
+    def mix(tree: Any, averages: Any = None) -> Any:
+        return tree if averages is None else (tree, averages)
+
+    try:
+        with jax.ensure_compile_time_eval():
+            state = init(like)
+            kept = {name: part.value for name, part in (state.extra or {}).items()}
+            u = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), like)
+            x = upcast(like)
+            for step in range(PROBES):
+                node = Node(mix, kept, jnp.int32(step), step, push_sum_weight(state))
+                result = combine(x, u, node)
+                x, kept = result if kept else (result, kept)
+            change = jax.tree.map(lambda new, old: jnp.sum(new - old), x, upcast(like))
+            moved = float(sum(jax.tree.leaves(change)))
+    except Exception:
+        return
+    if not jax.tree.leaves(like) or np.isnan(moved):
+        return
+    if takes_gradients and moved > 0:
+        raise ValueError(
+            "combine of gossip must move the model against its gradients, x <- x - rate u, as "
+            "takes_gradients says, got a step along them."
+        )
+    if not takes_gradients and moved <= 0:
+        way = "against them" if moved else "nowhere"
+        raise ValueError(
+            "combine of gossip must move the model along the updates u of the optimizer before it, "
+            f"x <- x + u, got steps that move nodes which are alike {way}: add u. If combine is "
+            "the optimizer, so that u are gradients, say takes_gradients=True."
+        )
 
 
 def _keep(result: Any, kept: dict[str, Any], state: GossipState) -> tuple[Any, GossipState]:

@@ -52,4 +52,4 @@ def mixed_momentum(
         x, m = node.mix((add_scaled(x, -rate_at(rate, node.count), d), m))
         return x, {"momentum": m}
 
-    return gossip(schedule, combine, {"momentum": "average"}, axis_name)
+    return gossip(schedule, combine, {"momentum": "average"}, axis_name, takes_gradients=True)

@@ -77,4 +77,5 @@ def quasi_global_adam(
         square = interpolate(square, jax.tree.map(jnp.square, moved), b2)
         return new, {"mean": mean, "square": square}
 
-    return gossip(schedule, combine, {"mean": "average", "square": "average"}, axis_name)
+    kept = {"mean": "average", "square": "average"}
+    return gossip(schedule, combine, kept, axis_name, takes_gradients=True)

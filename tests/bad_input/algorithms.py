@@ -149,8 +149,14 @@ for name, factory in FACTORIES.items():
             argument if value != TOP_K else "gx.choco",
         )
 for name, keeps, combine, message in (
-    ("no exchange", None, lambda x, u, node: x, "must call node.mix, got no call"),
-    ("two", None, lambda x, u, node: node.mix(node.mix(x)), "once, got a second call"),
+    (
+        "no exchange",
+        None,
+        lambda x, u, node: optax.tree.add(x, u),
+        "must call node.mix, got no call",
+    ),
+    ("no update", None, lambda x, u, node: node.mix(x), "nodes which are alike nowhere: add u"),
+    ("ascent", None, lambda x, u, node: node.mix(optax.tree.sub(x, u)), "takes_gradients=True"),
     ("keeps nothing", {"m": "average"}, lambda x, u, node: node.mix(x), "return x, {'m': ...}"),
 ):
     ROWS += calls(
