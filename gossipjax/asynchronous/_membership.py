@@ -55,6 +55,7 @@ class Peer:
     finals: dict[str, int] = dataclasses.field(default_factory=dict)
     lacks: list[Identity] = dataclasses.field(default_factory=list)  # whose end it is to be told
     fails: bool = False  # what this node held at the end did not come there
+    wanted: bool = False  # it was heard before it held anything
     waits: bool = False  # it asked for half of what this node holds, and still has nothing
     owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one
 

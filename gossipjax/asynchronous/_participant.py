@@ -304,6 +304,7 @@ class Participant(Ending):
             self._give_up(now)
             self._estate = None
             return
+        peer.wanted |= view.wants_mass
         declarers = [who for who, life, _ in view.deaths if life == self.identity.life]
         if any(self._is_dead_to(declarer, view, now) for declarer in declarers):
             self._give_up(now)
@@ -344,7 +345,10 @@ class Participant(Ending):
             self._beg(givers[next(self._beg_turns) % len(givers)], now)
 
     def _beg(self, peer: Peer, now: float) -> None:
-        """Asks one node at a time for half of its mass."""
+        """Asks one node at a time for half of its mass, unless it may found together with it."""
+        waits = peer.wanted and self._estate is not None and not self._gave_up
+        if waits and not self._is_calm(now):
+            return
         if now - self._last_beg >= self._patience / BEATS:
             self._last_beg = now
             self._send_view(peer, begs=True)
@@ -412,17 +416,24 @@ class Participant(Ending):
         self._is_founder = False
         self._begin_life(now)
 
+    def _is_calm(self, now: float) -> bool:
+        since = self._wants_mass_since
+        return since is not None and now - max(since, self._met) > self._patience
+
     def _found(self, now: float) -> None:
         """Takes back what it had given up, or brings a model, where nobody is left to give."""
         if self._estate is None or self._wants_mass_since is None:
             return
-        nobody_gives = not self.list_members()
-        is_calm = now - max(self._wants_mass_since, self._met) > self._patience
+        is_calm = self._is_calm(now)
         places = {self.identity.place, *(peer.identity.place for peer in self.peers.values())}
-        all_are_heard = 0 < self._num_nodes <= len(places)
+        # And the last of them has heard that this one holds nothing yet.
+        is_known = now - self._met > self._patience / BEATS
+        all_are_heard = 0 < self._num_nodes <= len(places) and is_known
         is_new = not any(self.steps.values())
+        # Those that were heard without mass found together.
+        nobody_gives = all(peer.wanted for peer in self.peers.values())
         if self._gave_up:
-            may = nobody_gives and is_calm
+            may = is_calm and not self.list_members()
         elif self._has_saved:
             may = nobody_gives and (is_calm or all_are_heard)
         else:

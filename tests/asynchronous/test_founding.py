@@ -1,6 +1,8 @@
 """Who brings a model: all nodes of a new job, and none that comes back to one that goes on."""
 
+import random
 import re
+from fractions import Fraction
 
 import jax.numpy as jnp
 import optax
@@ -9,6 +11,7 @@ from fake_network import PATIENCE, Network
 from test_protocol import run_calmly
 
 import gossipjax.asynchronous as ga
+from gossipjax.asynchronous._messages import Mass
 
 
 def make_network(size, running):
@@ -27,6 +30,21 @@ def weights(network):
 def test_all_nodes_of_a_new_job_bring_their_models_once_all_are_heard():
     network = make_network(3, [0, 1, 2])
     run_calmly(network, PATIENCE / 2, steps=False)
+    assert weights(network) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_none_asks_another_that_has_just_begun(seed):
+    """However late messages come: of saved models none is lost."""
+    network = make_network(3, [0, 1, 2])
+    rng = random.Random(seed)
+    for process in network.processes:
+        process.node.bring(Mass((Fraction(1),), Fraction(1)), steps=5 + process.place)
+    for _ in range(100):
+        network.advance(PATIENCE / 50)
+        for _ in range(rng.randrange(9)):
+            network.deliver(0)
+    run_calmly(network, PATIENCE / 10, steps=False)
     assert weights(network) == [1, 1, 1]
 
 
