@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +173,8 @@ def test_a_killed_node_has_its_optimizer_back_while_the_other_lives(job):
     """Its schedules go on where those of the other are, and its model is half of the other's."""
     job.kill(job.nodes[1])
     a = job.nodes[0]
+    while a.members != [0]:  # then what it sent is back
+        time.sleep(0.1)
     job.train([a], 32)  # to an outer step
     with job.start(1) as b:
         b.wait_for_mass()
