@@ -13,7 +13,6 @@ from experiments.report.section import (
     Place,
     Results,
     Sample,
-    Table,
     exact,
     read_sample,
 )
@@ -97,14 +96,3 @@ def claim_best(methods: Mapping[str, Tuned], results: Results, sign: int, spec: 
         at_least=0.0,
         spec=spec,
     )
-
-
-def tabulate_tries(methods: Mapping[str, Tuned], results: Results, unit: str, spec: str) -> Table:
-    """Returns the rates that were tried, with what each gave."""
-    rows = []
-    for title, method in methods.items():
-        tries = method.list_tries(results)
-        cells = ["-" if value is None else format(value, spec) for value in tries]
-        rows.append((title, f"{method.rate:g}", *cells))
-    columns = ("method", "rate", f"half the rate: {unit}", "the rate", "twice the rate")
-    return Table("The rates, with the first seed", columns, rows, "- has diverged, or is missing.")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -24,7 +24,6 @@ from experiments.report.section import (
     exact,
     read_section,
 )
-from experiments.report.sections import times
 from experiments.runner import Result, Run
 from gossipjax import cost_model, topology
 from gossipjax.cost_model import Method, Network, Workload, predict_step
@@ -52,20 +51,18 @@ FASTEST = 1e11
 MODEL_ERROR = 0.15  # of modelled seconds, as the tests of the cost model demand
 STEP_SPREAD = 0.1  # standard deviation of the logarithm of a seed's steps
 OVER = ("1-osgp",)  # dashed, as it lies over the line of another
-MEASURED = ("allreduce", "sgp", "1-osgp", "allreduce-buckets")
 
 Hours = Mapping[int, Mapping[str, np.ndarray]]
 """Nodes -> method -> hours at each of `BANDWIDTHS`."""
 
 
 def list_runs(scale: Scale) -> list[Run]:
-    """The steps of all methods, and seconds on throttled links; when quick, steps over 4 nodes."""
+    """The steps of all methods; when quick, over 4 nodes."""
     if scale.is_quick:
         small = ("--nodes", "4", "--seed", "0", "--loss", "0.6", "--max-steps", "512")
         return [Run(RUN, "steps_to_loss", small)]
     images = ("--fashion-mnist", f"{scale.fashion_mnist}") if scale.fashion_mnist else ()
-    steps = Run(RUN, "steps_to_loss", (*images, "--nodes", *map(str, NODES)))
-    return [steps, *times.list_step_runs(scale)]
+    return [Run(RUN, "steps_to_loss", (*images, "--nodes", *map(str, NODES)))]
 
 
 def list_methods(name: str, nodes: int) -> list[Method]:
@@ -197,9 +194,6 @@ def find(scale: Scale, results: Results) -> Findings:
     tables = [tabulate_steps(steps)]
     if leads:
         tables.append(tabulate_leads(leads, crossings))
-    records = [run for name, x in results.items() if name != RUN for run in x.runs]
-    if records:
-        tables.append(tabulate_seconds(records))
     lowest = min((x.value for x in crossings.values()), default=math.nan)
     most = max((float(lead[0]) for lead, _ in leads.values()), default=math.nan)
     title = (
@@ -268,25 +262,6 @@ def tabulate_leads(
         "The best of four all-reduces: a ring and a tree, whole or in 5 buckets beside the "
         "backward pass. The error of a crossing has the limits of the steps, and 15 % of the "
         "modelled seconds.",
-    )
-
-
-def tabulate_seconds(records: Sequence[Mapping[str, object]]) -> Table:
-    """Returns seconds of a step on throttled links: what the model is worth on this machine."""
-    rows = [
-        (
-            f"{run['bandwidth'] or 'loopback'}",
-            f"{run['algorithm']}",
-            f"{run['seconds']:.3f}",
-            f"{run['modelled_seconds']:.3f}",
-        )
-        for run in records
-        if run["algorithm"] in MEASURED and run["modelled_seconds"] is not None
-    ]
-    return Table(
-        "Seconds of a step over 4 throttled hosts, 20 MB",
-        ("link", "method", "measured (s)", "modelled (s)"),
-        rows,
     )
 
 

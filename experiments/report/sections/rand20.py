@@ -15,7 +15,7 @@ from experiments.report.section import (
     read_sample,
     read_section,
 )
-from experiments.report.tuning import Tuned, claim_best, tabulate_tries
+from experiments.report.tuning import Tuned, claim_best
 from experiments.runner import Run
 
 FEWEST = 16
@@ -173,13 +173,6 @@ def find(scale: Scale, results: Results) -> Findings:
     tables = [
         tabulate(read_accuracies(results, batch, scale), batch) for batch in list_batches(scale)
     ]
-    if not scale.is_quick:
-        tables += [
-            tabulate_tries(batch.tune_all(scale), results, "accuracy", ".4f")._replace(
-                title=f"The rates, {batch.size:,} windows over {batch.learners[0]} learners"
-            )
-            for batch in BATCHES
-        ]
     return Findings(claims, tables)
 
 

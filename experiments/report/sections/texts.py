@@ -14,7 +14,7 @@ from experiments.report.section import (
     read_sample,
     read_section,
 )
-from experiments.report.tuning import Tuned, claim_best, tabulate_tries
+from experiments.report.tuning import Tuned, claim_best
 from experiments.runner import Result, Run
 
 LOSS_SPREAD = 0.02  # nats per token, of one seed
@@ -132,10 +132,7 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
         "losses. The others: the average model. The traffic is that of the averages: 10 times less "
         "with DiLoCo here, 500 times less in the paper.",
     )
-    tables = [table]
-    if not scale.is_quick:
-        tables.append(tabulate_tries(methods, results, "loss, nats", ".3f"))
-    return Findings(claims, tables)
+    return Findings(claims, [table])
 
 
 DILOCO_SECTION = read_section(
@@ -241,8 +238,6 @@ def find_translation(scale: Scale, results: Results) -> Findings:
             "BLEU by sacrebleu of translations that are built greedily; the paper's beam is 4.",
         )
     ]
-    if not scale.is_quick:
-        tables.append(tabulate_tries(methods, results, "validation loss, nats", ".3f"))
     return Findings(claims, tables)
 
 

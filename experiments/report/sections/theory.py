@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from experiments.averaging.__main__ import RING_ROUNDS
 from experiments.rates.fits import (
     Point,
     fit_both_slopes,
@@ -28,7 +27,6 @@ from experiments.report.section import (
     compare,
     exact,
     read_section,
-    tabulate,
 )
 from experiments.results import Record
 from experiments.runner import Run
@@ -48,14 +46,6 @@ FACTORS = {  # SGP-18, appendix A: topology -> what it is, and sigma_2 squared, 
 }
 HALF_A_DIGIT = 0.05
 ROUNDING = 1e-9  # of float64
-RING_COLUMNS = {  # of the table -> field, format
-    "nodes L": ("nodes", ""),
-    "ring: second eigenvalue": ("second_eigenvalue", ".6f"),
-    "RAND-20, eq. 6": ("paper_second_eigenvalue", ".6f"),
-    "ring: distance": ("ring_distance", ".4f"),
-    "randomized ring: distance, mean": ("mean", ".4f"),
-    "RAND-20, eq. 12: at most": ("paper_bound", ".4f"),
-}
 
 
 def find_averaging(scale: Scale, results: Results) -> Findings:
@@ -65,7 +55,6 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
     seeds = int(result.summary.get("options", {}).get("seeds", 0))
     factors = {record["topology"]: record for record in result.summary.get("sgp18_appendix_a", [])}
     rings = result.summary.get("rand20_rings", [])
-    gap = GAPS[result.status]
     claims = []
     for topology, (title, paper) in FACTORS.items():
         record = factors.get(topology)
@@ -113,16 +102,7 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
             spec=".4f",
         )
     )
-    tables = [
-        tabulate(
-            f"Rings, and their distance to the exact average after {RING_ROUNDS} rounds",
-            RING_COLUMNS,
-            rings,
-            gap,
-            "Distances are spectral norms of the difference to the exact average.",
-        ),
-    ]
-    return Findings(claims, tables)
+    return Findings(claims)
 
 
 def estimate_mean(record: Record, seeds: int) -> Estimate:
