@@ -24,7 +24,7 @@ from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedul
 
 Transform = optax.GradientTransformationExtraArgs
 
-Momentum = Literal["local", "quasi-global", "outer"]
+Momentum = Literal["local", "quasi-global"]
 
 
 class Sharding(NamedTuple):
@@ -351,9 +351,7 @@ WIRE_HELP = (
 OUTER_NAMES = ", ".join(spell_name(name) for name, row in ALGORITHMS.items() if row.takes_outer)
 MOMENTUM_HELP = (
     "What the momentum of --optimizer nesterov is of. local: of each node's gradients. "
-    "quasi-global: of the mixed models. outer: of the outer optimizer, "
-    "around plain SGD, with --outer-every 12 and --outer-momentum 0.7 if "
-    "not given. quasi-global is for "
+    "quasi-global: of the mixed models, for "
     f"{', '.join(name for name, row in ALGORITHMS.items() if row.mixes_after)}, where the topology "
     "is doubly stochastic."
 )
@@ -520,12 +518,12 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
         ),
         (
             options.outer is not None and not algorithm.takes_outer,
-            "the algorithm of --outer-every, or --momentum outer, must be one of "
+            "the algorithm of --outer-every must be one of "
             f"{OUTER_NAMES}, got {name}, which keeps more than models: {way_out}",
         ),
         (
             options.outer is not None and mixes_momentum,
-            "--momentum must be local or outer with --outer-every, got "
+            "--momentum must be local with --outer-every, got "
             f"{options.momentum}: leave one of them out.",
         ),
     )

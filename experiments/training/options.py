@@ -34,8 +34,6 @@ from experiments.training.methods import (
 )
 from experiments.training.outer import OuterOptions
 
-OUTER_EVERY = 12  # of --momentum outer, as SlowMo has it around Local SGD
-OUTER_MOMENTUM = 0.7
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
 
 
@@ -283,14 +281,9 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     @property
     def outer(self) -> OuterOptions | None:
         """The outer optimizer; None without one."""
-        is_slow_momentum = self.momentum == "outer"
-        if self.outer_every is None and not is_slow_momentum:
+        if self.outer_every is None:
             return None
         given = {field.name: vars(self)[field.name] for field in dataclasses.fields(OuterOptions)}
-        if self.outer_every is None:
-            given["outer_every"] = OUTER_EVERY
-        if self.outer_momentum is None and is_slow_momentum:
-            given["outer_momentum"] = OUTER_MOMENTUM
         return OuterOptions(**given)
 
     def _require_outer(self) -> None:

@@ -27,7 +27,7 @@ class OuterOptions:
     outer_rate: PositiveFloat = 1.0
     """Learning rate of the outer optimizer; 1 without momentum is the plain average."""
     outer_momentum: Fraction | None = None
-    """Momentum of the outer optimizer; if not given, 0, or 0.7 with --momentum outer."""
+    """Momentum of the outer optimizer; if not given, 0."""
     outer_nesterov: bool = False
     """Whether that momentum is Nesterov's, as DiLoCo's."""
     outer_average: str = "exact"

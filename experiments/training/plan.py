@@ -215,8 +215,7 @@ class TrainingPlan:
                 consistent_rms=MUON_RMS,
             )
             return optax.partition({"adam": adam, "muon": muon}, label_for_muon)
-        # With --momentum outer the outer optimizer has it, around plain SGD.
-        is_nesterov = options.optimizer == "nesterov" and options.momentum != "outer"
+        is_nesterov = options.optimizer == "nesterov"
         momentum = MOMENTUM if is_nesterov else None
         return optax.chain(
             # First in the chain: it sees the parameters that the user holds, for SGP the de-biased.

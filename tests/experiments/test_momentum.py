@@ -1,4 +1,4 @@
-"""The momentum of the training programs as one switch: local, mixed, quasi-global, outer."""
+"""The momentum of the training programs as one switch: local or quasi-global."""
 
 import itertools
 from typing import Any
@@ -92,24 +92,11 @@ def test_what_cannot_mix_momentum():
             make_method(name, MethodOptions(NODES, **options), optax.identity())
 
 
-def test_outer_momentum_is_slowmo_around_plain_sgd():
-    cases: list[tuple[dict[str, Any], Any]] = [
-        ({}, (12, 0.7, 1.0)),
-        ({"outer_every": 48, "outer_momentum": 0.5}, (48, 0.5, 1.0)),
-        ({"outer_momentum": 0.0}, (12, 0.0, 1.0)),
-    ]
-    for given, expected in cases:
-        outer = TrainingOptions(momentum="outer", **given).outer
-        assert outer is not None
-        assert (outer.outer_every, outer.outer_momentum, outer.outer_rate) == expected
-    with pytest.raises(ValueError, match="--momentum outer must come with --optimizer nesterov"):
-        TrainingOptions(momentum="outer", optimizer="sgd")
-
-
-@pytest.mark.parametrize("momentum", ["quasi-global", "outer"])
-def test_every_momentum_learns(tmp_path, monkeypatch, momentum):
+def test_quasi_global_momentum_learns(tmp_path, monkeypatch):
     make_small(monkeypatch.setattr)
-    arguments = ["--algorithm", "sgp", "--momentum", momentum, "--model", "linear"]
+    with pytest.raises(ValueError, match="--momentum quasi-global must come with --optimizer nest"):
+        TrainingOptions(momentum="quasi-global", optimizer="sgd")
+    arguments = ["--algorithm", "sgp", "--momentum", "quasi-global", "--model", "linear"]
     arguments += ["--epochs", "4", "--nodes", "4", "--placement", "vmap", "--learning-rate", "0.05"]
     image.main([*arguments, "--out", str(tmp_path)])
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
