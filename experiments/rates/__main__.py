@@ -19,8 +19,7 @@ on, what the disagreement of the nodes adds is small. The program writes into `-
 - `summary.json`: `runs` (an object for each method, n and K: `label`, `algorithm`, `topology`,
   `nodes`, `steps`, `learning_rate`, `bound` of theorem 1, `is_in_regime`, `squared_gradient` and
   `squared_distance`, a number for each seed) and `slopes` (an object for each method: the slopes in
-  `nodes_times_steps`, `steps` and `nodes` with the limits of 95 %, or null);
-- `rates.png`.
+  `nodes_times_steps`, `steps` and `nodes` with the limits of 95 %, or null).
 
 References:
   Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -124,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure_all(
     options: RatesOptions, simulations: Sequence[Simulation], out: Path, console: Console
 ) -> None:
-    """Measures all runs; writes the files and the plot, and prints the tables."""
+    """Measures all runs; writes the files, and prints the tables."""
     console.print(
         f"{problem.COORDINATES} coordinates, L = {problem.SMOOTHNESS:g}, sigma^2 = "
         f"{problem.VARIANCE:g}, zeta^2 = {problem.HETEROGENEITY:.3g} at the optimum; "
@@ -154,7 +153,7 @@ def measure_all(
         runs,
         slopes=slopes,
     )
-    report.write_report(out, console, runs, slopes)
+    report.print_report(console, runs, slopes)
 
 
 def measure_run(simulation: Simulation, steps: int, bar: Progress, task: TaskID) -> list[Means]:
