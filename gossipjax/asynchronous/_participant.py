@@ -448,6 +448,14 @@ class Participant(Ending):
             )
             self._is_founder = not self._gave_up
             self._holder.add(self._estate)
+            if self._has_saved and self.contacts and not self.peers:
+                self._note(
+                    "alone",
+                    f"no other node was heard for {self._patience:g} s, so this one goes on alone "
+                    "from what it had saved. If another lives, their models go apart until they "
+                    "hear each other, and one side is then given up: see whether its address, the "
+                    "firewall and GOSSIPJAX_SECRET are right.",
+                )
             self._next_beat = now
             self._end_want()
 

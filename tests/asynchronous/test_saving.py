@@ -131,7 +131,8 @@ def test_all_die_and_one_comes_back_after_the_other(job, order):
     require_optimizer(job, second)
     assert job.require_account().founded == 3
     assert first.statistics.weight + second.statistics.weight == 1
-    job.train([first, second], 20)
+    with pytest.warns(UserWarning, match="so this one goes on alone from what it had saved"):
+        job.train([first, second], 20)
     assert first.total_steps == second.total_steps >= 60
     job.require_account()
     second.leave()
