@@ -128,6 +128,9 @@ gossipjax/asynchronous/_journal.py | asynchronous/test_delays.py | delays count 
 gossipjax/asynchronous/_settings.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if not may_connect(value, self.secret): => if False:
 gossipjax/asynchronous/_sockets.py | asynchronous/test_strangers.py -k nothing_is_sent | strangers say where it connects | if not may_connect(address, self._secret): => if False:
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
+gossipjax/asynchronous/_participant.py | asynchronous/test_founding.py -k place_founds_once | a place founds again | if self._is_founder and self.steps => if False and self.steps
+gossipjax/asynchronous/_participant.py | asynchronous/test_founding.py -k comes_back | who is cut off founds | most_are_heard = 2 * len(places) > self._num_nodes => most_are_heard = True
+gossipjax/asynchronous/_model.py | asynchronous/test_saving.py -k optimizer_back | a warm-up begins anew | return state._replace(**inner | {"count": count}) => return state
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k asks_that_cross | crossing averages swap | if change is None or is_won or not => if change is None or not
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer)  # a share => peer.parcel = None  # a share
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | a hung node takes all weight | return is_over and not (self.wants_mass => return False and (self.wants_mass
