@@ -13,7 +13,6 @@ with status 1; one whose loss is not finite has diverged, which is a result.
 """
 
 import dataclasses
-import difflib
 import shlex
 import signal
 import sys
@@ -34,7 +33,6 @@ from experiments.report.chapters import (
     MISSING,
     RUNS,
     Chapter,
-    find_needs,
     find_origin,
     list_runs,
     make_chapter,
@@ -80,8 +78,6 @@ class ReportOptions:
     """Small versions of all runs: the whole report in less than ten minutes on two cores."""
     section: tuple[str, ...] = ()
     """One or several names of sections; if not given, all of them."""
-    list_sections: bool = False
-    """Print the names of the sections, and end."""
     jobs: PositiveInt | None = None
     """Runs side by side; if not given, one for each GPU, or for each core, at most 8. Runs that
     measure time come last, one at a time."""
@@ -107,12 +103,7 @@ class ReportOptions:
         check_fields(self)
         for name in self.section:
             if name not in SECTIONS:
-                nearest = difflib.get_close_matches(name, SECTIONS, n=3)
-                question = f"did you mean {', '.join(nearest)}? " if nearest else ""
-                raise ValueError(
-                    f"--section must be the name of a section, got {name!r}: {question}`python -m "
-                    "experiments.report --list-sections` lists them."
-                )
+                raise ValueError(f"--section must be one of {', '.join(SECTIONS)}, got {name!r}.")
         if len(set(self.section)) < len(self.section):
             raise ValueError(f"--section must be different names, got {self.section}.")
         others = ("quick", "keep", *DATA)
@@ -158,22 +149,6 @@ def list_missing(folder: Path | None, names: Sequence[str], suffixes: Sequence[s
         for name in names
         if not any((folder / f"{name}{suffix}").is_file() for suffix in suffixes)
     ]
-
-
-def print_sections(sections: Sequence[Section], scale: Scale, console: Console) -> None:
-    """Prints names, titles, sources, and how many runs each needs, or which data."""
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("name", "title", "source", "runs: quick", "full"):
-        table.add_column(column, no_wrap=column == "name")
-    for section in sections:
-        counts = []
-        for is_quick in (True, False):
-            sized = dataclasses.replace(scale, is_quick=is_quick)
-            counts.append(f"{len(list_runs([section], sized)[section.name])}")
-        if find_needs(section, scale):
-            counts = [f"needs --{' --'.join(section.needs)}", ""]
-        table.add_row(section.name, section.title, section.place, *counts)
-    console.print(table)
 
 
 def make_report(
@@ -261,9 +236,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options = parse_arguments(ReportOptions, "experiments.report", given)
         chosen = options.section or tuple(SECTIONS)
         sections = [section for name, section in SECTIONS.items() if name in chosen]
-        if options.list_sections:
-            print_sections(sections, options.scale, Console())
-            return
         out = make_folder("report", options.out, options.overwrite, RUNS)
         for number in (signal.SIGTERM, signal.SIGINT):  # Ctrl-C is ignored in a shell's background
             signal.signal(number, signal.default_int_handler)

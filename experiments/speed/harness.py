@@ -17,7 +17,6 @@ from experiments.options import OptionalPath, check_fields
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 
-ROOT = Path(__file__).resolve().parents[2]
 Cell = str | Callable[[Record], str]
 """A format of a run's fields, as "{seconds:.2f}", or a function of the run."""
 

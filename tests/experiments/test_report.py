@@ -187,9 +187,3 @@ def test_runs_of_one_name_are_one_call():
     other = make_section("b", list_runs=lambda scale: [Run("x", "image", ("2",))])
     with pytest.raises(RuntimeError, match="a name must be that of one run, got x"):
         list_runs([first, other], Scale())
-
-
-def test_the_list_of_sections(tmp_path, capsys):
-    program.main(["--list-sections"])
-    assert "undrawn" in capsys.readouterr().out
-    assert not list(tmp_path.glob("runs"))
