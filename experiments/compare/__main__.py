@@ -30,7 +30,7 @@ from rich.progress import Progress as RichProgress
 from experiments import results
 from experiments.compare.costs import choose_rates, find_costs, format_costs
 from experiments.compare.grids import Cell, Grid
-from experiments.compare.options import CompareOptions, describe_grids, make_grid
+from experiments.compare.options import CompareOptions, make_grid
 from experiments.compare.table import (
     find_metric,
     format_markdown,
@@ -172,10 +172,9 @@ def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:
     count = sum(outcome.status == "finished" for outcome in outcomes.values())
     total = len(list(grid.list_cells()))
     paper = f" Paper: {grid.paper.reference}, {grid.place}." if grid.paper is not None else ""
-    note = f" {grid.note}" if grid.note else ""
     return (
         f"{metric.capitalize()} of the average model{unit}, {seeds}; {count} of {total} runs have "
-        f"finished.{note}{paper}"
+        f"finished.{paper}"
     )
 
 
@@ -187,9 +186,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     failures: list[str] = []
     with exit_on_error(lambda: out):
         options = parse_arguments(CompareOptions, "experiments.compare", given[:end])
-        if options.list_grids:
-            print(describe_grids())
-            return
         grid = make_grid(options, given[end + 1 :])
         out = make_folder("compare", options.out, options.overwrite, CELLS)
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -59,7 +59,6 @@ class Grid:
     place: str | None = None  # the table of the paper
     # The paper's figures, in per cent.
     figures: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
-    note: str = ""  # a sentence for the table's caption
 
     def list_cells(self, chosen: Mapping[tuple[str, str], float] | None = None) -> Iterator[Cell]:
         """Yields every run, seed after seed, so that a part of a grid is a small grid.

@@ -1,7 +1,6 @@
 """The options of the program, and the grid that they mean."""
 
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Sequence
 
@@ -32,9 +31,7 @@ class CompareOptions:
     Options of the program that trains stand after `--`, for all runs."""
 
     grid: str | None = None
-    """The name of a published table, or of another grid; it has rows, columns and program."""
-    list_grids: bool = False
-    """Print the names of the grids, and end."""
+    """relaysgd-table2, the published table, or methods-mini; it has rows, columns and program."""
     program: Program | None = None
     """The program that trains; if not given, image."""
     algorithm: tuple[str, ...] = ()
@@ -71,12 +68,7 @@ class CompareOptions:
             if len(set(values)) < len(values):
                 raise ValueError(f"{option_name(name)} must be different values, got {values}.")
         if self.grid is not None and self.grid not in GRIDS:
-            nearest = difflib.get_close_matches(self.grid, GRIDS, n=3)
-            question = f"did you mean {', '.join(nearest)}? " if nearest else ""
-            raise ValueError(
-                f"--grid must be the name of a grid, got {self.grid!r}: {question}`python -m "
-                "experiments.compare --list-grids` prints them."
-            )
+            raise ValueError(f"--grid must be one of {', '.join(GRIDS)}, got {self.grid!r}.")
         for name in ("program", *ROWS_AND_COLUMNS):
             if self.grid is not None and getattr(self, name):
                 raise ValueError(
@@ -164,12 +156,3 @@ def _list_names(algorithm: str, topologies: Sequence[str]) -> list[str]:
     if parsed.topology is not None or not topologies or find_algorithm(parsed.row).fixed_topology:
         return [algorithm]
     return [f"{algorithm}@{topology}" for topology in topologies]
-
-
-def describe_grids() -> str:
-    """Returns a line for each grid that has a name."""
-    width = max(map(len, GRIDS))
-    return "\n".join(
-        f"{name:{width}}  {grid.title}; {len(list(grid.list_cells()))} runs"
-        for name, grid in GRIDS.items()
-    )

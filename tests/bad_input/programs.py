@@ -108,7 +108,7 @@ OTHERS = [
     ("speed", "wire --bandwidth x", "--bandwidth must be"),
     ("fault_injection", "--checkpoint-every 7", "--checkpoint-every must be"),
     ("fault_injection", "asynchronous --processes 2", "--processes must be at least 3, got 2"),
-    ("compare", "--grid no-such", "--grid must be the name of a grid"),
+    ("compare", "--grid no-such", "--grid must be one of relaysgd-table2, methods-mini"),
     ("compare", "--grid methods-mini --algorithm d2", "--algorithm must be left out with --grid"),
     ("compare", "-- --seed=3", "got --seed: give it before --"),
     ("report", "--section no-such", "--section must be one of averaging, rates, "),
