@@ -1,4 +1,4 @@
-"""A new algorithm beside five known ones: 16 simulated nodes, three seeds, a table and curves.
+"""A new algorithm beside five known ones: 16 simulated nodes, three seeds, a table.
 
     python -m experiments.examples.own_algorithm
 
