@@ -141,13 +141,18 @@ def make_progress_bar(console: Console) -> Progress:
     )
 
 
+def read_lines(path: Path) -> list[Record]:
+    """Returns the objects of a file of JSON lines, without one that was cut short."""
+    lines = []
+    for text in path.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            lines.append(json.loads(text))
+    return lines
+
+
 def filter_metrics(metrics: Path, keep: Callable[[Record], bool]) -> None:
     """Removes the lines of `metrics.jsonl` for which `keep` is false, and a line cut short."""
-    lines = []
-    for text in metrics.read_text().splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            if keep(json.loads(text)):
-                lines.append(f"{text}\n")
+    lines = [f"{json.dumps(line)}\n" for line in read_lines(metrics) if keep(line)]
     temporary = metrics.with_suffix(".new")
     temporary.write_text("".join(lines))
     temporary.replace(metrics)

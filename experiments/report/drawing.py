@@ -1,7 +1,5 @@
 """Figures on the disk, and metrics over the steps of runs."""
 
-import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +12,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from experiments.plots import COLORS
 from experiments.report.section import Figure, Place, Results
-from experiments.results import Record
+from experiments.results import read_lines
 
 SIZE = (7.0, 4.2)  # inches
 DPI = 130
@@ -58,24 +56,15 @@ class Curve(NamedTuple):
     values: tuple[float, ...]
 
 
-def read_lines(folder: Path | None) -> list[Record]:
-    """Reads `metrics.jsonl`; the last line may be cut short, and there may be no file."""
-    path = folder / "metrics.jsonl" if folder is not None else None
-    lines = []
-    for text in path.read_text().splitlines() if path is not None and path.is_file() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            lines.append(json.loads(text))
-    return lines
-
-
 def read_curves(results: Results, place: Place, field: str) -> list[Curve]:
     """Reads a metric of each seed of a method; no curve of a run that is missing.
 
     Of a list, a value per node, it is the mean.
     """
-    if place.run not in results:
+    folder = results[place.run].folder if place.run in results else None
+    if folder is None or not (folder / "metrics.jsonl").is_file():
         return []
-    lines = read_lines(results[place.run].folder)
+    lines = read_lines(folder / "metrics.jsonl")
     curves = []
     for run in results[place.run].runs:
         if run["algorithm"] == place.algorithm and place.topology in (None, run["topology"]):

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.chapters import RUNS
-from experiments.report.drawing import read_lines
 from experiments.report.section import DATA, Scale
-from experiments.results import Record
+from experiments.results import Record, read_lines
 from experiments.runner import STATE, Run, read_result, read_state
 
 KEPT = Path(__file__).with_name("kept")
@@ -48,7 +47,8 @@ def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> li
         if state is None or result is None:
             continue
         summary = {name: part for name, part in result.summary.items() if name not in UNUSED}
-        lines = read_lines(source)
+        path = source / "metrics.jsonl"
+        lines = read_lines(path) if path.is_file() else []
         record = {
             "state": remove_paths(state, names),
             "summary": round_numbers(remove_paths(summary, names)),

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import gossipjax as gx
-from experiments.results import AFTER_MIXING, BEFORE_MIXING, TEXT_FOLDER, Record
+from experiments.results import AFTER_MIXING, BEFORE_MIXING, TEXT_FOLDER, Record, read_lines
 from experiments.training.evaluation import Evaluator
 from experiments.training.output import write_texts
 from experiments.training.plan import TrainingPlan
@@ -79,23 +79,14 @@ def write_node(path: Path, node: gx.asynchronous.Node, log: Any) -> None:
     temporary.replace(path)
 
 
-def read_lines(folder: Path) -> dict[int, list[Record]]:
+def read_nodes(folder: Path) -> dict[int, list[Record]]:
     """Returns the lines of every node, by place; one that was cut off is left out."""
-    lines: dict[int, list[Record]] = {}
-    for path in sorted(folder.glob("[0-9]*.jsonl")):
-        found = []
-        for text in path.read_text().splitlines():
-            try:
-                found.append(json.loads(text))
-            except json.JSONDecodeError:
-                continue
-        lines[int(path.stem)] = found
-    return lines
+    return {int(path.stem): read_lines(path) for path in sorted(folder.glob("[0-9]*.jsonl"))}
 
 
 def merge_lines(folder: Path, metrics: Path, run: str, plan: TrainingPlan, nodes: int) -> None:
     """Adds lines of the run to `metrics.jsonl`: means of the nodes' lines, in order of time."""
-    by_node = read_lines(folder)
+    by_node = read_nodes(folder)
     lines = sorted((line for lines in by_node.values() for line in lines), key=lambda x: x["time"])
     if not lines:
         return
@@ -131,7 +122,7 @@ def make_record(
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:
         time.sleep(0.1)
     counts = [json.loads(path.read_text()) for path in paths if path.exists()]
-    by_node = read_lines(folder)
+    by_node = read_nodes(folder)
     batch = plan.options.batch_size_per_node
     one = gx.Nodes(1)
     evaluator = Evaluator(task, one)
