@@ -107,7 +107,7 @@ def gossip(
     [1.5, 1.0]
     """
     require_schedule(schedule, "gossip")
-    parts = {
+    parts: dict[str, tuple[Rule, Start]] = {
         name: rule if isinstance(rule, tuple) else (rule, zeros_like_model)
         for name, rule in (keeps or {}).items()
     }

@@ -220,7 +220,7 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     _require_same(header, "version", VERSION)
     for name in IN_COMMON:
         _require_same(header, name, getattr(job, name))
-    kind = header.get("kind")
+    kind = str(header.get("kind"))
     if kind not in KINDS:
         raise MessageError("of an unknown kind")
     receiver = header.get("receiver")
@@ -358,7 +358,7 @@ def _read_identity(identity: object) -> Identity:
 def _make_identity(place: object, life: object, address: object) -> Identity:
     if not isinstance(address, str) or not is_address(address):
         raise MessageError("with an identity that is none")
-    return Identity(*require_counts([place]), require_name(life), address)
+    return Identity(require_counts([place])[0], require_name(life), address)
 
 
 def is_address(address: str, may_be_any: bool = False) -> bool:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.gossip import Node, gossip
+from gossipjax.algorithms.gossip import Node, Rule, gossip
 from gossipjax.algorithms.quasi_global import add_scaled, interpolate, rate_at
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
@@ -77,5 +77,5 @@ def quasi_global_adam(
         square = interpolate(square, jax.tree.map(jnp.square, moved), b2)
         return new, {"mean": mean, "square": square}
 
-    kept = {"mean": "average", "square": "average"}
+    kept: dict[str, Rule] = {"mean": "average", "square": "average"}
     return gossip(schedule, combine, kept, axis_name, takes_gradients=True)

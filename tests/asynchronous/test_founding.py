@@ -3,6 +3,7 @@
 import random
 import re
 from fractions import Fraction
+from typing import Any, cast
 
 import jax.numpy as jnp
 import optax
@@ -23,7 +24,7 @@ def make_network(size, running):
     return network
 
 
-def weights(network):
+def weights(network) -> list[Any]:
     return [float(p.holder.mass.w) if p.is_running else None for p in network.processes]
 
 
@@ -158,4 +159,4 @@ def test_what_a_launcher_says_is_found_and_arguments_win(monkeypatch):
 
 def test_the_old_order_of_arguments():
     with pytest.raises(TypeError, match=re.escape("join(tx, params, address=...)")):
-        ga.join(None, optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
+        ga.join(cast("Any", None), optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())

@@ -94,7 +94,9 @@ class FrozenFile:
         self.file.close()
 
 
-def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written(tmp_path):
+def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written(
+    tmp_path, monkeypatch
+):
     """Longer than the patience, although steps follow."""
     paths = [tmp_path / "run[1].jsonl", tmp_path / "run[2].jsonl"]
     options = {"algorithm": ga.sgp(), "patience": 1.0}
@@ -106,7 +108,8 @@ def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written
         for node in (a, b):
             node.step(gradients)
         lives = {node._participant.identity.life for node in (a, b)}
-        disk = a._journal._file = FrozenFile(a._journal._file)
+        disk = FrozenFile(a._journal._file)
+        monkeypatch.setattr(a._journal, "_file", disk)
         received = []
         for number in range(30):
             for node in (a, b):
@@ -130,7 +133,8 @@ def test_lines_that_wait_have_an_end_and_so_has_closing(tmp_path, monkeypatch):
     path = tmp_path / "0.jsonl"
     journal = begin(path)
     assert journal.has_written(10)
-    disk = journal._file = FrozenFile(journal._file)
+    disk = FrozenFile(journal._file)
+    monkeypatch.setattr(journal, "_file", disk)
     journal.add("end", "a", 0, None)
     while journal._lines:  # that is being written
         time.sleep(0.001)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,8 @@ class Job:
         self.folder = folder
         self.lives = 0
         self.addresses = free_addresses(2)
+        self.nodes: Any = ()
+        self.saved: Any = ()
 
     @property
     def journals(self):
@@ -91,9 +94,15 @@ def job(tmp_path):
     job = Job(tmp_path)
     nodes = job.start(0), job.start(1)
     job.train(nodes, 23)  # the saves are from step 20
-    job.saved = [node._saves.checkpoints.restore(make_like()).state for node in nodes]
+    job.saved = [read_save(node) for node in nodes]
     job.nodes = nodes
     return job
+
+
+def read_save(node):
+    save = node._saves.checkpoints.restore(make_like())
+    assert save is not None
+    return save.state
 
 
 def make_like():
@@ -245,6 +254,7 @@ def test_a_newcomers_program_goes_on_after_all_were_killed(tmp_path):
 
     with start(0, 10**6) as a, start(1, 10**6) as b:
         for process in (a, b):
+            assert process.stdout is not None
             while int(process.stdout.readline().split()[0]) < 60:
                 pass
             process.send_signal(signal.SIGKILL)

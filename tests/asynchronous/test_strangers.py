@@ -237,7 +237,7 @@ def send_mutated(secret, count, seed=0):
         kinds = [kind for kind in KINDS if kind != "dead"]
         messages = [Message(k, SENDER, life, 90_071, mass, OWN_VIEW, text="t") for k in kinds]
         messages += [Message(k, SENDER, None, view=OWN_VIEW) for k in ("view", "dead")]
-        before = None
+        before = read_memory()
         for number in range(count):
             stranger.send_multipart(write_mutated(rng, messages, a._service._job))
             if number == count // 2:
