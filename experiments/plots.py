@@ -70,6 +70,14 @@ AXIS_LABELS = {
 # Ten colors that color-blind readers can tell apart; from the eleventh curve on, markers help.
 COLORS = matplotlib.color_sequences["petroff10"]
 MARKERS = ("", "o", "s", "^", "x", "v")
+# Part of a method's name, in lower case without hyphens -> the number of its color in all figures.
+# The first that fits counts.
+METHOD_COLORS = {
+    **{"biased": 6, "osgp": 4, "2p/1p": 9, "ar/1p": 8, "2psgp": 7, "every": 7},
+    **{"quasiglobal": 6, "relaysgd on a binary": 4, "relay": 9, "d2": 8},
+    **{"randpsgd": 7, "d1dpsgd": 8, "adpsgd": 3, "dpsgd": 1},
+    **{"local": 5, "diloco": 5, "one peer": 2, "sgp": 2, "allreduce": 0, "all to all": 0},
+}
 
 
 class Column(NamedTuple):
@@ -194,11 +202,33 @@ def plot_metric(curves: Curves, metric: str, path: Path) -> None:
     figure.savefig(path)
 
 
+def find_color(method: str) -> int | None:
+    """Returns the number of the color that a method has in all figures; None for an unknown one.
+
+    >>> [find_color(name) for name in ("AD-PSGD", "D-PSGD on the ring", "sgp, ring, 8 nodes", "x")]
+    [3, 1, 2, None]
+    """
+    name = method.lower().replace("-", "")
+    return next((color for part, color in METHOD_COLORS.items() if part in name), None)
+
+
 def choose_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Returns the look of each curve of a figure: a color, and from the eleventh on a marker."""
+    """Returns the look of each curve of a figure by its name.
+
+    A method has its own color. One of several variants of it has that, and the others and unknown
+    methods those that are left; when all are used, curves have markers, too.
+    """
+    numbers: dict[str, int] = {}
+    for name in names:
+        color = find_color(name)
+        if color is not None and color not in numbers.values():
+            numbers[name] = color
+    left = [number for number in range(len(COLORS)) if number not in numbers.values()]
+    others = itertools.chain(left, itertools.count(len(COLORS)))
+    numbers |= zip((name for name in names if name not in numbers), others, strict=False)
     looks = {}
-    for number, name in enumerate(names):
-        cycle, color = divmod(number, len(COLORS))
+    for name in names:
+        cycle, color = divmod(numbers[name], len(COLORS))
         look = {"color": COLORS[color], "marker": MARKERS[cycle % len(MARKERS)]}
         looks[name] = look | {"markevery": 0.1, "markersize": 4, "linewidth": 1.2}
     return looks

@@ -13,7 +13,8 @@ messages. The program writes into `--out`:
 - `metrics.jsonl`: a line per topology, number of nodes and round (`round` 0 is the start) with
   `error_median`, `error_p10` and `error_p90` (the 10 % and 90 % quantiles over the seeds);
 - `summary.json`: `runs` (an object per topology and number of nodes), `sgp18_appendix_a` and
-  `rand20_rings` (the rows of the two tables that repeat figures of the papers).
+  `rand20_rings` (the rows of the two tables that repeat figures of the papers);
+- `averaging_error.png`.
 
 References:
   Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR 2019,
@@ -79,7 +80,7 @@ class AveragingOptions:
     )  # fmt: skip
     """One or several topologies to compare."""
     nodes: tuple[AtLeastTwo, ...] = (32,)
-    """One or several numbers of nodes."""
+    """One or several numbers of nodes: a panel of the plot each."""
     rounds: NumRounds = 30
     """Rounds of averaging."""
     seeds: NumSeeds = 100
@@ -274,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
-    """Measures all topologies; writes the files, and prints the tables."""
+    """Measures all topologies; writes the files and the plot, and prints the tables."""
     cases = list(itertools.product(options.nodes, options.topology))
     console.print(
         f"{len(options.topology)} topologies, {options.rounds} rounds, {options.seeds} seeds, "
@@ -282,12 +283,14 @@ def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
         soft_wrap=True,
     )
     runs: list[Record] = []
+    lines: list[Record] = []
     with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
         task = bar.add_task("averaging", total=len(cases) + 1, status="")
         for nodes, topology in cases:
             bar.update(task, status=f"{topology}, {nodes} nodes")
             curve = measure_curve(topology, nodes, options.rounds, options.seeds)
-            for line in curve.lines():
+            lines += (added := list(curve.lines()))
+            for line in added:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             runs.append(curve.summary())
@@ -304,7 +307,7 @@ def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
         sgp18_appendix_a=factors,
         rand20_rings=rings,
     )
-    report.print_report(console, runs, factors, rings)
+    report.write_report(out, console, lines, runs, factors, rings)
 
 
 if __name__ == "__main__":

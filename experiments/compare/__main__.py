@@ -7,9 +7,9 @@
 Every cell of the grid is a run of a training program, `--jobs` of them side by side, each with its
 folder in `OUT/cells`. Run it again with the same `--out`, and only what is not finished is run. The
 table has mean and standard deviation over the seeds, the best of each column marked, and the
-paper's figures beside them; `table.md` holds it, `summary.json` all of it. A run whose loss is not
-finite has diverged, and is counted as such; one that fails by another error is named, and the
-program then exits with status 1.
+paper's figures beside them; `table.md` holds it, `summary.json` all of it, and `curves.png` is
+drawn from the metrics of the runs. A run whose loss is not finite has diverged, and is counted as
+such; one that fails by another error is named, and the program then exits with status 1.
 
 With `--rates 0.001 0.002 0.004` each row and column runs once per rate at the first seed, and the
 other seeds run at the best of them. A second table in `table.md` has these rates, the bytes that a
@@ -29,6 +29,7 @@ from rich.progress import Progress as RichProgress
 
 from experiments import results
 from experiments.compare.costs import choose_rates, find_costs, format_costs
+from experiments.compare.figure import plot_curves
 from experiments.compare.grids import Cell, Grid
 from experiments.compare.options import CompareOptions, make_grid
 from experiments.compare.table import (
@@ -140,7 +141,7 @@ def write_tables(
     out: Path,
     console: Console,
 ) -> None:
-    """Writes `summary.json` and the tables, and prints a table."""
+    """Writes `summary.json`, the tables and the figure, and prints a table."""
     metric = find_metric(grid, [*outcomes.values(), *trials.values()])
     entries = summarize(grid, outcomes, metric)
     caption = describe(grid, metric, outcomes)
@@ -163,6 +164,7 @@ def write_tables(
     print_table(grid, entries, caption, console)
     if cost_table:
         console.print(cost_table, markup=False, highlight=False, soft_wrap=True)
+    plot_curves(grid, outcomes, metric, out / "curves.png")
 
 
 def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:

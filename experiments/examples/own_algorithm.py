@@ -1,4 +1,4 @@
-"""A new algorithm beside five known ones: 16 simulated nodes, three seeds, a table.
+"""A new algorithm beside five known ones: 16 simulated nodes, three seeds, a table and curves.
 
     python -m experiments.examples.own_algorithm
 

@@ -19,7 +19,8 @@ on, what the disagreement of the nodes adds is small. The program writes into `-
 - `summary.json`: `runs` (an object for each method, n and K: `label`, `algorithm`, `topology`,
   `nodes`, `steps`, `learning_rate`, `bound` of theorem 1, `is_in_regime`, `squared_gradient` and
   `squared_distance`, a number for each seed) and `slopes` (an object for each method: the slopes in
-  `nodes_times_steps`, `steps` and `nodes` with the limits of 95 %, or null).
+  `nodes_times_steps`, `steps` and `nodes` with the limits of 95 %, or null);
+- `rates.png`.
 
 References:
   Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -123,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure_all(
     options: RatesOptions, simulations: Sequence[Simulation], out: Path, console: Console
 ) -> None:
-    """Measures all runs; writes the files, and prints the tables."""
+    """Measures all runs; writes the files and the plot, and prints the tables."""
     console.print(
         f"{problem.COORDINATES} coordinates, L = {problem.SMOOTHNESS:g}, sigma^2 = "
         f"{problem.VARIANCE:g}, zeta^2 = {problem.HETEROGENEITY:.3g} at the optimum; "
@@ -153,7 +154,7 @@ def measure_all(
         runs,
         slopes=slopes,
     )
-    report.print_report(console, runs, slopes)
+    report.write_report(out, console, runs, slopes)
 
 
 def measure_run(simulation: Simulation, steps: int, bar: Progress, task: TaskID) -> list[Means]:

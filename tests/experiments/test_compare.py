@@ -1,11 +1,16 @@
 """Grids of runs: their cells and their table."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
 from fake_program import read_calls, write_program
+from matplotlib.figure import Figure
+from report_files import make_lines, make_run, write_run
 
 from experiments.compare import __main__ as program
+from experiments.compare.figure import plot_curves
 from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.compare.options import CompareOptions, make_grid
 from experiments.compare.table import (
@@ -97,6 +102,40 @@ def test_the_table_in_markdown():
     assert "| a_b & c | **86.00 ± 1.41** | - | - |" in markdown
 
 
+def test_the_curves_are_means_with_a_band_of_one_standard_deviation(tmp_path, monkeypatch):
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
+    outcomes = {}
+    for cell, outcome in OUTCOMES.items():
+        folder = tmp_path / cell.name
+        folder.mkdir()
+        run = make_run("sgp", "ring", cell.seed)
+        lines = [
+            line | ({"loss": line["loss"] * (1 + 2 * cell.seed)} if "loss" in line else {})
+            for line in make_lines(run)
+        ]
+        write_run(folder, [run], lines)
+        outcomes[cell] = dataclasses.replace(outcome, folder=folder)
+    plot_curves(GRID, outcomes, "accuracy", tmp_path / "curves.png")
+    (figure,) = figures
+    assert [axes.get_title() for axes in figure.axes] == ["alpha 1", "even"] * 2
+    assert figure.get_suptitle() == "a title: mean ± standard deviation over 2 seed(s)"
+    losses, _, accuracies, _ = figure.axes
+    assert losses.get_xlabel() == "step (updates per node)"
+    assert losses.get_ylabel() == "training loss (mean over the nodes)"
+    assert accuracies.get_ylabel() == "test accuracy of the average model (%)"
+    # Of two rows; the second has diverged once, and has nothing in the other column.
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 2, 1]
+    steps = np.arange(0, 20, 5)
+    np.testing.assert_array_equal(np.asarray(losses.lines[0].get_xdata()), steps)
+    np.testing.assert_allclose(np.asarray(losses.lines[0].get_ydata()), 4 / (steps + 1))
+    band = np.asarray(losses.collections[0].get_paths()[0].vertices)
+    assert band[:, 1].max() == pytest.approx(4 + 8**0.5)  # of 2 and 6, at step 0
+    np.testing.assert_allclose(np.asarray(accuracies.lines[0].get_ydata()), [50])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["sgp", "a_b & c"]
+
+
 def test_rows_are_algorithms_by_topologies_momentum_and_wires():
     options = CompareOptions(
         algorithm=("sgp", "dpsgd@complete", "allreduce"),
@@ -133,6 +172,7 @@ def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert [run["mean"] for run in summary["runs"]] == [50.0, 50.0]
     assert len(read_calls(out / "cells")) == 3
     assert not (out / "metrics.jsonl").exists()
+    assert (out / "curves.png").exists()
     with pytest.raises(SystemExit, match="2"):
         program.main(["--metric", "loss", *line])
     assert "--metric must be one of accuracy, got 'loss'" in capsys.readouterr().err

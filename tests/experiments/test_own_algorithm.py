@@ -17,3 +17,4 @@ def test_an_algorithm_of_15_lines_is_compared_on_16_simulated_nodes(tmp_path):
     (run,) = json.loads(summary.read_text())["runs"]
     assert (run["topology"], run["nodes"]) == ("ring", 16)
     assert len(run["test_accuracy_nodes"]) == 16
+    assert (out / "curves.png").stat().st_size > 10_000

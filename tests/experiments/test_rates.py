@@ -170,6 +170,8 @@ def test_program(tmp_path, capsys):
     (slopes,) = summary["slopes"]
     assert slopes["nodes_times_steps"] is not None
     assert slopes["nodes"] is None
+    plot = tmp_path / "out" / "rates.png"
+    assert plot.stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "simulated nodes" in printed
     assert "K = 192" in printed
