@@ -168,7 +168,12 @@ def find_node() -> NodeInfo | None:
     job = find_job()
     if os.environ.get(ADDRESSES):
         addresses = os.environ[ADDRESSES].split(",")
-        place = int(os.environ[PLACE])
+        place = int_from_env(PLACE)
+        if place is None or place >= len(addresses):
+            raise ValueError(
+                f"{PLACE} must be the place of this node in {ADDRESSES}, from 0 to "
+                f"{len(addresses) - 1}, got {place}: each node needs another."
+            )
         others = tuple(a for number, a in enumerate(addresses) if number != place)
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
     requested = process_from_arguments(None, None, None)
