@@ -342,6 +342,8 @@ def test_nothing_private_or_experimental_of_jax_is_used():
         names |= {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         if name_of(path) == "experiments/speed/compiled/targets.py":
             names -= {"jax.experimental.topologies"}  # has no other public name
+        if name_of(path) == "gossipjax/launch/_initialize.py":
+            names -= {"jaxlib._jax"}  # JAX has no option for Gloo on the loopback
         for name in sorted(names):
             root, *parts = name.split(".")
             if root in ("jax", "jaxlib") and (

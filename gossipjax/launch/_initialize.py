@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import NoReturn
 
 import jax
+from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
 from gossipjax.launch import peers
 from gossipjax.launch._devices import choose_gpu, visible_gpus
@@ -61,9 +63,8 @@ def initialize(
     With the same `GOSSIPJAX_SECRET` for all processes they sign the messages of that meeting.
     JAX's coordinator, Gloo and NCCL let everybody in and encrypt nothing: use trusted networks, a
     tunnel as in docs/recipes/wireguard.md, or one machine, with `coordinator_address` on the
-    loopback. Gloo listens at the address to which this machine's own name resolves: between
-    machines it must be one by which they reach each other as they reach the coordinator.
-    SECURITY.md has more.
+    loopback. Else Gloo listens at the address to which this machine's own name resolves: it must be
+    one by which machines reach each other as they reach the coordinator. SECURITY.md has more.
 
     Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
     more, and docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
@@ -114,9 +115,10 @@ def initialize(
             local_device_ids = choose_gpu(info)
             connections = rendezvous(address, info, timeout, secret_from_env())
             peers.kept = peers.Peers(info, connections)
-            if is_loopback(parse_address(address)[0]):
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-            _require_reachable(address, peers.kept, timeout)
+            if is_loopback(host := parse_address(address)[0]):
+                _stay_on_loopback(host)
+            else:
+                _require_reachable(address, peers.kept, timeout)
             forwarded = address
             if info.process_id:
                 # JAX's client would sleep for a second after a failed attempt to reach it.
@@ -134,6 +136,14 @@ def initialize(
             )
         _initialized = info
     return _initialized
+
+
+def _stay_on_loopback(host: str) -> None:
+    """Where the coordinator is on the loopback, Gloo and NCCL listen there, too."""
+    # JAX has no option for it: Gloo would listen at the address of this machine's name.
+    make = _jax.make_gloo_tcp_collectives
+    _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def _require_reachable(address: str, kept: peers.Peers, timeout: float) -> None:
