@@ -1,6 +1,7 @@
 """Which GPU each process gets: a row for each cell of the table in docs/guides/launcher.md."""
 
 import re
+import socket
 import warnings
 
 import pytest
@@ -145,7 +146,8 @@ def find_devices(patch, variables, said):
         inner.setattr(_devices, "visible_gpus", lambda _: real("cuda"))  # the tests have CPUs
         inner.setattr(_initialize, "_initialized", None)
         inner.setattr(_initialize, "rendezvous", lambda *_: {})
-        inner.setattr(_initialize, "find_own_host", lambda _: "127.0.1.1")
+        inner.setattr(_initialize, "_require_reachable", lambda *_: None)
+        inner.setattr(_initialize, "reach", lambda *_: socket.socket())
         inner.setattr(peers, "kept", None)
         inner.setattr(
             _initialize, "_initialize_jax", lambda **given: calls.append(given["local_device_ids"])
