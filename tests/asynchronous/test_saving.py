@@ -49,7 +49,7 @@ class Job:
     def journals(self):
         return sorted(self.folder.glob("*.jsonl"))
 
-    def start(self, place, saves="saved"):
+    def start(self, place, saves="saved", patience=PATIENCE):
         self.lives += 1
         return ga.join(
             TX,
@@ -59,7 +59,7 @@ class Job:
             listen=self.addresses[place],
             place=place,
             is_founder=self.lives <= 2 or None,
-            patience=PATIENCE,
+            patience=patience,
             journal=self.folder / f"{place}.jsonl",
             folder=self.folder / saves,
             every=4,
@@ -151,7 +151,8 @@ def test_all_die_and_one_comes_back_after_the_other(job, order):
 
 def test_all_die_and_come_back_together(job):
     job.kill(*job.nodes)
-    nodes = job.start(0), job.start(1)
+    # So that the second has begun before the first is out of patience, on a busy machine, too.
+    nodes = job.start(0, patience=6.0), job.start(1, patience=6.0)
     for node in nodes:
         node.wait_for_mass()
     for node in nodes:
