@@ -162,7 +162,9 @@ class Checkpoints:
             elif jax.process_count() == 1 or kind is Preempted:
                 self._must_write = False  # the error goes on, and nothing takes its place
                 self._close()
-            elif self._writer is not None:  # no call that would wait for others: they may go on
+            elif self._writer is not None:
+                # The others may go on, so nothing is asked of them here: only what all have begun
+                # to write is completed. That of a process that has died ends by its connection.
                 try:
                     self._writer.wait()
                 except Exception as reason:
