@@ -1,4 +1,4 @@
-"""One per-node function, four ways of running it for N nodes on node-stacked arrays."""
+"""One per-node function, and the ways of running it for N nodes on node-stacked arrays."""
 
 import jax
 import numpy as np
@@ -6,6 +6,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 MODES = ("vmap", "shard_map", "shard_map_check_vma", "pmap")
+SERVERS = "servers"  # nodes of two devices each, along the axis "local"
 
 
 def make_mesh(nodes, local=None):
@@ -37,10 +38,10 @@ def run(mode, fn, nodes, shared=(), jit=True):
             return jax.pmap(fn, "nodes", in_axes=axes(args, 0, None), devices=devices)(*args)
         return jax.shard_map(
             run_device,
-            mesh=make_mesh(nodes),
+            mesh=make_mesh(nodes, 2 if mode == SERVERS else None),
             in_specs=axes(args, P("nodes"), P()),
             out_specs=P("nodes"),
-            check_vma=mode == "shard_map_check_vma",
+            check_vma=mode in ("shard_map_check_vma", SERVERS),
         )(*args)
 
     return jax.jit(call) if jit and mode != "pmap" else call

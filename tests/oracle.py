@@ -17,19 +17,7 @@ def allreduce(matrices, x, updates):
         yield x, x, np.ones(len(x))
 
 
-def dpsgd_combine_while_adapting(matrices, x, updates):
-    for k, u in enumerate(updates):
-        x = matrices[k % len(matrices)] @ x + u
-        yield x, x, np.ones(len(x))
-
-
-def dpsgd_adapt_then_combine(matrices, x, updates):
-    for k, u in enumerate(updates):
-        x = matrices[k % len(matrices)] @ (x + u)
-        yield x, x, np.ones(len(x))
-
-
-def dsgd_ac(matrices, x, updates, strength, adapt_first=False):
+def dpsgd(matrices, x, updates, strength=lambda k: 1.0, adapt_first=False):
     """Every node takes the share `strength(k)` of its way to the average of its neighbours."""
     for k, u in enumerate(updates):
         if adapt_first:
@@ -40,12 +28,16 @@ def dsgd_ac(matrices, x, updates, strength, adapt_first=False):
         yield x, x, np.ones(len(x))
 
 
-def sgp(matrices, z, updates):
+def sgp(matrices, z, updates, is_damped=False):
+    """What a weight below 1 holds back, if it is damped, waits in `e`."""
     x = z
     w = np.ones(len(z))
+    e = np.zeros_like(z)
     for k, u in enumerate(updates):
         P = matrices[k % len(matrices)]
-        x = P @ (x + u)
+        part = np.minimum(1, w)[:, None] if is_damped else 1.0
+        x = P @ (x + part * (e + u))
+        e = (1 - part) * (e + u)
         w = P @ w
         yield x / w[:, None], x, w
 
@@ -90,50 +82,23 @@ def easgd(matrices, x, updates, alpha, period):
         yield x, x, np.ones(len(x))
 
 
-def damped_sgp(matrices, z, updates):
-    """What a weight below 1 holds back waits in `e`."""
-    x = z
-    w = np.ones(len(z))
-    e = np.zeros_like(z)
-    for k, u in enumerate(updates):
-        P = matrices[k % len(matrices)]
-        part = np.minimum(1, w)[:, None]
-        x = P @ (x + part * (e + u))
-        e = (1 - part) * (e + u)
-        w = P @ w
-        yield x / w[:, None], x, w
+def gradient_tracking(matrices, z, updates, is_damped=False):
+    """In the form of the papers, `y <- P y + v' - v`: y follows the mean of v, and v is u.
 
-
-def damped_gradient_tracking(matrices, z, updates):
-    """`v` follows the updates, and `y` the mean of `v`."""
+    If it is damped, v follows the updates as fast as weights allow.
+    """
     x = z
     w = np.ones(len(z))
     y = np.zeros_like(z)
     v = np.zeros_like(z)
     for k, u in enumerate(updates):
         P = matrices[k % len(matrices)]
-        part = np.minimum(1, w)[:, None]
+        part = np.minimum(1, w)[:, None] if is_damped else 1.0
         before, v = v, (1 - part) * v + part * u
         y = y + v - before
         x = P @ (x + y)
         w = P @ w
         y = P @ y
-        yield x / w[:, None], x, w
-
-
-def gradient_tracking(matrices, z, updates):
-    """In the form of the papers: y follows the mean of u, `y <- P y + u' - u`."""
-    x = z
-    w = np.ones(len(z))
-    y = np.zeros_like(z)
-    before = np.zeros_like(z)
-    for k, u in enumerate(updates):
-        P = matrices[k % len(matrices)]
-        y = y + u - before
-        x = P @ (x + y)
-        w = P @ w
-        y = P @ y
-        before = u
         yield x / w[:, None], x, w
 
 
@@ -210,24 +175,20 @@ def binary_tree_distances(n):
     return sum((~pairs).astype(int) for pairs in reached)
 
 
-def choco_with_previous_copies(matrices, x, updates, gamma, compress):
-    """Mixes before it compresses: as `choco`, but the copies of the step before."""
+def choco(matrices, x, updates, gamma, compress, copies="updated"):
+    """`compress(difference [D], step, node) -> [D]`: what a message says of a difference.
+
+    With previous copies it mixes, by those of the step before, and then compresses.
+    """
     W = matrices[0]
     known = np.zeros_like(x)
     for k, u in enumerate(updates):
-        x = x + u + gamma * (W @ known - known)
+        x = x + u
+        if copies == "previous":
+            x = x + gamma * (W @ known - known)
         known = known + np.stack([compress(x[i] - known[i], k, i) for i in range(len(x))])
-        yield x, x, np.ones(len(x))
-
-
-def choco(matrices, x, updates, gamma, compress):
-    """`compress(difference [D], step, node) -> [D]`: what a message says of a difference."""
-    W = matrices[0]
-    known = np.zeros_like(x)
-    for k, u in enumerate(updates):
-        y = x + u
-        known = known + np.stack([compress(y[i] - known[i], k, i) for i in range(len(x))])
-        x = y + gamma * (W @ known - known)
+        if copies == "updated":
+            x = x + gamma * (W @ known - known)
         yield x, x, np.ones(len(x))
 
 

@@ -39,6 +39,7 @@ class Row(NamedTuple):
       is_allreduce_on_complete: law: on the complete graph, from equal starts and with a linear
         inner optimizer, it is AllReduce.
       noise: what the rounding of messages may add to a model, beside the exact sums.
+      chooses: whether messages have some values only; which, depends on those in the same message.
       is_variant: whether it runs the code of another row, on other graphs or with other numbers.
     """
 
@@ -56,6 +57,7 @@ class Row(NamedTuple):
     is_inner_on_one_node: bool = False
     is_allreduce_on_complete: bool = False
     noise: float = 0.0
+    chooses: bool = False
     is_variant: bool = False
 
     def chain(self, inner, schedule) -> optax.GradientTransformationExtraArgs:
@@ -91,15 +93,20 @@ def falling_strength(count):
     return 0.9 / (1 + jnp.asarray(count, jnp.float32))
 
 
-def make_choco_row(codec, compress, gamma=0.4, **fields):
+def make_choco_row(codec, compress, gamma=0.4, copies="updated", **fields):
     return Row(
-        lambda schedule, **options: gx.choco(schedule, codec, gamma, **options),
-        partial(oracle.choco, gamma=gamma, compress=compress),
+        lambda schedule, **options: gx.choco(schedule, codec, gamma, copies=copies, **options),
+        partial(oracle.choco, gamma=gamma, compress=compress, copies=copies),
         oracle.static_ring,
         is_inner_on_one_node=True,
         mass_drift=1e-4,  # what rounding adds to the accumulated difference stays there
+        chooses=codec.is_sparse,
         **fields,
     )
+
+
+def take_largest(difference, step, node):
+    return oracle.largest(difference, 3)
 
 
 RANDOM_K = gx.wire.random_k(0.3, seed=5)
@@ -130,26 +137,26 @@ ROWS = {
     ),
     "dpsgd": Row(
         gx.dpsgd,
-        oracle.dpsgd_combine_while_adapting,
+        oracle.dpsgd,
         oracle.doubly_stochastic,
         is_inner_on_one_node=True,
     ),
     "dpsgd, adapt-then-combine": Row(
         partial(gx.dpsgd, order="adapt-then-combine"),
-        oracle.dpsgd_adapt_then_combine,
+        partial(oracle.dpsgd, adapt_first=True),
         oracle.doubly_stochastic,
         is_allreduce_on_complete=True,
     ),
     "dpsgd, falling strength": Row(
         partial(gx.dpsgd, strength=falling_strength),
-        partial(oracle.dsgd_ac, strength=lambda k: 0.9 / (1 + k)),
+        partial(oracle.dpsgd, strength=lambda k: 0.9 / (1 + k)),
         oracle.doubly_stochastic,
         is_inner_on_one_node=True,
         is_variant=True,
     ),
     "dpsgd, adapt-then-combine, falling strength": Row(
         partial(gx.dpsgd, order="adapt-then-combine", strength=falling_strength),
-        partial(oracle.dsgd_ac, strength=lambda k: 0.9 / (1 + k), adapt_first=True),
+        partial(oracle.dpsgd, strength=lambda k: 0.9 / (1 + k), adapt_first=True),
         oracle.doubly_stochastic,
         is_variant=True,
     ),
@@ -168,22 +175,9 @@ ROWS = {
         noise=0.2,
         is_variant=True,
     ),
-    "choco, top_k": make_choco_row(
-        gx.wire.top_k(0.3), lambda difference, step, node: oracle.largest(difference, 3)
-    ),
-    "choco, previous copies": Row(
-        lambda schedule, **options: gx.choco(
-            schedule, gx.wire.top_k(0.3), 0.4, copies="previous", **options
-        ),
-        partial(
-            oracle.choco_with_previous_copies,
-            gamma=0.4,
-            compress=lambda difference, step, node: oracle.largest(difference, 3),
-        ),
-        oracle.static_ring,
-        is_inner_on_one_node=True,
-        mass_drift=1e-4,
-        is_variant=True,
+    "choco, top_k": make_choco_row(gx.wire.top_k(0.3), take_largest),
+    "choco, previous copies": make_choco_row(
+        gx.wire.top_k(0.3), take_largest, copies="previous", is_variant=True
     ),
     "choco, block_top_k": make_choco_row(  # of one block, in which the order does not matter
         gx.wire.block_top_k(5),
@@ -196,7 +190,7 @@ ROWS = {
     ),
     "sgp, damped": Row(
         partial(gx.sgp, damped=True),
-        oracle.damped_sgp,
+        partial(oracle.sgp, is_damped=True),
         oracle.column_stochastic,
         conserves_mass=False,  # some of it waits
         is_variant=True,
@@ -260,14 +254,14 @@ ROWS = {
     ),
     "gossip, DSGD-AC": Row(
         partial(published.dsgd_ac, rate=falling_rate),
-        partial(oracle.dsgd_ac, strength=lambda k: (1 + k) ** -3.0),
+        partial(oracle.dpsgd, strength=lambda k: (1 + k) ** -3.0),
         oracle.doubly_stochastic,
         is_inner_on_one_node=True,
         is_variant=True,
     ),
     "gradient_tracking, damped": Row(
         partial(gx.gradient_tracking, damped=True),
-        oracle.damped_gradient_tracking,
+        partial(oracle.gradient_tracking, is_damped=True),
         oracle.column_stochastic,
         conserves_mass=False,
         is_variant=True,

@@ -19,6 +19,7 @@ from algorithms.problems import (
     unflatten,
 )
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
+from modes import SERVERS
 
 import gossipjax as gx
 
@@ -48,6 +49,8 @@ def list_cases():
     for name, row in ROWS.items():
         styles = VARIANT_STYLES if row.is_variant else STYLES
         styles = {**styles, **(MORE_STYLES if name in FIRST_ROWS else {})}
+        if name in WITH_STATE and not row.chooses:
+            styles |= {(SERVERS, 4): "traced"}
         for (mode, n), style in styles.items():
             is_smoke = n == 3 and not row.is_variant and mode != "shard_map_check_vma"
             marks = [pytest.mark.smoke] if is_smoke else []
@@ -72,7 +75,8 @@ def test_equals_the_oracle_in_bfloat16(name, mode, n):
 def compare_with_the_oracle(row, mode, n, dtype, style):
     rng, starts, all_updates = make_problem(n, dtype, row.steps)
     schedule = gx.topology.from_matrices(row.matrices(rng, n))
-    tx = row.transform(schedule)
+    # Each device of a server sends its share of a message; their replicas stay equal.
+    tx = row.transform(schedule, **({"local_axis_name": "local"} if mode == SERVERS else {}))
     params = unflatten(starts, dtype)
     updates = unflatten(all_updates.swapaxes(0, 1))  # [N, S, ...]
     tolerance = 1e-5 if dtype == jnp.float32 else 2.0**-8

@@ -9,20 +9,20 @@ import optax
 import oracle
 import pytest
 from algorithms.problems import run_history
-from modes import make_mesh
+from modes import SERVERS
 
 import gossipjax as gx
 from gossipjax.algorithms.steps import outer_state
 
 N = 4
-D = 50
+D = 40
 EVERY = 2
 RATE = 0.7
 KEEP = 0.9
 BLOCK_TOP_K = gx.wire.block_top_k(6, block=20)
 COMPRESS = {
     BLOCK_TOP_K: partial(oracle.block_top_k, count=6, block=20),
-    gx.wire.top_k(0.2): partial(oracle.largest, count=10),
+    gx.wire.top_k(0.2): partial(oracle.largest, count=8),
 }
 
 
@@ -53,12 +53,15 @@ def run_outer(tx, mode, style, start, updates):
         (BLOCK_TOP_K, "nodes", "vmap", "traced"),
         (BLOCK_TOP_K, "senders", "shard_map_check_vma", "traced"),
         (gx.wire.top_k(0.2), "senders", "vmap", "counted"),
+        (BLOCK_TOP_K, "nodes", SERVERS, "traced"),  # each device has the blocks of its half
     ],
     ids=str,
 )
 def test_equals_the_oracle_step_by_step(codec, mean_over, mode, style):
     start, updates = make_data()
-    models, states = run_outer(make_outer(codec, mean_over=mean_over), mode, style, start, updates)
+    options = {"local_axis_name": "local"} if mode == SERVERS else {}
+    tx = make_outer(codec, mean_over=mean_over, **options)
+    models, states = run_outer(tx, mode, style, start, updates)
     assert states is not None
     expected = oracle.outer_with_feedback(
         start, updates, RATE, EVERY, KEEP, COMPRESS[codec], mean_over
@@ -94,27 +97,3 @@ def test_by_fragments_it_is_that_of_each_part():
             x = 0.25 * x + 0.75 * anchor
         np.testing.assert_allclose(result[1]["b"][:, k], x, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(states.error["b"][:, k], error, rtol=1e-5, atol=1e-5)
-
-
-def test_servers_of_several_devices_send_their_shares():
-    """Each device has the blocks of its half, and the devices of a server agree."""
-    start, updates = make_data(4)
-    start, updates = start[:, :40], updates[..., :40]
-    tx = make_outer(local_axis_name="local")
-
-    def steps(z, updates):
-        def step(carry, u):
-            z, state = carry
-            u, state = tx.update(u, state, z)
-            return (z + u, state), None
-
-        (z, state), _ = jax.lax.scan(step, (z, tx.init(z)), updates)
-        return z, outer_state(state).error  # pyright: ignore[reportOptionalMemberAccess]
-
-    arrays = (jnp.asarray(x, jnp.float32) for x in (start, updates.swapaxes(0, 1)))
-    z, error = gx.Nodes(mesh=make_mesh(N, local=2)).spmd(steps)(*arrays)
-    *_, expected = oracle.outer_with_feedback(
-        start, updates, RATE, EVERY, KEEP, COMPRESS[BLOCK_TOP_K]
-    )
-    np.testing.assert_allclose(z, expected[0], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(error, expected[2], rtol=1e-5, atol=1e-5)

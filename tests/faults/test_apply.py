@@ -153,8 +153,8 @@ def test_who_is_not_active_stays_as_it_is_and_nothing_is_lost(name, mode):
         "sgp": lambda: oracle.sgp(directed.matrices(STEPS), starts, applied),
         "osgp 1": lambda: oracle.osgp(directed.matrices(STEPS), starts, applied, 1),
         "osgp 2": lambda: oracle.osgp(directed.matrices(STEPS), starts, applied, 2),
-        "dpsgd": lambda: oracle.dpsgd_adapt_then_combine(
-            undirected.matrices(STEPS), starts, applied
+        "dpsgd": lambda: oracle.dpsgd(
+            undirected.matrices(STEPS), starts, applied, adapt_first=True
         ),
     }.get(name)
     if find is not None:
