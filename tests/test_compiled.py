@@ -138,14 +138,3 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
     traced = gx.spmd(update, mesh=make_mesh(N), shared_argnums=2).lower(params, state, jnp.int32(1))
     assert static.compile().as_text().count(" conditional(") == 0
     assert traced.compile().as_text().count(" conditional(") == 1
-
-
-def test_identity_rounds_move_nothing():
-    for n in (1, N):
-        schedule = gx.topology.one_peer_exponential(n).every(2)
-
-        def mixed(x, schedule=schedule):
-            return gx.mix(x, jnp.ones(()), schedule, 1)
-
-        program = gx.spmd(mixed, mesh=make_mesh(n))
-        assert find_collectives(program, jnp.asarray(np.ones((n, 3)))) == []

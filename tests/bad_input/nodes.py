@@ -4,7 +4,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import gossipjax as gx
 from bad_input.rows import Call, calls
-from gossipjax import launch, processes
+from gossipjax import launch
 
 NODES = gx.Nodes(4)
 RING = gx.topology.ring(4)
@@ -133,12 +132,6 @@ for name, function, values, message in (
 ):
     ROWS += calls(name, function, values, message)
 ROWS += [
-    Call(
-        "a folder in a file",
-        lambda: processes.require_shared_folder(Path("/dev/null/runs")),
-        "folder must be one",
-        OSError,
-    ),
     Call("no specs", lambda: gx.sharded(SGP).init(MODEL), "specs must be given where"),
     Call(
         "the state without its specs",

@@ -15,13 +15,11 @@ class Call(NamedTuple):
       id: names the row.
       call: makes the call.
       message: a part of the error's message.
-      error: the type of the error.
     """
 
     id: str
     call: Callable[[], Any]
     message: str
-    error: type[Exception] = ValueError
 
 
 class Line(NamedTuple):

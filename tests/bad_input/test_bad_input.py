@@ -119,13 +119,13 @@ def test_rows_have_names_of_their_own():
 
 @pytest.mark.parametrize("row", [row for _, row in CALLS], ids=[name for name, _ in CALLS])
 def test_calls(row: Call):
-    with time_limit(MAX_SECONDS), pytest.raises(row.error) as raised:
+    message = re.escape(row.message)
+    with time_limit(MAX_SECONDS), pytest.raises(ValueError, match=message) as raised:
         row.call()
     last = traceback.extract_tb(raised.value.__traceback__)[-1]
     assert last.filename.startswith(tuple(SOURCES)), f"{last.filename}: {raised.value}"
     require_no_type_checker(raised.value)
     require_clear(str(raised.value))
-    assert row.message in str(raised.value)
 
 
 def flatten(text: str) -> str:

@@ -212,22 +212,31 @@ def test_values_are_near_and_sums_exact(graph, mode, codec):
 
 
 @pytest.mark.parametrize(
-    ("tx", "words"),
+    ("wire", "words"),
     [
-        (gx.sgp(SCHEDULES["one peer"], wire=gx.wire.int8()), 1 + (128 + 2) + (26 + 1)),
-        (gx.sgp(SCHEDULES["one peer"], wire=gx.wire.int4(block=64)), 1 + (64 + 8) + (14 + 2)),
-        (gx.choco(gx.topology.directed_ring(N), gx.wire.top_k(0.1), 0.1), 2 * 60),
-        (gx.choco(gx.topology.directed_ring(N), gx.wire.random_k(0.1), 0.1), 2 + 60),
+        (None, "f32[600]"),
+        ("f4", "f32[600]"),
+        (jnp.bfloat16, "u16[601]"),  # a weight of two words
+        ("float16", "u16[603]"),  # and a power of two for each leaf
+        (gx.wire.int8(), f"u32[{1 + (128 + 2) + (26 + 1)}]"),
+        (gx.wire.int4(block=64), f"u32[{1 + (64 + 8) + (14 + 2)}]"),
+        (gx.wire.top_k(0.1), f"u32[{2 * 60}]"),
+        (gx.wire.random_k(0.1), f"u32[{2 + 60}]"),
     ],
-    ids=["int8", "int4", "top_k", "random_k"],
+    ids=str,
 )
-def test_one_message_of_these_words(tx, words):
+@pytest.mark.parametrize("make", [gx.sgp, gx.osgp], ids=["sgp", "osgp"])
+def test_one_message_of_these_words(make, wire, words):
     """599 values in two leaves, and the weight of push-sum in full precision."""
+    if wire in SPARSE:
+        tx = gx.choco(gx.topology.directed_ring(N), wire, 0.1)
+    else:
+        tx = make(SCHEDULES["one peer"], wire=wire)
     z = {"a": jnp.ones((N, 500)), "b": jnp.ones((N, 99))}
     state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
     program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), mesh=make_mesh(N))
     text = program.lower(z, state).compile().as_text()
-    assert re.findall(r" = (\S+)\{0\} collective-permute\(", text) == [f"u32[{words}]"]
+    assert re.findall(r" = (\S+)\{0\} collective-permute\(", text) == [words]
 
 
 class TestAllreduce:

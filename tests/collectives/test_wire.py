@@ -123,25 +123,6 @@ def test_decode_reads_what_encode_wrote(wire, words):
 
 
 @pytest.mark.parametrize(
-    ("wire", "words"),
-    [(None, "f32[600]"), (jnp.bfloat16, "u16[601]"), ("float16", "u16[602]"), ("f4", "f32[600]")],
-)
-@pytest.mark.parametrize("name", ["sgp", "osgp 1"])
-def test_words_on_the_wire(name, wire, words):
-    """One message of half the bytes: a weight of two words and 599 values of one word each.
-
-    In float16 a word more: the power of two.
-    """
-    tx = GOSSIP[name](SCHEDULES["one peer"], wire=wire)
-    z = jnp.ones((N, 599))
-    state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
-    program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), mesh=make_mesh(N))
-    text = program.lower(z, state).compile().as_text()
-    sent = re.findall(r" = (\S+)\{0\} collective-permute\(", text)
-    assert sent == [words]
-
-
-@pytest.mark.parametrize(
     ("mode", "n", "length"),
     [
         *(("vmap", *shape) for shape in ((1, 33), (3, 33), (8, 5))),

@@ -122,12 +122,6 @@ def test_refused(make, argument, message):
         make(argument)
 
 
-@pytest.mark.parametrize(("name", "way_out"), [("d2", "gx.contrib.d2"), ("relay", "contrib.relay")])
-def test_an_old_name_says_where_it_went(name, way_out):
-    with pytest.raises(AttributeError, match=f"gx.{name} went: use .*{way_out}"):
-        getattr(gx, name)
-
-
 @pytest.mark.parametrize("name", ["d2", "accumulate"])
 def test_a_name_that_went_says_where_it_is(name):
     place = {"d2": "contrib.d2", "accumulate": "accumulate_gradients"}[name]
