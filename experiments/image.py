@@ -12,7 +12,7 @@ which file is in `experiments/training/__init__.py`.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +38,6 @@ from experiments.training.task import Metric, Task, Variables
 @dataclasses.dataclass(frozen=True)
 class ImageOptions(TrainingOptions):
     """Trains an image classifier over gossiping nodes."""
-
-    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
-        "data_dir",
-        "remat",
-    }
 
     dataset: Literal["mnist5k", "fashion_mnist", "mnist", "cifar10", "imagenet2012"] = "mnist5k"
     """mnist5k: 5,000 digits, installed with the program. Others: see --data-dir."""

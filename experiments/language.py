@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -70,12 +70,6 @@ VOCABULARY_SIZE = 4096  # of a tokenizer that is trained, if not given
 @dataclasses.dataclass(frozen=True)
 class LanguageOptions(TrainingOptions):
     """Trains a language model over gossiping nodes."""
-
-    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
-        "data_dir",
-        "tokenizer",
-        "remat",
-    }
 
     batch_size_per_node: PositiveInt = 8
     """Sequences per node and step."""

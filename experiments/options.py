@@ -89,6 +89,17 @@ def check_fields(options: Any) -> None:
                     raise ValueError(f"{name} must be {check.description}, got {one}.")
 
 
+def require_different(options: Any, *fields: str) -> None:
+    """Raises `ValueError` unless each of these fields has one value or more, none of them twice."""
+    for field in fields:
+        values = getattr(options, field)
+        if not values or len(set(values)) < len(values):
+            raise ValueError(
+                f"{option_name(field)} must be one or several different values, got "
+                f"{' '.join(map(str, values)) or 'none'}."
+            )
+
+
 def option_name(field: str) -> str:
     """Returns the name of a field on the command line.
 
@@ -137,6 +148,20 @@ OptionalPath = Annotated[
         str_from_instance=lambda value: [str(value)],
     ),
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputOptions:
+    """What all programs that measure have; the checks in the types of all fields are applied."""
+
+    out: OptionalPath = None
+    """Folder for the results; a new one under runs/ if not given."""
+    overwrite: bool = False
+    """Replace the results of another run in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 PRECISION_HELP = (
     "mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."

@@ -221,19 +221,6 @@ def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:
     return groups
 
 
-class Reporter:
-    """Where the lines of one run go; this one takes them and does nothing."""
-
-    def start(self, step: int) -> None:
-        """Starts, or goes on after `step`."""
-
-    def add(self, line: Record) -> None:
-        """Adds a line of `metrics.jsonl`."""
-
-    def close(self) -> None:
-        """Writes what is not written yet. Called once, also if nothing was started."""
-
-
 def import_tensorboard() -> Any:
     """Returns the package that writes event files; raises `ValueError` if it is not installed."""
     with contextlib.suppress(ImportError):
@@ -244,7 +231,7 @@ def import_tensorboard() -> Any:
     )
 
 
-class TensorboardReporter(Reporter):
+class TensorboardReporter:
     """Event files in a folder of the run. Lines that a resumed run repeats replace the old ones."""
 
     def __init__(self, folder: Path):
@@ -252,6 +239,7 @@ class TensorboardReporter(Reporter):
         self._writer: Any = None
 
     def start(self, step: int) -> None:
+        """Starts, or goes on after `step`."""
         files = len(list(self._folder.glob("events.*")))
         # Files are named by their second: one that is begun in the same would replace the other.
         self._writer = import_tensorboard().SummaryWriter(
@@ -261,12 +249,14 @@ class TensorboardReporter(Reporter):
         )
 
     def add(self, line: Record) -> None:
+        """Adds a line of `metrics.jsonl`."""
         for name, value in select_numbers(line).items():
             self._writer.add_scalar(name, value, line["step"])
         if samples := line.get("samples"):
             self._writer.add_text("samples", "\n\n".join(samples), line["step"])
 
     def close(self) -> None:
+        """Writes what is not written yet. Called once, also if nothing was started."""
         if self._writer is not None:
             self._writer.close()
 

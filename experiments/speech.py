@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +38,6 @@ from experiments.training.task import Metric, Task, Variables
 @dataclasses.dataclass(frozen=True)
 class SpeechOptions(TrainingOptions):
     """Trains an acoustic model over gossiping nodes."""
-
-    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
-        "data_dir",
-        "remat",
-    }
 
     batch_size_per_node: PositiveInt = 32
     """Windows per node and step."""

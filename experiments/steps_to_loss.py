@@ -43,11 +43,12 @@ from experiments import data, results
 from experiments.options import (
     Check,
     OptionalPath,
+    OutputOptions,
     PositiveFloat,
     PositiveInt,
     Seed,
-    check_fields,
     parse_arguments,
+    require_different,
 )
 from experiments.program import exit_on_error
 from experiments.results import Record
@@ -94,7 +95,7 @@ METHODS: dict[str, Make] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class StepsOptions:
+class StepsOptions(OutputOptions):
     """Counts the steps that each method needs to one loss, over simulated nodes."""
 
     nodes: tuple[
@@ -114,16 +115,10 @@ class StepsOptions:
     """
     seed: tuple[Seed, ...] = (0, 1, 2)
     """One or several seeds of models and batches."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace the results of another run in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name, values in (("nodes", self.nodes), ("seed", self.seed)):
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"--{name} must be one or several different values, got {values}.")
+        super().__post_init__()
+        require_different(self, "nodes", "seed")
 
 
 def load_images(folder: Path | None) -> Images:

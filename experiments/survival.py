@@ -38,7 +38,13 @@ from rich.console import Console
 import gossipjax as gx
 from experiments import data, results
 from experiments.markdown import format_table
-from experiments.options import OptionalPath, PositiveInt, Seed, check_fields, parse_arguments
+from experiments.options import (
+    OutputOptions,
+    PositiveInt,
+    Seed,
+    parse_arguments,
+    require_different,
+)
 from experiments.program import exit_on_error
 from experiments.results import Record
 
@@ -182,7 +188,7 @@ else:
 
 
 @dataclasses.dataclass(frozen=True)
-class SurvivalOptions:
+class SurvivalOptions(OutputOptions):
     """Which methods survive which fault."""
 
     method: tuple[Method, ...] = tuple(METHODS)
@@ -193,16 +199,10 @@ class SurvivalOptions:
     """Steps of each run; a node dies after half of them."""
     seed: Seed = 0
     """Of the faults."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace the results of another run in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name, values in (("method", self.method), ("fault", self.fault)):
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"--{name} must be one or several different values, got {values}.")
+        super().__post_init__()
+        require_different(self, "method", "fault")
 
 
 def load_examples() -> tuple[np.ndarray, np.ndarray]:

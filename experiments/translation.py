@@ -82,12 +82,6 @@ class TranslationOptions(TrainingOptions):
     """Trains a translation model over gossiping nodes."""
 
     BATCH_OPTION: ClassVar[str] = "--tokens-per-batch"
-    CHANGEABLE_ON_RESUME: ClassVar[frozenset[str]] = TrainingOptions.CHANGEABLE_ON_RESUME | {
-        "data_dir",
-        "tokenizer",
-        "remat",
-    }
-
     nodes: PositiveInt = 4
     """Number of nodes; each has its model and its part of the data."""
     batch_size_per_node: Annotated[PositiveInt, tyro.conf.arg(name="tokens-per-batch")] = 1024

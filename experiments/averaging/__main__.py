@@ -38,7 +38,13 @@ from rich.console import Console
 import gossipjax as gx
 from experiments import results
 from experiments.averaging import report
-from experiments.options import Check, OptionalPath, PositiveInt, check_fields, parse_arguments
+from experiments.options import (
+    Check,
+    OutputOptions,
+    PositiveInt,
+    parse_arguments,
+    require_different,
+)
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.training.topologies import TOPOLOGIES, make_schedule
@@ -71,7 +77,7 @@ RING_ROUNDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class AveragingOptions:
+class AveragingOptions(OutputOptions):
     """Measures how fast each topology averages, without training."""
 
     topology: tuple[Topology, ...] = (
@@ -85,16 +91,10 @@ class AveragingOptions:
     """Rounds of averaging."""
     seeds: NumSeeds = 100
     """Number of seeds, from 0 on: each draws the starting values and the random topologies."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace the results of another run in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name, values in (("topology", self.topology), ("nodes", self.nodes)):
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"--{name} must be one or several different values, got {values}.")
+        super().__post_init__()
+        require_different(self, "topology", "nodes")
 
 
 def is_random(topology: Topology) -> bool:

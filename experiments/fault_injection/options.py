@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from experiments.options import Check, OptionalPath, PositiveFloat, PositiveInt, Seed, check_fields
+from experiments.options import Check, OutputOptions, PositiveFloat, PositiveInt, Seed
 
 LOG_EVERY = 5  # steps
 NUM_EXAMPLES = 4000  # of the training set
@@ -13,7 +13,7 @@ MIN_ASYNCHRONOUS = 3  # processes: there must be others when one is gone
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(OutputOptions):
     """What both jobs have."""
 
     kills: PositiveInt = 20
@@ -28,13 +28,6 @@ class Options:
     """Undisturbed runs with other seeds."""
     seed: Seed = 0
     """Seed of the random moments and processes."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace the results of another run in --out."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def steps(self) -> int:

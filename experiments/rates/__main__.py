@@ -39,7 +39,13 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from experiments import results
-from experiments.options import Check, OptionalPath, PositiveInt, check_fields, parse_arguments
+from experiments.options import (
+    Check,
+    OutputOptions,
+    PositiveInt,
+    parse_arguments,
+    require_different,
+)
 from experiments.program import FatalError, exit_on_error
 from experiments.rates import problem, report
 from experiments.rates.fits import is_in_regime
@@ -63,7 +69,7 @@ NumSteps = Annotated[
 
 
 @dataclasses.dataclass(frozen=True)
-class RatesOptions:
+class RatesOptions(OutputOptions):
     """Measures how the gradient shrinks with the steps and the nodes."""
 
     algorithm: tuple[str, ...] = ("sgp", "dpsgd", "allreduce")
@@ -75,17 +81,10 @@ class RatesOptions:
     """One or several numbers of steps K, each a run with the learning rate sqrt(n / K)."""
     seeds: PositiveInt = 8
     """Number of seeds, from 0 on: each draws the data of the nodes and the noise."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace the results of another run in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("algorithm", "nodes", "steps"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"--{name} must be one or several different values, got {values}.")
+        super().__post_init__()
+        require_different(self, "algorithm", "nodes", "steps")
         if min(self.steps) < max(self.nodes):
             raise ValueError(
                 "--steps must be at least the number of nodes (theorem 1, eq. 3), got "

@@ -13,25 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import results
-from experiments.options import OptionalPath, check_fields
+from experiments.options import OutputOptions
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
 
 Cell = str | Callable[[Record], str]
 """A format of a run's fields, as "{seconds:.2f}", or a function of the run."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckOptions:
-    """The options of every check."""
-
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace another run's results in --out."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Measurement(NamedTuple):
@@ -53,7 +40,7 @@ class Measurement(NamedTuple):
 
 
 def run_check(
-    name: str, options: CheckOptions, make_measurement: Callable[[], Measurement]
+    name: str, options: OutputOptions, make_measurement: Callable[[], Measurement]
 ) -> tuple[Path, list[Record]]:
     """Runs a check: makes its folder, measures all cases, writes the files, prints the table.
 

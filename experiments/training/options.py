@@ -21,6 +21,7 @@ from experiments.options import (
     Seed,
     check_fields,
     option_name,
+    require_different,
 )
 from experiments.results import ReportTo, import_tensorboard
 from experiments.training.forms import WireName
@@ -194,6 +195,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
             *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
             *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
             *("evaluate_every", "evaluate_nodes", "max_steps", "max_hours"),
+            *("data_dir", "tokenizer", "remat"),  # of tasks that have them
         )
     )
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
@@ -243,13 +245,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
         check_fields(self)
         if self.report_to == "tensorboard":
             import_tensorboard()
-        for name in ("algorithm", "seed"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(
-                    f"{option_name(name)} must be one or several different values, got "
-                    f"{' '.join(map(str, values)) or 'none'}."
-                )
+        require_different(self, "algorithm", "seed")
         self._require_outer()
         if self.momentum != "local" and self.optimizer != "nesterov":
             raise ValueError(

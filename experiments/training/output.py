@@ -15,7 +15,6 @@ from experiments.options import option_name
 from experiments.results import (
     TEXT_FOLDER,
     Record,
-    Reporter,
     ReportTo,
     TensorboardReporter,
     filter_metrics,
@@ -76,10 +75,10 @@ class Output:
 
     def open_reporter(
         self, report_to: ReportTo, run: TrainingRun
-    ) -> AbstractContextManager[Reporter]:
+    ) -> AbstractContextManager[TensorboardReporter | None]:
         """Opens where the lines of a run go beside `metrics.jsonl`; on process 0 only."""
         if report_to == "none" or not is_main_process():
-            return contextlib.closing(Reporter())
+            return contextlib.nullcontext()
         return contextlib.closing(
             TensorboardReporter(self.folder / "tensorboard" / run.folder_name)
         )
@@ -136,7 +135,7 @@ class RunLog:
         bar: Progress,
         row: TaskID,
         num_examples: int,
-        reporter: Reporter,
+        reporter: TensorboardReporter | None,
     ):
         self._run = run
         self._output = output
@@ -151,7 +150,8 @@ class RunLog:
             self._bar.console.print(message, soft_wrap=True)
             self._output.add_resumed(message)
         self._output.truncate_metrics(self._run.name, step)
-        self._reporter.start(step)
+        if self._reporter is not None:
+            self._reporter.start(step)
 
     def end(self, message: str) -> None:
         """Prints why the run ends before its last step."""
@@ -198,7 +198,8 @@ class RunLog:
                     f"{name} must be finite, got {bad[0]} at step {step}: lower --learning-rate."
                 )
         self._output.add_metrics(position | metrics)
-        self._reporter.add(position | metrics)
+        if self._reporter is not None:
+            self._reporter.add(position | metrics)
 
 
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:

@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 import gossipjax as gx
-from experiments.options import PositiveInt
+from experiments.options import OutputOptions, PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
 from experiments.speed.compiled import hlo
@@ -64,7 +64,7 @@ CASES: tuple[tuple[str, WireName], ...] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduleOptions(harness.CheckOptions):
+class ScheduleOptions(OutputOptions):
     """Options of the compiled train steps."""
 
     target: tuple[TargetKind, ...] = ()

@@ -22,7 +22,7 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments.models import MODELS
-from experiments.options import Check, PositiveInt
+from experiments.options import Check, OutputOptions, PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
 from experiments.training.methods import MOMENTUM, Method, MethodOptions, make_method
@@ -41,7 +41,7 @@ Loop = Callable[[int], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class GossipTimeOptions(harness.CheckOptions):
+class GossipTimeOptions(OutputOptions):
     """Options of the measurement of gossip between simulated nodes."""
 
     nodes: NodeCounts = (8, 32, 128, 256)

@@ -15,11 +15,7 @@ import tyro
 from jax.flatten_util import ravel_pytree
 
 import gossipjax as gx
-from experiments.options import (
-    NonNegativeFloat,
-    OptionalPath,
-    check_fields,
-)
+from experiments.options import NonNegativeFloat, OutputOptions, require_different
 from experiments.speed.wire import links
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.forms import DENSE, FORMS, WireName
@@ -79,7 +75,7 @@ HELP = (
 
 
 @dataclasses.dataclass(frozen=True)
-class WireOptions:
+class WireOptions(OutputOptions):
     """Options of the measurement."""
 
     hosts: tuple[int, ...] = (4,)
@@ -99,18 +95,11 @@ class WireOptions:
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=HELP)] = DEFAULT_ALGORITHMS
     wire: Annotated[tuple[WireName, ...], tyro.conf.arg(aliases=["--wire-dtype"])] = FLOATS
     """Forms in which messages travel; an algorithm without one of them is left out of its rows."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         rates = [links.parse_rate(rate) for rate in self.bandwidth]
-        require_different("--hosts", self.hosts)
-        require_different("--algorithm", self.algorithm)
-        require_different("--wire", self.wire)
-        require_different("--computation", self.computation)
+        require_different(self, "hosts", "algorithm", "wire", "computation")
         if len(set(rates)) < len(rates):
             raise ValueError(f"--bandwidth must be different values, got {self.bandwidth}.")
         if min(self.hosts) < MIN_HOSTS or max(self.hosts) > MAX_HOSTS:
@@ -121,12 +110,6 @@ class WireOptions:
             )
         if self.iterations < MIN_ITERATIONS:
             raise ValueError(f"--iterations must be >= {MIN_ITERATIONS}, got {self.iterations}.")
-
-
-def require_different(option: str, values: tuple[Any, ...]) -> None:
-    """Raises `ValueError` unless there is one value or more, none of them twice."""
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"{option} must be one or several different values, got {values}.")
 
 
 class Row(NamedTuple):

@@ -30,19 +30,13 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import results
-from experiments.options import OptionalPath, PositiveFloat, PositiveInt, check_fields
+from experiments.options import OutputOptions, PositiveFloat, PositiveInt, require_different
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
 from experiments.speed.wire.report import report_stragglers
-from experiments.speed.wire.rows import (
-    MAX_HOSTS,
-    MIN_HOSTS,
-    NEVER_WAIT,
-    make_row,
-    require_different,
-)
+from experiments.speed.wire.rows import MAX_HOSTS, MIN_HOSTS, NEVER_WAIT, make_row
 from experiments.speed.wire.timed import sleep_gradients
 from experiments.speed.wire.worker import Worker
 from experiments.training.methods import ALGORITHM_HELP, MethodOptions, make_method
@@ -59,7 +53,7 @@ PARAMETERS = 7850  # 0.03 MB
 
 
 @dataclasses.dataclass(frozen=True)
-class StragglerOptions:
+class StragglerOptions(OutputOptions):
     """Options of the measurement of slow nodes."""
 
     nodes: int = 8
@@ -73,15 +67,10 @@ class StragglerOptions:
     """Seconds that a step of a node sleeps when it is not slow."""
     steps: PositiveInt = 60
     """Steps of each node, on average."""
-    out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
-    overwrite: bool = False
-    """Replace another run's results in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        require_different("--slowness", self.slowness)
-        require_different("--algorithm", self.algorithm)
+        super().__post_init__()
+        require_different(self, "slowness", "algorithm")
         if not MIN_HOSTS <= self.nodes <= MAX_HOSTS:
             raise ValueError(f"--nodes must be from {MIN_HOSTS} to {MAX_HOSTS}, got {self.nodes}.")
         for name in self.slowness:
