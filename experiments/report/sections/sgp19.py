@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.presets import sgp19 as presets
-from experiments.report.drawing import (
-    Curve,
-    read_curves,
-)
+from experiments.report.drawing import Curve, read_curves
 from experiments.report.section import (
     MISSING,
     Claim,
@@ -200,44 +197,30 @@ def list_runs(scale: Scale, table: str) -> list[Run]:
         calls.setdefault(name_call(cell, sizes), []).append(cell)
     names = dict.fromkeys(name_call(cell, sizes) for cell in cells[table])
     runs = [make_run(name, calls[name], scale) for name in names]
-    if table in ("table1", "table3") and not scale.is_quick:
-        runs.append(make_more_run(scale))
-    if table == "table3" and not scale.is_quick:
-        runs.append(make_slow_run(scale))
-    if table in LARGE_ROWS and not scale.is_quick:
-        runs.append(make_large_run(scale, table))
-    return runs
+    return runs if scale.is_quick else [*runs, *list_cause_runs(scale, table)]
 
 
-def make_more_run(scale: Scale) -> Run:
-    """Returns a call over the most nodes with the steps of 8: whether it is steps that lack."""
+def list_cause_runs(scale: Scale, table: str) -> list[Run]:
+    """Returns calls that show whether steps, a lower rate or more images of a node are the cause.
+
+    All are over the most nodes of the table: with the steps of 8 nodes; at half the rate; and with
+    more images of a node, in as many steps of the same rate.
+    """
     sizes = find_sizes(scale)
-    most = max(sizes.nodes)
-    size = list_size(scale, most, sizes.epochs * most // SMALL, LINES)
-    return make_cause_run(MORE, MORE_ROWS, size, sizes)
-
-
-def make_slow_run(scale: Scale) -> Run:
-    """Returns a call over the most nodes at half the rate."""
-    sizes = find_sizes(scale)
-    size = list_size(scale, max(sizes.nodes), sizes.epochs, LINES, sizes.rate / 2)
-    return make_cause_run(HALF_RATE, MORE_ROWS, size, sizes)
-
-
-def make_large_run(scale: Scale, table: str) -> Run:
-    """Returns a call with more images of a node, in as many steps of the same rate."""
-    sizes = find_sizes(scale)
-    nodes = max(cell.nodes for cell in list_cells(scale)[table])
+    most = max(cell.nodes for cell in list_cells(scale)[table])
     rate = sizes.rate / BATCHES  # for 256 images
-    size = list_size(scale, nodes, sizes.epochs * BATCHES, LINES, rate, sizes.batch * BATCHES)
-    return make_cause_run(LARGE_BATCH.format(nodes), LARGE_ROWS[table], size, sizes)
-
-
-def make_cause_run(name: str, rows: Sequence[str], size: Sequence[str], sizes: Sizes) -> Run:
-    """Returns a call that shows whether something is the cause of a difference."""
-    algorithms = [presets.METHODS[row][0] for row in rows]
-    rest = ("--placement", "vmap", *list_seeds(sizes.seeds))
-    return Run(name, "image", ("--algorithm", *algorithms, *size, *rest))
+    batch = sizes.batch * BATCHES
+    more = MORE, MORE_ROWS, list_size(scale, most, sizes.epochs * most // SMALL)
+    slow = HALF_RATE, MORE_ROWS, list_size(scale, most, sizes.epochs, sizes.rate / 2)
+    size = list_size(scale, most, sizes.epochs * BATCHES, rate, batch)
+    large = LARGE_BATCH.format(most), LARGE_ROWS.get(table, ()), size
+    calls = {"table1": [more], "table3": [more, slow, large], "table4": [large]}
+    runs = []
+    for name, rows, size in calls.get(table, ()):
+        algorithms = [presets.METHODS[row][0] for row in rows]
+        rest = ("--placement", "vmap", *list_seeds(sizes.seeds))
+        runs.append(Run(name, "image", ("--algorithm", *algorithms, *size, *rest)))
+    return runs
 
 
 def read_cause(
@@ -256,7 +239,7 @@ def make_run(name: str, cells: Sequence[Cell], scale: Scale) -> Run:
     """Returns the call of some methods that have the same nodes and epochs."""
     sizes = find_sizes(scale)
     cell = cells[0]
-    size = list_size(scale, cell.nodes, sizes.epochs * (LONG if cell.is_long else 1), LINES)
+    size = list_size(scale, cell.nodes, sizes.epochs * (LONG if cell.is_long else 1))
     if is_real(cell, scale):
         launch = f"--asynchronous --processes {cell.nodes} -- python -m {PROGRAM}".split()
         sleep = ("--step-seconds", f"{SLEEPS[cell.nodes]}", *list_seeds(sizes.seeds))
@@ -272,14 +255,13 @@ def list_size(
     scale: Scale,
     nodes: int,
     epochs: int,
-    lines: int,
     rate: float | None = None,
     batch: int | None = None,
 ) -> tuple[str, ...]:
     """Returns the options that say what is trained, how, and how long; `rate` per 256 images."""
     sizes = find_sizes(scale)
     batch = batch or sizes.batch
-    every = max(1, round(epochs * sizes.examples / (nodes * batch) / lines))
+    every = max(1, round(epochs * sizes.examples / (nodes * batch) / LINES))
     options = f"""--nodes {nodes} --epochs {epochs} --batch-size-per-node {batch}
     --learning-rate {rate or sizes.rate} --lr-schedule step --log-every {every}"""
     return (*list_data(scale), *options.split())
