@@ -55,6 +55,7 @@ __all__ = [
     "gradient_tracking",
     "latest_model",
     "launch",
+    "layer_fragments",
     "local_model",
     "mix",
     "mix_batch_stats",

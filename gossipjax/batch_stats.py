@@ -123,7 +123,7 @@ def _average_at_outer_steps(stats: Any, outer: OuterState, step: StepLike) -> An
             return _average(stats, axis_name)
         return _mix(stats, outer.local, plan.schedule, plan.round_number(step), plan.wire)
 
-    is_used = plan.is_used(plan.fragments - 1, step)
+    is_used = plan.is_used(plan.fragment_count - 1, step)
     return cond(is_used, average, lambda stats: stats, stats)
 
 

@@ -38,12 +38,12 @@ def _shapes_of(tree: Any) -> dict[Path, tuple[int, ...]]:
     return {tuple(path): jnp.shape(leaf) for path, leaf in leaves}
 
 
-def _is_box(part: Any) -> bool:
+def is_box(part: Any) -> bool:
     """Whether it is an annotated parameter: of flax.linen a `Partitioned`, of NNX a `Variable`."""
     return hasattr(part, "get_partition_spec") or hasattr(part, "get_metadata")
 
 
-def _spec_of_box(box: Any) -> PartitionSpec | None:
+def spec_of_box(box: Any) -> PartitionSpec | None:
     if hasattr(box, "get_partition_spec"):
         return box.get_partition_spec()
     names = box.get_metadata("out_sharding", None)
@@ -107,8 +107,8 @@ class Specs:
         Raises:
           ValueError: if there is no such box, or one names the nodes' axis.
         """
-        parts = jax.tree.leaves(params, is_leaf=_is_box)
-        if not any(map(_is_box, parts)):
+        parts = jax.tree.leaves(params, is_leaf=is_box)
+        if not any(map(is_box, parts)):
             raise ValueError(
                 "specs must be given where the parameters are not annotated by flax, as "
                 "nn.with_partitioning does, got parameters without: give a PartitionSpec for each, "
@@ -116,10 +116,10 @@ class Specs:
             )
 
         def spec_of(part: Any) -> Any:
-            spec = _spec_of_box(part) if _is_box(part) else None
+            spec = spec_of_box(part) if is_box(part) else None
             return jax.tree.map(lambda _: spec or PartitionSpec(), part)
 
-        return cls.make(jax.tree.map(spec_of, params, is_leaf=_is_box), axis_name)
+        return cls.make(jax.tree.map(spec_of, params, is_leaf=is_box), axis_name)
 
     def for_params(self, params: Any) -> Specs:
         """These specs, with the shapes of the parameters that they are for."""

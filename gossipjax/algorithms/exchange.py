@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from gossipjax.algorithms.parameters import gossiped, merge, pick, split_leaves
+from gossipjax.algorithms.parameters import Fragment, gossiped, merge, pick, split_leaves
 from gossipjax.algorithms.state import GossipState, PushSum, mix_once, numerators
 from gossipjax.algorithms.steps import gossip_state, require_updates_numbered
 from gossipjax.collectives import (
     StepLike,
     deliver,
     require_step,
+    switch,
     upcast,
     vary,
 )
@@ -106,7 +106,7 @@ def exchange(
     return on_shards(run, specs, plan.wire.axis_name, specs.of(args, like), out_specs)(*args)
 
 
-def split_messages(state: GossipState) -> list[range]:
+def split_messages(state: GossipState) -> list[Fragment]:
     """The leaves of a message that travel in each of the steps of an overlap, all about as large.
 
     They depend on whole leaves, and not on how these are sharded inside a node.
@@ -117,27 +117,24 @@ def split_messages(state: GossipState) -> list[range]:
     return split_leaves(leaves, max(1, min(state.overlap, len(leaves))))
 
 
-def exchange_parts(state: GossipState, params: Any, step: StepLike, pieces: list[range]) -> PushSum:
+def exchange_parts(
+    state: GossipState, params: Any, step: StepLike, pieces: list[Fragment]
+) -> PushSum:
     """`exchange` by one of the devices of a node, or by all of it; `pieces` of `split_messages`."""
     if not state.overlap:
         x, weight = mix_once(numerators(params, state), state.weight, state, step)
         return PushSum(weight, x)
 
-    def send(leaves: range, mass: PushSum) -> PushSum:
-        part = PushSum(mass.weight if not leaves.start else None, pick(mass.x, leaves))
+    def send(leaves: Fragment, mass: PushSum) -> PushSum:
+        part = PushSum(mass.weight if 0 in leaves else None, pick(mass.x, leaves))
         received = _deliver(part, state, step)
-        weight = mass.weight if leaves.start else received.weight
+        weight = received.weight if 0 in leaves else mass.weight
         return PushSum(weight, merge(mass.x, received.x, leaves))
 
     mass = vary(state.in_flight, state.wire.axis_name)
     branches = [partial(send, leaves) for leaves in pieces]
     branches += [lambda mass: mass] * (state.overlap - len(pieces))
-    if len(branches) == 1:
-        return branches[0](mass)
-    piece = (step - 1) % state.overlap
-    if isinstance(piece, int | np.integer):
-        return branches[piece](mass)
-    return jax.lax.switch(piece, branches, mass)
+    return switch((step - 1) % state.overlap, branches, mass)
 
 
 def _deliver(sent: PushSum, state: GossipState, step: StepLike) -> PushSum:

@@ -18,14 +18,16 @@ from gossipjax.algorithms.outer_checks import (
     make_outer_shares,
     require_average,
     require_feedback,
+    require_fragments,
     require_gossip,
     require_gradients_only,
     require_inner,
     require_mean_over,
+    require_parts,
     require_whole_steps,
 )
 from gossipjax.algorithms.outer_stability import require_stable
-from gossipjax.algorithms.parameters import merge, pick, split_leaves
+from gossipjax.algorithms.parameters import Fragment, LayerFragments, merge, pick
 from gossipjax.algorithms.state import (
     ExchangePlan,
     GossipState,
@@ -59,11 +61,12 @@ from gossipjax.collectives import (
     MeanOver,
     StepLike,
     cast_like,
-    cond,
     default_step,
+    switch,
     vary,
     vary_where_mapped,
 )
+from gossipjax.sharding import constrain, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
 
@@ -75,7 +78,7 @@ def outer(
     outer_tx: optax.GradientTransformation,
     every: int,
     average: Average = "exact",
-    fragments: int = 1,
+    fragments: int | LayerFragments = 1,
     delay: int = 0,
     mix: float = 0.0,
     wire: WireLike | None = None,
@@ -108,7 +111,9 @@ def outer(
         `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`, for any directed graph:
         nodes mix after their outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
       fragments: p, parts of the leaves, in their order, that are averaged at different times: f at
-        the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`.
+        the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. Of a model that scans over
+        stacked layers `gx.layer_fragments`. What of `outer_tx` is not elementwise, such as clipping
+        by a norm and Muon, is of each fragment alone, and of pieces of the leaves that are cut.
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
       wire: the form of outer gradients, a narrower type or a codec, such as `gx.wire.int4()`. A
@@ -174,7 +179,7 @@ def outer(
     plan = OuterPlan(
         every,
         who,
-        require_int(fragments, "fragments of outer", 1, every),
+        require_fragments(fragments, every),
         require_int(delay, "delay of outer", 0, every - 1),
         require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
         float(pull),
@@ -183,10 +188,10 @@ def outer(
         mean_over,
         make_outer_shares(weights, who, delay),
     )
-    if reset_inner and fragments > 1:
+    if reset_inner and plan.fragment_count > 1:
         raise ValueError(
-            f"reset_inner of outer must be False where there are fragments, got {fragments}: their "
-            "outer steps come at different times."
+            "reset_inner of outer must be False where there are fragments, got "
+            f"{plan.fragment_count}: their outer steps come at different times."
         )
     if spec is not None:
         require_whole_steps(plan, spec.plan)
@@ -218,8 +223,9 @@ class _OuterSteps:
         anchor = common_model(params, axis_name if is_exact else None)
         outer_states = self._init_outer(anchor)
         if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
-            first = split_leaves(anchor, plan.fragments)[0]
-            require_gradients_only(self.outer_tx, pick(anchor, first), outer_states[0])
+            parts = [pick(anchor, leaves) for leaves in plan.split(anchor)]
+            require_gradients_only(self.outer_tx, parts[0], outer_states[0])
+            require_parts(parts, plan)
         return vary_where_mapped(
             OuterState(
                 count=jnp.zeros((), jnp.int32),
@@ -228,18 +234,22 @@ class _OuterSteps:
                 anchor=anchor,
                 outer=outer_states,
                 sent=zeros_like_model(params) if plan.delay else None,
-                sent_counts=jnp.full(plan.fragments, -1, jnp.int32) if plan.delay else None,
+                sent_counts=jnp.full(plan.fragment_count, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
                 error=None if plan.error_feedback is None else zeros_like_model(params),
-                counted=jnp.zeros(plan.fragments) if plan.shares == "counted" else None,
+                counted=jnp.zeros(plan.fragment_count) if plan.shares == "counted" else None,
             ),
             axis_name,
         )
 
     def _init_outer(self, anchor: Any) -> tuple[optax.OptState, ...]:
         """The state of the outer optimizer, by fragment."""
-        fragments = split_leaves(anchor, self.plan.fragments)
-        return tuple(self.outer_tx.init(pick(anchor, leaves)) for leaves in fragments)
+        parts = [pick(anchor, leaves) for leaves in self.plan.split(anchor)]
+        return tuple(self.constrain(self.outer_tx.init(part), part) for part in parts)
+
+    def constrain(self, outer_state: Any, part: Any) -> Any:
+        """Shards what is like pieces of parameters as these are inside a node."""
+        return constrain(outer_state, specs_here(), self.plan.wire.axis_name, part)
 
     @property
     def _local_plan(self) -> ExchangePlan:
@@ -284,14 +294,15 @@ class _OuterSteps:
         if old.counted is not None:
             new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
         carry = vary((cast_like(change, params), new), plan.wire.axis_name)
-        for fragment, leaves in enumerate(split_leaves(old.anchor, plan.fragments)):
-            step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
-            if plan.delay:
-                carry = cond(plan.is_used(fragment, step), step_of.use, _keep, *carry)
-                carry = cond(plan.is_sent(fragment, step), step_of.send, _keep, *carry)
-            else:
-                carry = cond(plan.is_used(fragment, step), step_of.use_at_once, _keep, *carry)
-        return carry
+        steps = [
+            _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
+            for fragment, leaves in enumerate(plan.split(old.anchor))
+        ]
+        used = plan.due(plan.is_used, step)
+        if not plan.delay:
+            return switch(used, [*(s.use_at_once for s in steps), _keep], *carry)
+        carry = switch(used, [*(s.use for s in steps), _keep], *carry)
+        return switch(plan.due(plan.is_sent, step), [*(s.send for s in steps), _keep], *carry)
 
     def _move_locally(
         self, change: Any, local: GossipState, params: Any, step: StepLike
@@ -331,7 +342,7 @@ class _FragmentStep:
 
     steps: _OuterSteps
     fragment: int
-    leaves: range
+    leaves: Fragment
     params: Any
     step: StepLike
     average: Any  # of what was sent, if it was computed before
@@ -376,9 +387,8 @@ class _FragmentStep:
         """DiLoCo's step: `a <- a + outer_tx(D at a); x <- a`."""
         anchor = pick(state.anchor, self.leaves)
         outer = list(state.outer)
-        change, outer[self.fragment] = self.steps.outer_tx.update(
-            average, outer[self.fragment], anchor
-        )
+        change, new = self.steps.outer_tx.update(average, outer[self.fragment], anchor)
+        outer[self.fragment] = self.steps.constrain(new, anchor)
         if self.steps.gossip is not None:
             change, state = self._mix(self.steps.gossip, change, anchor, state)
         anchor = add(anchor, change)

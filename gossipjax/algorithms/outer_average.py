@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.algorithms.parameters import pick, split_leaves
+from gossipjax.algorithms.parameters import Fragment, LayerFragments, pick, split_leaves
 from gossipjax.algorithms.state import DEFAULT_WIRE, ExchangePlan, subtract
 from gossipjax.collectives import MeanOver, StepLike, exact_average, mean_of_encoded, mix
 from gossipjax.serialization import written_by_flax
@@ -31,8 +33,9 @@ class OuterPlan:
       every: H, steps from one average of a fragment to the next.
       average: "exact", "none", a schedule, or the plan of the gossip that stands in its place:
         period `m` of H steps uses round `m`.
-      fragments: p. Fragment `f` is sent at the end of every step `k` with
-        `k + 1 = (f + 1) H // p  (mod H)`, the last one thus at that of each H-th step.
+      fragments: p, or with the layers that are in each. Fragment `f` is sent at the end of every
+        step `k` with `k + 1 = (f + 1) H // p  (mod H)`, the last one thus at that of each H-th
+        step: one fragment at a step, at most.
       delay: steps between sending a fragment and using its average.
       mix: the weight of the local model where an average is used.
       pull: the weight of the distance between anchors, where `average` is a schedule.
@@ -46,7 +49,7 @@ class OuterPlan:
 
     every: int
     average: Average = "exact"
-    fragments: int = 1
+    fragments: int | LayerFragments = 1
     delay: int = 0
     mix: float = 0.0
     pull: float = 1.0
@@ -63,9 +66,20 @@ class OuterPlan:
         return self.average if isinstance(self.average, Schedule) else None
 
     @property
+    def fragment_count(self) -> int:
+        """p."""
+        return self.fragments if isinstance(self.fragments, int) else self.fragments.count
+
+    def split(self, tree: Any) -> list[Fragment]:
+        """What is in each fragment of a tree like the parameters."""
+        if isinstance(self.fragments, int):
+            return split_leaves(tree, self.fragments)
+        return self.fragments.split(tree)
+
+    @property
     def replaces_all(self) -> bool:
         """Whether an outer step leaves nothing of the models that it has averaged."""
-        return self.average == "exact" and self.fragments == 1 and self.mix == 0
+        return self.average == "exact" and self.fragment_count == 1 and self.mix == 0
 
     def skips_exchange(self, step: StepLike) -> bool:
         """Whether the gossip inside need not exchange at `step`, if that is known when traced.
@@ -81,22 +95,30 @@ class OuterPlan:
         """Whether an average may be taken beside the steps between sending and using it."""
         return self.delay > 0 and self.average != "none"
 
-    def is_sent(self, fragment: int, step: Any) -> Any:
+    def is_sent(self, fragment: Any, step: Any) -> Any:
         """Whether the fragment's outer gradient is taken at the end of `step`."""
-        offset = (fragment + 1) * self.every // self.fragments
+        offset = (fragment + 1) * self.every // self.fragment_count
         return (step + 1 - offset) % self.every == 0
 
-    def is_used(self, fragment: int, step: Any) -> Any:
+    def is_used(self, fragment: Any, step: Any) -> Any:
         """Whether the average that was sent `delay` steps before is used at the end of `step`."""
         return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
 
     def sent_at(self, step: int) -> int | None:
         """The fragment whose outer gradient is taken at the end of `step`."""
-        return next((f for f in range(self.fragments) if self.is_sent(f, step)), None)
+        return self._known(self.due(self.is_sent, step))
 
     def used_at(self, step: int) -> int | None:
         """The fragment whose average is used at the end of `step`."""
-        return next((f for f in range(self.fragments) if self.is_used(f, step)), None)
+        return self._known(self.due(self.is_used, step))
+
+    def _known(self, fragment: StepLike) -> int | None:
+        return None if fragment == self.fragment_count else int(fragment)
+
+    def due(self, is_due: Callable[[Any, StepLike], Any], step: StepLike) -> StepLike:
+        """The fragment for which `is_due(fragment, step)`, `is_sent` or `is_used`; p for none."""
+        due = is_due(np.arange(self.fragment_count), step)
+        return (np if isinstance(due, np.ndarray) else jnp).append(due, True).argmax()
 
     def round_number(self, step: StepLike) -> StepLike:
         """The round of the schedule for the average that is used at the end of `step`."""
@@ -204,6 +226,6 @@ def average_sent(state: OuterState, step: int) -> Any:
     """
     fragment = state.plan.used_at(step)
     assert fragment is not None
-    leaves = split_leaves(state.anchor, state.plan.fragments)[fragment]
+    leaves = state.plan.split(state.anchor)[fragment]
     sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
     return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])[0]

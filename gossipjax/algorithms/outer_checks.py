@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.outer_average import OuterPlan, Shares
-from gossipjax.algorithms.parameters import make_mask
+from gossipjax.algorithms.parameters import LayerFragments, make_mask
 from gossipjax.algorithms.state import ExchangePlan, GossipState
 from gossipjax.algorithms.steps import gossip_state, outer_state
 from gossipjax.algorithms.transform import (
@@ -21,7 +21,8 @@ from gossipjax.algorithms.transform import (
 )
 from gossipjax.algorithms.weighted import make_shares
 from gossipjax.collectives import MeanOver, require_doubly_stochastic
-from gossipjax.topology.schedule import Schedule
+from gossipjax.sharding import inner_axes, specs_here
+from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Codec
 
 
@@ -48,10 +49,10 @@ def require_gossip(
 
 def require_whole_steps(plan: OuterPlan, gossip: ExchangePlan) -> None:
     """Raises `ValueError` where a gossip in the place of an average cannot have these settings."""
-    if plan.fragments > 1 or plan.delay or plan.mix:
+    if plan.fragment_count > 1 or plan.delay or plan.mix:
         raise ValueError(
             "fragments of outer must be 1, delay 0 and mix 0 where average is a gossip, which "
-            f"moves whole models at once, got {plan.fragments}, {plan.delay} and {plan.mix}."
+            f"moves whole models at once, got {plan.fragment_count}, {plan.delay} and {plan.mix}."
         )
     axes = plan.wire.axis_name, plan.wire.local_axis_name
     expected = gossip.wire.axis_name, gossip.wire.local_axis_name
@@ -60,6 +61,27 @@ def require_whole_steps(plan: OuterPlan, gossip: ExchangePlan) -> None:
             "axis_name and local_axis_name of outer must be those of the gossip in average, "
             f"{expected}, got {axes}."
         )
+
+
+def require_fragments(fragments: Any, every: int) -> int | LayerFragments:
+    count = fragments.count if isinstance(fragments, LayerFragments) else fragments
+    number = require_int(count, "fragments of outer", 1, every)
+    return fragments if isinstance(fragments, LayerFragments) else number
+
+
+def require_parts(parts: list[Any], plan: OuterPlan) -> None:
+    """Raises `ValueError` where the devices of a node would not have as much of each piece."""
+    specs = specs_here()
+    if specs is None:
+        return
+    for part in parts:
+        try:
+            specs.require(part, inner_axes(plan.wire.axis_name), may_repeat=True)
+        except ValueError as error:
+            raise ValueError(
+                "fragments of outer must be of pieces that a node's devices share evenly, got "
+                f"{plan.fragments} and a piece that they do not: {error}"
+            ) from error
 
 
 def require_average(average: Any, pull: Any) -> None:
@@ -150,11 +172,11 @@ def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
             f"parameters, got one that keeps {kept}: an outer step would not reach these. "
             "optax.masked may stand around gx.outer."
         )
-    in_parts = plan.fragments > 1 or plan.mix > 0
+    in_parts = plan.fragment_count > 1 or plan.mix > 0
     if in_parts and plan.average == "exact" and gossip.in_flight is not None:
         raise ValueError(
             "fragments of outer must be 1 and mix 0 around gx.osgp, got "
-            f"{plan.fragments} and {plan.mix}: its messages in flight carry the whole model "
+            f"{plan.fragment_count} and {plan.mix}: its messages in flight carry the whole model "
             "with one weight. Use gx.sgp."
         )
 

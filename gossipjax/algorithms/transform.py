@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.exchange import exchange, exchange_parts, split_messages
+from gossipjax.algorithms.parameters import Fragment
 from gossipjax.algorithms.state import (
     ExchangePlan,
     Extra,
@@ -171,7 +172,7 @@ class _Parts:
         params: Any,
         arrays: dict[str, Any],
         others: dict[str, Any],
-        pieces: list[range] | None,
+        pieces: list[Fragment] | None,
     ) -> tuple[Any, Any]:
         """The update of parts; `pieces` are those of an overlap."""
         arguments = {**arrays, **others}

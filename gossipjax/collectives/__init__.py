@@ -50,6 +50,7 @@ from gossipjax.collectives._mixing import (
     require_doubly_stochastic,
     require_schedule,
     round_index,
+    switch,
 )
 
 __all__ = [
@@ -84,6 +85,7 @@ __all__ = [
     "select_for_node",
     "split",
     "sum_over_parts",
+    "switch",
     "upcast",
     "varies",
     "vary",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -364,6 +364,13 @@ def cond(
     if isinstance(predicate, bool | np.bool_):
         return (if_true if predicate else if_false)(*operands)
     return jax.lax.cond(predicate, if_true, if_false, *operands)
+
+
+def switch(index: StepLike, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """`lax.switch`, decided when traced where `index` is known then."""
+    if isinstance(index, int | np.integer):
+        return branches[index](*operands)
+    return jax.lax.switch(index, branches, *operands)
 
 
 def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:

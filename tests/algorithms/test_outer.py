@@ -43,7 +43,7 @@ class Setting(NamedTuple):
     is_directed: bool = False
     average: Any = "exact"  # or "neighbours", "sgp", "gradient_tracking"
     damped: bool = False
-    fragments: int = 1
+    fragments: Any = 1
     delay: int = 0
     mix: float = 0.0
     pull: float = 1.0
@@ -103,13 +103,21 @@ class Setting(NamedTuple):
             self.inner,
             self.overlap,
             neighbours if self.average == "neighbours" else self.average,
-            (BIAS, KERNEL) if self.fragments == 2 else (slice(None),),
+            PARTS[self.fragments],
             self.delay,
             self.mix,
             self.pull,
         )
 
 
+TWO_LAYERS = gx.layer_fragments(2, {"kernel": 1, "bias": None})
+AND_THE_REST = gx.layer_fragments(3, {"kernel": 1, "bias": None})
+PARTS = {
+    1: (slice(None),),
+    2: (BIAS, KERNEL),
+    TWO_LAYERS: ([0, 2, 4, 6, 7], [1, 3, 5, 8, 9, 10]),
+    AND_THE_REST: ([0, 2, 4, 6], [1, 3, 5], [7, 8, 9, 10]),
+}
 STREAMING = {"optimizer": NESTEROV, "fragments": 2, "delay": 2, "mix": 0.25}
 SETTINGS = {
     "local sgd": Setting(3),
@@ -127,6 +135,14 @@ SETTINGS = {
     "streaming, long delay": Setting(4, 0.4, NESTEROV, fragments=2, delay=3, mix=0.5),
     "streaming over sgp": Setting(5, 0.4, inner="sgp", is_directed=True, **STREAMING),
     "streaming over dpsgd": Setting(5, 0.4, inner="dpsgd", **STREAMING),
+    "layers": Setting(5, 0.4, **STREAMING | {"fragments": TWO_LAYERS}),
+    "layers and the rest": Setting(3, 0.7, NESTEROV, fragments=AND_THE_REST),
+    "layers over sgp": Setting(
+        3, 0.7, NESTEROV, "sgp", is_directed=True, fragments=AND_THE_REST, delay=1, mix=0.5
+    ),
+    "layers of neighbours": Setting(
+        3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7, fragments=AND_THE_REST
+    ),
     "noloco": Setting(3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7),
     "sgp": Setting(2, 0.4, MOMENTUM, is_directed=True, average="sgp"),
     "sgp, damped": Setting(2, 0.4, NESTEROV, is_directed=True, average="sgp", damped=True),
@@ -150,6 +166,8 @@ ON_A_MESH = (
     "slowmo over dpsgd",
     "diloco, delay over osgp",
     "streaming",
+    "layers",
+    "layers of neighbours",
     "noloco",
 )
 CASES = [(name, "vmap", 3, "static") for name in SETTINGS]
@@ -165,6 +183,7 @@ LOW_PRECISION = {
     "diloco": "vmap",
     "streaming": "shard_map_check_vma",
     "streaming over sgp": "vmap",
+    "layers over sgp": "shard_map_check_vma",
     "noloco": "shard_map_check_vma",
 }
 
