@@ -147,7 +147,9 @@ def encode_pieces(
     Where a codec allows it, pieces are rounded before they are concatenated, which then moves half
     the bytes.
     """
-    is_scaled = isinstance(codec, FloatCodec) and any(map(codec.is_scaled, pieces))
+    whole = jax.ShapeDtypeStruct((sum(piece.size for piece in pieces),), pieces[0].dtype)
+    # By the whole: pieces of one value would seem to need no scale.
+    is_scaled = isinstance(codec, FloatCodec) and codec.is_scaled(whole)
     if is_scaled or not codec.is_elementwise:
         pieces = [concatenate_in_place(pieces)]
     return concatenate_in_place([codec.encode(piece, key) for piece in pieces])

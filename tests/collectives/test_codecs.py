@@ -13,6 +13,7 @@ import pytest
 from modes import make_mesh, run
 
 import gossipjax as gx
+from gossipjax.wire import encode_pieces
 
 N = 8
 DENSE = [gx.wire.bfloat16(), gx.wire.float16(), gx.wire.int8(), gx.wire.int4(block=16)]
@@ -62,6 +63,14 @@ def test_the_words_are_counted(codec):
         assert not np.any(nothing)
         assert not np.signbit(nothing).any()
     assert hash(codec) == hash(type(codec)(**vars(codec)))  # static data of a program
+
+
+@pytest.mark.parametrize("codec", DENSE, ids=str)
+def test_the_words_of_pieces_are_those_of_the_whole(codec):
+    """Pieces of one value, too, each of which alone would travel in full precision."""
+    x = jnp.array([1.0, 3e5, 2.0])
+    words = encode_pieces([x[:1], x[1:2], x[2:]], codec, make_key())
+    np.testing.assert_array_equal(words, codec.encode(x, make_key()))
 
 
 @pytest.mark.parametrize(
