@@ -27,4 +27,5 @@ from gossipjax.diagnostics import average_model, latest_model, local_model
 from gossipjax.sharding import fsdp_specs, state_specs
 from gossipjax.spmd import Nodes, Program, donate_on_accelerators, spmd
 from gossipjax.topology import Schedule
+from gossipjax.traffic import Traffic, bytes_per_step
 from gossipjax.train_step import MAX_PROGRAMS, TrainStep, accumulate_gradients

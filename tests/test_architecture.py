@@ -46,6 +46,7 @@ LAYERS = {
     "overlapped_step": TOP,
     "train_step": {"diagnostics", "launch", "overlapped_step", *TOP},
     "diagnostics": TOP,
+    "traffic": TOP,
     "flax": {"serialization"},
     "batch_stats": {"diagnostics", *TOP},
     "checkpoint": {"launch", *TOP},

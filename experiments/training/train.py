@@ -17,20 +17,16 @@ from experiments.options import option_name
 from experiments.program import FatalError
 from experiments.results import Record
 from experiments.training.evaluation import Evaluator
-from experiments.training.forms import FORMS, WireName
 from experiments.training.methods import Method
 from experiments.training.output import Output, RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
 from experiments.training.plan import TrainingPlan, TrainingRun
 from experiments.training.task import Task
 from experiments.training.trainer import Trainer
-from gossipjax import cost_model
 from gossipjax.checkpoint import Checkpoints, TrainState
-from gossipjax.cost_model import Exchange, Network, Workload
 from gossipjax.processes import any_process
 
 SECONDS_PER_HOUR = 3600
-ANY_NETWORK = Network(1.0)  # bytes do not depend on it
 
 IDENTITY = ("algorithm", "seed", "nodes", "fsdp")
 PROGRESS = ("examples", "seconds", "seconds_per_step", "metrics")
@@ -256,7 +252,7 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
         option = option_name(ended_by)
         log.end(f"{run.title} ends after step {state.step} of {plan.steps}, by {option}")
     log.write_texts(examined.texts)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params)) // nodes.size
+    params = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), state.params)
     seconds_per_step = float(np.median(progress.seconds_per_step))
     return {
         "run": run.name,
@@ -269,7 +265,7 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
         "input_wait": input_wait,
-        "sent_bytes_per_step": count_sent_bytes(run.method, options.wire, parameters, nodes.size),
+        "sent_bytes_per_step": count_sent_bytes(run.method, params, nodes, state.step),
         **metrics,
         **examined.metrics,
         **evaluator.evaluate_nodes(trainer.node_variables(state)),
@@ -281,53 +277,16 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
     }
 
 
-def list_exchanges(method: Method, wire: WireName, nodes: int) -> list[Exchange]:
-    """Returns what a method exchanges, by update; exact averages are on a ring."""
-    exchanges: list[Exchange] = []
-    if method.algorithm == "allreduce":
-        exchanges += _make_average(wire, 1, nodes)
-    # Without outer steps, as theirs come below; gossip in the place of their average is theirs.
-    inner = dataclasses.replace(method, outer=None, outer_average="exact")
-    state = inner.state()
-    if state is not None:
-        exchanges += cost_model.from_plan(state.plan, method.algorithm).exchanges
-    outer = method.outer
-    if outer is None or outer.outer_average == "none":
-        return exchanges
-    every = outer.outer_every or 1
-    if outer.outer_average == "exact":
-        return [*exchanges, *_make_average(outer.outer_wire, every, nodes)]
-    codec = FORMS[outer.outer_wire].codec
-    if outer.gossip is None:
-        models = 1 if outer.outer_pull == 1 else 2
-        gossip = cost_model.noloco(method.outer_average, every, codec, models)
-        return [*exchanges, *gossip.exchanges]
-    state = method.state()
-    assert state is not None
-    found = cost_model.from_plan(state.plan, outer.gossip).exchanges
-    return [*exchanges, *(dataclasses.replace(e, every=e.every * every) for e in found)]
+def count_sent_bytes(method: Method, params: Any, nodes: gx.Nodes, steps: int) -> float:
+    """Returns the bytes of a step, the mean over the steps, of the node that sends most in it.
 
-
-def _make_average(wire: WireName, every: int, nodes: int) -> tuple[Exchange, ...]:
-    """An exact average; sparse messages go from each node to all others."""
-    codec = FORMS[wire].codec
-    if codec is not None and codec.is_sparse:
-        return cost_model.sparse_loco(every, nodes, codec).exchanges
-    return cost_model.diloco(every, wire=codec).exchanges
-
-
-def count_sent_bytes(method: Method, wire: WireName, parameters: int, nodes: int) -> float:
-    """Returns the bytes of a step, the mean over the steps, of the node that sends most.
-
-    `wire` is that of the algorithm, `parameters` the number of those of a node's model.
+    `params` are those of one node, `[...]`, or their shapes.
 
     >>> import optax
     >>> from experiments.training.methods import MethodOptions, make_method
     >>> sgp = make_method("sgp", MethodOptions(nodes=4, local_steps=5), optax.sgd(0.1))
-    >>> count_sent_bytes(sgp, "float32", 1000, nodes=4)
+    >>> count_sent_bytes(sgp, {"w": np.zeros(999, np.float32)}, gx.Nodes(4), steps=10)
     800.0
     """
-    exchanges = tuple(list_exchanges(method, wire, nodes))
-    return cost_model.predict_step(
-        cost_model.Method(method.algorithm, exchanges), Workload(parameters), ANY_NETWORK, nodes
-    ).sent_bytes
+    sent = gx.bytes_per_step(method.transform, params, nodes, range(steps)).sent
+    return float(sent.max(axis=1).mean()) if steps else 0.0

@@ -1,0 +1,173 @@
+"""What a step sends: the bytes of each node, read in the traced program of an update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from gossipjax import meshes
+from gossipjax.algorithms.steps import step_plan
+from gossipjax.algorithms.transform import require_transform
+from gossipjax.spmd import Nodes, as_nodes
+from gossipjax.spmd.program import AXIS_PARAMS, is_collective_over
+from gossipjax.topology.schedule import require_int
+
+# Over n nodes, on a ring: what each sends, and receives, as a multiple of what it puts in.
+RING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "psum": lambda n: 2 * (n - 1) / n,
+    "pmax": lambda n: 2 * (n - 1) / n,
+    "pmin": lambda n: 2 * (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_gather": lambda n: n - 1,
+    "all_to_all": lambda n: (n - 1) / n,
+}
+
+
+class Traffic(NamedTuple):
+    """The bytes that N nodes exchange in T steps.
+
+    Attributes:
+      sent: float64 `[T, N]`, by each node in each step.
+      received: float64 `[T, N]`.
+
+    >>> import jax.numpy as jnp, gossipjax as gx
+    >>> star = gx.sgp(gx.topology.star(3))
+    >>> gx.bytes_per_step(star, jnp.zeros(9), nodes=3).received.tolist()  # nine values and a weight
+    [[80.0, 40.0, 40.0]]
+    """
+
+    sent: np.ndarray
+    received: np.ndarray
+
+
+def bytes_per_step(
+    tx: optax.GradientTransformation,
+    params: optax.Params,
+    nodes: int | Nodes,
+    steps: Iterable[int] | None = None,
+    **extra_args: Any,
+) -> Traffic:
+    """Returns the bytes that each node sends and receives in each step.
+
+    Nothing runs. The update of each distinct step is traced for nodes on devices of their own, as
+    `gx.TrainStep` compiles it, and its collectives are counted: all that travels, with scales and
+    indices of codecs and with push-sum weights. A node without a peer in a round sends nothing.
+    Exact averages are counted on a ring: of B bytes an all-reduce sends `2 (N - 1) / N B`, a gather
+    `(N - 1) B`, an all-to-all `(N - 1) / N B`.
+
+    Where a node has several devices, it is what all of them exchange with other nodes, and not
+    among themselves. Where data decide, as in `gx.apply_if_finite`, it is the branch that sends
+    most. What a training step exchanges outside of `tx` is not counted.
+
+    Args:
+      tx: the whole chain.
+      params: the parameters of one node, `[...]`: arrays or `jax.ShapeDtypeStruct`s.
+      nodes: N; or the `Nodes` with a mesh, if that has more axes, such as "local" or "fsdp".
+      steps: the numbers of T steps, from 0; by default those up to the end of the first cycle.
+      extra_args: what `tx.update` needs beside, such as `node_weight=`, of one node.
+
+    Raises:
+      ValueError: if a step is not an integer from 0, the number of exchanges in a loop is not known
+        when traced, or a collective is of a kind that has no formula here; else as `tx`.
+
+    >>> import jax.numpy as jnp, optax, gossipjax as gx
+    >>> schedule = gx.topology.one_peer_exponential(4).every(2)
+    >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(schedule, wire=jnp.bfloat16))
+    >>> gx.bytes_per_step(tx, {"w": jnp.zeros((10, 10))}, nodes=4).sent[:, 0].tolist()
+    [204.0, 0.0, 204.0, 0.0]
+    """
+    tx = require_transform(tx, "tx of bytes_per_step")
+    nodes = as_nodes(None, nodes)
+    sizes = dict(nodes.mesh.shape) if nodes.mesh is not None else {}
+    sizes[nodes.axis_name] = nodes.size  # also where several share a device
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    manual = set(sizes) - set(nodes.inner_axes)
+
+    def on_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
+        options: dict[str, Any] = {"axis_names": manual, "check_vma": False}
+        return jax.shard_map(fn, mesh=mesh, in_specs=P(), out_specs=P(), **options)
+
+    def count(step: int) -> np.ndarray:
+        def update(updates: Any, state: Any, params: Any) -> Any:
+            return tx.update(updates, state, params, step=step, **extra_args)
+
+        jaxpr = jax.make_jaxpr(on_mesh(update))(shapes, state, shapes)
+        return _count(jaxpr, nodes, {})
+
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
+    with meshes.unset_mesh():
+        state = jax.eval_shape(on_mesh(tx.init), shapes)
+        plan = step_plan(state)
+        wanted = range(sum(plan.cycle)) if steps is None else steps
+        programs = [plan.canonical_step(require_int(k, "a step", 0)) for k in wanted]
+        counted = {k: count(k) for k in dict.fromkeys(programs)}
+    rows = np.array([counted[k] for k in programs]).reshape(-1, 2, nodes.size)
+    return Traffic(rows[:, 0], rows[:, 1])
+
+
+def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
+    """The bytes `[2, N]`, sent and received, of a jaxpr on devices along these axes."""
+    total = np.zeros((2, nodes.size))
+    for eqn in jaxpr.eqns:
+        axes = manual
+        if eqn.primitive.name == "shard_map":
+            inside = eqn.params["newly_manual_axes"]
+            axes = {**manual, **{name: eqn.params["mesh"].shape[name] for name in inside}}
+        parts = [_count(inner, nodes, axes) for inner in jaxprs_in_params(eqn.params)]
+        if eqn.primitive.name == "cond":
+            total += _choose(parts, eqn.params.get("branches_platforms"))
+        elif eqn.primitive.name == "scan":
+            total += eqn.params["length"] * sum(parts)
+        elif eqn.primitive.name == "while" and np.any(parts):
+            raise ValueError(
+                "an exchange must be in a loop whose length is known when traced, got one in a "
+                "while loop: use jax.lax.scan, or a fori_loop between numbers."
+            )
+        else:
+            total += sum(parts)
+        if eqn.invars and is_collective_over(nodes.axis_name, eqn):
+            total += _count_collective(eqn, nodes, manual)
+    return total
+
+
+def _choose(branches: list[np.ndarray], platforms: Any) -> np.ndarray:
+    """The branch that this backend compiles; where data decide, that which sends most."""
+    if platforms is None:
+        return max(branches, key=np.sum)
+    backend = jax.default_backend()
+    for branch, names in zip(branches, platforms, strict=True):
+        if names is None or backend in names:
+            return branch
+    raise ValueError(f"no branch of a program must be without a platform, got {platforms}.")
+
+
+def _count_collective(eqn: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
+    """The bytes `[2, N]` of one collective, of all devices of a node."""
+    names = [eqn.params[name] for name in AXIS_PARAMS if name in eqn.params]
+    over = {name for part in names for name in (part if isinstance(part, tuple) else (part,))}
+    devices = math.prod(size for axis, size in manual.items() if axis not in over)
+    operands = devices * sum(var.aval.size * var.aval.dtype.itemsize for var in eqn.invars)
+    kind = eqn.primitive.name
+    if kind == "ppermute":
+        edges = np.array([edge for edge in eqn.params["perm"] if edge[0] != edge[1]], int)
+        ends = edges.reshape(-1, 2).T
+        return operands * np.array([np.bincount(end, minlength=nodes.size) for end in ends])
+    if kind not in RING:
+        raise ValueError(
+            f"collectives over {nodes.axis_name!r} must be {', '.join(RING)} or ppermute to be "
+            f"counted, got {kind}."
+        )
+    groups = eqn.params.get("axis_index_groups") or [range(nodes.size)]
+    sizes = np.ones(nodes.size)
+    for group in groups:
+        sizes[list(group)] = len(group)
+    return operands * np.tile(RING[kind](sizes), (2, 1))

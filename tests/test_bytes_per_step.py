@@ -1,0 +1,193 @@
+"""`gx.bytes_per_step` against the collectives of compiled programs: all algorithms, all wires."""
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import oracle
+import pytest
+from algorithms.rows import ROWS
+from compiled_bytes import count_bytes
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from modes import make_mesh
+from promotion import promoting
+
+import gossipjax as gx
+from experiments.speed.compiled.hlo import parse_module
+
+N = 4
+# Sizes that fill no block of a codec and no row of N.
+PARAMS = {"kernel": jnp.ones((7, 9)), "bias": jnp.ones(5), "scale": jnp.ones((3, 11))}
+IRREGULAR = gx.topology.from_matrices(
+    [[0.5, 0, 0, 0.5], [0.25, 0.5, 0, 0], [0.25, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]]
+)
+ONE_PEER = gx.topology.one_peer_exponential(N)
+RING = gx.topology.ring(N)
+COMPLETE = gx.topology.complete(N)
+HYBRID = gx.topology.piecewise({0: COMPLETE, 2: gx.topology.star(N), 4: ONE_PEER.every(2)})
+DENSE = {
+    "bfloat16": gx.wire.bfloat16(),
+    "float16": gx.wire.float16(),
+    "int8": gx.wire.int8(block=16),
+    "int4": gx.wire.int4(block=16),
+}
+SPARSE = {
+    "top_k": gx.wire.top_k(0.1),
+    "random_k": gx.wire.random_k(0.1),
+    "block_top_k": gx.wire.block_top_k(4, 32),
+}
+SGD = optax.sgd(0.1, momentum=0.9)
+OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+
+
+def list_cases():
+    rng = np.random.default_rng(1)
+    for name, row in ROWS.items():
+        schedule = gx.topology.from_matrices(row.matrices(rng, N))
+        yield name, row.transform(schedule)
+    graphs = {"irregular": IRREGULAR, "complete": COMPLETE, "hybrid": HYBRID}
+    for name, wire in DENSE.items():
+        yield f"allreduce, {name}", optax.chain(gx.allreduce(wire=wire), SGD)
+        for graph, schedule in graphs.items():
+            yield f"sgp, {name}, {graph}", gx.sgp(schedule, wire=wire)
+        if name in ("bfloat16", "int4"):  # made as the others are
+            continue
+        yield f"osgp 2, {name}", gx.osgp(ONE_PEER, 2, wire=wire)
+        yield f"osgp 1, {name}, complete", gx.osgp(COMPLETE, 1, wire=wire)
+        yield f"dpsgd, {name}", gx.dpsgd(RING, wire=wire)
+        yield f"adpsgd, {name}", gx.adpsgd(RING, 1, wire=wire)
+        yield f"gradient_tracking, {name}", gx.gradient_tracking(IRREGULAR, wire=wire)
+        yield f"quasi_global, {name}", gx.quasi_global(RING, 0.1, wire=wire)
+        yield f"outer, {name}", gx.outer(SGD, OUTER, 2, wire=wire)
+        yield (
+            f"outer over pairs, {name}",
+            gx.outer(
+                SGD,
+                optax.sgd(0.7),
+                2,
+                average=gx.topology.random_pairs(N, 2, 0),
+                pull=0.5,
+                wire=wire,
+            ),
+        )
+        yield f"streaming, {name}", gx.outer(SGD, OUTER, 3, fragments=3, delay=1, wire=wire)
+    for name, wire in (DENSE | SPARSE).items():
+        yield f"choco, {name}", gx.choco(RING, wire, 0.4)
+        yield f"deepsqueeze, {name}", gx.contrib.deepsqueeze(RING, wire, 0.4)
+    for name, wire in SPARSE.items():
+        yield f"allreduce, {name}", optax.chain(gx.allreduce(wire=wire), SGD)
+        yield f"outer, {name}", gx.outer(SGD, OUTER, 2, wire=wire, error_feedback=0.9)
+    lazy = gx.topology.from_matrices(oracle.lazy_ring(N))
+    yield "d2", gx.contrib.d2(lazy)
+    yield "mixed_momentum", gx.contrib.mixed_momentum(RING, 0.1)
+    yield "quasi_global_adam", gx.contrib.quasi_global_adam(RING, 0.1)
+    yield "relay", gx.contrib.relay(nx.full_rary_tree(2, N))
+    yield "sparta", gx.contrib.sparta(RING, 0.25)
+    yield "desloc", gx.contrib.desloc(promoting(optax.adam(0.1)), RING, 2, 3, 4)
+    yield "local steps", gx.sgp(HYBRID.every(2))
+    yield "osgp of a hybrid", gx.osgp(HYBRID, 2)
+    yield "osgp of 5 pieces", gx.osgp(RING, 5)
+    yield "outer around osgp", gx.outer(optax.chain(SGD, gx.osgp(ONE_PEER, 2)), OUTER, 4)
+    yield "outer around sgp", gx.outer(optax.chain(SGD, gx.sgp(RING)), OUTER, 3, mix=0.5)
+    yield "outer over sgp", gx.outer(SGD, optax.sgd(0.7), 2, average=gx.sgp(IRREGULAR))
+    yield "outer, none", gx.outer(SGD, OUTER, 2, average="none")
+    yield "outer, weighted", gx.outer(SGD, OUTER, 2, weights=[1, 2, 3, 4])
+    yield "weighted", optax.chain(SGD, gx.weighted([1, 2, 3, 4]), gx.sgp(RING))
+    yield "if finite", gx.apply_if_finite(optax.chain(SGD, gx.sgp(RING)))
+    yield "masked", optax.masked(gx.sgp(RING), {"kernel": True, "bias": False, "scale": True})
+    faults = gx.faults.Faults(N, arrives=gx.faults.independent_drops(N, 3, 0, 0.3))
+    yield "lost messages", gx.faults.sgp(IRREGULAR, faults)
+    yield "nothing", SGD
+
+
+CASES = dict(list_cases())
+
+
+def compare(nodes, tx, params=PARAMS, specs=None):
+    """Asserts that what is counted is what compiled programs send, wherever that is new."""
+    traffic = gx.bytes_per_step(tx, params, nodes)
+    stacked, state = nodes.init(tx, params)
+    seen = set()
+    for step, counted in enumerate(np.stack(traffic, axis=1)):
+        if counted.tobytes() not in seen:
+            seen.add(counted.tobytes())
+
+            def update(updates, state, params, step=step):
+                return tx.update(updates, state, params, step=step)
+
+            text = nodes.spmd(update).lower(stacked, state, stacked).compile().as_text()
+            compiled = count_bytes(parse_module(text), N, nodes.mesh.size // N)
+            np.testing.assert_array_equal(counted, compiled, f"step {step}")
+    return traffic
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_what_compiled_programs_send(name):
+    compare(gx.Nodes(mesh=make_mesh(N)), CASES[name])
+
+
+ON_TWO_DEVICES = {
+    "sgp": gx.sgp(HYBRID, local_axis_name="local"),
+    "sgp, int8": gx.sgp(IRREGULAR, local_axis_name="local", wire=DENSE["int8"]),
+    "osgp 2": gx.osgp(RING, 2, local_axis_name="local"),
+    "choco": gx.choco(RING, SPARSE["top_k"], 0.4, local_axis_name="local"),
+    "outer": gx.outer(SGD, OUTER, 2, local_axis_name="local"),
+    "after allreduce": optax.chain(gx.allreduce("local"), gx.sgp(RING, local_axis_name="local")),
+}
+
+
+@pytest.mark.parametrize("name", ON_TWO_DEVICES)
+def test_nodes_of_two_devices(name):
+    compare(gx.Nodes(mesh=make_mesh(N, 2)), ON_TWO_DEVICES[name])
+
+
+EVEN = {"kernel": jnp.ones((8, 9)), "scale": jnp.ones((3, 12))}
+SPECS = {"kernel": P("fsdp"), "scale": P(None, "fsdp")}
+IN_PARTS = {
+    "sgp": gx.sgp(HYBRID),
+    "sgp, bfloat16": gx.sgp(IRREGULAR, wire=jnp.bfloat16),
+    "allreduce": gx.allreduce(),
+    "osgp 2": gx.osgp(RING, 2),
+    "gradient_tracking": gx.gradient_tracking(IRREGULAR),
+    "outer": gx.outer(SGD, OUTER, 2),
+    "streaming": gx.outer(SGD, OUTER, 2, fragments=2, delay=1),
+}
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_nodes_that_shard_their_model(name):
+    nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()).reshape(N, 2), ("nodes", "fsdp")))
+    compare(nodes, gx.sharded(IN_PARTS[name], SPECS), EVEN)
+
+
+def test_parameters_of_several_types():
+    params = {"a": jnp.ones(6, jnp.bfloat16), "b": jnp.ones((5, 3)), "c": jnp.ones((), jnp.float16)}
+    traffic = compare(gx.Nodes(mesh=make_mesh(N)), gx.sgp(RING), params)
+    assert (traffic.sent == 2 * 4 * (6 + 15 + 1 + 1)).all()  # numerators are float32
+
+
+def test_nodes_of_one_device_send_as_if_each_had_its_own():
+    shapes = jax.eval_shape(lambda: PARAMS)
+    expected = gx.bytes_per_step(gx.sgp(HYBRID), PARAMS, gx.Nodes(mesh=make_mesh(N)))
+    for nodes in (N, gx.Nodes(N), gx.Nodes(N, make_mesh(2))):
+        np.testing.assert_array_equal(gx.bytes_per_step(gx.sgp(HYBRID), shapes, nodes), expected)
+
+
+def test_the_hub_of_a_star_sends_and_receives_all_that_others_do():
+    star = gx.bytes_per_step(gx.sgp(gx.topology.star(N)), {"w": jnp.zeros(99)}, N)
+    assert star.sent.tolist() == star.received.tolist() == [[1200.0, 400.0, 400.0, 400.0]]
+    sent, received = gx.bytes_per_step(gx.sgp(IRREGULAR), {"w": jnp.zeros(99)}, N)
+    assert sent.tolist() == [[800.0, 400, 400, 400]]
+    assert received.tolist() == [[400.0, 400, 800, 400]]
+
+
+def test_steps_of_a_run_and_what_an_update_needs():
+    tx = optax.chain(SGD, gx.weighted(), gx.sgp(HYBRID))
+    sent, _ = gx.bytes_per_step(tx, PARAMS, N, steps=range(9), node_weight=3.0)
+    first, _ = gx.bytes_per_step(gx.sgp(HYBRID), PARAMS, N)  # up to the end of the first cycle
+    weights = 4 * 2 * (N - 1) / N  # of which the nodes take the sum
+    np.testing.assert_array_equal(sent - weights, np.concatenate([first, first[4:5]]))
+    assert len(first) == 8
+    assert gx.bytes_per_step(gx.sgp(RING), PARAMS, N, steps=[]).sent.shape == (0, N)
