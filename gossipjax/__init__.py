@@ -45,6 +45,7 @@ __all__ = [
     "cost_model",
     "d1d_psgd",
     "diagnostics",
+    "dirichlet_split",
     "donate_on_accelerators",
     "dpsgd",
     "easgd",

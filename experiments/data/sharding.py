@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+import gossipjax as gx
 from experiments.data.local import DataError
 
 Shuffle = Literal["local", "global"]
@@ -66,10 +67,8 @@ def split_examples(
 
     Args:
         labels: integers `[M]`, the class of each example.
-        dirichlet_alpha: None shuffles, and sizes differ by at most one. With a number alpha > 0 the
-            shuffled examples of class c are cut in proportions `q_c ~ Dirichlet(alpha, ..., alpha)`
-            over the N nodes: a small alpha gives each node few classes and a different number of
-            examples. A node without examples takes one from the node that has most.
+        dirichlet_alpha: None shuffles, and sizes differ by at most one. A number is that of
+            `gx.dirichlet_split`: a small one gives each node few classes.
 
     Returns:
         N integer arrays: the indices of each node's examples, at least one each.
@@ -79,27 +78,12 @@ def split_examples(
 
     >>> [len(shard) for shard in split_examples(np.arange(10) % 2, 4, None, seed=0)]
     [3, 3, 2, 2]
-
-    References:
-        Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-        Classification", 2019, arXiv:1909.06335.
     """
     _require_enough(len(labels), nodes)
+    if dirichlet_alpha is not None:
+        return gx.dirichlet_split(labels, nodes, dirichlet_alpha, seed)
     rng = np.random.default_rng(seed)
-    if dirichlet_alpha is None:
-        return np.array_split(rng.permutation(len(labels)), nodes)
-    parts_by_class: list[list[np.ndarray]] = []
-    for label in np.unique(labels):
-        examples = rng.permutation(np.flatnonzero(labels == label))
-        proportions = rng.dirichlet(np.full(nodes, dirichlet_alpha))
-        cuts = np.rint(np.cumsum(proportions)[:-1] * len(examples)).astype(int)
-        parts_by_class.append(np.split(examples, cuts))
-    shards = [np.concatenate(parts) for parts in zip(*parts_by_class, strict=True)]
-    for node in range(nodes):
-        if not len(shards[node]):  # a node without examples would have no gradient
-            largest = max(range(nodes), key=lambda other: len(shards[other]))
-            shards[node], shards[largest] = np.split(shards[largest], [1])
-    return shards
+    return np.array_split(rng.permutation(len(labels)), nodes)
 
 
 def draw_batches(

@@ -4,8 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experiments import data
 from experiments.data.sharding import count_passes
@@ -28,35 +26,6 @@ def test_even_split(nodes: int) -> None:
     assert max(sizes) - min(sizes) <= 1
     if nodes == 8:
         assert all(len(np.unique(LABELS[shard])) == 10 for shard in shards)  # shuffled
-
-
-@given(
-    st.lists(st.integers(0, 4), min_size=1, max_size=40).flatmap(
-        lambda labels: st.tuples(st.just(labels), st.integers(1, len(labels)))
-    ),
-    st.floats(1e-9, 1e9),
-    st.integers(0, 2**32 - 1),
-)
-@settings(deadline=None)
-def test_every_dirichlet_split_is_a_partition_without_empty_nodes(
-    labels_and_nodes: tuple[list[int], int], alpha: float, seed: int
-) -> None:
-    labels, nodes = labels_and_nodes
-    check_is_partition(
-        data.split_examples(np.array(labels), nodes, alpha, seed), len(labels), nodes
-    )
-
-
-def test_dirichlet_goes_from_one_node_per_class_to_even() -> None:
-    def counts(alpha: float) -> np.ndarray:
-        shards = data.split_examples(LABELS, 5, alpha, seed=1)
-        return np.array([np.bincount(LABELS[shard], minlength=10) for shard in shards])
-
-    assert np.all(np.abs(counts(1e7) - 20) <= 1)
-    # Each class is on one node, except for single examples that nodes without a class took.
-    assert np.all(counts(1e-6).max(axis=0) >= 100 - 5)
-    spread = [counts(alpha).std() for alpha in (0.1, 1.0, 10.0)]
-    assert spread[0] > spread[1] > spread[2]
 
 
 def take(shards: list[np.ndarray], size: int, seed: int, count: int) -> np.ndarray:
