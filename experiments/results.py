@@ -125,9 +125,14 @@ def write_summary(
     versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
     summary = {"options": options, "environment": versions | environment, "runs": runs, **more}
     text = json.dumps(summary, indent=2, default=str, allow_nan=False)
-    temporary = out / "summary.new"  # renamed when it is whole: readers never see half of it
-    temporary.write_text(f"{text}\n")
-    temporary.replace(out / "summary.json")
+    replace_text(out / "summary.json", f"{text}\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file, all of it or nothing: readers never see half of it."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(path)
 
 
 def make_progress_bar(console: Console) -> Progress:
@@ -153,9 +158,7 @@ def read_lines(path: Path) -> list[Record]:
 def filter_metrics(metrics: Path, keep: Callable[[Record], bool]) -> None:
     """Removes the lines of `metrics.jsonl` for which `keep` is false, and a line cut short."""
     lines = [f"{json.dumps(line)}\n" for line in read_lines(metrics) if keep(line)]
-    temporary = metrics.with_suffix(".new")
-    temporary.write_text("".join(lines))
-    temporary.replace(metrics)
+    replace_text(metrics, "".join(lines))
 
 
 def find_metrics(records: Sequence[Record]) -> list[str]:

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import gossipjax as gx
 from experiments.program import FatalError
-from experiments.results import Record, create_run_dir, read_object
+from experiments.results import Record, create_run_dir, read_object, replace_text
 
 Status = Literal["finished", "diverged", "failed", "missing"]
 STATE = "run.json"
@@ -171,9 +171,7 @@ def write_state(run: Run, result: Result, folder: Path) -> None:
     """Writes how a run ended."""
     names = ("status", "error", "seconds", "code", "machine")
     state = {"command": run.call} | {name: getattr(result, name) for name in names}
-    temporary = folder / "run.new"
-    temporary.write_text(json.dumps(state, indent=2))
-    temporary.replace(folder / STATE)
+    replace_text(folder / STATE, json.dumps(state, indent=2))
 
 
 def read_summary(folder: Path) -> Record:

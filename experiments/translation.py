@@ -49,7 +49,7 @@ from experiments.data.tokens import (
     make_buckets,
 )
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
-from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq, Translator
+from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq, translate_texts
 from experiments.models.transformer import compute_perplexity
 from experiments.options import (
     DTYPES,
@@ -176,14 +176,6 @@ class Translation(Task):
             param_dtype,
             options.remat,
         )
-        self.translator = Translator(
-            self.model,
-            self.tokenizer,
-            options.bucket_lengths,
-            options.batch_size_per_node,
-            options.beam,
-            options.length_penalty,
-        )
         is_too_long = lengths > options.bucket_lengths[-1]
         too_long = int(is_too_long.sum())
         padding = 1 - self.targets.lengths[~is_too_long].sum() / self.num_examples
@@ -295,7 +287,16 @@ class Translation(Task):
 
     def translate(self, variables: Variables, sources: Sequence[str]) -> list[str]:
         """Returns the translation of each text, a line; each process translates a part."""
-        translate = functools.partial(self.translator.translate, variables)
+        translate = functools.partial(
+            translate_texts,
+            self.model,
+            self.tokenizer,
+            variables,
+            widths=self.options.bucket_lengths,
+            tokens=self.options.batch_size_per_node,
+            beam=self.options.beam,
+            alpha=self.options.length_penalty,
+        )
         return list(map(join_lines, map_texts(translate, sources, variables)))
 
 

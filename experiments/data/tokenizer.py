@@ -7,7 +7,6 @@ that spells them is encoded as other text.
 
 import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.data.local import DataError
+from experiments.results import replace_text
 
 TOKENIZER_FILE = "tokenizer.json"  # in the folder of the results
 SPECIAL_TOKENS = ("<|padding|>", "<|begin|>", "<|end|>")
@@ -71,9 +71,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Writes the JSON file of `tokenizers`: all of it, or nothing if the program is stopped."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(tokenizer.to_str(pretty=True), "utf-8")
-    os.replace(temporary, path)
+    replace_text(path, tokenizer.to_str(pretty=True))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

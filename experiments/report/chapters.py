@@ -16,7 +16,6 @@ from experiments.runner import Result, Run, find_commit, find_machine
 
 MISSING = Result(status="missing")
 RUNS = "runs"
-SUMMARY = "summary.json"
 PACKAGES = ("gossipjax", "jax", "optax", "flax", "numpy", "scipy")
 DATA = {
     "speech": "--speech, the folder of speech_languages.npz",

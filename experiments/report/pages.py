@@ -75,16 +75,7 @@ def format_chapter(chapter: Chapter) -> Iterator[str]:
     if chapter.error:
         yield f"**A bug of this section:** `{chapter.error}`"
     if chapter.findings is not None:
-        claims = [
-            (
-                claim.statement,
-                claim.paper,
-                f"{claim.ours}{' *(modelled)*' if claim.is_modelled else ''}",
-                HOLDS[judge(claim)],
-            )
-            for claim in chapter.findings.claims
-        ]
-        if claims:
+        if claims := list_claims(chapter):
             yield format_table(("claim", "paper", "ours", "holds"), claims)
         for table in chapter.findings.tables:
             yield f"**{escape(table.title)}**"
@@ -96,6 +87,19 @@ def format_chapter(chapter: Chapter) -> Iterator[str]:
         yield f"![{re.sub('[][]', '', caption)}](figures/{drawing.path.name})"
         yield f"*{caption}*"
     yield from format_runs(chapter)
+
+
+def list_claims(chapter: Chapter) -> list[tuple[str, str, str, str]]:
+    """Returns the statement of each claim, the paper's figures, ours, and whether it holds."""
+    return [
+        (
+            claim.statement,
+            claim.paper,
+            f"{claim.ours}{' *(modelled)*' if claim.is_modelled else ''}",
+            HOLDS[judge(claim)],
+        )
+        for claim in (chapter.findings.claims if chapter.findings else ())
+    ]
 
 
 def format_runs(chapter: Chapter) -> Iterator[str]:
@@ -135,16 +139,15 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
         section = chapter.section
         blocks += [f"## {escape(section.title)}", f"*{escape(section.source)}*"]
         blocks.append(f"**{chapter.verdict}.** {escape(chapter.sentence)}".rstrip())
-        rows = []
-        for claim in chapter.findings.claims if chapter.findings else ():
-            ours = f"{claim.ours}{' *(modelled)*' if claim.is_modelled else ''}"
-            rows.append((claim.statement, claim.paper, ours, HOLDS[judge(claim)]))
+        rows = list_claims(chapter)
+        blocks.append(format_table(("claim", "published", "ours", "holds"), rows))
+        claims = chapter.findings.claims if chapter.findings else ()
+        for claim, (statement, published, ours, _) in zip(claims, rows, strict=True):
             if not judge(claim):
                 cause = (
                     claim.if_not or "-" if judge(claim) is False else "the spread leaves it open"
                 )
-                nulls.append((section.title, claim.statement, ours, claim.paper, cause))
-        blocks.append(format_table(("claim", "published", "ours", "holds"), rows))
+                nulls.append((section.title, statement, ours, published, cause))
         if chapter.runs:
             commands = "\n".join(run.command for run in chapter.runs)
             blocks.append(f"```sh\n{commands}\n```")

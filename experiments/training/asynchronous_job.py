@@ -15,7 +15,7 @@ from rich.progress import TaskID
 import gossipjax as gx
 from experiments import plots
 from experiments.options import option_name
-from experiments.results import create_run_dir, make_progress_bar, read_summary
+from experiments.results import create_run_dir, make_progress_bar, read_summary, replace_text
 from experiments.training.asynchronous import ASYNCHRONOUS, NodeJob, NodeRun, OneNode, train_node
 from experiments.training.forms import DENSE
 from experiments.training.options import TrainingOptions
@@ -142,10 +142,8 @@ def share_folder(program: str, options: TrainingOptions, info: gx.launch.NodeInf
     assert options.out is not None
     path = options.out / JOB_FILE
     if info.place == 0 and not is_of_job(path, info.job):
-        folder = create_run_dir(program, options.out, options.overwrite, options.resume)
-        temporary = folder / f"{JOB_FILE}.new"
-        temporary.write_text(json.dumps({"job": info.job}))
-        temporary.replace(path)
+        create_run_dir(program, options.out, options.overwrite, options.resume)
+        replace_text(path, json.dumps({"job": info.job}))
     deadline = time.monotonic() + START_SECONDS
     while not is_of_job(path, info.job):
         if time.monotonic() > deadline:

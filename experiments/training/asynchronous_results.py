@@ -10,7 +10,14 @@ import jax
 import numpy as np
 
 import gossipjax as gx
-from experiments.results import AFTER_MIXING, BEFORE_MIXING, TEXT_FOLDER, Record, read_lines
+from experiments.results import (
+    AFTER_MIXING,
+    BEFORE_MIXING,
+    TEXT_FOLDER,
+    Record,
+    read_lines,
+    replace_text,
+)
 from experiments.training.evaluation import Evaluator
 from experiments.training.output import write_texts
 from experiments.training.plan import TrainingPlan
@@ -74,9 +81,7 @@ def write_node(path: Path, node: gx.asynchronous.Node, log: Any) -> None:
         "steps_per_second": counts["steps"] / seconds,
         "seconds_per_step": float(np.median(log.seconds_per_step or [0.0])),
     }
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(record))
-    temporary.replace(path)
+    replace_text(path, json.dumps(record))
 
 
 def read_nodes(folder: Path) -> dict[int, list[Record]]:

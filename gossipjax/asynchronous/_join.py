@@ -20,7 +20,7 @@ from gossipjax.wire import WireLike
 def join(
     tx: optax.GradientTransformation,
     params: Any,
-    *former: Any,
+    *,
     algorithm: Algorithm,
     address: str | Sequence[str] | None = None,
     listen: str | None = None,
@@ -98,11 +98,6 @@ def join(
     True
     >>> a.leave()
     """
-    if former:
-        raise TypeError(
-            "join takes two arguments without a name, tx and params, got "
-            f"{2 + len(former)}: the address has one, as in join(tx, params, address=...)."
-        )
     info = launch.find_node() if address is None else None
     contacts = (address,) if isinstance(address, str) else tuple(address or ())
     if info is None:

@@ -284,5 +284,5 @@ ROWS = {
 }
 NO_VARIANTS = [name for name, row in ROWS.items() if not row.is_variant]
 WITH_STATE = [name for name in NO_VARIANTS if ROWS[name].has_state]
-WITH_SCHEDULE = [name for name in NO_VARIANTS if ROWS[name].has_schedule]
+
 WITH_MASS = [name for name in WITH_STATE if ROWS[name].conserves_mass]

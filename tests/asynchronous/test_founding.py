@@ -3,7 +3,7 @@
 import random
 import re
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import jax.numpy as jnp
 import optax
@@ -155,8 +155,3 @@ def test_what_a_launcher_says_is_found_and_arguments_win(monkeypatch):
         with other:
             other.wait_for_mass(20)
             node.wait_for_mass(20)
-
-
-def test_the_old_order_of_arguments():
-    with pytest.raises(TypeError, match=re.escape("join(tx, params, address=...)")):
-        ga.join(cast("Any", None), optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())

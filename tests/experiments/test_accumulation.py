@@ -7,13 +7,11 @@ import pytest
 from small import make_small
 
 from experiments import image
-from experiments.training import placement
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     make_small(monkeypatch.setattr)
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
 
 
 def train(out, *arguments):

@@ -20,7 +20,6 @@ from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.asynchronous import AsynchronousJob
 from experiments.fault_injection.job import find_pids
 from experiments.training import asynchronous_job as job_module
-from experiments.training import placement
 from experiments.training.asynchronous import ASYNCHRONOUS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -210,7 +209,6 @@ def test_a_killed_node_is_back_and_no_mass_is_lost(tmp_path):
 def as_node(monkeypatch):
     """This process is at a place of a job of `nodes`."""
     make_small(monkeypatch.setattr)
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr(job_module, "START_SECONDS", 0.2)
     for name in list(os.environ):
         if name.startswith(("GOSSIPJAX_", "SLURM_", "OMPI_")):

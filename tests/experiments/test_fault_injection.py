@@ -17,7 +17,6 @@ from experiments.fault_injection.asynchronous import AsynchronousJob, Fault
 from experiments.fault_injection.job import JobError
 from experiments.fault_injection.lockstep import Kill, LockstepJob, plan_kills
 from experiments.fault_injection.options import AsynchronousOptions, LockstepOptions
-from experiments.training import placement
 
 ACCURACY = "test_accuracy_average_model"
 KILL = Kill(1, "saving", True, logged_step=45, saved_step=40, resumed_from=40)
@@ -171,7 +170,6 @@ def test_a_job_with_a_kill_or_a_stop(fault, dead, tmp_path, monkeypatch, capsys)
 
 def test_a_slow_image_is_an_image_that_sleeps(tmp_path, monkeypatch):
     make_small(monkeypatch.setattr)
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     arguments = ["--model", "linear", "--nodes", "2", "--epochs", "1", "--step-seconds", "0.03"]
     slow.main(["image", *arguments, "--algorithm", "sgp", "--out", str(tmp_path)])
     (run,) = json.loads((tmp_path / "summary.json").read_text())["runs"]

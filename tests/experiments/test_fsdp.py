@@ -1,14 +1,13 @@
 """Training programs whose nodes are several devices each, over which the model is sharded."""
 
 import json
-import signal
 
 import jax
 import pytest
+from resumed_runs import TERMINATED, stop_after
 
 from experiments import language, plots
 from experiments.models.transformer import Size
-from experiments.training import placement
 from gossipjax.checkpoint import Checkpoints
 
 TINY = Size(layers=1, width=16, heads=2, hidden=32)
@@ -18,9 +17,8 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
+    """A tiny model, and no plots."""
     monkeypatch.setitem(language.DECODER_SIZES, "nano", TINY)
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr(plots, "write_report", lambda *_: None)
 
 
@@ -51,18 +49,15 @@ def test_a_run_is_the_same_on_any_number_of_devices_per_node(arguments, tmp_path
     after = Checkpoints.after
     shares = {}
 
-    def stop(self, state, last=False):
+    def measure_after(self, state, last=False):
         shares.setdefault(state.step, measure_share(state.arrays))
-        if state.step == 2:
-            signal.raise_signal(signal.SIGTERM)
         after(self, state, last)
 
-    monkeypatch.setattr(Checkpoints, "after", stop)
+    monkeypatch.setattr(Checkpoints, "after", measure_after)
     out = tmp_path / "moved"
-    with pytest.raises(SystemExit) as end:
-        language.main([*arguments, "--out", str(out), "--fsdp", "2"])
-    assert end.value.code == 128 + signal.SIGTERM
-    language.main([*arguments, "--out", str(out), "--resume"])
+    arguments += ["--out", str(out)]
+    assert stop_after(2, lambda: language.main([*arguments, "--fsdp", "2"])) == TERMINATED
+    language.main([*arguments, "--resume"])
     assert [shares[step] for step in (2, 6)] == pytest.approx([1 / 2, 1], rel=0.01)
     lines = read_lines(tmp_path / "once")
     moved = read_lines(out)

@@ -21,12 +21,6 @@ from experiments.training import main, placement, train, trainer
 
 
 @pytest.fixture(autouse=True)
-def existing_devices(monkeypatch):
-    """The tests' process has its eight CPU devices already."""
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
-
-
-@pytest.fixture(autouse=True)
 def small(monkeypatch, request):
     """A tenth of the digits: these tests are of the program."""
     make_small(monkeypatch.setattr, "plots" in request.keywords)
@@ -265,7 +259,7 @@ def test_records_resume_to_the_bit(tmp_path, cifar, monkeypatch):
     arguments += ["--shuffle", "global"]
     arguments += ["--epochs", "2", "--optimizer", "adam", "--weight-decay", "0.1"]
     arguments += ["--accumulate", "2", "--learning-rate", "0.01"]
-    run = require_resumable_to_the_bit(image.main, arguments, 3, tmp_path, monkeypatch)
+    run = require_resumable_to_the_bit(image.main, arguments, 3, tmp_path)
     assert run["steps"] == 5
 
 

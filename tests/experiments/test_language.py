@@ -17,7 +17,6 @@ from experiments.data.texts import read_texts
 from experiments.data.tokenizer import END_ID
 from experiments.data.tokens import NO_TOKEN, pack
 from experiments.models.transformer import Size
-from experiments.training import placement
 from experiments.training.evaluation import Evaluator
 
 TINY = Size(layers=1, width=16, heads=2, hidden=32)
@@ -26,9 +25,8 @@ RHYME = "One for sorrow, two for joy, three for a girl, four for a boy."
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
+    """A tiny model, and no plots."""
     monkeypatch.setitem(language.DECODER_SIZES, "nano", TINY)
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr(plots, "write_report", lambda *_: None)
 
 

@@ -10,7 +10,6 @@ from small import make_small
 
 import gossipjax as gx
 from experiments import image
-from experiments.training import placement
 from experiments.training.methods import ALGORITHMS, MethodOptions, make_method, spell_name
 from experiments.training.outer import OuterOptions
 from experiments.training.train import count_sent_bytes
@@ -21,7 +20,6 @@ PARAMS = {"w": np.zeros((10, 100), np.float32)}
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     make_small(monkeypatch.setattr)
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
 
 
 def train(out, *arguments):

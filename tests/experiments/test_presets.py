@@ -22,7 +22,6 @@ from experiments.data.speech import Utterances
 from experiments.data.texts import Pairs, PairSets
 from experiments.data.tokens import draw_token_batches, make_buckets
 from experiments.presets.registry import FAMILIES, PRESETS
-from experiments.training import placement
 from experiments.training.main import parse_options
 from experiments.training.plan import TrainingPlan
 from experiments.training.trainer import make_gradients
@@ -241,7 +240,6 @@ def test_batches_and_length_of_the_transformer(size, updates):
 
 @pytest.fixture
 def small_program(monkeypatch):
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr("experiments.plots.write_report", lambda *_: None)
 
 

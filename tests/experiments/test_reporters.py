@@ -11,7 +11,6 @@ from tensorboardX.proto import event_pb2
 
 from experiments import image
 from experiments.results import TensorboardReporter
-from experiments.training import placement
 from experiments.training.trainer import Trainer
 
 Event = vars(event_pb2)["Event"]  # made when it is imported
@@ -21,7 +20,6 @@ SHORT += ("--batch-size-per-node", "100")
 
 @pytest.fixture(autouse=True)
 def small_program(monkeypatch):
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr("experiments.plots.write_report", lambda *_: None)
 
 

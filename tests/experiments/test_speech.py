@@ -12,7 +12,6 @@ from experiments import plots, speech
 from experiments.data import DataError
 from experiments.data.speech import Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, AcousticSize
-from experiments.training import placement
 from experiments.training.evaluation import Evaluator
 
 CHANNELS = 4
@@ -21,9 +20,8 @@ CLASSES = 3
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    """A tiny model, no plots, and the tests' process has its eight CPU devices already."""
+    """A tiny model, and no plots."""
     monkeypatch.setitem(ACOUSTIC_SIZES, "mini", AcousticSize(layers=1, cells=8, projection=8))
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
     monkeypatch.setattr(plots, "write_report", lambda *_: None)
 
 

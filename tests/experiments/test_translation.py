@@ -18,7 +18,6 @@ import gossipjax as gx
 from experiments import plots, translation
 from experiments.data.tokenizer import PADDING_ID
 from experiments.models.transformer import Size
-from experiments.training import placement
 from experiments.training.trainer import Trainer
 
 WORDS = {"one": "eins", "two": "zwei", "three": "drei", "four": "vier", "five": "fünf"}
@@ -51,7 +50,6 @@ def data_dir(tmp_path_factory):
 def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(translation.SEQ2SEQ_SIZES, "mini", Size(1, 16, 2, 32))
-        patch.setattr(placement, "request_cpu_devices", lambda count: None)
         yield
 
 
@@ -152,7 +150,7 @@ def test_a_resumed_run_ends_as_if_it_had_never_been_stopped(
     """With AdamW, dropout, batches of two shapes, and in the middle of an accumulation."""
     options = (*OPTIONS, "--data-dir", str(data_dir), *OF_A_RUN)
     monkeypatch.setattr(plots, "write_report", lambda *_: None)
-    require_resumable_to_the_bit(translation.main, options, 5, tmp_path, monkeypatch, finished.out)
+    require_resumable_to_the_bit(translation.main, options, 5, tmp_path, finished.out)
 
 
 def test_batches_of_nodes(data_dir):

@@ -1,7 +1,5 @@
 """The image program stopped and resumed: in one process, and as a job of several."""
 
-import contextlib
-import itertools
 import json
 import os
 import re
@@ -12,7 +10,8 @@ import sys
 import jax
 import numpy as np
 import pytest
-from launching import TIMEOUT, environment
+from launching import TIMEOUT, environment, launch_command
+from resumed_runs import TERMINATED, read_results, stop_after, without_clock
 from small import make_small
 
 from experiments import image
@@ -22,12 +21,6 @@ from experiments.training import main, placement
 from gossipjax.checkpoint import Checkpoints
 
 STEPS = 8
-CLOCK_FIELDS = {
-    "seconds",
-    "examples_per_second",
-    "seconds_per_step",
-    "input_wait",
-}
 
 
 def train(out, *arguments):
@@ -38,34 +31,8 @@ def train(out, *arguments):
     return read_results(out)
 
 
-def without_clock(record):
-    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
-
-
-def read_results(out):
-    """The runs of the summary and the lines of the metrics, without what depends on the clock."""
-    runs = json.loads((out / "summary.json").read_text())["runs"]
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return list(map(without_clock, runs)), list(map(without_clock, lines))
-
-
-def train_interrupted(out, monkeypatch, step, number, *arguments, run=0):
-    """Trains, with a signal after this step of this run; returns the exit status."""
-    after = Checkpoints.after
-    steps = []
-
-    def after_signal(self, state, last=False):
-        steps.append(state.step)
-        runs_before = sum(a >= b for a, b in itertools.pairwise(steps))
-        if state.step == step and runs_before == run:
-            signal.raise_signal(number)
-        after(self, state, last)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "after", after_signal)
-        with pytest.raises(SystemExit) as stop:
-            train(out, *arguments)
-    return stop.value.code
+def train_interrupted(out, step, *arguments, **options):
+    return stop_after(step, lambda: train(out, *arguments), **options)
 
 
 def folders(out):
@@ -92,8 +59,6 @@ def assert_same_end(one, other):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     make_small(monkeypatch.setattr)
-    # The devices are there already.
-    monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)
 
 
 def test_stopped_runs_end_as_if_they_had_never_been_stopped(tmp_path, monkeypatch):
@@ -102,7 +67,7 @@ def test_stopped_runs_end_as_if_they_had_never_been_stopped(tmp_path, monkeypatc
     often = tmp_path / "often"
     several = ("--algorithm", "d1d-psgd", "2-osgp")
     train(once, *several)
-    assert train_interrupted(often, monkeypatch, 5, signal.SIGTERM, *several, run=1) == 143
+    assert train_interrupted(often, 5, *several, run=1) == TERMINATED
     trained = []
     real_train = main.train
 
@@ -112,7 +77,7 @@ def test_stopped_runs_end_as_if_they_had_never_been_stopped(tmp_path, monkeypatc
 
     monkeypatch.setattr(main, "train", recorded_train)
     resume = (*several, "--resume")
-    assert train_interrupted(often, monkeypatch, 7, signal.SIGINT, *resume) == 130
+    assert train_interrupted(often, 7, *resume, number=signal.SIGINT) == 130
     newest = [max(int(path.name) for path in folder.iterdir()) for folder in folders(often)]
     assert sorted(newest) == [6, STEPS]
     train(often, *resume)
@@ -123,10 +88,10 @@ def test_stopped_runs_end_as_if_they_had_never_been_stopped(tmp_path, monkeypatc
     assert read_results(once) == read_results(often)
 
 
-def test_another_number_of_nodes(tmp_path, monkeypatch, capsys):
+def test_another_number_of_nodes(tmp_path, capsys):
     out = tmp_path / "out"
-    assert train_interrupted(out, monkeypatch, 4, signal.SIGTERM) == 143
-    (run,), lines = train(out, "--resume", "--nodes", "3")
+    assert train_interrupted(out, 4) == TERMINATED
+    run, *lines = train(out, "--resume", "--nodes", "3")
     message = "sgp resumes after step 4 of sgp: 4 nodes became 3: all start from the average"
     assert message in capsys.readouterr().out
     assert (run["nodes"], run["steps"], len(run["test_accuracy_nodes"])) == (3, STEPS, 3)
@@ -140,14 +105,14 @@ def test_another_number_of_nodes(tmp_path, monkeypatch, capsys):
 def test_a_restart_resumes_only_what_the_same_job_has_started(tmp_path, monkeypatch, capsys):
     """A job that failed before it created the folder has started nothing: --overwrite holds."""
     monkeypatch.setenv("GOSSIPJAX_JOB", "former")
-    assert train_interrupted(tmp_path, monkeypatch, 4, signal.SIGTERM) == 143
+    assert train_interrupted(tmp_path, 4) == TERMINATED
     monkeypatch.setenv("GOSSIPJAX_RESTART", "1")
     monkeypatch.setenv("GOSSIPJAX_JOB", "another")
-    assert train_interrupted(tmp_path, monkeypatch, 2, signal.SIGTERM, "--overwrite") == 143
+    assert train_interrupted(tmp_path, 2, "--overwrite") == TERMINATED
     assert "resumes after" not in capsys.readouterr().out
     assert not (folders(tmp_path)[0] / "4").exists()
     for step in (5, 7):
-        assert train_interrupted(tmp_path, monkeypatch, step, signal.SIGTERM, "--overwrite") == 143
+        assert train_interrupted(tmp_path, step, "--overwrite") == TERMINATED
     summary = json.loads((tmp_path / "summary.json").read_text())
     messages = summary["environment"]["resumed"]
     assert messages == ["sgp resumes after step 2", "sgp resumes after step 5"]
@@ -159,8 +124,7 @@ def stopped(tmp_path_factory):
     out = tmp_path_factory.mktemp("stopped") / "out"
     with pytest.MonkeyPatch.context() as patch:
         make_small(patch.setattr)
-        patch.setattr(placement, "request_cpu_devices", lambda count: None)
-        assert train_interrupted(out, patch, 2, signal.SIGTERM) == 143
+        assert train_interrupted(out, 2) == TERMINATED
     return out
 
 
@@ -245,34 +209,10 @@ TWO_NODES += ("--checkpoint-every", "4", "--algorithm", "sgp", "--shuffle", "glo
 
 @pytest.fixture(scope="module", autouse=True)
 def cache():
-    with compilation_cache():
+    with compilation_cache(), pytest.MonkeyPatch.context() as patch:
+        # The devices are there already.
+        patch.setattr(placement, "request_cpu_devices", lambda count: None)
         yield
-
-
-@contextlib.contextmanager
-def started(arguments, *launcher, **more):
-    """Starts the program compiled as in this process: else results would differ by bits."""
-    more |= {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(jax.config.read("jax_disable_most_optimizations")),
-    }
-    with subprocess.Popen(
-        [*launcher, sys.executable, "-c", PROGRAM, *map(str, arguments)],
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as job:
-        try:
-            yield job
-        finally:
-            job.kill()
-
-
-def launcher(*options, processes):
-    arguments = ("--processes", str(processes), "--restart-delay", "0", *options, "--")
-    return (sys.executable, "-m", "gossipjax.launch", *arguments)
 
 
 def test_two_processes_of_which_one_fails_train_what_one_does(tmp_path):
@@ -283,9 +223,22 @@ def test_two_processes_of_which_one_fails_train_what_one_does(tmp_path):
     one = tmp_path / "one"
     two = tmp_path / "two"
     image.main([*TWO_NODES, "--out", str(one)])
-    restarting = launcher("--max-restarts", "1", processes=2)
-    with started([*TWO_NODES, "--out", two], *restarting, FULL="0") as job:
-        output, _ = job.communicate(timeout=TIMEOUT)
+    options = ("--processes", 2, "--restart-delay", 0, "--max-restarts", 1)
+    # Compiled as in this process: else results would differ by bits.
+    more = {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": str(jax.config.read("jax_disable_most_optimizations")),
+    }
+    job = subprocess.run(
+        [*launch_command(PROGRAM, *options), *TWO_NODES, "--out", str(two)],
+        env=environment(**more, FULL="0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    output = job.stdout
     assert job.returncode == 0, output
     assert "2 processes, one CPU device per node" in output
     assert "[0] error: No space left on device" in output

@@ -145,9 +145,6 @@ MAX_EXCESS = 0.05  # over AllReduce
 TARGET = 1.1  # times what the fewest nodes reach with the most steps: all are there before the end
 RATIO_SPREAD = 0.05  # of a ratio, of one seed
 
-Points = Mapping[str, Sequence[Point]]
-"""Method -> the mean squared gradients for each number of nodes and steps."""
-
 
 def list_rates_runs(scale: Scale) -> list[Run]:
     """One call: three methods, four numbers of nodes (quick: three) and five of steps (four)."""

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from experiments.results import Record
+from experiments.results import Record, replace_text
 from experiments.training.asynchronous import ASYNCHRONOUS
 from experiments.training.forms import FORMS, WireName
 
@@ -60,10 +60,7 @@ class Worker:
 
     def write_record(self, number: int, record: Record) -> None:
         """Writes what this host measured in the run of this number."""
-        path = self.folder / f"{number}-{self.rank}.json"
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(record))
-        temporary.replace(path)
+        replace_text(self.folder / f"{number}-{self.rank}.json", json.dumps(record))
 
     def gather(self, value: float) -> np.ndarray:
         """The numbers of all hosts, float32 `[N]`; waits for all of them."""

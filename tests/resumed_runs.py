@@ -1,5 +1,6 @@
-"""A run that is stopped and resumed beside one that is not, for the tests of the programs."""
+"""Runs that are stopped and resumed beside ones that are not, for the tests of the programs."""
 
+import itertools
 import json
 import signal
 from collections.abc import Callable, Sequence
@@ -16,24 +17,46 @@ CLOCK_FIELDS = {
     "seconds_per_step",
     "input_wait",
 }
+TERMINATED = 128 + signal.SIGTERM
+
+
+def without_clock(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
 
 
 def read_results(out: Path) -> list[dict[str, Any]]:
     """The runs of the summary and the lines of the metrics, without what depends on the clock."""
     records = json.loads((out / "summary.json").read_text())["runs"]
     records += [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in record.items() if key not in CLOCK_FIELDS}
-        for record in records
-    ]
+    return list(map(without_clock, records))
+
+
+def stop_after(
+    step: int, train: Callable[[], object], number: int = signal.SIGTERM, run: int = 0
+) -> Any:
+    """Trains, with a signal after this step of this run; returns the exit status."""
+    after = Checkpoints.after
+    steps: list[int] = []
+
+    def after_signal(self: Any, state: Any, last: bool = False) -> None:
+        steps.append(state.step)
+        runs_before = sum(a >= b for a, b in itertools.pairwise(steps))
+        if state.step == step and runs_before == run:
+            signal.raise_signal(number)
+        after(self, state, last)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "after", after_signal)
+        with pytest.raises(SystemExit) as stop:
+            train()
+    return stop.value.code
 
 
 def require_resumable_to_the_bit(
     main: Callable[[Sequence[str]], None],
     arguments: Sequence[str],
-    stop_after: int,
+    step: int,
     folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
     once: Path | None = None,
 ) -> dict[str, Any]:
     """Trains once in one go, and once with SIGTERM after a step; the losses are the same.
@@ -45,18 +68,7 @@ def require_resumable_to_the_bit(
     if once is None:
         once = folder / "once"
         main([*arguments, "--out", str(once)])
-    after = Checkpoints.after
-
-    def after_signal(self: Any, state: Any, last: bool = False) -> None:
-        if state.step == stop_after:
-            signal.raise_signal(signal.SIGTERM)
-        after(self, state, last)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "after", after_signal)
-        with pytest.raises(SystemExit) as stop:
-            main([*arguments, "--out", str(twice)])
-    assert stop.value.code == 128 + signal.SIGTERM
+    assert stop_after(step, lambda: main([*arguments, "--out", str(twice)])) == TERMINATED
     main([*arguments, "--out", str(twice), "--resume"])
     assert read_results(twice) == read_results(once)
     assert json.loads((twice / "summary.json").read_text())["environment"]["resumed"]
