@@ -16,6 +16,8 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
+HOST_MEMORY = "pinned_host"  # from and to which devices copy beside what they compute
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -59,7 +61,10 @@ def apart_from_set_mesh(fn: Function) -> Function:
 
 
 def on_auto_axes(tree: Any) -> Any:
-    """The tree, with arrays of Explicit axes as arrays of Auto ones; other leaves as they are."""
+    """The tree, with arrays of Explicit axes as arrays of Auto ones; other leaves as they are.
+
+    Arrays that wait in the host's memory come to the devices.
+    """
 
     def convert(x: Any) -> Any:
         is_array = isinstance(x, jax.Array) and not isinstance(x, Tracer)
@@ -67,6 +72,8 @@ def on_auto_axes(tree: Any) -> Any:
         if isinstance(sharding, NamedSharding) and has_explicit_axes(sharding.mesh):
             assert isinstance(sharding.mesh, Mesh)
             return jax.device_put(x, NamedSharding(auto_mesh(sharding.mesh), sharding.spec))
+        if sharding is not None and sharding.memory_kind == HOST_MEMORY:
+            return jax.device_put(x, sharding.with_memory_kind("device"))
         return x
 
     return jax.tree.map(convert, tree)

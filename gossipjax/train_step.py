@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from gossipjax import launch, meshes
+from gossipjax import launch, meshes, offload
 from gossipjax.algorithms.state import ExchangePlan, add, apply_updates
 from gossipjax.algorithms.steps import StepPlan, start_at, step_plan
 from gossipjax.collectives import accumulation_dtype, cast_like, node_mean
@@ -155,11 +155,13 @@ class _Kind(NamedTuple):
       is_static: whether a program is compiled per round.
       overlaps: whether the exchange is a program beside the gradients of its step.
       delays: whether averages of an outer optimizer are programs beside several steps.
+      offloads: whether the state of an outer optimizer waits on the host.
     """
 
     is_static: bool
     overlaps: bool = False
     delays: bool = False
+    offloads: bool = False
 
 
 class TrainStep:
@@ -192,6 +194,10 @@ class TrainStep:
         cannot move the exchange of a mesh beside the computation.
       overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
         dispatched by a thread; None chooses by the backend.
+      offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory,
+        pinned, from the first step on, and only the steps that use a fragment have it on the
+        device. docs/guides/large_models.md says what that saves and costs. Without effect where a
+        thread dispatches the exchange, on CPU, and without `gx.outer`.
       extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes of its aux,
         such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. All are averaged
         over the nodes, so that the nodes decide alike, but for `node_weight` of `gx.weighted`.
@@ -202,10 +208,10 @@ class TrainStep:
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
-        `overlap_in_thread` is True where a node has several devices; at the first step, if an
-        optimizer with state stands after the gossip, or one with momentum before a gossip that is
-        the optimizer itself, or a node's devices have parts of a batch and exchange nothing; where
-        `step` goes back and the state does not.
+        `overlap_in_thread` is True where a node has several devices or with `offload_outer`; at the
+        first step, if an optimizer with state stands after the gossip, or one with momentum before
+        a gossip that is the optimizer itself, or a node's devices have parts of a batch and
+        exchange nothing; where `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -232,6 +238,7 @@ class TrainStep:
         local_argnums: Argnums = (),
         max_programs: int | None = None,
         overlap_in_thread: bool | None = None,
+        offload_outer: bool = False,
         extra_args: ExtraArgs | None = None,
         check_mass: int = 0,
     ):
@@ -251,7 +258,13 @@ class TrainStep:
         if max_programs is not None:
             max_programs = require_int(max_programs, "max_programs", 1)
         self._max_programs = max_programs
+        if overlap_in_thread and offload_outer:
+            raise ValueError(
+                "overlap_in_thread must be None or False with offload_outer, got True: a thread is "
+                "for JAX on CPU, where device and host have one memory. Leave one of them out."
+            )
         self._overlap_in_thread = overlap_in_thread
+        self._offload_outer = bool(offload_outer)
         self._mass_period = require_int(int(check_mass), "check_mass", 0)
         self._mass: np.ndarray | None = None  # after the last step, if it was checked
         self._updates: dict[_Kind, Update] = {}
@@ -273,8 +286,14 @@ class TrainStep:
         kind = self._kind(plan)
         update = self._find_update(kind, opt_state)
         self._check_mass_before(step, params, opt_state)
+        is_start = step != self._next_step
         opt_state = self._follow(step, opt_state, count=1)
         number = self._number(plan, step, kind.is_static)
+        held = opt_state
+        if kind.offloads:
+            if is_start:
+                params, held = offload.start(params, opt_state, bool(self._donated(plan.exchange)))
+            opt_state = offload.bring(held, number)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
         program = (kind, number if kind.is_static else None, shapes)
         if not self._called:
@@ -288,6 +307,8 @@ class TrainStep:
         if program not in self._called:
             self._called.add(program)
             launch.advance(step)
+        if kind.offloads:
+            result = result[0], offload.put_back(result[1], held), result[2]
         self._check_mass_after(step, *result[:2])
         return result
 
@@ -312,7 +333,7 @@ class TrainStep:
 
         Raises:
           ValueError: as a call, or if an input is not `[K, N, ...]` with one K, the devices of a
-            node split a batch, or a thread dispatches the exchange.
+            node split a batch, a thread dispatches the exchange, or with `offload_outer`.
 
         >>> import jax.numpy as jnp, optax, gossipjax as gx
         >>> nodes = gx.Nodes(4)
@@ -323,10 +344,11 @@ class TrainStep:
         >>> aux.shape, bool(abs(z.mean() - 2.0) < 1e-2)
         ((300, 4), True)
         """
-        if self._has_thread or self._local_argnums:
+        if self._has_thread or self._local_argnums or self._offload_outer:
             raise ValueError(
-                "scan must not be called where a thread dispatches the exchange, or the devices of "
-                "a node split a batch (local_argnums): call train_step for each step there."
+                "scan must not be called where a thread dispatches the exchange, the devices of a "
+                "node split a batch (local_argnums), or with offload_outer: call train_step for "
+                "each step there."
             )
         count = self._count_steps(inputs)
         step_plan(opt_state)  # checks the chain
@@ -438,9 +460,11 @@ class TrainStep:
         True
         """
         plan = step_plan(opt_state)
-        kind = _Kind(self._is_static(plan))
+        kind = self._kind(plan)._replace(overlaps=False, delays=False)
         program: Any = self._find_update(kind, opt_state)
         number = self._number(plan, step, kind.is_static)
+        if kind.offloads:
+            opt_state = offload.bring(opt_state, number)
         return program.lower(number, params, opt_state, *inputs)
 
     def _require_local_average(self, update: Any, *args: Any) -> None:
@@ -473,9 +497,16 @@ class TrainStep:
 
     def _kind(self, plan: StepPlan) -> _Kind:
         is_static = self._is_static(plan)
-        if not self._has_thread:
-            return _Kind(is_static)
         outer = plan.outer
+        if not self._has_thread:
+            offloads = self._offload_outer and outer is not None
+            if offloads and not is_static:
+                raise ValueError(
+                    "offload_outer must be False where steps are traced, which take all of the "
+                    f"state, got True for {len(plan.canonical_steps)} programs: allow them by "
+                    "max_programs, or choose a schedule of fewer rounds."
+                )
+            return _Kind(is_static, offloads=offloads)
         # Not where the chain inside exchanges as well, at every step: all processes must run their
         # collectives in one order.
         delays = outer is not None and plan.is_local and is_static and outer.can_run_beside
@@ -556,15 +587,17 @@ class TrainStep:
         arguments = self._gradients, self._tx, self.nodes
         if kind.overlaps:
             return OverlappedUpdate(*arguments, self._extra_args, kind.is_static)
-        # What a thread still reads must not be donated. Nor what other nodes of a device read while
-        # it is written: XLA would write the new models elsewhere, and then copy them.
-        is_read = self.nodes.per_device > 1 and exchange.schedule is not None
-        keeps = kind.delays or (is_read and not exchange.overlap)
-        donated = () if keeps else donate_on_accelerators(1, 2)
-        fused = _make_fused_update(
-            *arguments, self._extra_args, kind.is_static, self._local_argnums, donated
-        )
+        # What a thread still reads must not be donated.
+        donated = () if kind.delays else self._donated(exchange)
+        fused = _make_fused_update(*arguments, self._extra_args, kind, self._local_argnums, donated)
         return DelayedUpdate(*arguments, fused) if kind.delays else fused
+
+    def _donated(self, exchange: ExchangePlan) -> tuple[int, ...]:
+        """The arguments of an update whose memory the results take."""
+        # Not what other nodes of a device read while it is written: XLA would write the new models
+        # elsewhere, and then copy them.
+        is_read = self.nodes.per_device > 1 and exchange.schedule is not None
+        return () if is_read and not exchange.overlap else donate_on_accelerators(1, 2)
 
 
 def _warn_of_equal_keys(inputs: Any) -> None:
@@ -587,15 +620,16 @@ def _make_fused_update(
     tx: optax.GradientTransformationExtraArgs,
     nodes: Nodes,
     extra_args: ExtraArgs,
-    is_static: bool,
+    kind: _Kind,
     local_argnums: Sequence[int],
     donated: Sequence[int],
 ) -> Program:
     """The update of all nodes as one program."""
     # A static step is part of the program, and so are its permutations; a traced one is data.
-    by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
+    by_step: dict[str, Any] = {"static_argnums" if kind.is_static else "shared_argnums": 0}
+    update = _make_update_of_node(gradients, tx, extra_args)
     program = nodes.spmd(
-        _make_update_of_node(gradients, tx, extra_args),
+        offload.with_less(update) if kind.offloads else update,
         **by_step,
         donate_argnums=donated,
         # The arguments of `gradients` stand two places later here, but for the parameters.

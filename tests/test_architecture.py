@@ -45,7 +45,8 @@ LAYERS = {
     "contrib": {"algorithms", *ALGORITHMS},  # in no other row: nobody imports it
     "faults": {"algorithms", *ALGORITHMS},
     "overlapped_step": TOP,
-    "train_step": {"diagnostics", "launch", "overlapped_step", *TOP},
+    "offload": {"algorithms", "meshes"},
+    "train_step": {"diagnostics", "launch", "offload", "overlapped_step", *TOP},
     "diagnostics": TOP,
     "traffic": TOP,
     "flax": {"serialization"},

@@ -1,8 +1,10 @@
 """Compiles train steps of simulated nodes for one H100, which need not be present.
 
-Writes the optimized text of each to a folder: `python gpu_programs.py FOLDER`.
+Writes to a folder the optimized text of each, and `memory.json`, the device's bytes that steps of
+DiLoCo need: `python gpu_programs.py FOLDER`.
 """
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import optax
 from jax.sharding import SingleDeviceSharding
 
 import gossipjax as gx
-from experiments.speed.compiled.targets import Target, make_devices
+from experiments.speed.compiled.targets import MlpSpec, Target, compute_loss, make_devices
 
 N = 8
 WIRES = ("bfloat16", "float16", "int8", "int4")
@@ -28,15 +30,18 @@ class SmallCnn(nn.Module):
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 
-def lower(fn, *trees):
-    """Lowers `fn` of one node for N of them on the chip; `trees` are the shapes of one node."""
+def stack(*trees):
+    """Shapes of N nodes on the chip, of those of one."""
     (device,) = make_devices(Target("1 H100", "gpu", 1, "1x1x1"))
     sharding = SingleDeviceSharding(device)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((N, *x.shape), x.dtype, sharding=sharding), trees
+    )
 
-    def stack(x):
-        return jax.ShapeDtypeStruct((N, *x.shape), x.dtype, sharding=sharding)
 
-    return gx.spmd(fn, nodes=N).lower(*jax.tree.map(stack, trees))
+def lower(fn, *trees):
+    """Lowers `fn` of one node for N of them on the chip; `trees` are the shapes of one node."""
+    return gx.spmd(fn, nodes=N).lower(*stack(*trees))
 
 
 def lower_sgp(wire):
@@ -83,6 +88,32 @@ def lower_cnn():
     return lower(step, params, jax.eval_shape(tx.init, params), images, labels)
 
 
+def measure_memory(tx, step, **options):
+    """The device's bytes that a train step of an MLP needs."""
+    mlp = MlpSpec(layers=6, width=512, batch=32)
+
+    def gradients(params, examples):
+        return jax.grad(compute_loss)(params, examples), ()
+
+    train_step = gx.TrainStep(gradients, tx, nodes=gx.Nodes(N), **options)
+    trees = stack(mlp.params, jax.eval_shape(tx.init, mlp.params), mlp.examples)
+    memory = train_step.lower(step, *trees).compile().memory_analysis()
+    used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return used + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+
+def measure_diloco():
+    """The memory of a step between outer steps, of one with a fragment of 6, and of AdamW alone."""
+    adamw = optax.adamw(1e-3)
+    tx = gx.outer(adamw, optax.sgd(0.7, momentum=0.9, nesterov=True), 60, fragments=6)
+    return {
+        "adamw": measure_memory(adamw, 0),
+        "between": measure_memory(tx, 0, offload_outer=True),
+        "outer step": measure_memory(tx, 9, offload_outer=True),
+        "between, on the device": measure_memory(tx, 0),
+    }
+
+
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     make_devices(Target("1 H100", "gpu", 1, "1x1x1"))  # before JAX's first use
@@ -91,3 +122,4 @@ if __name__ == "__main__":
     programs["random peers"] = lower_leaves(gx.topology.random_peer(N, 16, seed=0), is_traced=True)
     for name, lowered in programs.items():
         (folder / f"{name}.txt").write_text(lowered.compile().as_text())
+    (folder / "memory.json").write_text(json.dumps(measure_diloco()))

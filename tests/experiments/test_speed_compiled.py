@@ -212,7 +212,7 @@ def gpu_texts(tmp_path_factory):
         env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return {path.stem: path.read_text() for path in out.glob("*.txt")}
+    return {path.stem: path.read_text() for path in out.iterdir()}
 
 
 @pytest.mark.aot
@@ -244,6 +244,14 @@ def test_a_gpu_reads_and_writes_each_of_many_leaves_once(gpu_texts, program):
     traffic = hlo.count_traffic(hlo.parse_module(gpu_texts[program]))
     assert 3 <= sum(traffic.values()) / model < 3.3
     assert not re.findall(r"= \((?:f32\[8,10000\]\S* ?){2,}\S*\) fusion", gpu_texts[program])
+
+
+@pytest.mark.aot
+def test_diloco_on_the_host_needs_the_memory_of_adamw(gpu_texts):
+    memory = json.loads(gpu_texts["memory"])
+    assert memory["between"] <= 1.05 * memory["adamw"]
+    assert memory["outer step"] <= memory["between, on the device"]
+    assert memory["between, on the device"] > 1.4 * memory["adamw"]
 
 
 FUSED = """\

@@ -1,0 +1,136 @@
+"""The state of an outer optimizer in the host's memory, but for the steps that need it.
+
+A program would hold on the device what it only hands on. So the program of a step does not take
+what the step does not need: there is an `OnHost` in its place, which is no array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gossipjax.algorithms.outer_average import OuterState
+from gossipjax.meshes import HOST_MEMORY
+
+# Fields of `OuterState` -> of which fragment a step reads them, and writes them. A step that is
+# skipped writes what is sent as it was: it is read there, too.
+BOTH = ("sent", "used")
+READ = {"anchor": BOTH, "outer": ("used",), "sent": BOTH, "error": ("used",)}
+WRITTEN = {"anchor": ("used",), "outer": ("used",), "sent": ("sent",), "error": ("used",)}
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class OnHost:
+    """In the place of an array that stays on the host: shape and type of one node's."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _is_outer(part: Any) -> bool:
+    return isinstance(part, OuterState)
+
+
+def _is_on_host(part: Any) -> bool:
+    return isinstance(part, OnHost)
+
+
+def _leave_out(opt_state: Any, step: int, fields: Any, node_axes: int) -> Any:
+    """The state without arrays of `fields` that are of none of the fragments of `step`."""
+
+    def leave(x: Any) -> OnHost:
+        return OnHost(x.shape[node_axes:], x.dtype)
+
+    def leave_fields(part: Any) -> Any:
+        if not _is_outer(part):
+            return part
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape[node_axes:], x.dtype), part.anchor
+        )
+        fragments = part.plan.split(shapes)
+        now = {"sent": part.plan.sent_at(step), "used": part.plan.used_at(step)}
+        rest = {}
+        for name, roles in fields.items():
+            needed = {now[role] for role in roles} - {None}
+            tree = getattr(part, name)
+            if name == "outer":  # by fragment
+                states = enumerate(tree)
+                rest[name] = tuple(s if f in needed else jax.tree.map(leave, s) for f, s in states)
+            else:  # like the parameters
+                places = {
+                    place for f in needed for place in fragments[f]
+                }  # of pieces all of a leaf
+                leaves, structure = jax.tree.flatten(tree)
+                leaves = [x if i in places else leave(x) for i, x in enumerate(leaves)]
+                rest[name] = jax.tree.unflatten(structure, leaves)
+        return part._replace(**rest)
+
+    return jax.tree.map(leave_fields, opt_state, is_leaf=_is_outer)
+
+
+def with_less(update: Callable[..., Any]) -> Callable[..., Any]:
+    """An update of one node that takes and returns what its static step needs of the state."""
+
+    def run(step: int, params: Any, opt_state: Any, *inputs: Any) -> Any:
+        # XLA drops these zeros: nothing that depends on them is returned.
+        full = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype) if _is_on_host(x) else x,
+            opt_state,
+            is_leaf=_is_on_host,
+        )
+        params, opt_state, aux = update(step, params, full, *inputs)
+        return params, _leave_out(opt_state, step, WRITTEN, node_axes=0), aux
+
+    return run
+
+
+def start(params: Any, opt_state: Any, is_donated: bool) -> tuple[Any, Any]:
+    """Parameters and state of a loop that starts, on the host what waits there."""
+
+    def commit(x: Any) -> Any:
+        return x if getattr(x, "committed", True) else jax.device_put(x, x.sharding)
+
+    # What comes from the host is bound to a device, as then all results are. Programs would be
+    # compiled again for these.
+    params, opt_state = jax.tree.map(commit, (params, opt_state))
+    placed = _to_host(opt_state)
+    if is_donated:  # which JAX does not do from one memory to another
+        jax.block_until_ready(placed)
+        kept = set(map(id, jax.tree.leaves((params, placed))))
+        for x in jax.tree.leaves(opt_state):
+            if id(x) not in kept:
+                x.delete()
+    return params, placed
+
+
+def bring(opt_state: Any, step: int) -> Any:
+    """What the program of `step` takes, on the devices. It returns while they copy."""
+    return _move(_leave_out(opt_state, step, READ, node_axes=1), "device")
+
+
+def put_back(new: Any, old: Any) -> Any:
+    """The state after a step, of what its program returned and took. It returns while they copy."""
+    merged = jax.tree.map(lambda x, o: o if _is_on_host(x) else x, new, old, is_leaf=_is_on_host)
+    return _to_host(merged)
+
+
+def _to_host(opt_state: Any) -> Any:
+    def put(part: Any) -> Any:
+        fields = {name: getattr(part, name) for name in READ} if _is_outer(part) else {}
+        return part._replace(**_move(fields, HOST_MEMORY)) if fields else part
+
+    return jax.tree.map(put, opt_state, is_leaf=_is_outer)
+
+
+def _move(tree: Any, kind: str) -> Any:
+    """The tree with its arrays in a kind of memory, all moved at once."""
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [x for x in leaves if isinstance(x, jax.Array) and x.sharding.memory_kind != kind]
+    shardings = [x.sharding.with_memory_kind(kind) for x in arrays]
+    moved = dict(zip(map(id, arrays), jax.device_put(arrays, shardings), strict=True))
+    return jax.tree.unflatten(structure, [moved.get(id(x), x) for x in leaves])
