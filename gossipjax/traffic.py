@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes
-from gossipjax.algorithms.steps import step_plan
+from gossipjax.algorithms.steps import find_parts, step_plan
 from gossipjax.algorithms.transform import require_transform
 from gossipjax.spmd import Nodes, as_nodes
 from gossipjax.spmd.program import AXIS_PARAMS, is_collective_over
@@ -51,7 +51,7 @@ class Traffic(NamedTuple):
 
 def bytes_per_step(
     tx: optax.GradientTransformation,
-    params: optax.Params,
+    params: Any,
     nodes: int | Nodes,
     steps: Iterable[int] | None = None,
     **extra_args: Any,
@@ -65,8 +65,8 @@ def bytes_per_step(
     `(N - 1) B`, an all-to-all `(N - 1) / N B`.
 
     Where a node has several devices, it is what all of them exchange with other nodes, and not
-    among themselves. Where data decide, as in `gx.apply_if_finite`, it is the branch that sends
-    most. What a training step exchanges outside of `tx` is not counted.
+    among themselves. `gx.apply_if_finite` is counted as if it skipped nothing. What a training step
+    exchanges outside of `tx` is not counted.
 
     Args:
       tx: the whole chain.
@@ -76,8 +76,9 @@ def bytes_per_step(
       extra_args: what `tx.update` needs beside, such as `node_weight=`, of one node.
 
     Raises:
-      ValueError: if a step is not an integer from 0, the number of exchanges in a loop is not known
-        when traced, or a collective is of a kind that has no formula here; else as `tx`.
+      ValueError: if a step is not an integer from 0, it is not known when traced whether or how
+        often nodes exchange, as in `gx.contrib.desloc`, or a collective is of a kind that has no
+        formula here; else as `tx`.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(4).every(2)
@@ -101,12 +102,13 @@ def bytes_per_step(
             return tx.update(updates, state, params, step=step, **extra_args)
 
         jaxpr = jax.make_jaxpr(on_mesh(update))(shapes, state, shapes)
-        return _count(jaxpr, nodes, {})
+        return _count(jaxpr, nodes, {}, may_skip)
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
     with meshes.unset_mesh():
         state = jax.eval_shape(on_mesh(tx.init), shapes)
         plan = step_plan(state)
+        may_skip = bool(find_parts(state, optax.ApplyIfFiniteState))
         wanted = range(sum(plan.cycle)) if steps is None else steps
         programs = [plan.canonical_step(require_int(k, "a step", 0)) for k in wanted]
         counted = {k: count(k) for k in dict.fromkeys(programs)}
@@ -114,7 +116,7 @@ def bytes_per_step(
     return Traffic(rows[:, 0], rows[:, 1])
 
 
-def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
+def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:
     """The bytes `[2, N]`, sent and received, of a jaxpr on devices along these axes."""
     total = np.zeros((2, nodes.size))
     for eqn in jaxpr.eqns:
@@ -122,9 +124,9 @@ def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
         if eqn.primitive.name == "shard_map":
             inside = eqn.params["newly_manual_axes"]
             axes = {**manual, **{name: eqn.params["mesh"].shape[name] for name in inside}}
-        parts = [_count(inner, nodes, axes) for inner in jaxprs_in_params(eqn.params)]
+        parts = [_count(inner, nodes, axes, may_skip) for inner in jaxprs_in_params(eqn.params)]
         if eqn.primitive.name == "cond":
-            total += _choose(parts, eqn.params.get("branches_platforms"))
+            total += _choose(parts, eqn.params.get("branches_platforms"), may_skip)
         elif eqn.primitive.name == "scan":
             total += eqn.params["length"] * sum(parts)
         elif eqn.primitive.name == "while" and np.any(parts):
@@ -139,15 +141,19 @@ def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
     return total
 
 
-def _choose(branches: list[np.ndarray], platforms: Any) -> np.ndarray:
-    """The branch that this backend compiles; where data decide, that which sends most."""
-    if platforms is None:
-        return max(branches, key=np.sum)
-    backend = jax.default_backend()
-    for branch, names in zip(branches, platforms, strict=True):
-        if names is None or backend in names:
-            return branch
-    raise ValueError(f"no branch of a program must be without a platform, got {platforms}.")
+def _choose(branches: list[np.ndarray], platforms: Any, may_skip: bool) -> np.ndarray:
+    """The branch that this backend compiles; where data decide, that which skips nothing."""
+    if platforms is not None:
+        backend = jax.default_backend()
+        names = [backend in given if given else True for given in platforms]
+        return branches[names.index(True)]
+    if np.ptp(branches, axis=0).any() and not may_skip:
+        raise ValueError(
+            "whether nodes exchange must be known when traced, got a condition that values decide, "
+            "as in optax.MultiSteps or gx.contrib.desloc: use gx.accumulate_gradients, or count "
+            "each average by itself, as gx.dpsgd(schedule.every(period))."
+        )
+    return max(branches, key=np.sum)
 
 
 def _count_collective(eqn: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:

@@ -85,13 +85,14 @@ def list_cases():
     yield "quasi_global_adam", gx.contrib.quasi_global_adam(RING, 0.1)
     yield "relay", gx.contrib.relay(nx.full_rary_tree(2, N))
     yield "sparta", gx.contrib.sparta(RING, 0.25)
-    yield "desloc", gx.contrib.desloc(promoting(optax.adam(0.1)), RING, 2, 3, 4)
     yield "local steps", gx.sgp(HYBRID.every(2))
     yield "osgp of a hybrid", gx.osgp(HYBRID, 2)
     yield "osgp of 5 pieces", gx.osgp(RING, 5)
     yield "outer around osgp", gx.outer(optax.chain(SGD, gx.osgp(ONE_PEER, 2)), OUTER, 4)
     yield "outer around sgp", gx.outer(optax.chain(SGD, gx.sgp(RING)), OUTER, 3, mix=0.5)
     yield "outer over sgp", gx.outer(SGD, optax.sgd(0.7), 2, average=gx.sgp(IRREGULAR))
+    layers = gx.layer_fragments(3, {"kernel": 1, "bias": None, "scale": None})
+    yield "fragments of layers", gx.outer(SGD, OUTER, 3, fragments=layers)
     yield "outer, none", gx.outer(SGD, OUTER, 2, average="none")
     yield "outer, weighted", gx.outer(SGD, OUTER, 2, weights=[1, 2, 3, 4])
     yield "weighted", optax.chain(SGD, gx.weighted([1, 2, 3, 4]), gx.sgp(RING))
@@ -191,3 +192,15 @@ def test_steps_of_a_run_and_what_an_update_needs():
     np.testing.assert_array_equal(sent - weights, np.concatenate([first, first[4:5]]))
     assert len(first) == 8
     assert gx.bytes_per_step(gx.sgp(RING), PARAMS, N, steps=[]).sent.shape == (0, N)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gx.contrib.desloc(SGD, RING, 2, 3, 4),
+        promoting(optax.MultiSteps(optax.chain(gx.allreduce(), SGD), 4).gradient_transformation()),
+    ],
+)
+def test_exchanges_that_values_decide_are_refused(tx):
+    with pytest.raises(ValueError, match="must be known when traced"):
+        gx.bytes_per_step(tx, PARAMS, N)

@@ -27,7 +27,7 @@ from experiments.training.methods import (
     parse_name,
 )
 from gossipjax import cost_model
-from gossipjax.cost_model import Exchange, Network, Workload
+from gossipjax.cost_model import Network, Workload
 from gossipjax.wire import decode, encode
 
 # Rows of this measurement only, beside those of `experiments.training.methods`.
@@ -158,19 +158,14 @@ class Row(NamedTuple):
     def count_sent_bytes(self, step: int, parameters: int) -> float:
         """Bytes that the node that sends most sends at `step`, for a model of `parameters` float32.
 
-        Only the payload of the messages, without headers and push-sum weights. Asynchronous
-        nodes send less where their link is busy.
+        Only the messages, without headers. Asynchronous nodes send less where their link is busy.
         """
-        return sum(self._count(exchange, step, parameters) for exchange in self.method.exchanges)
-
-    def _count(self, exchange: Exchange, step: int, parameters: int) -> float:
-        workload = Workload(parameters, compute_seconds=0)
-        if self.gathers:
-            return (self.nodes - 1) * exchange.count_bytes(workload)
-        chunks = 1 if exchange.schedule is None else exchange.every
-        start = step if chunks == 1 else step // chunks * chunks
-        # Under overlap each step sends a chunk of the message.
-        return exchange.count_sent_bytes(start, workload, ANY_NETWORK, self.nodes) / chunks
+        if self.algorithm in (BUCKETS, *NEVER_WAIT):  # which exchange by no transform
+            workload = Workload(parameters, compute_seconds=0)
+            (exchange,) = self.method.exchanges
+            return exchange.count_sent_bytes(step, workload, ANY_NETWORK, self.nodes)
+        params = [jax.ShapeDtypeStruct((parameters,), jnp.float32)]
+        return float(gx.bytes_per_step(self.transform, params, self.nodes, [step]).sent.max())
 
     def count_link_bytes(self, step: int, parameters: int) -> float:
         """Bytes that the busiest link carries one after another at `step`.
@@ -194,7 +189,7 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
 
     >>> row = make_row("1-osgp", "bfloat16", 4)
     >>> row.topology, row.overlaps, row.count_sent_bytes(0, 1_000_000)
-    ('one_peer_exponential', True, 2000000.0)
+    ('one_peer_exponential', True, 2000004.0)
     """
     if wire not in WIRES.get(algorithm, FORMS):
         raise ValueError(
