@@ -107,13 +107,7 @@ class DelayedUpdate:
     The average of a fragment starts when it is sent and is awaited at the step that uses it, after
     that step's gradients were dispatched. The state has all that an average needs: one that is not
     on its way, because the run has just begun with this state, starts anew, with the same result.
-
-    Args:
-      gradients, tx: as those of `gx.TrainStep`. Where `tx` has other collectives, these could
-        overtake an average on one process and not on another, so that all is one program.
-      nodes: where the nodes run.
-      fused: the update as one program, `(step, params, opt_state, *inputs)`: of the steps that use
-        no average, and of all steps beside other collectives.
+    `fused` is the update as one program, for the steps that use no average.
     """
 
     def __init__(
@@ -159,6 +153,7 @@ class DelayedUpdate:
         delay = plan.outer.delay
         number = plan.canonical_step(step)
         if self.is_beside is None:  # at the first update no average is used
+            # Others could overtake an average on one process and not on another.
             arguments = params, opt_state, params
             self.is_beside = not has_collectives(self._update_alone, 0, *arguments)
         if not self.is_beside:

@@ -149,19 +149,12 @@ Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 
 
 class _Kind(NamedTuple):
-    """What a step asks of its update.
+    """What a step asks of its update."""
 
-    Attributes:
-      is_static: whether a program is compiled per round.
-      overlaps: whether the exchange is a program beside the gradients of its step.
-      delays: whether averages of an outer optimizer are programs beside several steps.
-      offloads: whether the state of an outer optimizer waits on the host.
-    """
-
-    is_static: bool
-    overlaps: bool = False
-    delays: bool = False
-    offloads: bool = False
+    is_static: bool  # a program is compiled per round
+    overlaps: bool = False  # the exchange is a program beside the gradients of its step
+    delays: bool = False  # averages of an outer optimizer are programs beside several steps
+    offloads: bool = False  # the state of an outer optimizer waits on the host
 
 
 class TrainStep:
@@ -174,37 +167,31 @@ class TrainStep:
     exchange in the same way.
 
     JAX on CPU does not overlap the two inside a program. There, with several processes of one
-    device each, an exchange that needs nothing of its step is a separate program on a separate
-    thread: that of `osgp`, and of all algorithms that combine while they adapt (`dpsgd`, `adpsgd`,
-    `sgp` in that order). The gradients run beside it. The results are the same up to rounding. So
-    are the averages of `outer` with a delay, around a chain without gossip or other collectives:
-    they run beside all steps from sending to using them, and any other program with collectives
-    between two steps must go through `run`.
+    device each, an exchange that needs nothing of its step is a separate program on a thread, with
+    the same results up to rounding: that of `osgp`, of all algorithms that combine while they adapt
+    (`dpsgd`, `adpsgd`, `sgp` in that order), and the averages of `outer` with a delay, around a
+    chain without other collectives. Any other program with collectives must go through `run` there.
 
     Args:
-      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node. `jax.grad(loss,
-        has_aux=True)` is one. Where the exchange is a separate program it must not contain
-        collectives: on different processes they could interleave in different orders.
+      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as `jax.grad(loss,
+        has_aux=True)`; without collectives where the exchange is a separate program.
       tx: the optax chain.
       mesh, nodes: where the nodes run, as in `spmd`; `nodes` may be a `Nodes`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in
         `spmd`: 1 is the first of `inputs`.
-      max_programs: how many programs may be compiled, one after another as their rounds come. Each
-        takes as long as the step without gossip. With a traced step there is one, in which XLA
-        cannot move the exchange of a mesh beside the computation.
+      max_programs: how many programs may be compiled, as their rounds come. With a traced step
+        there is one, in which XLA cannot move the exchange of a mesh beside the computation.
       overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
         dispatched by a thread; None chooses by the backend.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory,
-        pinned, from the first step on, and only the steps that use a fragment have it on the
-        device. docs/guides/large_models.md says what that saves and costs. Without effect where a
-        thread dispatches the exchange, on CPU, and without `gx.outer`.
+        from the first step on, but for steps that use a fragment: docs/guides/large_models.md.
+        Without effect where a thread dispatches the exchange, on CPU, and without `gx.outer`.
       extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes of its aux,
         such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. All are averaged
         over the nodes, so that the nodes decide alike, but for `node_weight` of `gx.weighted`.
-      check_mass: to find a node that decides by itself about what is shared: after each step, or
-        after every `check_mass`-th, the push-sum weights must add up to N and all nodes have
-        counted the same updates; at the next call the sums of weights and numerators must be those
-        that the step returned. It takes a pass over the model, and waits for the step.
+      check_mass: to find a node that decides by itself about what is shared: after every so many
+        steps the push-sum weights must add up to N and all nodes have counted the same updates, and
+        at the next call all sums be the same. It takes a pass over the model, and waits for it.
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
@@ -317,10 +304,9 @@ class TrainStep:
     ) -> tuple[Any, Any, Any]:
         """K steps from `step` on, as one program: the same as K calls, up to rounding.
 
-        A small model's step is shorter than the call that starts it; of K steps one call is needed.
-        The number of the step is data of the program, so that one program does for all rounds.
-        Simulated nodes mix by it as fast as by a static one, on a mesh it chooses between the
-        distinct rounds, and XLA cannot move the exchange beside the computation.
+        For small models, whose step is shorter than the call that starts it. The number of the step
+        is data, so that one program does for all rounds: on a mesh it chooses between them, and XLA
+        cannot move the exchange beside the computation.
 
         Args:
           step: the number of the first of the K steps.
@@ -537,11 +523,9 @@ class TrainStep:
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Returns `program(*args)`: another program with collectives, between two steps.
 
-        All processes must run their collectives in one order. Where a thread dispatches the
-        exchange, a program that is still in flight when the next step starts could come before it
-        on one process and after it on another, and both would hang. So there the averages of an
-        outer optimizer that are on their way, and then the result, are awaited; elsewhere it is
-        dispatched like any other.
+        All processes must run their collectives in one order, or they hang. So where a thread
+        dispatches the exchange, the averages of an outer optimizer that are on their way, and then
+        the result, are awaited; elsewhere it is dispatched like any other.
 
         >>> import jax.numpy as jnp, optax, gossipjax as gx
         >>> nodes = gx.Nodes(4)

@@ -429,6 +429,7 @@ SWITCHED = gx.sgp(
     gx.topology.piecewise({0: gx.topology.complete(4), 9: gx.topology.one_peer_exponential(4)})
 )
 OUTER = gx.outer(optax.sgd(0.1), optax.sgd(1.0), every=20)
+OVERLAPPED = gx.osgp(gx.topology.one_peer_exponential(8))
 
 
 @pytest.mark.parametrize(
@@ -465,6 +466,7 @@ def test_steps_that_are_counted_anew_in_every_epoch_are_refused(tx, updates, ste
         (gx.sgp(gx.topology.one_peer_exponential(4)), 16, 0),
         (gx.sgp(gx.topology.ring(4)), 15, 0),  # all steps are alike
         (gx.osgp(gx.topology.ring(4)), 15, 0),
+        (OVERLAPPED, 2, 5),  # the same rounds before it
         (optax.sgd(0.1), 15, 0),
     ],
 )
@@ -483,6 +485,14 @@ def test_a_loop_that_started_late_goes_on_where_it_was():
     start_at(later, 9)
     with pytest.raises(ValueError, match="step must be 9 or more"):
         start_at(later, 2)
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_messages_in_flight_are_not_returned_to_their_senders(step):
+    """They are delivered by the round before, that of another step."""
+    message = f"step must be 2, or one with the same rounds before it, .* got {step}: pass the step"
+    with pytest.raises(ValueError, match=message):
+        start_at(count_updates(OVERLAPPED, 2), step)
 
 
 def test_a_loop_that_counts_anew_in_every_epoch():

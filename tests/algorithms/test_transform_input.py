@@ -1,11 +1,8 @@
-"""States of others, and steps that would lose messages, are refused; the frame keeps residuals."""
-
-import re
+"""States of others are refused; the frame keeps residuals."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracle
 import pytest
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
@@ -58,50 +55,6 @@ def test_init_of_shapes(name):
     params = {"a": jnp.zeros(3), "b": jnp.zeros((2, 2), jnp.bfloat16)}
     from_shapes = tx.init(jax.eval_shape(lambda: params))
     jax.tree.map(np.testing.assert_array_equal, from_shapes, tx.init(params))
-
-
-class TestStepsUnderOverlap:
-    """A message is delivered by the round before: other steps would return it to its sender."""
-
-    SCHEDULE = gx.topology.one_peer_exponential(8)
-
-    def train(self, *runs, gossip=None):
-        """Each run has a train step of its own, as one that is resumed."""
-        nodes = gx.Nodes(8)
-        tx = optax.chain(optax.sgd(0.1), gossip or gx.osgp(self.SCHEDULE))
-        params, state = nodes.init(tx, jnp.ones(3))
-        for steps in runs:
-            train_step = gx.TrainStep(lambda z: (z, ()), tx, nodes=nodes)
-            for step in steps:
-                params, state, _ = train_step(step, params, state)
-
-    @pytest.mark.parametrize("jump", [0, 1, 3, 6])
-    def test_a_resumed_run_at_another_step(self, jump):
-        message = re.escape(
-            "step must be 2 or more, as the state has counted 2 updates, "
-            if jump < 2
-            else "step must be 2, or one with the same rounds before it, "
-        )
-        with pytest.raises(ValueError, match=f"{message}.*got {jump}"):
-            self.train([0, 1], [jump])
-
-    def test_a_jump_in_a_loop(self):
-        with pytest.raises(ValueError, match=r"step must be 2.*got 4: pass the step at which"):
-            self.train([0, 1, 4])
-
-    @pytest.mark.parametrize("resumed", [2, 5])
-    def test_a_run_that_goes_on(self, resumed):
-        """Step 5 has the same rounds before it as step 2."""
-        self.train([0, 1], [resumed, resumed + 1])
-
-    def test_a_run_that_starts_late_has_nothing_in_flight(self):
-        """Nor is it refused when it is resumed where it was."""
-        self.train([7, 8], [9])
-        with pytest.raises(ValueError, match=r"step must be 9.*got 10"):
-            self.train([7, 8], [10])
-
-    def test_without_overlap_any_step_that_comes_later_will_do(self):
-        self.train([0, 5, 2], gossip=gx.sgp(self.SCHEDULE))
 
 
 def test_the_state_of_every_other_algorithm_is_refused_by_name():
