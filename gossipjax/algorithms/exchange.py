@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
@@ -18,7 +19,6 @@ from gossipjax.collectives import (
     StepLike,
     deliver,
     require_step,
-    switch,
     upcast,
     vary,
 )
@@ -134,7 +134,12 @@ def exchange_parts(
     mass = vary(state.in_flight, state.wire.axis_name)
     branches = [partial(send, leaves) for leaves in pieces]
     branches += [lambda mass: mass] * (state.overlap - len(pieces))
-    return switch((step - 1) % state.overlap, branches, mass)
+    if len(branches) == 1:
+        return branches[0](mass)
+    piece = (step - 1) % state.overlap
+    if isinstance(piece, int | np.integer):
+        return branches[piece](mass)
+    return jax.lax.switch(piece, branches, mass)
 
 
 def _deliver(sent: PushSum, state: GossipState, step: StepLike) -> PushSum:

@@ -61,8 +61,8 @@ from gossipjax.collectives import (
     MeanOver,
     StepLike,
     cast_like,
+    change_if,
     default_step,
-    switch,
     vary,
     vary_where_mapped,
 )
@@ -294,15 +294,13 @@ class _OuterSteps:
         if old.counted is not None:
             new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
         carry = vary((cast_like(change, params), new), plan.wire.axis_name)
-        steps = [
-            _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
-            for fragment, leaves in enumerate(plan.split(old.anchor))
-        ]
-        used = plan.due(plan.is_used, step)
-        if not plan.delay:
-            return switch(used, [*(s.use_at_once for s in steps), _keep], *carry)
-        carry = switch(used, [*(s.use for s in steps), _keep], *carry)
-        return switch(plan.due(plan.is_sent, step), [*(s.send for s in steps), _keep], *carry)
+        for fragment, leaves in enumerate(plan.split(old.anchor)):
+            step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
+            use = step_of.use if plan.delay else step_of.use_at_once
+            carry = change_if(plan.is_used(fragment, step), use, *carry)
+            if plan.delay:
+                carry = change_if(plan.is_sent(fragment, step), step_of.send, *carry)
+        return carry
 
     def _move_locally(
         self, change: Any, local: GossipState, params: Any, step: StepLike
@@ -330,10 +328,6 @@ class _OuterSteps:
                 "average model of a run."
             )
         return state
-
-
-def _keep(updates: optax.Updates, state: OuterState) -> tuple[optax.Updates, OuterState]:
-    return updates, state
 
 
 @dataclasses.dataclass(frozen=True)

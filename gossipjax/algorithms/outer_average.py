@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.algorithms.parameters import Fragment, LayerFragments, pick, split_leaves
@@ -95,30 +93,22 @@ class OuterPlan:
         """Whether an average may be taken beside the steps between sending and using it."""
         return self.delay > 0 and self.average != "none"
 
-    def is_sent(self, fragment: Any, step: Any) -> Any:
+    def is_sent(self, fragment: int, step: Any) -> Any:
         """Whether the fragment's outer gradient is taken at the end of `step`."""
         offset = (fragment + 1) * self.every // self.fragment_count
         return (step + 1 - offset) % self.every == 0
 
-    def is_used(self, fragment: Any, step: Any) -> Any:
+    def is_used(self, fragment: int, step: Any) -> Any:
         """Whether the average that was sent `delay` steps before is used at the end of `step`."""
         return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
 
     def sent_at(self, step: int) -> int | None:
         """The fragment whose outer gradient is taken at the end of `step`."""
-        return self._known(self.due(self.is_sent, step))
+        return next((f for f in range(self.fragment_count) if self.is_sent(f, step)), None)
 
     def used_at(self, step: int) -> int | None:
         """The fragment whose average is used at the end of `step`."""
-        return self._known(self.due(self.is_used, step))
-
-    def _known(self, fragment: StepLike) -> int | None:
-        return None if fragment == self.fragment_count else int(fragment)
-
-    def due(self, is_due: Callable[[Any, StepLike], Any], step: StepLike) -> StepLike:
-        """The fragment for which `is_due(fragment, step)`, `is_sent` or `is_used`; p for none."""
-        due = is_due(np.arange(self.fragment_count), step)
-        return (np if isinstance(due, np.ndarray) else jnp).append(due, True).argmax()
+        return next((f for f in range(self.fragment_count) if self.is_used(f, step)), None)
 
     def round_number(self, step: StepLike) -> StepLike:
         """The round of the schedule for the average that is used at the end of `step`."""

@@ -42,6 +42,7 @@ from gossipjax.collectives._exchange import (
 )
 from gossipjax.collectives._mixing import (
     at_round,
+    change_if,
     cond,
     deliver,
     group_rounds,
@@ -50,7 +51,6 @@ from gossipjax.collectives._mixing import (
     require_doubly_stochastic,
     require_schedule,
     round_index,
-    switch,
 )
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "at_round",
     "axis_size",
     "cast_like",
+    "change_if",
     "clipped_node_mean",
     "cond",
     "copy_for_leaves",
@@ -85,7 +86,6 @@ __all__ = [
     "select_for_node",
     "split",
     "sum_over_parts",
-    "switch",
     "upcast",
     "varies",
     "vary",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any
 
@@ -366,11 +366,18 @@ def cond(
     return jax.lax.cond(predicate, if_true, if_false, *operands)
 
 
-def switch(index: StepLike, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
-    """`lax.switch`, decided when traced where `index` is known then."""
-    if isinstance(index, int | np.integer):
-        return branches[index](*operands)
-    return jax.lax.switch(index, branches, *operands)
+def change_if(
+    predicate: bool | np.bool_ | jax.Array, change: Callable[..., Any], *operands: Any
+) -> Any:
+    """`change(*operands)` where `predicate` holds, else `operands`; decided when traced, if known.
+
+    It needs no memory of its own for what it leaves or changes in part.
+    """
+    if isinstance(predicate, bool | np.bool_):
+        return change(*operands) if predicate else operands
+    # XLA changes what a loop carries in place, and makes copies of it for a conditional.
+    once = jnp.asarray(predicate, jnp.int32)
+    return jax.lax.fori_loop(0, once, lambda _, carry: change(*carry), operands)
 
 
 def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:

@@ -191,6 +191,26 @@ def test_chains(name):
     assert "all-gather" not in compile_step(nodes, tx, result[0], state)
 
 
+def test_pieces_of_leaves_that_are_cut_over_the_devices_of_a_node_gather_nothing():
+    shapes = {"blocks": (4, 8), "table": (512, 2)}
+    specs = {"blocks": P(None, "fsdp"), "table": P("fsdp")}
+    layers = gx.layer_fragments(5, {"blocks": 0, "table": None})
+    params, updates = make_values(4, shapes)
+    params = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), params)
+    outer_tx = optax.sgd(0.7, momentum=0.9)
+    tx = gx.sharded(gx.outer(optax.sgd(0.1), outer_tx, 5, fragments=layers, delay=1), specs)
+    nodes = gx.Nodes(mesh=FSDP_MESH)
+    result, _, state = run_steps(nodes, tx, specs, params, updates)
+    expected, _, expected_state = run_steps(gx.Nodes(4), tx, None, params, updates)
+    assert_close((result, state), (expected, expected_state), 2e-6)
+    assert "all-gather" not in compile_step(nodes, tx, result[0], state)
+    momentum = state.inner.outer[1][0].trace
+    assert not any(x.sharding.is_fully_replicated for x in jax.tree.leaves(momentum))
+    coarse = {name: x[:, :6] for name, x in params.items()}
+    with pytest.raises(ValueError, match="pieces that a node's devices share evenly"):
+        nodes.run(tx.init, nodes.put(coarse, specs))
+
+
 def of_whole(function):
     """A transform of a function of whole arrays."""
     return optax.stateless_with_tree_map(lambda u, _: function(u))

@@ -269,6 +269,23 @@ for name, function, values, message in (
         "number of leaves, 2",
     ),
     (
+        "layers of fragments",
+        lambda fields: gx.outer(
+            SGD, SGD, 9, fragments=gx.layer_fragments(**{"count": 2, **fields})
+        ).init({"a": np.zeros((6, 4)), "b": np.zeros((3, 40))}),
+        [
+            {"count": 0, "axes": 0},
+            {"axes": -1},
+            {"axes": {"a": 2, "b": None}},
+            {"axes": {"a": 0}},
+            {"axes": None},
+            {"axes": 0},
+            {"count": 5, "axes": {"a": 0, "b": None}},
+            {},
+        ],
+        "layer_fragments",
+    ),
+    (
         "outer optimizer of another kind",
         lambda tx: gx.outer(SGD, tx, 4).init(PARAMS),
         [
