@@ -492,7 +492,7 @@ class TestInATrainStep:
 
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:N]), ("nodes",))
 BY_LAYERS = {"fragments": gx.layer_fragments(2, {"a": 0, "b": None})}
-FSDP = gx.Nodes(mesh=gx.launch.mesh(N, fsdp=2))
+FSDP: Any = gx.Nodes(mesh=gx.launch.mesh(N, fsdp=2))
 
 
 def places_of(state):
@@ -517,7 +517,7 @@ class TestOnTheHost:
         if place is FSDP:
             tx = gx.sharded(tx, gx.fsdp_specs(START, FSDP.mesh))
         tx = gx.apply_if_finite(tx)
-        options: Any = {"nodes": place, "offload_outer": True, "bad_steps": (5, 8)}
+        options: Any = {"nodes": place, "offload_outer": True, "bad_steps": (8, 13)}
         expected, _ = run_steps(tx, 14, **options | {"offload_outer": False})
         actual, train_step = run_steps(tx, 14, **options)
         assert_equal_bits(actual, expected)
