@@ -44,6 +44,7 @@ __all__ = [
     "contrib",
     "cost_model",
     "d1d_psgd",
+    "decentralize",
     "diagnostics",
     "dirichlet_split",
     "donate_on_accelerators",

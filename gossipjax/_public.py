@@ -23,6 +23,7 @@ from gossipjax.algorithms.weighted import weighted
 from gossipjax.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.batches import prefetch
 from gossipjax.collectives import mix
+from gossipjax.decentralized_step import decentralize
 from gossipjax.diagnostics import average_model, latest_model, local_model
 from gossipjax.dirichlet import dirichlet_split
 from gossipjax.sharding import fsdp_specs, state_specs

@@ -259,6 +259,7 @@ class TrainStep:
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
         self._next_step: int | None = None  # the one that follows the last
+        self.donated_inputs: tuple[int, ...] = ()  # those that come back, new, in `aux`
         self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
     def __call__(
@@ -460,7 +461,7 @@ class TrainStep:
             raise ValueError(
                 f"the devices of a node must average their gradients over {axis_name!r}, as each "
                 f"has a part of the batch by local_argnums, got a chain without it: put "
-                f"gx.allreduce({axis_name!r}) first in the chain."
+                f"gx.allreduce({axis_name!r}) first in the chain; in a closed step take lax.pmean."
             )
         self._is_averaged = True
 
@@ -573,6 +574,7 @@ class TrainStep:
             return OverlappedUpdate(*arguments, self._extra_args, kind.is_static)
         # What a thread still reads must not be donated.
         donated = () if kind.delays else self._donated(exchange)
+        donated += donate_on_accelerators(*(3 + number for number in self.donated_inputs))
         fused = _make_fused_update(*arguments, self._extra_args, kind, self._local_argnums, donated)
         return DelayedUpdate(*arguments, fused) if kind.delays else fused
 

@@ -47,6 +47,7 @@ LAYERS = {
     "overlapped_step": TOP,
     "offload": {"algorithms", "meshes"},
     "train_step": {"diagnostics", "launch", "offload", "overlapped_step", *TOP},
+    "decentralized_step": {"checkpoint", "diagnostics", "serialization", "train_step", *TOP},
     "diagnostics": TOP,
     "traffic": TOP,
     "flax": {"serialization"},

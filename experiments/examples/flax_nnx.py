@@ -36,37 +36,34 @@ def loss_fn(model, batch):
     return losses.mean()
 
 
+def find_params(state):  # gossip
+    return nnx.filter_state(state, nnx.Param)  # gossip
+
+
 def main(steps=200, batch_size=256):
     """Trains, and returns the accuracy of the average model."""
     gx.launch.initialize()  # gossip
     one_device = jax.device_count() == 1
     nodes = gx.Nodes(8) if one_device else gx.Nodes(mesh=gx.launch.mesh())  # gossip
     schedule = gx.topology.one_peer_exponential(nodes.size)  # gossip
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.sgp(schedule))  # gossip: gx.sgp
     model = Model(nnx.Rngs(0, dropout=1))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
     graph, state = nnx.split((model, optimizer))
 
-    def train_step(state, batch, step):  # gossip: step
+    def train_step(state, batch):
         model, optimizer = nnx.merge(graph, state)
         loss, grads = nnx.value_and_grad(loss_fn)(model, batch)
-        optimizer.update(model, grads, step=step)  # gossip: step
+        optimizer.update(model, grads)
         return nnx.state((model, optimizer)), loss
 
-    program = nodes.spmd(train_step, static_argnums=2)  # gossip: it was jax.jit(train_step)
-    state = nodes.replicate(state, fold_in=True)  # gossip: every node draws its own dropout
+    gossip = gx.sgp(schedule)  # gossip
+    program = gx.decentralize(train_step, gossip, nodes, find_params)  # gossip: it was jax.jit
     batches = map(nodes.split, draw_batches(batch_size, steps))  # gossip: nodes.split
     loss = jnp.zeros(())
-    for step, batch in enumerate(gx.prefetch(batches)):
-        number = gx.canonical_step(optimizer.opt_state, step)  # gossip
-        state, loss = program(state, batch, number)
+    for batch in gx.prefetch(batches):
+        state, loss = program(state, batch)
 
-    stacked, optimizer = nnx.merge(graph, state)
-    params = nnx.state(stacked, nnx.Param)
-    params = gx.average_model(params, optimizer.opt_state, nodes=nodes)  # gossip
-    stats = nnx.state(stacked, nnx.BatchStat)
-    stats = gx.average_batch_stats(stats, nodes=nodes)  # gossip
-    nnx.update(model, params, stats)
+    nnx.update((model, optimizer), program.average(state))  # gossip: it was state
     model.eval()
     test = test_batch()
     accuracy = float((model(test["image"]).argmax(-1) == test["label"]).mean())

@@ -172,7 +172,7 @@ def require_order(opt_state: optax.OptState) -> None:
     """
     for chain, place, exchange in _find_exchanges(opt_state):
         if isinstance(exchange, ErrorFeedback):
-            if before := _find_optimizer(chain[:place], keeps_arrays=True):
+            if before := find_optimizer(chain[:place], keeps_arrays=True):
                 raise ValueError(
                     "gx.allreduce must go first in a chain, as it averages gradients, got an "
                     f"optimizer before it, {before}: optax.chain(gx.allreduce(), optimizer)."
@@ -188,7 +188,7 @@ def require_order(opt_state: optax.OptState) -> None:
         is_outer = isinstance(exchange, OuterState)
         if is_outer or exchange.plan.takes_gradients:
             name = "gx.outer" if is_outer else "gossip that is the optimizer"
-            if before := _find_optimizer(chain[:place]):
+            if before := find_optimizer(chain[:place]):
                 raise ValueError(
                     f"{name} must get gradients, got the updates of an optimizer before it, "
                     f"{before}: "
@@ -215,7 +215,7 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
                 )
 
 
-def _find_optimizer(parts: tuple[Any, ...], keeps_arrays: bool = False) -> str | None:
+def find_optimizer(parts: tuple[Any, ...], keeps_arrays: bool = False) -> str | None:
     """The types of the first optimizer's states in parts of a chain; None if there is none.
 
     An optimizer of optax is a chain, so that its state is a tuple of states; clipping, decay and

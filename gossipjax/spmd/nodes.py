@@ -337,11 +337,11 @@ class Nodes:
         """Returns `[N, ...]` as whole NumPy arrays on every process."""
         return processes.to_host(stacked)
 
-    def one(self, stacked: Any) -> Any:
+    def one(self, stacked: Any, *, require_equal: bool = True) -> Any:
         """Returns the row that all nodes have, on every process: `[N, ...]` -> `[...]`.
 
         This is the way from an average to one ordinary model. On a mesh with axes inside the nodes
-        it stays sharded over them.
+        it stays sharded over them. With `require_equal=False` it is that of the first node.
 
         Raises:
           ValueError: if the rows of a leaf differ: real numbers by more than 1 % of its largest
@@ -351,20 +351,21 @@ class Nodes:
         if not jax.tree.leaves(stacked):
             return stacked
         processes.require_rows(stacked, self.size, "stacked")
-        row = self._first_row(stacked)
+        row = self._first_row(stacked, require_equal)
         if self.inner_axes or meshes.current_mesh() is not None:
             return row
         return jax.tree.map(lambda x: x.addressable_data(0), row)
 
     @meshes.apart_from_set_mesh
-    def _first_row(self, stacked: Any) -> Any:
-        """The row that all nodes have, on all their devices."""
+    def _first_row(self, stacked: Any, require_equal: bool) -> Any:
+        """The row of the first node, on all their devices."""
         stacked = meshes.on_auto_axes(stacked)
         specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
             specs = tuple(map(spec_of_row, jax.tree.leaves(stacked)))
         row, spreads = first_row(self.mesh, specs)(stacked)
-        require_equal_rows(stacked, np.asarray(spreads.addressable_data(0)))
+        if require_equal:
+            require_equal_rows(stacked, np.asarray(spreads.addressable_data(0)))
         return row
 
 

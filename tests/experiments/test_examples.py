@@ -9,7 +9,6 @@ import pytest
 
 from experiments import examples
 from experiments.examples import (
-    equinox_modules,
     flax_linen,
     flax_nnx,
     grain_language_model,
@@ -19,8 +18,7 @@ from experiments.examples import (
 
 PROGRAMS = sorted(Path(examples.__path__[0]).glob("[a-z]*.py"))
 PROGRAMS = [path for path in PROGRAMS if path.stem != "digits"]
-RECIPES = {module.__name__.split(".")[-1]: module for module in (equinox_modules, flax_linen)}
-RECIPES |= {"flax_nnx": flax_nnx, "own_pmap": own_pmap}
+RECIPES = {"flax_linen": flax_linen, "flax_nnx": flax_nnx, "own_pmap": own_pmap}
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)

@@ -1,0 +1,320 @@
+"""A closed train step, with its optimizer inside, made into that of nodes that gossip."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.extend.core import Literal
+
+from gossipjax.algorithms.state import ErrorFeedback, GossipState, subtract
+from gossipjax.algorithms.steps import find_optimizer, find_parts, gossip_state, outer_state
+from gossipjax.checkpoint import TrainState
+from gossipjax.collectives import node_mean, upcast
+from gossipjax.diagnostics import average_model, on_axis
+from gossipjax.processes import is_key
+from gossipjax.serialization import written_by_flax
+from gossipjax.sharding import shard_specs
+from gossipjax.spmd import Nodes
+from gossipjax.spmd.arguments import Argnums, argument_numbers, is_function, require_numbers
+from gossipjax.train_step import TrainStep
+
+
+def decentralize(
+    train_step: Callable[..., tuple[Any, Any]],
+    tx: optax.GradientTransformation,
+    nodes: int | Nodes | None = None,
+    params: Callable[[Any], Any] = operator.attrgetter("params"),
+    *,
+    local_argnums: Argnums = (),
+    **options: Any,
+) -> DecentralizedStep:
+    """Makes N nodes that gossip of a closed `train_step(state, batch) -> state, metrics`.
+
+    Nothing in it is changed: its optimizer stays inside, and each node takes its own step. What
+    that moves the parameters by is the update `u` that arrives at `tx`, as from a chain before it:
+
+        s' = train_step(s, batch);    u = params(s') - params(s)
+        params(s) <- params(s) + tx(u),    all else of s <- that of s'
+
+    So `gx.sgp(schedule)` is adapt-then-combine, and any gossip has its place, `gx.weighted(...)`
+    before it, or `gx.outer(optax.identity(), outer_tx, every)`. What is not `params` stays each
+    node's own and is not mixed: momentum and moments, statistics of BatchNorm, dropout keys.
+    `gx.contrib.mixed_momentum` is the one that mixes momentum; it needs gradients.
+
+        step = gx.decentralize(train_step, gx.sgp(schedule), nodes)
+        for batch in map(nodes.split, batches):
+            state, metrics = step(state, batch)             # metrics: [N, ...]
+        state = step.average(state)                         # of all nodes -> of one, to evaluate
+
+    The first call makes the state of all nodes of yours, or `step.init` does before the loop. It is
+    a `gossipjax.checkpoint.TrainState`, which `Checkpoints` saves and resumes, with another number
+    of nodes too: `opt_state` is that of `tx`, and `batch_stats` your state without its parameters.
+
+    Args:
+      train_step: of one node: `train_step(state, *inputs, **inputs) -> (state, metrics)`, jitted or
+        not. Bind what is no array: `functools.partial(train_step, config=config)`. Take out the
+        `lax.pmean` of its gradients over all devices; over the devices of a node it stays.
+      tx: what exchanges, without an optimizer: it has no gradients.
+      nodes: where the nodes run.
+      params: names the parameters in the state: `lambda state: state.params`, or of an NNX state
+        `lambda state: nnx.filter_state(state, nnx.Param)`. It picks leaves, and computes nothing.
+      local_argnums: arguments of `train_step` that are split over the devices of a node.
+      **options: others of `gx.TrainStep`; `extra_args` is given the metrics.
+
+    Inputs are node-stacked: batches by `nodes.split`, a key as `jax.random.split(key, N)`. Keys of
+    `jax.random.key` in the state are folded with the number of the node. Parameters narrower than
+    float32 have lost what the closed step rounds away. A step that skips updates by itself moves
+    by zero, and gossips on. `reset_inner` of `gx.outer` does not reach the optimizer inside.
+
+    Raises:
+      ValueError: in `init`, if `tx` holds an optimizer or needs gradients, or `params` does not
+        pick leaves; at a step, if `train_step` does not return a pair with a state like the one it
+        got, or an input is not node-stacked; else as `gx.TrainStep`.
+
+    >>> import jax.numpy as jnp, gossipjax as gx
+    >>> def train_step(state, target):
+    ...     grads = state["z"] - target
+    ...     momentum = 0.9 * state["momentum"] + grads
+    ...     return {"z": state["z"] - 0.1 * momentum, "momentum": momentum}, grads**2
+    >>> nodes = gx.Nodes(4)
+    >>> gossip = gx.sgp(gx.topology.one_peer_exponential(4))
+    >>> step = gx.decentralize(train_step, gossip, nodes, lambda state: state["z"])
+    >>> state = step.init({"z": jnp.zeros(()), "momentum": jnp.zeros(())})
+    >>> for _ in range(300):
+    ...     state, losses = step(state, jnp.array([0.0, 1.0, 2.0, 5.0]))
+    >>> state.step, bool(abs(step.average(state)["z"] - 2.0) < 1e-2)
+    (300, True)
+    """
+    return DecentralizedStep(train_step, tx, nodes, params, local_argnums, options)
+
+
+class DecentralizedStep:
+    """What `gx.decentralize` returns. `train_step` is the `gx.TrainStep` behind it."""
+
+    def __init__(
+        self,
+        train_step: Callable[..., Any],
+        tx: optax.GradientTransformation,
+        nodes: int | Nodes | None,
+        params: Callable[[Any], Any],
+        local_argnums: Argnums,
+        options: dict[str, Any],
+    ):
+        extra_args = options.pop("extra_args", None)
+        self.train_step = TrainStep(
+            _updates_as_gradients(train_step),
+            tx,
+            nodes=nodes,
+            # The rest of the state and the inputs by name stand before those by position.
+            local_argnums=[number + 2 for number in argument_numbers(local_argnums)],
+            extra_args=None if extra_args is None else lambda aux: extra_args(aux[1]),
+            **options,
+        )
+        self.train_step.donated_inputs = (0,)  # the rest of the state is replaced, too
+        self.nodes = self.train_step.nodes
+        self._tx = tx
+        self._params = params
+
+    def init(self, state: Any) -> TrainState:
+        """The state of one node, `[...]`, or a function that makes it -> that of all, at step 0.
+
+        Of a function each device makes its own part, as `gx.Nodes.init` says.
+        """
+        if is_function(state):
+            shapes = jax.eval_shape(state)
+            params, rest = self._take_apart(shapes)
+            structure = jax.tree.structure(params)
+
+            def make_params() -> Any:
+                return jax.tree.unflatten(structure, _split(state(), rest)[0])
+
+            def make_rest() -> Any:
+                return _split(state(), rest)[1]
+        else:
+            require_numbers(state, "state")
+            make_params, make_rest = params, rest = self._take_apart(state)
+        _require_updates(jax.eval_shape(self._tx.init, params))
+        stacked, opt_state = self.nodes.init(self._tx, make_params)
+        specs = shard_specs(opt_state) if self.nodes.inner_axes else None
+        rest = self.nodes.replicate(
+            make_rest,
+            None if specs is None else specs.of(rest),
+            fold_in=any(map(is_key, jax.tree.leaves(rest))),
+        )
+        return TrainState(0, stacked, opt_state, rest)
+
+    def _take_apart(self, state: Any) -> tuple[Any, Any]:
+        """The parameters, as `params` returns them, and the rest of the state."""
+        leaves, structure = jax.tree.flatten(state)
+        # What `params` returns of tracers are tracers of the state: so each leaf is known, in
+        # whatever it returns them, and also where one array stands in two places.
+        jaxpr, shapes = jax.make_jaxpr(self._params, return_shape=True)(state)
+        places = {var: place for place, var in enumerate(jaxpr.jaxpr.invars)}
+        found = [v for v in jaxpr.jaxpr.outvars if not isinstance(v, Literal) and v in places]
+        picked = [places[var] for var in found]
+        if not picked or len({*picked}) < len(jaxpr.jaxpr.outvars):
+            raise ValueError(
+                "params must return leaves of the state as they are, each once, got "
+                f"{jax.tree.structure(shapes)} of a state {structure}"[:600]
+                + ": such as "
+                "lambda state: state.params."
+            )
+        params = jax.tree.unflatten(jax.tree.structure(shapes), [leaves[i] for i in picked])
+        for number, place in enumerate(picked):
+            leaves[place] = Parameter(number)
+        return params, jax.tree.unflatten(structure, leaves)
+
+    def __call__(self, state: Any, *inputs: Any, **named: Any) -> tuple[TrainState, Any]:
+        """The state after one step of all nodes, and their metrics, `[N, ...]`.
+
+        Of an ordinary state it makes that of all nodes, by `init`. Accelerators donate `state`, as
+        `gx.TrainStep` does.
+        """
+        if not isinstance(state, TrainState):  # that with which a loop begins
+            state = self.init(state)
+        _require_stacked((inputs, named), self.nodes.size)
+        # A plain number: the device is not asked for it, but for an array that was restored.
+        step = int(state.step)
+        params, opt_state, (rest, metrics) = self.train_step(
+            step, state.params, state.opt_state, state.batch_stats, named, *inputs
+        )
+        new = state._replace(step=step + 1, params=params, opt_state=opt_state, batch_stats=rest)
+        return new, metrics
+
+    def average(self, state: Any) -> Any:
+        """One ordinary state, `[...]`: with the average model, to evaluate or to save.
+
+        What else is floating-point is averaged, as statistics are and moments may be; counts and
+        keys are those of the first node. `gx.average_model` makes the parameters alone. A state
+        that is an ordinary one, as before the first step, stays as it is.
+        """
+        if not isinstance(state, TrainState):
+            return state
+
+        def average(state: TrainState) -> Any:
+            model = average_model(state.params, state.opt_state, nodes=self.nodes)
+            program = on_axis(_average_floats, self.nodes.axis_name)
+            rest = self.nodes.run(program, state.batch_stats)
+            return _merge(model, self.nodes.one(rest, require_equal=False))
+
+        return self.train_step.run(average, state)
+
+
+@written_by_flax
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """Stands in the rest of a state for a leaf of the parameters; `number` says for which."""
+
+    number: int
+
+
+def _is_parameter(part: Any) -> bool:
+    return isinstance(part, Parameter)
+
+
+def _merge(params: Any, rest: Any) -> Any:
+    """The user's state, of the parameters and the rest."""
+    leaves = jax.tree.leaves(params)
+
+    def fill(part: Any) -> Any:
+        return leaves[part.number] if _is_parameter(part) else part
+
+    return jax.tree.map(fill, rest, is_leaf=_is_parameter)
+
+
+def _split(state: Any, rest: Any) -> tuple[list[Any], Any]:
+    """The leaves of the parameters in a state, and its rest, which is like `rest`."""
+    parts, structure = jax.tree.flatten(rest, is_leaf=_is_parameter)
+    leaves = jax.tree.leaves(state)
+    places = {part.number: place for place, part in enumerate(parts) if _is_parameter(part)}
+    others = [p if _is_parameter(p) else x for p, x in zip(parts, leaves, strict=True)]
+    return [leaves[places[i]] for i in range(len(places))], jax.tree.unflatten(structure, others)
+
+
+def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    """`gradients` of `gx.TrainStep` that returns by what a closed step moves the parameters."""
+
+    def gradients(params: Any, rest: Any, named: dict[str, Any], *inputs: Any) -> Any:
+        state = _merge(params, rest)
+        result = train_step(state, *inputs, **named)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(
+                f"train_step must return a pair (state, metrics), got {type(result).__name__}: "
+                "wrap it in a function that does."
+            )
+        _require_same_form(state, result[0])
+        leaves, new_rest = _split(result[0], rest)
+        new_params = jax.tree.unflatten(jax.tree.structure(params), leaves)
+        # Of full precision, so that the update is not rounded a second time.
+        updates = subtract(upcast(new_params), upcast(params))
+        return updates, (new_rest, result[1])
+
+    return gradients
+
+
+def _require_same_form(state: Any, new: Any) -> None:
+    """Raises `ValueError` unless a step has returned a state like the one that it got."""
+    structure = jax.tree.structure(state)
+    if jax.tree.structure(new) != structure:
+        raise ValueError(
+            "train_step must return (state, metrics) with a state of the structure that it got, "
+            f"{str(structure)[:200]}, got {str(jax.tree.structure(new))[:200]}."
+        )
+    olds = jax.tree_util.tree_leaves_with_path(state)
+    for (path, old), leaf in zip(olds, jax.tree.leaves(new), strict=True):
+        forms = [(jnp.result_type(x).name, list(jnp.shape(x))) for x in (old, leaf)]
+        if forms[0] != forms[1]:
+            raise ValueError(
+                f"train_step must keep the type and shape of state{jax.tree_util.keystr(path)}, "
+                f"{forms[0]}, got {forms[1]}: start from a state of the type that it returns."
+            )
+
+
+def _require_stacked(inputs: Any, size: int) -> None:
+    """Raises `ValueError` where an input is not node-stacked, or no array."""
+    for leaf in jax.tree.leaves(inputs):
+        if getattr(leaf, "shape", ())[:1] != (size,):
+            got = f"shape {list(leaf.shape)}" if hasattr(leaf, "shape") else f"{leaf!r:.80}"
+            raise ValueError(
+                f"inputs of a decentralized step must be arrays [N, ...] with N = {size}, got "
+                f"{got}: batches by nodes.split, a key as jax.random.split(key, {size}); bind what "
+                "is no array, functools.partial(train_step, config=config)."
+            )
+
+
+def _require_updates(opt_state: Any) -> None:
+    """Raises `ValueError` where a transform needs gradients, or would be a second optimizer."""
+    outer = outer_state(opt_state)
+    chain = opt_state if outer is None else outer.inner
+    # A chain with gossip is looked at part by part; any other inside of `gx.outer` is an optimizer.
+    parts = chain if type(chain) is tuple and gossip_state(chain) is not None else (chain,)
+    if optimizer := find_optimizer(parts):
+        raise ValueError(
+            "tx of decentralize must hold no optimizer, as that of train_step is one and tx gets "
+            f"its updates, got {optimizer}: give the gossip alone, gx.sgp(schedule), or "
+            "gx.outer(optax.identity(), outer_tx, every)."
+        )
+    gossips = find_parts(opt_state, GossipState)
+    skips = find_parts(opt_state, optax.ApplyIfFiniteState, ErrorFeedback)
+    if skips or not gossips or any(gossip.plan.takes_gradients for gossip in gossips):
+        name = type(skips[0]).__name__ if skips else "gradients for updates" if gossips else "none"
+        raise ValueError(
+            "tx of decentralize must exchange parameters and take updates, as gradients, and what "
+            f"else an optimizer keeps, stay inside train_step, got {name}: give gx.sgp(schedule), "
+            "or gx.outer(optax.identity(), outer_tx, every); gx.TrainStep has the gradients."
+        )
+
+
+def _average_floats(tree: Any, axis_name: str) -> Any:
+    def is_float(leaf: jax.Array) -> bool:
+        return jnp.issubdtype(leaf.dtype, jnp.floating)
+
+    means = node_mean([leaf for leaf in jax.tree.leaves(tree) if is_float(leaf)], axis_name)
+    return jax.tree.map(lambda leaf: means.pop(0) if is_float(leaf) else leaf, tree)

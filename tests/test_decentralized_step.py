@@ -1,0 +1,225 @@
+"""A closed train step under `gx.decentralize` is the chain of its optimizer and the gossip."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from modes import make_mesh
+from promotion import promoting
+
+import gossipjax as gx
+from gossipjax.checkpoint import Checkpoints
+
+N = 4
+SCHEDULE = gx.topology.random_peer(N, 3, seed=0)  # weights that differ
+GRID = Mesh(np.array(jax.devices()[: 2 * N]).reshape(N, 2), ("nodes", "fsdp"))
+SPECS = {"w": P("fsdp")}
+PLACEMENTS = {
+    "vmap": (gx.Nodes(N), lambda tx: tx),
+    "mesh": (gx.Nodes(mesh=make_mesh(N)), lambda tx: tx),
+    "several per device": (gx.Nodes(N, make_mesh(2)), lambda tx: tx),
+    "fsdp": (gx.Nodes(mesh=GRID), lambda tx: gx.sharded(tx, SPECS)),
+}
+OPTIMIZERS = {
+    "adamw": (promoting(optax.adamw(0.1, weight_decay=1e-2)), oracle.adamw(0.1, decay=1e-2)),
+    "sgd": (optax.sgd(0.1, momentum=0.9), oracle.sgd(0.1, momentum=0.9)),
+}
+NESTEROV = optax.sgd(0.7, momentum=0.9, nesterov=True)
+TARGETS = np.random.default_rng(0).normal(size=(9, N, 6))
+
+
+def gradients(params, target):
+    return {"w": 0.1 * (params["w"] - target.astype(params["w"].dtype))}, jnp.sum(target)
+
+
+def train_step(state, target):
+    grads, metric = gradients(state.params, target)
+    return state.apply_gradients(grads=grads), {"sum": metric}
+
+
+def make_state(optimizer=OPTIMIZERS["adamw"][0]):
+    return TrainState.create(apply_fn=None, params={"w": jnp.ones(6)}, tx=optimizer)
+
+
+def train(step, state=None):
+    state = make_state() if state is None else state
+    for target in TARGETS.astype(jnp.result_type(float)):
+        state, _ = step(state, target)
+    return state
+
+
+@pytest.mark.parametrize("place", PLACEMENTS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sgp_of_a_closed_step_is_that_of_the_dense_oracle(name, place):
+    nodes, around = PLACEMENTS[place]
+    optimizer, dense = OPTIMIZERS[name]
+    rows = oracle.train_sgp(
+        SCHEDULE.matrices(), np.ones((N, 6)), lambda z, k: 0.1 * (z - TARGETS[k]), dense, 9
+    )
+    *_, (expected, weights) = rows
+    with jax.enable_x64(True):
+        step = gx.decentralize(
+            jax.jit(train_step, donate_argnums=0), around(gx.sgp(SCHEDULE)), nodes
+        )
+        state = train(step, make_state(optimizer))
+        np.testing.assert_allclose(state.params["w"], expected, rtol=0, atol=1e-12)
+        average = step.average(state)
+        mean = weights @ expected / N
+        np.testing.assert_allclose(average.params["w"], mean, rtol=0, atol=1e-12)
+    assert (state.step, int(average.step), type(average)) == (9, 9, TrainState)
+    if place == "fsdp":  # what the optimizer keeps, too
+        kept = jax.tree.leaves(state.batch_stats.opt_state)[-1]
+        assert {shard.data.shape for shard in kept.addressable_shards} == {(1, 3)}
+
+
+@pytest.mark.parametrize("place", PLACEMENTS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-6), (jnp.bfloat16, 0.05)])
+def test_an_outer_optimizer_goes_around_a_closed_step(place, dtype, tolerance):
+    """Narrow models move by what the closed step has rounded already."""
+    nodes, around = PLACEMENTS[place]
+    params = {"w": jnp.ones(6, dtype)}
+    with jax.numpy_dtype_promotion("standard"):  # of flax's apply_gradients
+        tx = around(gx.outer(optax.identity(), NESTEROV, every=3))
+        actual = train(
+            gx.decentralize(train_step, tx, nodes), make_state().replace(params=params)
+        ).params
+        tx = around(gx.outer(OPTIMIZERS["adamw"][0], NESTEROV, every=3))
+        chain = gx.TrainStep(gradients, tx, nodes=nodes)
+        expected, opt_state = nodes.init(tx, params)
+        for k, target in enumerate(TARGETS.astype(np.float32)):
+            expected, opt_state, _ = chain(k, expected, opt_state, target)
+    wide = (tree["w"].astype(jnp.float32) for tree in (actual, expected))
+    np.testing.assert_allclose(*wide, atol=tolerance)
+
+
+def make_weighted(schedule):
+    return optax.chain(gx.weighted(range(1, schedule.size + 1)), gx.sgp(schedule))
+
+
+TAKEN = {
+    "weighted": make_weighted,
+    "osgp": gx.osgp,
+    "around gossip": lambda schedule: gx.outer(gx.sgp(schedule), NESTEROV, every=2),
+    "easgd": lambda schedule: gx.easgd(0.1, 2),
+}
+
+
+@pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN)
+def test_a_run_goes_on_from_its_checkpoint(make, tmp_path):
+    """From any step, as the number of the round is in the state; and with other nodes."""
+
+    def make_tx(saved):
+        return make(SCHEDULE if saved["nodes"] == N else gx.topology.directed_ring(saved["nodes"]))
+
+    def start(size):
+        step = gx.decentralize(train_step, make_tx({"nodes": size}), size)
+        return step, checkpoints.resume(step.init(make_state()), step.nodes, make_tx)
+
+    whole = train(gx.decentralize(train_step, make_tx({"nodes": N}), N))
+    for target in TARGETS.astype(np.float32):
+        with Checkpoints(tmp_path, every=1) as checkpoints:
+            step, state = start(N)
+            state, _ = step(state, target)
+            checkpoints.after(state)
+    for pair in zip(*map(jax.tree.leaves, (state.arrays, whole.arrays)), strict=True):
+        np.testing.assert_array_equal(*pair)
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        step, state = start(2)
+    state, _ = step(state, np.zeros((2, 6), np.float32))
+    assert (state.step, state.batch_stats.step.tolist()) == (10, [10, 10])
+
+
+REFUSED = {
+    "an optimizer before": optax.chain(optax.sgd(0.1), gx.sgp(SCHEDULE)),
+    "an optimizer alone": optax.adamw(0.1),
+    "an optimizer inside": gx.outer(optax.sgd(0.1), NESTEROV, every=3),
+    "gradients": gx.quasi_global(gx.topology.ring(N), 0.1),
+    "gradients averaged": optax.chain(gx.allreduce(), gx.sgp(SCHEDULE)),
+    "skipped steps": gx.apply_if_finite(gx.sgp(SCHEDULE)),
+    "no gossip": optax.identity(),
+}
+
+
+@pytest.mark.parametrize("tx", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_gossip_of_updates_is_refused(tx):
+    with pytest.raises(ValueError, match=r"tx of decentralize must .* give "):
+        gx.decentralize(train_step, tx, N).init(make_state())
+
+
+def test_what_a_closed_step_must_not_do_is_refused():
+    gossip = gx.sgp(SCHEDULE)
+    state = make_state()
+    target = np.zeros((N, 6))
+    for closed, match in (
+        (lambda state, x: state, "must return a pair"),
+        (lambda state, x: (x, state), "with a state of the structure that it got"),
+        (lambda state, x: (state.replace(step=0.5), x), r"keep the type and shape of state\.step"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            gx.decentralize(closed, gossip, N)(state, target)
+    step = gx.decentralize(train_step, gossip, N)
+    for wrong in (target[0], 0.1, jax.nn.relu):
+        with pytest.raises(ValueError, match=r"must be arrays \[N, \.\.\.\] with N = 4"):
+            step(state, wrong)
+    for params in (lambda s: s.params["w"] * 2, lambda s: (), lambda s: [s.params, s.params]):
+        with pytest.raises(ValueError, match="params must return leaves of the state"):
+            gx.decentralize(train_step, gossip, N, params).init(state)
+
+
+def test_parameters_are_found_in_any_state():
+    one = jnp.ones(3)
+    module, optimizer = nnx.Linear(3, 3, rngs=nnx.Rngs(0)), optax.sgd(0.1, momentum=0.9)
+    nnx_state = nnx.state((module, nnx.Optimizer(module, optimizer, wrt=nnx.Param)))
+    mlp = eqx.filter(eqx.nn.MLP(2, 3, 4, 1, key=jax.random.key(0)), eqx.is_array)
+    for state, params, count in (
+        ({"params": {"a": one}, "average": one}, lambda s: s["params"], 1),  # one array, twice
+        ({"z": one, "a": one, "count": 0}, lambda s: (s["z"], s["a"]), 2),
+        (nnx_state, lambda s: nnx.filter_state(s, nnx.Param), 2),
+        ((mlp, jnp.int32(0)), lambda s: eqx.filter(s[0], eqx.is_inexact_array), 4),
+    ):
+
+        def half(state, x, params=params):
+            picked = {id(leaf) for leaf in jax.tree.leaves(params(state))}
+            return jax.tree.map(lambda leaf: leaf / 2 if id(leaf) in picked else leaf, state), x
+
+        step = gx.decentralize(half, gx.sgp(SCHEDULE), N, params)
+        stacked, _ = step(state, jnp.zeros(N))
+        assert len(jax.tree.leaves(stacked.params)) == count
+        result = step.average(stacked)
+        expected, _ = half(jax.tree.map(lambda x: x + 0, state), 0)
+        assert jax.tree.structure(result) == jax.tree.structure(expected)
+        for x, y in zip(*map(jax.tree.leaves, (result, expected)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6)
+
+
+def test_each_node_draws_by_its_own_key():
+    def noise(state, x):
+        return state, jax.random.normal(jax.random.fold_in(state["key"], state["step"]))
+
+    state = {"params": jnp.ones(2), "key": jax.random.key(0), "step": 0}
+    step = gx.decentralize(noise, gx.sgp(SCHEDULE), N, lambda state: state["params"])
+    state, drawn = step(state, jnp.zeros(N))
+    assert len({*drawn.tolist()}) == N
+    assert step.average(state)["key"] == state.batch_stats["key"][0]
+
+
+def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():
+    nodes, around = PLACEMENTS["fsdp"]
+    gossip = around(gx.sgp(SCHEDULE))
+    expected = train(gx.decentralize(train_step, gossip, nodes)).params["w"]
+    for spec in (P("fsdp"), NamedSharding(GRID, P("fsdp"))):
+
+        def constrained(state, target, spec=spec):
+            return train_step(state, jax.lax.with_sharding_constraint(target, spec))
+
+        with jax.set_mesh(jax.make_mesh((N, 2), ("nodes", "fsdp"))):
+            step = gx.decentralize(jax.jit(constrained), gossip, nodes)
+            actual = train(step, step.init(make_state)).params["w"]
+        np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
