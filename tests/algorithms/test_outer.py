@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -644,3 +645,46 @@ def find_all_reduces(text):
         follow(it, body, seen)
         results.append(set(seen.values()))
     return results
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_layers_that_flax_scans_are_found_by_their_name(axis):
+    """Boxed parameters, and a prefix for those without boxes: the same models, to the bit."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            kernel = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
+            return nn.Dense(4, use_bias=False, kernel_init=kernel)(x), None
+
+    stack = nn.scan(
+        Block,
+        variable_axes={"params": axis},
+        split_rngs={"params": True},
+        length=3,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )
+    model = nn.Sequential([nn.Dense(4), lambda x: stack(name="layers")(x, None)[0]])
+    boxed = model.init(jax.random.key(0), jnp.ones((2, 5)))["params"]
+    axes = {name: axis if name == "layers" else None for name in boxed}
+    nodes = gx.Nodes(N)
+    batches = jax.random.normal(jax.random.key(1), (N, 2, 5))
+    results = []
+    for params, fragments in (
+        (boxed, gx.layer_fragments(3)),
+        (nn.unbox(boxed), gx.layer_fragments(3, axes)),
+    ):
+        tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7, momentum=0.9), 3, fragments=fragments)
+        step = gx.TrainStep(
+            lambda z, x: (jax.grad(lambda z: jnp.mean(model.apply({"params": z}, x) ** 2))(z), ()),
+            tx,
+            nodes=nodes,
+        )
+        state = nodes.init(tx, params)
+        for k in range(4):
+            *state, _ = step(k, *state, batches)
+        results.append(tuple(state))
+        sizes = [sum(x.size for x in jax.tree.leaves(part)) // N for part in state[1].outer]
+        assert sum(sizes) == 72
+        assert max(sizes) - min(sizes) <= 4
+    assert_equal_bits(*results)
