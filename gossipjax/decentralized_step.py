@@ -161,9 +161,8 @@ class DecentralizedStep:
         if not picked or len({*picked}) < len(jaxpr.jaxpr.outvars):
             raise ValueError(
                 "params must return leaves of the state as they are, each once, got "
-                f"{jax.tree.structure(shapes)} of a state {structure}"[:600]
-                + ": such as "
-                "lambda state: state.params."
+                f"{str(jax.tree.structure(shapes))[:200]} of a state {str(structure)[:300]}: such "
+                "as lambda state: state.params."
             )
         params = jax.tree.unflatten(jax.tree.structure(shapes), [leaves[i] for i in picked])
         for number, place in enumerate(picked):
@@ -293,22 +292,22 @@ def _require_updates(opt_state: Any) -> None:
     """Raises `ValueError` where a transform needs gradients, or would be a second optimizer."""
     outer = outer_state(opt_state)
     chain = opt_state if outer is None else outer.inner
-    # A chain with gossip is looked at part by part; any other inside of `gx.outer` is an optimizer.
+    # A chain with gossip is looked at part by part; any other is an optimizer.
     parts = chain if type(chain) is tuple and gossip_state(chain) is not None else (chain,)
-    if optimizer := find_optimizer(parts):
-        raise ValueError(
-            "tx of decentralize must hold no optimizer, as that of train_step is one and tx gets "
-            f"its updates, got {optimizer}: give the gossip alone, gx.sgp(schedule), or "
-            "gx.outer(optax.identity(), outer_tx, every)."
-        )
     gossips = find_parts(opt_state, GossipState)
-    skips = find_parts(opt_state, optax.ApplyIfFiniteState, ErrorFeedback)
-    if skips or not gossips or any(gossip.plan.takes_gradients for gossip in gossips):
-        name = type(skips[0]).__name__ if skips else "gradients for updates" if gossips else "none"
+    others = find_parts(opt_state, optax.ApplyIfFiniteState, ErrorFeedback)
+    got = find_optimizer(parts)
+    if others:
+        got = type(others[0]).__name__
+    elif not gossips:
+        got = got or "no gossip"
+    elif any(gossip.plan.takes_gradients for gossip in gossips):
+        got = "one that takes gradients"
+    if got is not None:
         raise ValueError(
-            "tx of decentralize must exchange parameters and take updates, as gradients, and what "
-            f"else an optimizer keeps, stay inside train_step, got {name}: give gx.sgp(schedule), "
-            "or gx.outer(optax.identity(), outer_tx, every); gx.TrainStep has the gradients."
+            "tx of decentralize must exchange parameters and take updates, as the optimizer and "
+            f"its gradients stay inside train_step, got {got}: give gx.sgp(schedule), or "
+            "gx.outer(optax.identity(), outer_tx, every); gx.TrainStep has the gradients."
         )
 
 

@@ -282,35 +282,6 @@ def test_one_trace_per_program(place, rounds, max_programs, programs):
     assert len(traced) == programs
 
 
-def train_by_a_program(gossip, overlap_in_thread):
-    """A whole program, in which the algorithm is the only thing that is not fixed."""
-    nodes = gx.Nodes(N)
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
-    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
-    z, opt_state = nodes.init(tx, jnp.zeros(5))
-    for step in range(150):
-        z, opt_state, _ = train_step(step, z, opt_state, make_targets())
-    mass = nodes.one(nodes.run(gx.diagnostics.total_mass, z, opt_state))
-    return nodes.one(nodes.run(gx.average_model, z, opt_state)), mass
-
-
-@pytest.mark.parametrize(
-    ("gossip", "overlap_in_thread"),
-    [
-        (gx.sgp(SCHEDULE), None),
-        (gx.osgp(SCHEDULE, overlap=2), None),
-        (gx.osgp(SCHEDULE.every(2)), True),
-        (gx.osgp(gx.topology.bipartite_exponential(N), overlap=1), True),
-    ],
-    ids=["sgp", "overlap 2", "local steps", "bipartite"],
-)
-def test_another_algorithm_changes_nothing_else_in_a_program(gossip, overlap_in_thread):
-    """A step that is told another overlap or schedule than its state's would train wrongly."""
-    model, (_, weight) = train_by_a_program(gossip, overlap_in_thread)
-    np.testing.assert_allclose(weight, N, rtol=1e-6)
-    np.testing.assert_allclose(model, make_targets().mean(axis=0), atol=0.02)
-
-
 # Messages of one value per row (overlap 2 and 3) met a fusion of XLA on CPU that overwrote them.
 @pytest.mark.parametrize(("overlap", "size"), [(1, 1), (2, 2), (3, 2)])
 @pytest.mark.parametrize("schedule", [gx.topology.bipartite_exponential(6), IRREGULAR])

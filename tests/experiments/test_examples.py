@@ -8,17 +8,11 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import examples
-from experiments.examples import (
-    flax_linen,
-    flax_nnx,
-    grain_language_model,
-    own_pmap,
-    resumable,
-)
+from experiments.examples import flax_linen, flax_nnx, grain_language_model, resumable
 
 PROGRAMS = sorted(Path(examples.__path__[0]).glob("[a-z]*.py"))
 PROGRAMS = [path for path in PROGRAMS if path.stem != "digits"]
-RECIPES = {"flax_linen": flax_linen, "flax_nnx": flax_nnx, "own_pmap": own_pmap}
+RECIPES = {"flax_linen": flax_linen, "flax_nnx": flax_nnx}
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)

@@ -4,7 +4,7 @@ from launching import run_job
 
 from experiments.examples import grain_language_model
 
-RECIPES = ("flax_linen", "flax_nnx", "own_pmap")
+RECIPES = ("flax_linen", "flax_nnx")
 
 
 def test_two_processes():
