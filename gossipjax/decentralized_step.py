@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.extend.core import Literal
 
@@ -122,8 +123,9 @@ class DecentralizedStep:
         self._params = params
 
     def init(self, state: Any) -> TrainState:
-        """The state of one node, `[...]`, or a function that makes it -> that of all, at step 0.
+        """The state of one node, `[...]`, or a function that makes it -> that of all.
 
+        The first step has the number `state.step`, where your state has one, else 0.
         Of a function each device makes its own part, as `gx.Nodes.init` says.
         """
         if is_function(state):
@@ -147,7 +149,12 @@ class DecentralizedStep:
             None if specs is None else specs.of(rest),
             fold_in=any(map(is_key, jax.tree.leaves(rest))),
         )
-        return TrainState(0, stacked, opt_state, rest)
+        # A loop that was resumed from an average goes on counting where its own state does.
+        count = getattr(rest, "step", None)
+        is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
+        is_count = is_count and count.shape == (self.nodes.size,)
+        step = int(np.asarray(count.addressable_data(0))[0]) if is_count else 0
+        return TrainState(step, stacked, opt_state, rest)
 
     def _take_apart(self, state: Any) -> tuple[Any, Any]:
         """The parameters, as `params` returns them, and the rest of the state."""

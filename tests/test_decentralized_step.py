@@ -134,6 +134,8 @@ def test_a_run_goes_on_from_its_checkpoint(make, tmp_path):
         step, state = start(2)
     state, _ = step(state, np.zeros((2, 6), np.float32))
     assert (state.step, state.batch_stats.step.tolist()) == (10, [10, 10])
+    state, _ = step(step.average(state), np.zeros((2, 6), np.float32))  # as a loop's own restores
+    assert (state.step, state.batch_stats.step.tolist()) == (11, [11, 11])
 
 
 REFUSED = {
