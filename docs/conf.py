@@ -4,12 +4,14 @@ python -m sphinx -W --keep-going -b html docs docs/_build/html
 """
 
 import inspect
+import os
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from docutils.parsers.rst import Directive
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
@@ -27,6 +29,7 @@ copyright = "2026, the gossipjax authors"
 version = release = gossipjax.__version__
 extensions = [
     "myst_nb",
+    "sphinx_design",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
@@ -36,12 +39,21 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 
+# GitHub's own names: a site that it builds says where its repository is.
+repository = "/".join(
+    (
+        os.environ.get("GITHUB_SERVER_URL", "https://github.com"),
+        os.environ.get("GITHUB_REPOSITORY", "OWNER/gossipjax"),
+    )
+)
 html_theme = "sphinx_book_theme"
 html_title = "gossipjax"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "show_toc_level": 2,
+    "repository_url": repository,
+    "use_repository_button": "GITHUB_REPOSITORY" in os.environ,
     "navbar_persistent": [],  # the search is in the sidebar
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
@@ -119,8 +131,22 @@ def escape_bars(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> No
         lines[index] = "`".join(parts)
 
 
+class Repository(Directive):
+    """The commands that install from the repository, and a link to it."""
+
+    def run(self) -> list[nodes.Node]:
+        """Returns the commands, with the address of the repository."""
+        commands = f"git clone {repository}\ncd gossipjax\npip install ."
+        block = nodes.literal_block(commands, commands, language="sh")
+        if "OWNER" in repository:  # a site that is built elsewhere does not know its address
+            return [block]
+        link = nodes.reference("", repository.split("//")[1], refuri=repository)
+        return [block, nodes.paragraph("", "", nodes.Text("Repository: "), link)]
+
+
 def setup(app: Sphinx) -> None:
     """Registers the hooks; they run before napoleon's."""
+    app.add_directive("repository", Repository)
     app.connect("autodoc-process-docstring", mark_formulas, priority=100)
     app.connect("autodoc-process-docstring", escape_bars, priority=110)
     app.add_role("code", make_code)
