@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import examples
-from experiments.examples import flax_linen, flax_nnx, grain_language_model, resumable
+from experiments.examples import (
+    flax_linen,
+    flax_nnx,
+    grain_language_model,
+    resumable,
+    whole_program,
+)
 
 PROGRAMS = sorted(Path(examples.__path__[0]).glob("[a-z]*.py"))
 PROGRAMS = [path for path in PROGRAMS if path.stem != "digits"]
@@ -28,6 +34,14 @@ def test_a_resumable_run_goes_on(tmp_path):
     assert again.step == 500
     assert (model == same).all()
     assert jnp.abs(model - jnp.arange(3.0) - 3.5).max() < 1e-3
+
+
+def test_a_whole_program_goes_on_as_if_it_had_not_been_stopped(tmp_path):
+    whole_program.main(tmp_path / "stopped", steps=60)
+    stopped = whole_program.main(tmp_path / "stopped", steps=80)
+    assert stopped == whole_program.main(tmp_path / "whole", steps=80)
+    assert min(stopped.values()) > 0.85
+    assert list((tmp_path / "whole" / "tensorboard").iterdir())
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)

@@ -1,0 +1,109 @@
+"""A whole training program: warm-up, clipping, mixed precision, EMA, logging, resume, evaluation.
+
+    python -m experiments.examples.whole_program runs/whole
+    python -m gossipjax.launch --processes 2 --local-devices 4 --max-restarts 3 -- \\
+        python -m experiments.examples.whole_program runs/whole
+
+Eight nodes train a small network on digits: simulated where there is one device, else one on each.
+Start it again with the same folder and it goes on, also with another number of nodes.
+"""
+
+import itertools
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from tensorboardX import SummaryWriter
+
+import gossipjax as gx
+from experiments.examples.digits import draw_batches, test_batch
+from gossipjax.checkpoint import Checkpoints, TrainState
+
+STEPS = 400
+BATCH = 256  # examples of all nodes
+LOG_EVERY = 20
+EVALUATE_EVERY = 100
+
+
+class Model(nnx.Module):
+    """Parameters and their updates are float32; what is computed with them is bfloat16."""
+
+    def __init__(self, rngs):
+        self.first = nnx.Linear(784, 128, dtype=jnp.bfloat16, rngs=rngs)
+        self.last = nnx.Linear(128, 10, dtype=jnp.bfloat16, rngs=rngs)
+
+    def __call__(self, images):
+        hidden = nnx.relu(self.first(images.reshape(len(images), -1)))
+        return self.last(hidden).astype(jnp.float32)
+
+
+def make_tx(saved):
+    """The chain of a run with this metadata: `resume` asks for it, if the nodes have changed."""
+    rate = optax.warmup_cosine_decay_schedule(0.0, 0.2, warmup_steps=50, decay_steps=STEPS)
+    schedule = gx.topology.one_peer_exponential(saved["nodes"])
+    clip, sgd = optax.clip_by_global_norm(1.0), optax.sgd(rate, momentum=0.9)
+    return optax.chain(clip, sgd, gx.sgp(schedule))
+
+
+def main(folder, steps=STEPS):
+    """Trains until `steps`; returns the accuracies of the average model and of its EMA."""
+    gx.launch.initialize()  # before the first array
+    graph, start = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
+
+    def loss(params, batch):
+        """The loss of one node, and the same as a second result, to log it."""
+        logits = nnx.merge(graph, params)(batch["image"])
+        value = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+        return value, value
+
+    @jax.jit
+    def accuracy(params, batch):
+        return (nnx.merge(graph, params)(batch["image"]).argmax(-1) == batch["label"]).mean()
+
+    nodes = gx.Nodes(8) if jax.device_count() == 1 else gx.Nodes(mesh=gx.launch.mesh())
+    tx = make_tx({"nodes": nodes.size})
+    train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
+    is_main = gx.processes.is_main_process()
+    # For Weights & Biases, in the main process before this line: wandb.init(sync_tensorboard=True).
+    log = SummaryWriter(str(Path(folder, "tensorboard"))) if is_main else None
+    update_ema = jax.jit(lambda ema, params: optax.incremental_update(params, ema, 0.01))
+    reached = {}
+    with Checkpoints(Path(folder, "checkpoints"), every=100) as checkpoints:
+        params, opt_state = nodes.init(tx, start)
+        state = TrainState(0, params, opt_state, batch_stats=params)  # its EMA
+        state = checkpoints.resume(state, nodes, make_tx)
+        if is_main:
+            print(f"{nodes.size} nodes begin at step {state.step}", flush=True)
+        batches = itertools.islice(draw_batches(BATCH, steps), state.step, None)
+        began = time.perf_counter()
+        for step, batch in enumerate(gx.prefetch(map(nodes.split, batches)), state.step):
+            params, opt_state, losses = train_step(step, state.params, state.opt_state, batch)
+            ema = update_ema(state.batch_stats, params)
+            state = TrainState(step + 1, params, opt_state, batch_stats=ema)
+            values = {}
+            if state.step % LOG_EVERY == 0:  # of all nodes, and on every process
+                values["loss"] = nodes.to_host(losses).mean()
+                values["examples per second"] = LOG_EVERY * BATCH / (time.perf_counter() - began)
+                began = time.perf_counter()
+            if state.step % EVALUATE_EVERY == 0 or state.step == steps:
+                average = gx.average_model(params, opt_state, nodes=nodes)
+                average_ema = gx.average_batch_stats(ema, nodes=nodes)
+                for name, model in (("model", average), ("EMA", average_ema)):
+                    reached[name] = float(accuracy(model, test_batch()))
+                    values[f"accuracy of the {name}"] = reached[name]
+                text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+                if is_main:
+                    print(f"step {state.step}: {text}", flush=True)
+            if log:
+                for name, value in values.items():
+                    log.add_scalar(name, float(value), state.step)
+            checkpoints.after(state, last=state.step == steps)
+    return reached
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
