@@ -3,7 +3,6 @@
 The tests marked `aot` compile for TPUs and GPUs, each where its compiler is installed.
 """
 
-import dataclasses
 import json
 import os
 import re
@@ -13,22 +12,18 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 import pytest
 from jax.sharding import Mesh
 
-import gossipjax as gx
 from experiments.speed.compiled import hlo, targets
 from experiments.speed.compiled.hlo import Message
 from experiments.speed.compiled.schedule import (
     CASES,
     STREAMING_DILOCO,
-    expect_average,
-    expect_messages,
+    compile_program,
     make_case,
 )
-from experiments.speed.compiled.targets import MlpSpec, lower_step
-from experiments.training.methods import MethodOptions, make_method
+from experiments.speed.compiled.targets import MlpSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -87,58 +82,15 @@ def test_only_a_scheduled_module_is_read():
         hlo.parse_module(OVERLAPPED.replace("is_scheduled=true, ", ""))
 
 
-@pytest.mark.parametrize(
-    ("name", "wire", "count", "size"),
-    [
-        ("sgp", "float32", 1, 4 * 101),
-        ("sgp@two_peer_exponential", "float32", 2, 4 * 101),
-        ("sgp", "bfloat16", 1, 2 * 102),
-        ("sgp-cwa", "float32", 1, 4 * 101),
-        ("sgp-cwa", "bfloat16", 1, 2 * 102),
-        ("dpsgd", "float32", 2, 4 * 100),
-        ("dpsgd@bipartite_exponential", "float32", 1, 4 * 100),
-        ("1-osgp", "float32", 1, 4 * 101),
-        ("1-osgp", "bfloat16", 1, 2 * 102),
-    ],
-)
-def test_the_schedule_says_which_messages_to_expect(name, wire, count, size):
-    state = make_method(name, MethodOptions(nodes=8), optax.sgd(0.1)).state()
-    assert state is not None
-    for step in gx.canonical_steps(state):
-        expected = expect_messages(state, wire, [25] * 4, step)
-        assert [message.bytes for message in expected] == [size] * count
-        assert {message.opcode for message in expected} == {"collective-permute"}
-
-
 @pytest.mark.parametrize(("name", "wire"), CASES)
-def test_programs_for_this_machine_exchange_what_is_expected(name, wire):
+def test_programs_for_this_machine_send_what_their_schedules_say(name, wire):
     mlp = MlpSpec(layers=2, width=3, batch=5)
     method, steps = make_case(name, wire, 4, mlp.layers)
-    step = steps[-1]
     mesh = Mesh(np.array(jax.devices()[:4]), ("nodes",))
-    compiled = lower_step(method.transform, mlp, mesh, step).compile()
-    module = hlo.parse_module(compiled.as_text())
-    messages = hlo.list_messages(module)
-    if name == "allreduce":  # XLA on CPU reduces every array of the model separately
-        messages = [Message("all-reduce", "f32", sum(message.bytes for message in messages))]
-    expected = expect_messages(method.state(), wire, mlp.layer_sizes, step)
-    if name == STREAMING_DILOCO:
-        expected = expect_average(step, mlp, 4, "cpu")
-    assert messages == expected
-    assert hlo.count_matmuls(module) == 3 * 2 - 1
-
-
-def test_a_message_of_overlap_2_is_that_of_the_step_that_sent_it():
-    """Rounds of one and of two peers by turns: pieces travel one and two steps after."""
-    matrices = gx.topology.piecewise(
-        {0: gx.topology.ring(4), 1: gx.topology.one_peer_exponential(4)}
-    ).matrices(2)
-    rounds = gx.topology.from_matrices(matrices)
-    method = make_method("2-osgp", MethodOptions(nodes=4), optax.sgd(0.1))
-    state = dataclasses.replace(method, gossip=gx.osgp(rounds, overlap=2)).state()
-    messages = [expect_messages(state, "float32", [9, 9], step) for step in range(1, 5)]
-    bytes_ = [[message.bytes for message in sent] for sent in messages]
-    assert bytes_ == [[40, 40], [36, 36], [40], [36]]
+    program = compile_program(method, mlp, mesh, steps[-1])
+    assert program["matches_schedule"], program
+    assert program["sent_bytes"] == program["expected_bytes"] > 0
+    assert program["matmuls"] == 3 * 2 - 1
 
 
 def test_a_missing_compiler_says_what_to_install(monkeypatch):
@@ -174,7 +126,6 @@ def test_programs_exchange_what_their_schedules_say(runs):
     assert len(runs) % len(CASES) == 0
     for run in runs:
         assert run["matches_schedule"]
-        assert run["messages"] == run["expected_messages"]
         assert run["matmuls"] == 3 * 6 - 1  # no gradient of the inputs
 
 

@@ -16,7 +16,6 @@ COLLECTIVES = (
     "collective-permute", "all-reduce", "all-gather", "all-to-all", "ragged-all-to-all",
     "reduce-scatter", "collective-broadcast", "send", "recv",
 )  # fmt: skip
-PERMUTE = "collective-permute"
 STARTS = ("-start", "send", "recv")
 NAMES_ONLY = (
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "partition-id", "replica-id",

@@ -126,12 +126,7 @@ class MlpSpec(NamedTuple):
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return sum(self.layer_sizes)
-
-    @property
-    def layer_sizes(self) -> list[int]:
-        """Number of parameters of each layer."""
-        return [self.width * (self.width + 1)] * self.layers
+        return self.layers * self.width * (self.width + 1)
 
 
 def compute_loss(params: Any, examples: Any) -> jax.Array:
