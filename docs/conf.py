@@ -21,6 +21,25 @@ sys.path.insert(0, str(ROOT))  # the examples import experiments, which no wheel
 import gossipjax  # noqa: E402
 
 SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields", "References", "Example", "Note")
+# Types that a signature shows by their names, and not by what they stand for.
+ALIASES = {
+    "ArrayLike": "ArrayLike",
+    "WireLike": "gossipjax.wire.WireLike",
+    "optax.ScalarOrSchedule": "optax.ScalarOrSchedule",
+    "optax.Schedule": "optax.Schedule",
+}
+# Constants whose text autodoc does not find, as another module assigns them.
+CONSTANTS = {
+    "gossipjax.MAX_PROGRAMS": "The most programs that one `TrainStep` compiles, one for each "
+    "round, if it is not told otherwise. With more rounds, one program holds all of them.",
+    "gossipjax.launch.MALLOC_ENVIRONMENT": "Variables of glibc, with which a process keeps memory "
+    "that it has freed. The launcher sets them with `--keep-memory`, its default. They make steps "
+    "on CPUs faster, and cost memory where models are large.",
+    "gossipjax.wire.WireLike": "What `wire=` takes: a codec, or the floating-point type of a "
+    "`FloatCodec`, such as `jnp.bfloat16`.",
+}
+# Classes whose names differ from those of functions by a capital, which some disks cannot tell.
+TWINS = ("asynchronous.Account", "asynchronous.Outer", "faults.Account")
 EMPHASIS_OR_MARK = re.compile(r"(?<!\S)(\*\w+\*)(?!\w)|[|*]")
 
 project = "gossipjax"
@@ -31,13 +50,15 @@ extensions = [
     "myst_nb",
     "sphinx_design",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_templates"]
+templates_path = ["_templates"]
 
 # GitHub's own names: a site that it builds says where its repository is.
 repository = "/".join(
@@ -52,6 +73,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "show_toc_level": 2,
+    "collapse_navbar": True,  # each page would hold the names of all others
     "repository_url": repository,
     "use_repository_button": "GITHUB_REPOSITORY" in os.environ,
     "navbar_persistent": [],  # the search is in the sidebar
@@ -68,10 +90,15 @@ nb_merge_streams = True
 
 default_role = "code"  # a single backtick is code, as everywhere in the docstrings
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signature of a page is short; types are in the source
+autodoc_default_options = {"members": True}
+autodoc_type_aliases = ALIASES
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+autosummary_filename_map = {f"gossipjax.{name}": f"gossipjax.{name}-class" for name in TWINS}
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # the signature has the types
 suppress_warnings = ["config.cache", "mystnb.unknown_mime_type"]
 
 
@@ -85,6 +112,19 @@ def join_code(lines: list[str]) -> list[str]:
         else:
             joined.append(line)
     return joined
+
+
+def describe_data(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
+    """Gives a constant its text; napoleon takes what is before a colon in its line for a type."""
+    if what == "data":
+        first, *others = [CONSTANTS[name]] if name in CONSTANTS else rest[-1]
+        rest[-1][:] = [*first.split(" ", 1), *others]
+
+
+def name_aliases(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> tuple[Any, ...]:
+    """Sphinx forgets the name of an alias within a union."""
+    _, *texts = rest
+    return tuple(text and re.sub(r"TypeAliasForwardRef\('(.+?)'\)", r"\1", text) for text in texts)
 
 
 def mark_formulas(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
@@ -149,6 +189,8 @@ def setup(app: Sphinx) -> None:
     app.add_directive("repository", Repository)
     app.connect("autodoc-process-docstring", mark_formulas, priority=100)
     app.connect("autodoc-process-docstring", escape_bars, priority=110)
+    app.connect("autodoc-process-docstring", describe_data, priority=120)
+    app.connect("autodoc-process-signature", name_aliases)
     app.add_role("code", make_code)
 
 

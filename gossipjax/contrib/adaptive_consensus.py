@@ -1,5 +1,7 @@
 """DSGD-AC: the strength of consensus falls with the learning rate."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import optax

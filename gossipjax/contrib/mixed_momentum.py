@@ -1,5 +1,7 @@
 """Mixed momentum: neighbours average their momentum as they average their models."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import optax

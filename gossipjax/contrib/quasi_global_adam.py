@@ -1,5 +1,7 @@
 """QG-DAdam: the moments of Adam follow the model after it was mixed."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

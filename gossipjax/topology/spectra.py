@@ -36,11 +36,11 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 def spectral_gap(schedule: Schedule) -> float:
-    """`1 - |lambda_2|` of the product `P_(T-1) ... P_0` over one cycle.
+    """The gap `1 - |lambda_2|` of one cycle of rounds.
 
-    `lambda_2` is its second largest eigenvalue in modulus: in the long run the distance to the
-    average shrinks by about this factor per cycle of `T` rounds. The gap is 1 if one cycle averages
-    exactly, and for one node.
+    `lambda_2` is the second largest eigenvalue in modulus of `P_(T-1) ... P_0`: in the long run the
+    distance to the average shrinks by about this factor per cycle of `T` rounds. The gap is 1 if
+    one cycle averages exactly, and for one node.
 
     Raises:
       ValueError: for a piecewise schedule, which has no period; for more than 4096 nodes, unless
@@ -64,11 +64,11 @@ def spectral_gap(schedule: Schedule) -> float:
 
 
 def second_singular_value(schedule: Schedule, steps: int) -> float:
-    """`sigma_2` of `P_(steps-1) ... P_0`, the product of the first `steps` rounds.
+    """The second largest singular value `sigma_2` of the product of the first `steps` rounds.
 
-    If the rounds are doubly stochastic, `||x(steps) - mean|| <= sigma_2 ||x(0) - mean||`, and no
-    smaller factor holds for every start. The `lambda_2` of the paper, which bounds the squared
-    error, is `sigma_2^2`. 0 for one node.
+    The product is `P_(steps-1) ... P_0`. If the rounds are doubly stochastic,
+    `||x(steps) - mean|| <= sigma_2 ||x(0) - mean||`, and no smaller factor holds for every start.
+    The `lambda_2` of the paper, which bounds the squared error, is `sigma_2^2`. 0 for one node.
 
     Raises:
       ValueError: if `steps` is not an integer >= 1; for more than 4096 nodes, as in `spectral_gap`.
