@@ -35,10 +35,10 @@ def is_number(text: str) -> bool:
 def escape(text: str) -> str:
     """Returns a text on one line, in which no `|` begins a column and no `<` a tag.
 
-    What is escaped already stays as it is.
+    What is escaped already stays as it is, and so does `<br>`, a new line in a cell.
 
     >>> escape("E||grad f||^2, <b>")
     'E\\\\|\\\\|grad f\\\\|\\\\|^2, \\\\<b>'
     """
     one_line = " ".join(text.split())
-    return re.sub(r"(?<!\\)(\||<(?=[A-Za-z/!?]))", r"\\\1", one_line)
+    return re.sub(r"(?<!\\)(\||<(?!br>)(?=[A-Za-z/!?]))", r"\\\1", one_line)

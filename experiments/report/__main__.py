@@ -5,7 +5,7 @@
 
 Runs the programs that the sections need, several side by side, each once; with the same `--out` it
 goes on where it stopped. The folder then holds `report.md`, `results.md` (every claim with its
-commands, and what did not hold), `figures`, `summary.json`, and `runs`, a folder for each run.
+commands, and what did not hold), their figures, `summary.json`, and `runs`, a folder for each run.
 What has failed is shown with its error, and the program then exits
 with status 1; one whose loss is not finite has diverged, which is a result.
 
@@ -62,7 +62,6 @@ from experiments.runner import (
     run_all,
 )
 
-FIGURES = "figures"
 RESULTS = "results.md"
 SPLITS = ("train", "valid", "test")
 MAX_SECONDS = 4 * 3600.0  # of a run; the longest counts steps over 1,024 nodes
@@ -173,9 +172,8 @@ def make_report(
         ended = {name: result or MISSING for name, result in found.items()}
     elif runs:
         ended, is_whole = run_grid(runs, options, out / RUNS, console)
-    (out / FIGURES).mkdir(exist_ok=True)
     chapters = [
-        make_chapter(section, runs_of[section.name], ended, options.scale, out / FIGURES)
+        make_chapter(section, runs_of[section.name], ended, options.scale, out)
         for section in sections
     ]
     wall_seconds = time.monotonic() - began

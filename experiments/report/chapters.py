@@ -195,7 +195,7 @@ def write_summary(
                 "sentence": chapter.sentence,
                 "claims": claims,
                 "tables": [table._asdict() for table in findings.tables],
-                "figures": [f"figures/{drawing.path.name}" for drawing in chapter.drawings],
+                "figures": [drawing.path.name for drawing in chapter.drawings],
                 "runs": [run.name for run in chapter.runs],
                 "error": chapter.error,
             }

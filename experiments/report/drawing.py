@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 from cycler import cycler
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from experiments.plots import COLORS
@@ -75,11 +74,3 @@ def read_curves(results: Results, place: Place, field: str) -> list[Curve]:
             ]
             curves.append(Curve(tuple(x for x, _ in points), tuple(y for _, y in points)))
     return curves
-
-
-def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
-    """Writes the titles, and draws a faint grid."""
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.grid(alpha=0.3)

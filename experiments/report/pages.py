@@ -1,6 +1,7 @@
 """The pages of the report, in Markdown: all of it, and the results alone."""
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from experiments.markdown import escape, format_table
@@ -11,14 +12,19 @@ from experiments.runner import format_seconds
 
 TITLE = "The papers' tables and figures in miniature"
 LEAD = (
-    "Each section repeats a table, a figure or a theorem of a paper on machines and data that are "
-    "at hand, with our figures beside the paper's. Its claims are the paper's, with bounds of the "
-    "size of the paper's own differences, or an aim of this project where they say so. Sizes and "
-    "learning rates were chosen after trial runs, the same for all methods unless a section says "
-    "otherwise. A claim is not judged if the spread over the seeds, or a missing run, leaves it "
-    "open. *(modelled)* marks figures of a model or of a simulation; all others were measured."
+    "Each section repeats a table, a figure or a theorem of a paper on the machines and data that "
+    "we had, and shows our figures next to the paper's. A claim is what the paper says, or an aim "
+    "of this project where it says so. Its bounds are about as wide as the paper's own "
+    "differences.\n\nWe chose sizes and learning rates after trial runs, the same for all methods "
+    "unless a section says otherwise. A claim is not judged if the spread over the seeds, or a "
+    "missing run, leaves it open. *(modelled)* marks figures that a model or a simulation gave. We "
+    "measured all others."
 )
 HOLDS = {True: "yes", False: "no", None: "not judged"}
+# Of a command, in a code box of the site.
+LINES = textwrap.TextWrapper(
+    86, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+)
 VERDICTS = ("agrees", "agrees in part", "disagrees", "not judged", "left out", "error")
 
 
@@ -74,32 +80,29 @@ def format_chapter(chapter: Chapter) -> Iterator[str]:
     yield f"**Verdict: {chapter.verdict}.** {escape(chapter.sentence)}".rstrip()
     if chapter.error:
         yield f"**A bug of this section:** `{chapter.error}`"
+    yield from format_claims(chapter)
     if chapter.findings is not None:
-        if claims := list_claims(chapter):
-            yield format_table(("claim", "paper", "ours", "holds"), claims)
         for table in chapter.findings.tables:
             yield f"**{escape(table.title)}**"
             yield format_table(table.columns, table.rows)
             if table.note:
                 yield escape(table.note)
-    for drawing in chapter.drawings:
-        caption = escape(drawing.caption)
-        yield f"![{re.sub('[][]', '', caption)}](figures/{drawing.path.name})"
-        yield f"*{caption}*"
     yield from format_runs(chapter)
 
 
-def list_claims(chapter: Chapter) -> list[tuple[str, str, str, str]]:
-    """Returns the statement of each claim, the paper's figures, ours, and whether it holds."""
-    return [
-        (
-            claim.statement,
-            claim.paper,
-            f"{claim.ours}{' *(modelled)*' if claim.is_modelled else ''}",
-            HOLDS[judge(claim)],
-        )
-        for claim in (chapter.findings.claims if chapter.findings else ())
-    ]
+def format_claims(chapter: Chapter) -> Iterator[str]:
+    """Yields the figures of a section, and its claims, in whose cells each number has a line."""
+    for drawing in chapter.drawings:
+        caption = escape(drawing.caption)
+        yield f"![{re.sub('[][]', '', caption)}]({drawing.path.name})"
+        yield f"*{caption}*"
+    rows = []
+    for claim in chapter.findings.claims if chapter.findings else ():
+        ours = f"{claim.ours}{'; *(modelled)*' if claim.is_modelled else ''}"
+        cells = (text.replace("; ", "<br>") for text in (claim.paper, ours))
+        rows.append((claim.statement, *cells, HOLDS[judge(claim)]))
+    if rows:
+        yield format_table(("claim", "published", "ours", "holds"), rows)
 
 
 def format_runs(chapter: Chapter) -> Iterator[str]:
@@ -127,34 +130,34 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
 
     After them comes what did not hold or could not be judged.
     """
-    shown = [chapter for chapter in chapters if chapter.findings is not None]
     blocks = [
         "# Results",
         f"{LEAD} A published figure is what the paper prints; seeds are in the commands. "
         f"{format_seconds(origin['seconds'])} of runs, one after the other; {origin['machine']}.",
         f"**{count_verdicts(chapters)}.**",
     ]
-    nulls = []
-    for chapter in shown:
-        section = chapter.section
-        blocks += [f"## {escape(section.title)}", f"*{escape(section.source)}*"]
+    nulls = ["## What did not hold, or could not be judged"]
+    for chapter in chapters:
+        if chapter.findings is None:
+            continue
+        title = escape(chapter.section.title)
+        blocks += [f"## {title}", f"*{escape(chapter.section.source)}*"]
         blocks.append(f"**{chapter.verdict}.** {escape(chapter.sentence)}".rstrip())
-        rows = list_claims(chapter)
-        blocks.append(format_table(("claim", "published", "ours", "holds"), rows))
-        claims = chapter.findings.claims if chapter.findings else ()
-        for claim, (statement, published, ours, _) in zip(claims, rows, strict=True):
-            if not judge(claim):
-                cause = (
-                    claim.if_not or "-" if judge(claim) is False else "the spread leaves it open"
-                )
-                nulls.append((section.title, statement, ours, published, cause))
+        blocks += format_claims(chapter)
         if chapter.runs:
-            commands = "\n".join(run.command for run in chapter.runs)
-            blocks.append(f"```sh\n{commands}\n```")
-    blocks.append("## What did not hold, or could not be judged")
-    columns = ("section", "claim", "ours", "published", "cause")
-    blocks.append(format_table(columns, nulls))
-    return "\n\n".join(blocks) + "\n"
+            commands = "\n".join(" \\\n".join(LINES.wrap(run.command)) for run in chapter.runs)
+            summary = f"<summary>The commands ({len(chapter.runs)})</summary>"
+            blocks += [f"<details>{summary}", f"```sh\n{commands}\n```", "</details>"]
+        causes = []
+        for claim in chapter.findings.claims:
+            if judge(claim) is None:
+                causes.append(f"- {claim.statement} **Not judged:** the spread leaves it open.")
+            elif not judge(claim):
+                causes.append(f"- {claim.statement} **No.** {claim.if_not}")
+        if causes:
+            nulls.append(f"**[{title}](#{make_anchor(chapter.section.title)})**")
+            nulls.append("\n".join(map(escape, causes)))
+    return "\n\n".join([*blocks, *nulls]) + "\n"
 
 
 def make_anchor(title: str) -> str:

@@ -118,12 +118,13 @@ def test_the_page_has_claims_runs_and_figures(tmp_path):
         "alone": "finished",
         "lost": "diverged",
     }
-    assert "| `\\|\\|x\\|\\|` < 2 \\| it holds | 0.5 | good +0.50; alone +0.50 | yes |" in markdown
+    figures = "0.5 | good +0.50<br>alone +0.50"
+    assert f"| `\\|\\|x\\|\\|` < 2 \\| it holds | {figures} | yes |" in markdown
     assert "error: no luck" in markdown
     assert "python -m experiments.image --steps 1" in markdown
-    assert "](figures/first-curve.png)" in markdown
+    assert "](first-curve.png)" in markdown
     assert "(#a-title-of-first)" in markdown
-    assert (out / "figures" / "first-curve.png").exists()
+    assert (out / "first-curve.png").exists()
 
 
 def test_it_goes_on_where_it_stopped(tmp_path):
@@ -155,7 +156,7 @@ def test_a_report_is_made_again_from_what_was_kept(tmp_path, monkeypatch):
     assert again["sections"][0]["claims"] == summary["sections"][0]["claims"]
     assert list_statuses(again) == list_statuses(summary) | {"bad": "missing"}
     page = (other / "results.md").read_text()
-    assert "| A title of first | This fails. | +2.00 | 1 | The cause. |" in page
+    assert "- This fails. **No.** The cause." in page
     assert "python -m experiments.image --steps 9" in page
     with pytest.raises(SystemExit):
         program.main(["--kept", "--quick", "--out", str(tmp_path / "third")])

@@ -15,6 +15,7 @@ from experiments.report.sections import (
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
+        hours.SECTION,  # opens the results with its figure
         theory.AVERAGING_SECTION,
         theory.RATES_SECTION,
         sgp19.SECTIONS["table1"],
@@ -30,6 +31,5 @@ SECTIONS: dict[str, Section] = {
         times.STEP_SECTION,
         times.STRAGGLER_SECTION,
         published.SECTION,
-        hours.SECTION,
     )
 }

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from experiments.plots import choose_colors
 from experiments.presets.sgp19 import TABLE_1
-from experiments.report.drawing import label_axes
 from experiments.report.section import (
     Claim,
     Estimate,
@@ -288,7 +287,8 @@ def draw_hours(
     axes.set_xticks([10.0**e for e in range(7, 12)], ["10 M", "100 M", "1 G", "10 G", "100 G"])
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:g}")
-    label_axes(axes, title, "bandwidth of a node, bit/s", "hours to the loss")
+    axes.set(title=title, xlabel="bandwidth of a node, bit/s", ylabel="hours to the loss")
+    axes.grid(alpha=0.3)
     axes.legend(fontsize=8.5)
 
 

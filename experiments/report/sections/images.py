@@ -308,7 +308,7 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             {TITLES[row]: momentum["ar"] - momentum[row] for row in ("sgp", "relay-chain")},
             at_most=3.0,
             if_not="Along a chain it takes up to 15 steps until a node hears of the last one: "
-            f"with {LONG} times the steps RelaySGD is nearer, as the claim below says.",
+            f"with {LONG} times the steps RelaySGD is nearer, as the next claim says.",
         ),
         Claim(
             f"With {LONG} times the steps both are nearer to AllReduce than that.",

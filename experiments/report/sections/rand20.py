@@ -131,7 +131,7 @@ def find(scale: Scale, results: Results) -> Findings:
     own = (
         "The cause is not the delay: a gradient is taken at a model that has a step of the "
         "learner's own few windows in it, which no average takes away. D-PSGD all to all, which "
-        "has that and no delay, shows most of it, as the claims below say."
+        "has that and no delay, shows most of it, as the next claims say."
     )
     claims = [
         claim_more("512", RING, RAND, small),

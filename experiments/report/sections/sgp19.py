@@ -376,7 +376,7 @@ def find_table1(scale: Scale, results: Results) -> Findings:
             at_most=sizes.equal,
             if_not="The cause is that few steps are left over the most nodes, "
             f"{sizes.count_steps(most, sizes.epochs)}: with those of 8 nodes AllReduce loses less, "
-            "as the claim below shows. The paper's 90 epochs of ImageNet leave 14,000 over 32.",
+            "as the next claim shows. The paper's 90 epochs of ImageNet leave 14,000 over 32.",
         ),
     ]
     if most > SMALL:  # the quick scale has no more
@@ -441,7 +441,7 @@ def list_claims(sizes: Sizes, table: str) -> list[tuple[str, str, str, dict[str,
         cause = (
             f"The cause is the small batch of a node, {sizes.batch} images: with {BATCHES} times "
             "as many in each step two peers are as near as the paper's, whose nodes have 256, as "
-            "the claim below shows. Four times the steps, or half the rate, do not help as much."
+            "the next claim shows. Four times the steps, or half the rate, do not help as much."
         )
         return [
             ("2P-SGP " + better, "2p", "sgp", {"at_least": 0.0}),

@@ -101,7 +101,7 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
             at_most=ABOUT_EQUAL,
             if_not="A part of it is Adam on the small batch of each worker: averages of the models "
             "after every step are behind the larger batch as well; whether that is most of it, the "
-            "claim below says. The paper's workers have batches of 512, and begin with a model "
+            "next claim says. The paper's workers have batches of 512, and begin with a model "
             "that was trained for 24,000 steps.",
         ),
         Claim(
@@ -205,7 +205,7 @@ def find_translation(scale: Scale, results: Results) -> Findings:
             at_most=0.05,
             spec="+.3f",
             if_not="The cause is Adam on each node's own gradients, not the gossip: with exact "
-            "averages of the models after every step it is there as well, as the claim below says. "
+            "averages of the models after every step it is there as well, as the next claim says. "
             "At twice the rate of both SGP is ahead, as in the paper, which has one rate.",
         ),
         Claim(
