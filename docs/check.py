@@ -1,4 +1,4 @@
-"""Checks a site that was built: every link inside it leads somewhere, every figure has a text.
+"""Checks a site that was built: links lead somewhere, figures have texts, code fits its boxes.
 
 python docs/check.py docs/_build/html
 """
@@ -9,11 +9,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 NO_PAGES = {"_modules", "_sources", "_static"}  # code, what pages are made from, and templates
+WIDTH = 88  # of a line of code
 FILES = (".png", ".svg", ".jpg", ".gif")
 
 
 class Page(HTMLParser):
-    """What a page links to, the anchors that it has, and its figures without a text."""
+    """What a page links to, the anchors that it has, its code, and its figures without a text."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -21,11 +22,14 @@ class Page(HTMLParser):
         self.anchors: set[str] = set()
         self.silent: list[str] = []
         self.remote: list[str] = []
+        self.code = ""
+        self.depth = 0  # of boxes of code
         self.feed(path.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Notes a link, an anchor, or a figure."""
         values = {name: value or "" for name, value in attrs}
+        self.depth += tag == "pre"
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
@@ -36,6 +40,14 @@ class Page(HTMLParser):
         is_fetched = tag in ("script", "img") or values.get("rel") == "stylesheet"
         if is_fetched and urlsplit(source).scheme in ("http", "https"):
             self.remote.append(source)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Notes the end of a box of code."""
+        self.depth -= tag == "pre"
+
+    def handle_data(self, data: str) -> None:
+        """Notes code."""
+        self.code += data * self.depth
 
 
 def check(site: Path) -> tuple[int, int, list[str]]:
@@ -51,6 +63,9 @@ def check(site: Path) -> tuple[int, int, list[str]]:
         name = path.relative_to(site.resolve())
         wrong += [f"{name}: a figure without a text, {source}" for source in page.silent]
         wrong += [f"{name}: fetched from a network, {source}" for source in page.remote]
+        if name.parts[0] != "api":  # there docstrings set the width
+            lines = page.code.splitlines()
+            wrong += [f"{name}: too long, {line}" for line in lines if len(line) > WIDTH]
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
