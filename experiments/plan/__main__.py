@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.nodes, options.wire, options.allreduce, options.outer_every
         )
         plan = make_plan(situation, candidates)
-        console.print(make_table(plan))
+        console.print(make_table(plan, options.all))
         console.print(describe_reason(plan), highlight=False)
         if options.out is not None:
             out = results.create_run_dir("plan", options.out, options.overwrite)

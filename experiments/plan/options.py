@@ -103,6 +103,8 @@ class PlanOptions:
     late_price: NonNegativeFloat = LATE_PRICE
     """Assumed: more examples, as a fraction, per doubling of the steps after which all nodes have
     what one has learned."""
+    all: bool = False
+    """A row for each method, and not for the best of each kind alone."""
     out: OptionalPath = None
     """Folder for summary.json; without it nothing is written."""
     overwrite: bool = False

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -188,8 +189,12 @@ def test_kept_models_are_those_of_the_states():
 
 def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "plan"
-    program.main(["--bandwidth", "1gbit", "--nodes", "4", "--out", f"{out}"])
-    assert "Choice: " in capsys.readouterr().out
+    program.main(["--bandwidth", "1gbit", "--nodes", "4", "--all", "--out", f"{out}"])
+    table, choice, _ = capsys.readouterr().out.partition("Choice: ")
+    assert choice
+    assert max(map(len, table.splitlines())) <= 80
+    for name in ("outer gradient-tracking, every 50", "dpsgd@bipartite_exponential", "allreduce"):
+        assert re.search(rf"^ {name} +[^a-z]+  (the exchange|computation) *$", table, re.M)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["choice"]["algorithm"] in {run["algorithm"] for run in summary["runs"]}
     assert summary["reasons"][0]["seconds"] == summary["choice"]["seconds_per_step"]
