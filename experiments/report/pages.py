@@ -99,7 +99,11 @@ def format_claims(chapter: Chapter) -> Iterator[str]:
     rows = []
     for claim in chapter.findings.claims if chapter.findings else ():
         ours = f"{claim.ours}{'; *(modelled)*' if claim.is_modelled else ''}"
-        cells = (text.replace("; ", "<br>") for text in (claim.paper, ours))
+        paper = claim.paper.split("; ")
+        if len(paper) == len(claim.rows):  # line by line beside ours, where the titles are
+            titles = (f"{title} " for title in claim.rows)
+            paper = map(str.removeprefix, paper, titles)
+        cells = ("<br>".join(paper), ours.replace("; ", "<br>"))
         rows.append((claim.statement, *cells, HOLDS[judge(claim)]))
     if rows:
         yield format_table(("claim", "published", "ours", "holds"), rows)
