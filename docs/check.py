@@ -3,7 +3,9 @@
 python docs/check.py docs/_build/html
 """
 
+import re
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -22,14 +24,14 @@ class Page(HTMLParser):
         self.anchors: set[str] = set()
         self.silent: list[str] = []
         self.remote: list[str] = []
-        self.code = ""
-        self.depth = 0  # of boxes of code
-        self.feed(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        boxes = re.findall("<pre>(.*?)</pre>", text, re.DOTALL)
+        self.code = unescape(re.sub("<.*?>", "", "\n".join(boxes))).splitlines()
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Notes a link, an anchor, or a figure."""
         values = {name: value or "" for name, value in attrs}
-        self.depth += tag == "pre"
         self.anchors |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
@@ -40,14 +42,6 @@ class Page(HTMLParser):
         is_fetched = tag in ("script", "img") or values.get("rel") == "stylesheet"
         if is_fetched and urlsplit(source).scheme in ("http", "https"):
             self.remote.append(source)
-
-    def handle_endtag(self, tag: str) -> None:
-        """Notes the end of a box of code."""
-        self.depth -= tag == "pre"
-
-    def handle_data(self, data: str) -> None:
-        """Notes code."""
-        self.code += data * self.depth
 
 
 def check(site: Path) -> tuple[int, int, list[str]]:
@@ -64,8 +58,7 @@ def check(site: Path) -> tuple[int, int, list[str]]:
         wrong += [f"{name}: a figure without a text, {source}" for source in page.silent]
         wrong += [f"{name}: fetched from a network, {source}" for source in page.remote]
         if name.parts[0] != "api":  # there docstrings set the width
-            lines = page.code.splitlines()
-            wrong += [f"{name}: too long, {line}" for line in lines if len(line) > WIDTH]
+            wrong += [f"{name}: too long, {line}" for line in page.code if len(line) > WIDTH]
         for link in page.links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
