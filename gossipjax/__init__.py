@@ -78,7 +78,7 @@ __all__ = [
     "wire",
 ]
 
-__version__ = "0.4.0.dev0"
+__version__ = "0.4.0"
 
 _MODULES = (
     "asynchronous",
