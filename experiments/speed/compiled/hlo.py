@@ -108,12 +108,7 @@ def parse_arrays(shape: str) -> list[tuple[str, int]]:
 
 
 def parse_module(text: str | None) -> Module:
-    """Parses a scheduled module, as `jax.stages.Compiled.as_text` prints it.
-
-    Raises:
-      ValueError: if there is no text, it has no entry computation, or XLA has not ordered its
-        instructions.
-    """
+    """Parses a scheduled module, as `jax.stages.Compiled.as_text` prints it."""
     computations: dict[str, Computation] = {}
     entry = None
     current = None

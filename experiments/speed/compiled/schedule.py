@@ -3,18 +3,11 @@
     python -m experiments.speed compiled schedule --target tpu
     python -m experiments.speed compiled schedule --target gpu
 
-Compiles the train step of an MLP (gradients, SGD with Nesterov momentum, gossip; one program per
-round, over a mesh with one node per chip) ahead of time, for chips that need not be present, and
-reads the order of instructions that XLA has chosen. `--target tpu` is 8 and 64 TPU v5e chips,
-`--target gpu` is 8 hosts with an H100 each.
-
-For each algorithm it reports every collective, and whether a node sends as many bytes as
-`gx.bytes_per_step` says: those of the gossip schedule.
-`overlapped` are the matrix products that run while a message is under way, from the start of the
-first message to the completion of the last: the order of the work, not its duration. For 64 TPU
-chips, in the order in which JAX lists them, most permutations block. For GPUs XLA starts a message
-as late as it estimates that the remaining work still hides it: the fraction falls with a larger
-`--batch-size-per-node`, a narrower wire, or a message in pieces (`2-osgp`).
+docs/evidence/speed.md says what it does, and lists columns and fields. `overlapped` is the order of
+the work, not its duration. For 64 TPU chips, in the order in which JAX lists them, most
+permutations block. For GPUs XLA starts a message as late as it estimates that the remaining work
+still hides it: the fraction falls with a larger `--batch-size-per-node`, a narrower wire, or a
+message in pieces (`2-osgp`).
 """
 
 import dataclasses

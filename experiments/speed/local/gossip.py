@@ -2,10 +2,7 @@
 
     python -m experiments.speed local gossip --nodes 8 32 128 256
 
-All nodes are on one device, as in `gx.Nodes(32)` in a notebook, so that no message travels: what is
-left is mixing the models in memory. SGP and D-PSGD were also written by hand, with plain `vmap`
-and a `ppermute` per leaf: as a step, and as the update alone. All loops take turns, so that noise
-affects them alike; ratios are medians over the turns. The first steps are timed as well.
+docs/evidence/speed.md says what it does, and lists columns and fields.
 """
 
 import dataclasses

@@ -41,12 +41,6 @@ class HostFailedError(ProgramError):
     """A host's process ended early or hangs; the message has its last lines."""
 
 
-def find_free_port() -> int:
-    """A port of the loopback interface on which nobody listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def require_memory(hosts: int, megabytes: float, way_out: str) -> None:
     """Raises `ValueError` if `hosts` hosts with models of this size need more than is free."""
     needed = hosts * (PROCESS_BYTES + MODEL_COPIES * megabytes * 1e6)
@@ -70,14 +64,9 @@ def measure_on_hosts(
 ) -> None:
     """Measures in one process per host, which are on links of this bandwidth.
 
-    Args:
-      kind: that of a `Job`.
-      options: a dataclass, with `megabytes` of a model and `compute_seconds` of a step.
-      hosts, bits_per_second: their number, and the bandwidth of each; None without limits.
-      max_factor: how many times as long the computation of the slowest step takes.
-      report_progress: called with host 0's progress.
-      collect: called with the records of the hosts, of each run that all have finished, at the
-        end and also after a failure or Ctrl-C.
+    `options` has the `megabytes` of a model and the `compute_seconds` of a step, which takes up to
+    `max_factor` times as long. `collect` is called with the records of the hosts, of each run that
+    all have finished, at the end and also after a failure or Ctrl-C.
 
     Raises:
       HostFailedError: if a host ends early or hangs.
@@ -91,7 +80,10 @@ def measure_on_hosts(
     scratch = tempfile.TemporaryDirectory(prefix="gossipjax-speed-")
     with scratch as name, network as members:
         folder = Path(name)
-        port = PORT if bits_per_second else find_free_port()
+        port = PORT
+        if bits_per_second is None:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                port = server.getsockname()[1]
         job = Job(
             kind=kind,
             options=dataclasses.asdict(options),
@@ -202,7 +194,10 @@ def _watch(
     changed_at = time.monotonic()
     while True:
         codes = [process.poll() for process in processes]
-        _require_no_failure(codes, folder)
+        failed = [(rank, code) for rank, code in enumerate(codes) if code]
+        if failed:
+            tails = [_read_tail(rank, f"ended with {code}", folder) for rank, code in failed]
+            raise HostFailedError("\n".join(tails))
         if all(code == 0 for code in codes):
             return
         latest = [file.read_text() if file.exists() else "" for file in files]
@@ -218,13 +213,6 @@ def _watch(
             listed = "; ".join(f"host {i}: {p or 'starting'}" for i, p in enumerate(progress))
             raise HostFailedError(f"the hosts hang ({listed}).\n{tail}")
         time.sleep(POLL_SECONDS)
-
-
-def _require_no_failure(codes: Sequence[int | None], folder: Path) -> None:
-    failed = [rank for rank, code in enumerate(codes) if code]
-    if failed:
-        text = "\n".join(_read_tail(rank, f"ended with {codes[rank]}", folder) for rank in failed)
-        raise HostFailedError(text)
 
 
 def _read_tail(rank: int, reason: str, folder: Path) -> str:

@@ -46,9 +46,6 @@ class Host(NamedTuple):
 def parse_rate(rate: str) -> int:
     """Bits per second of a bandwidth as `tc` reads it.
 
-    Raises:
-      ValueError: if `tc` does not read it, or it is below 8 kbit/s.
-
     >>> parse_rate("200mbit"), parse_rate("25mbps"), parse_rate("8kibit")
     (200000000, 200000000, 8192)
     """

@@ -3,20 +3,7 @@
     python -m experiments.speed wire --hosts 4 --bandwidth 200mbit      (as root)
     python -m experiments.speed wire                                    (no limits, loopback)
 
-It starts one JAX process per host on this machine; they exchange over TCP (Gloo) and train an MLP.
-An iteration takes as long as the slowest host. Each round of the measurement runs one iteration of
-every algorithm, one iteration without exchange, and plain TCP streams, so that noise affects all of
-them alike. The lower bound is
-
-    computation + bytes / goodput,  or  max(computation, bytes / goodput)  where the exchange needs
-                                        nothing that the step computes, and for buckets
-
-with medians over the same rounds: of the iterations without exchange (on all hosts at once, because
-they share the cores), and of the faster kind of stream (from every host to the next at once, as in
-a ring, or from one host only). All of this once with computation, for which all hosts share the
-cores, and once with a sleep in its place.
-
-docs/evidence/speed.md lists the files, columns and fields that it writes into `--out`.
+docs/evidence/speed.md says what it does, and lists the files, columns and fields that it writes.
 """
 
 import dataclasses

@@ -55,11 +55,7 @@ STRAGGLER_CAPTION = (
 
 
 def format_inverse(ratio: float | None, digits: str) -> str:
-    """Measured over modelled, from modelled over measured; - of what is not modelled.
-
-    >>> format_inverse(0.8, ".2f"), format_inverse(None, ".2f")
-    ('1.25', '-')
-    """
+    """Measured over modelled, from modelled over measured; - of what is not modelled."""
     return "-" if ratio is None else f"{1 / ratio:{digits}}"
 
 

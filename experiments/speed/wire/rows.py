@@ -168,13 +168,10 @@ class Row(NamedTuple):
         return float(gx.bytes_per_step(self.transform, params, self.nodes, [step]).sent.max())
 
     def count_link_bytes(self, step: int, parameters: int) -> float:
-        """Bytes that the busiest link carries one after another at `step`.
-
-        Links are full duplex, so these are the bytes that a node sends. But the center of
-        `centralized` knows the mean only when all gradients are in: it receives N - 1 models, and
-        then sends as many.
-        """
+        """Bytes that the busiest link carries one after another at `step`."""
         sent = self.count_sent_bytes(step, parameters)
+        # Links are full duplex. But the center knows the mean only when all gradients are in: it
+        # receives N - 1 models, and then sends as many.
         return 2 * sent if self.algorithm == CENTRALIZED else sent
 
 

@@ -3,13 +3,7 @@ share these cores.
 
     python -m experiments.speed stragglers --slowness none 4x random
 
-It starts one JAX process per node on this machine, which make steps by one algorithm after another:
-in lockstep by `gx.TrainStep`, or as asynchronous nodes, by `gx.asynchronous`. At each step a node
-sleeps for `--compute-seconds` times a factor that says how slow it is then. The sleep is a part of
-the compiled step: what can run beside the computation of gradients, as the exchange of `osgp`, runs
-beside it. The gradients are zeros, as only time counts.
-
-docs/evidence/speed.md lists the files, columns and fields that it writes into `--out`.
+docs/evidence/speed.md says what it does, and lists the files, columns and fields that it writes.
 """
 
 import dataclasses
@@ -87,68 +81,53 @@ class StragglerOptions(OutputOptions):
 
 
 def make_transform(algorithm: str, options: StragglerOptions) -> optax.GradientTransformation:
-    """An algorithm in lockstep, around plain SGD.
-
-    Raises:
-      ValueError: for an unknown name, or one that is impossible for these nodes.
-    """
+    """An algorithm in lockstep, around plain SGD."""
     method = MethodOptions(options.nodes, options.steps)
     return make_method(algorithm, method, optax.sgd(LEARNING_RATE)).transform
 
 
-class LockstepTrainer:
-    """Makes steps by `gx.TrainStep`, whose programs are compiled at first."""
+Run = Callable[[int, np.ndarray], Record]
+"""Makes the run of this number, whose steps sleep for these seconds."""
 
-    def __init__(self, worker: Worker, options: StragglerOptions, algorithm: str):
-        self._worker = worker
-        self._options = options
-        self._tx = make_transform(algorithm, options)
-        self._train_step = gx.TrainStep(sleep_gradients, self._tx, nodes=worker.nodes)
-        params, opt_state = self._start()
-        for step in range(1 + max(self._train_step.canonical_steps(opt_state) or [0])):
-            params, opt_state = self._run_step(step, params, opt_state, 0.0)
 
-    def run(self, number: int, seconds: np.ndarray) -> Record:
-        """Makes the run of this number, whose steps sleep for these seconds."""
-        params, opt_state = self._start()
+def compile_lockstep(worker: Worker, options: StragglerOptions, algorithm: str) -> Run:
+    """Runs of `gx.TrainStep`, whose programs are compiled at first."""
+    tx = make_transform(algorithm, options)
+    train_step = gx.TrainStep(sleep_gradients, tx, nodes=worker.nodes)
+
+    def init() -> tuple[Any, Any]:
+        return worker.nodes.init(tx, np.zeros(PARAMETERS, np.float32))
+
+    def run_step(step: int, state: tuple[Any, Any], seconds: float) -> tuple[Any, Any]:
+        sleep = worker.nodes.put(np.array([seconds], np.float32))
+        return jax.block_until_ready(train_step(step, *state, sleep)[:2])
+
+    def run(number: int, seconds: np.ndarray) -> Record:
+        state = init()
         ends = []
-        self._worker.gather(0)
+        worker.gather(0)
         start = time.monotonic()
-        for step in range(self._options.steps):
-            params, opt_state = self._run_step(
-                step, params, opt_state, seconds[step % len(seconds)]
-            )
+        for step in range(options.steps):
+            state = run_step(step, state, seconds[step % len(seconds)])
             ends.append(time.monotonic())
-            report_progress(self._worker, self._options, number, step + 1)
+            report_progress(worker, options, number, step + 1)
         return {"start": start, "ends": ends, **dict.fromkeys(COUNTS)}
 
-    def _start(self) -> tuple[Any, Any]:
-        return self._worker.nodes.init(self._tx, np.zeros(PARAMETERS, np.float32))
-
-    def _run_step(self, step: int, params: Any, opt_state: Any, seconds: float) -> tuple[Any, Any]:
-        sleep = self._worker.nodes.put(np.array([seconds], np.float32))
-        return jax.block_until_ready(self._train_step(step, params, opt_state, sleep)[:2])
+    state = init()
+    for step in range(1 + max(train_step.canonical_steps(state[1]) or [0])):
+        state = run_step(step, state, 0.0)
+    return run
 
 
-class AsynchronousTrainer:
-    """Makes steps by `gx.asynchronous`; every run is a job of its own."""
+def join_nodes(worker: Worker, options: StragglerOptions, algorithm: str) -> Run:
+    """Runs of `gx.asynchronous`, each a job of its own."""
 
-    def __init__(self, worker: Worker, options: StragglerOptions, algorithm: str):
-        self._worker = worker
-        self._options = options
-        self._algorithm = algorithm
-
-    def run(self, number: int, seconds: np.ndarray) -> Record:
-        """Makes the run of this number, until all nodes together have made N times its steps.
-
-        A node that hears of it in the middle of a step ends that step.
-        """
-        worker = self._worker
-        options = self._options
+    def run(number: int, seconds: np.ndarray) -> Record:
+        """Until all nodes together have made N times its steps; a step that has begun ends."""
         ends = []
         with worker.join_job(
             f"stragglers {number}",
-            self._algorithm,
+            algorithm,
             optax.sgd(LEARNING_RATE),
             jnp.zeros(PARAMETERS),
             sleep_gradients,
@@ -164,6 +143,8 @@ class AsynchronousTrainer:
             worker.gather(0)  # nobody leaves while others make their last step
         return {"start": start, "ends": ends, **counts}
 
+    return run
+
 
 def report_progress(
     worker: Worker, options: StragglerOptions, number: int, step: float, status: str = "training"
@@ -174,18 +155,18 @@ def report_progress(
 
 def make_runs(worker: Worker, options: StragglerOptions) -> None:
     """Makes all runs, each from a common start; writes what this node measured in each."""
-    trainer: Any = None
+    run: Any = None
     trained = None
     for number, (algorithm, slowness) in enumerate(options.runs):
         report_progress(worker, options, number, 0, "compiling")
         if algorithm != trained:
-            kind = AsynchronousTrainer if algorithm in NEVER_WAIT else LockstepTrainer
-            trainer = kind(worker, options, algorithm)
+            make = join_nodes if algorithm in NEVER_WAIT else compile_lockstep
+            run = make(worker, options, algorithm)
             trained = algorithm
         # As many steps as the node may make, which begin anew after the last.
         factors = options.draw_factors(slowness, options.steps * options.nodes)
         seconds = (options.compute_seconds * factors[:, worker.rank]).astype(np.float32)
-        worker.write_record(number, trainer.run(number, seconds))
+        worker.write_record(number, run(number, seconds))
 
 
 def measure_stragglers(options: StragglerOptions) -> None:
@@ -230,15 +211,7 @@ def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], Non
         environment = {"cores": os.cpu_count(), "computation": "a sleep"}
         results.write_summary(out, dataclasses.asdict(options), environment, runs)
 
-    measure_on_hosts(
-        "slow nodes",
-        options,
-        options.nodes,
-        None,
-        max(factors),
-        show,
-        write,
-    )
+    measure_on_hosts("slow nodes", options, options.nodes, None, max(factors), show, write)
     return runs
 
 
@@ -312,11 +285,7 @@ def summarize_run(
 
 
 def add_ratios(runs: Sequence[Record]) -> None:
-    """Adds to each run the ratios to the run of its algorithm without slow nodes; None without one.
-
-    `ratio_to_none` is that of the examples per second, and `ratio_to_ideal` what it is of the ratio
-    that it would be if only the computation took time.
-    """
+    """Adds to each run the ratios to the run of its algorithm without slow nodes; None without."""
     without = {run["algorithm"]: run for run in runs if run["slowness"] == "none"}
     for run in runs:
         run["ratio_to_none"] = None

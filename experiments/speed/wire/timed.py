@@ -94,11 +94,7 @@ def apply_gradients(params: Any, grads: Any) -> Any:
 
 
 class CalibratedModel:
-    """The parameters and the batch of all nodes; every row of the measurement trains them.
-
-    Only one model exists, handed from row to row, so that many rows fit into memory: its values do
-    not affect the time. Each row keeps its optimizer state, and with it its messages in flight.
-    """
+    """The parameters and the batch of all nodes, handed from row to row: many fit into memory."""
 
     def __init__(self, nodes: gx.Nodes, megabytes: float, slept_seconds: float | None = None):
         self.nodes = nodes
@@ -189,12 +185,9 @@ class RowTrainer:
 class BucketTrainer:
     """Trains a `CalibratedModel` by AllReduce in buckets of layers, the last layers first.
 
-    As data-parallel training does it today, beside the backward pass. JAX on CPU does not run a
-    collective beside the computation of the same program. So here the forward pass, the backward
-    pass of each bucket of layers and its all-reduce are separate programs: a thread averages the
-    gradients of a bucket while the next bucket's are computed. Nothing can travel before the
-    backward pass begins, so that `max(computation, bytes / goodput)` is out of reach by at least
-    the smaller of the forward pass and the exchange.
+    JAX on CPU does not run a collective beside the computation of the same program. So here the
+    forward pass, the backward pass of each bucket of layers and its all-reduce are separate
+    programs: a thread averages the gradients of a bucket while the next bucket's are computed.
     """
 
     def __init__(self, model: CalibratedModel, wire: WireName):
