@@ -134,6 +134,7 @@ ON_TWO_DEVICES = {
     "sgp, int8": gx.sgp(IRREGULAR, local_axis_name="local", wire=DENSE["int8"]),
     "osgp 2": gx.osgp(RING, 2, local_axis_name="local"),
     "choco": gx.choco(RING, SPARSE["top_k"], 0.4, local_axis_name="local"),
+    "easgd": gx.easgd(0.1, local_axis_name="local"),
     "outer": gx.outer(SGD, OUTER, 2, local_axis_name="local"),
     "after allreduce": optax.chain(gx.allreduce("local"), gx.sgp(RING, local_axis_name="local")),
 }
@@ -141,7 +142,10 @@ ON_TWO_DEVICES = {
 
 @pytest.mark.parametrize("name", ON_TWO_DEVICES)
 def test_nodes_of_two_devices(name):
-    compare(gx.Nodes(mesh=make_mesh(N, 2)), ON_TWO_DEVICES[name])
+    traffic = compare(gx.Nodes(mesh=make_mesh(N, 2)), ON_TWO_DEVICES[name])
+    alone = gx.bytes_per_step(ON_TWO_DEVICES[name], PARAMS, gx.Nodes(mesh=make_mesh(N, 1)))
+    # Each sends its share; not all of the model, and not more than shares of equal size take.
+    np.testing.assert_allclose(traffic.sent, alone.sent, rtol=0.1)
 
 
 EVEN = {"kernel": jnp.ones((8, 9)), "scale": jnp.ones((3, 12))}

@@ -450,12 +450,6 @@ class TestInATrainStep:
             )
             assert_equal_bits(resumed, tuple(state))
 
-    def test_a_step_that_does_not_follow(self):
-        state, _ = run_steps(make_streaming(), 5)
-        with pytest.raises(ValueError, match=r"step must be 5 or more, .* got 3"):
-            run_steps(make_streaming(), 8, state, 3)
-        run_steps(make_streaming(), 10, state, 9)
-
     @pytest.mark.parametrize("overlap_in_thread", [False, True])
     def test_what_was_not_sent_is_not_used(self, overlap_in_thread):
         """A loop that begins at step 4, where the averages of a period before would arrive."""
