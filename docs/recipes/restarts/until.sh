@@ -1,6 +1,7 @@
 #!/bin/sh
-# Usage: until.sh COMMAND ... Starts a process of the job again until it has succeeded, as systemd
-# does by gossip.service. Exit status 2 is a mistake in the call: another start would fail, too.
+# Usage: until.sh COMMAND ...
+# Starts a process of the job again until it has succeeded, as systemd does with
+# gossip.service. Exit status 2 is a mistake in the call: another start would fail, too.
 export GOSSIPJAX_INITIALIZATION_TIMEOUT="${GOSSIPJAX_INITIALIZATION_TIMEOUT:-3600}"
 trap 'is_over=1; kill "$!"' TERM INT
 until "$@" & wait "$!"; do

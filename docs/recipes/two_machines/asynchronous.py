@@ -20,8 +20,9 @@ with gx.asynchronous.join(
     while node.total_steps < int(sys.argv[1]):  # of all nodes together
         loss = node.step(gradients, training.read_rows(node.place, node.steps))
         if node.steps % 100 == 0:
-            rate = 100 * training.TOKENS / (time.time() - clock)
+            speed = f"{100 * training.TOKENS / (time.time() - clock):,.0f} tokens/s"
             clock = time.time()
-            print(f"step {node.steps} loss {loss:.3f} {rate:,.0f} tokens/s, nodes {node.members}")
+            print(f"step {node.steps} loss {loss:.3f} {speed}, nodes {node.members}")
     model = node.average()
-print(f"loss of the average {training.loss_fn(model, training.read_rows(0, 10**9))[0]:.3f}")
+rows = training.read_rows(0, 10**9)
+print(f"loss of the average {training.loss_fn(model, rows)[0]:.3f}")

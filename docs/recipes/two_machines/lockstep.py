@@ -17,23 +17,26 @@ nodes = gx.Nodes(mesh=gx.launch.mesh())
 
 
 def make_tx(saved):
-    return gx.outer(optax.adam(1e-3), optax.sgd(0.7, momentum=0.9, nesterov=True), every=EVERY)
+    nesterov = optax.sgd(0.7, momentum=0.9, nesterov=True)
+    return gx.outer(optax.adam(1e-3), nesterov, every=EVERY)
 
 
-train_step = gx.TrainStep(jax.grad(training.loss_fn, has_aux=True), make_tx({}), nodes=nodes)
-with Checkpoints("saved", every=EVERY, shared=False) as checkpoints:
+gradients = jax.grad(training.loss_fn, has_aux=True)
+train_step = gx.TrainStep(gradients, make_tx({}), nodes=nodes)
+with Checkpoints("saved_lockstep", every=EVERY, shared=False) as checkpoints:
     state = TrainState(0, *nodes.init(make_tx({}), training.make_params()))
     state = checkpoints.resume(state, nodes, make_tx)
     clock = time.time()
     for step in range(state.step, STEPS):
         rows = nodes.put(np.stack([training.read_rows(i, step) for i in nodes.local]))
-        params, opt_state, losses = train_step(step, state.params, state.opt_state, rows)
+        params, opt_state, loss = train_step(step, state.params, state.opt_state, rows)
         state = TrainState(step + 1, params, opt_state)
         if state.step % EVERY == 0:  # machines agree on a save: that is a message
             checkpoints.after(state, last=state.step == STEPS)
-            loss = nodes.to_host(losses).mean()
+            loss = nodes.to_host(loss).mean()  # of all nodes
             rate = nodes.size * EVERY * training.TOKENS / (time.time() - clock)
             clock = time.time()
             print(f"step {state.step} loss {loss:.3f} {rate:,.0f} tokens/s")
 model = gx.average_model(state.params, state.opt_state, nodes=nodes)
-print(f"loss of the average {training.loss_fn(model, training.read_rows(0, 10**9))[0]:.3f}")
+rows = training.read_rows(0, 10**9)
+print(f"loss of the average {training.loss_fn(model, rows)[0]:.3f}")
