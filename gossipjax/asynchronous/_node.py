@@ -402,7 +402,7 @@ class Node:
                 way_out = "Give the address of one that lives"
             raise TimeoutError(
                 f"another node must give this one half of what it holds, got nothing in "
-                f"{seconds:.2g} seconds: {answers or 'there is no address'}. {way_out}."
+                f"{seconds:.3g} seconds: {answers or 'there is no address'}. {way_out}."
             )
 
     def _explain_silence(self, address: str) -> str:
