@@ -1,6 +1,6 @@
 """The end: how a node leaves, and how all agree on what each holds when training is over.
 
-docs/guides/asynchronous.md describes it.
+docs/internals/asynchronous_protocol.md describes it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The protocol of asynchronous nodes: what a node does with its mass, without sockets and threads.
 
-docs/guides/asynchronous.md describes the messages. The sum over what living nodes hold, what is on
-its way and what the dead held is constant. If a life had applied a share that its sender took back,
-because the acknowledgement was lost, the share counts as taken out of what that life held at its
-death.
+docs/internals/asynchronous_protocol.md describes the messages. The sum over what living nodes hold,
+what is on its way and what the dead held is constant. If a life had applied a share that its sender
+took back, because the acknowledgement was lost, the share counts as taken out of what that life
+held at its death.
 """
 
 from __future__ import annotations
