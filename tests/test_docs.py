@@ -92,5 +92,6 @@ def test_pages_are_reached_from_the_index():
     pages = {path.resolve() for path in DOCS.rglob("*.md") if "_build" not in path.parts}
     assert pages - listed == {(DOCS / "index.md").resolve()}
     for path in pages:
+        assert not re.search("^%", path.read_text(), re.MULTILINE), path  # a comment of MyST
         for text in re.findall(r"!\[(.*?)\]\(", path.read_text()):
             assert text.strip(), path
