@@ -73,25 +73,21 @@ def count_verdicts(chapters: Sequence[Chapter]) -> str:
 
 def format_chapter(chapter: Chapter) -> Iterator[str]:
     """Yields the blocks of a section."""
-    section = chapter.section
-    yield f"## {escape(section.title)}"
-    yield f"*{escape(section.source)}*"
-    yield escape(chapter.text)
-    yield f"**Verdict: {chapter.verdict}.** {escape(chapter.sentence)}".rstrip()
-    if chapter.error:
-        yield f"**A bug of this section:** `{chapter.error}`"
-    yield from format_claims(chapter)
-    if chapter.findings is not None:
-        for table in chapter.findings.tables:
-            yield f"**{escape(table.title)}**"
-            yield format_table(table.columns, table.rows)
-            if table.note:
-                yield escape(table.note)
+    yield from format_claims(chapter, escape(chapter.text))
+    for table in chapter.findings.tables if chapter.findings else ():
+        yield f"**{escape(table.title)}**"
+        yield format_table(table.columns, table.rows)
+        if table.note:
+            yield escape(table.note)
     yield from format_runs(chapter)
 
 
-def format_claims(chapter: Chapter) -> Iterator[str]:
-    """Yields the figures of a section, and its claims, in whose cells each number has a line."""
+def format_claims(chapter: Chapter, *text: str) -> Iterator[str]:
+    """Yields the title, text, verdict, figures and claims; in a cell, each number has a line."""
+    yield from (f"## {escape(chapter.section.title)}", f"*{escape(chapter.section.source)}*", *text)
+    yield f"**{chapter.verdict}.** {escape(chapter.sentence)}".rstrip()
+    if chapter.error:
+        yield f"**A bug of this section:** `{chapter.error}`"
     for drawing in chapter.drawings:
         caption = escape(drawing.caption)
         yield f"![{re.sub('[][]', '', caption)}]({drawing.path.name})"
@@ -144,9 +140,6 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
     for chapter in chapters:
         if chapter.findings is None:
             continue
-        title = escape(chapter.section.title)
-        blocks += [f"## {title}", f"*{escape(chapter.section.source)}*"]
-        blocks.append(f"**{chapter.verdict}.** {escape(chapter.sentence)}".rstrip())
         blocks += format_claims(chapter)
         if chapter.runs:
             commands = "\n".join(" \\\n".join(LINES.wrap(run.command)) for run in chapter.runs)
@@ -159,7 +152,8 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
             elif not judge(claim):
                 causes.append(f"- {claim.statement} **No.** {claim.if_not}")
         if causes:
-            nulls.append(f"**[{title}](#{make_anchor(chapter.section.title)})**")
+            title = chapter.section.title
+            nulls.append(f"**[{escape(title)}](#{make_anchor(title)})**")
             nulls.append("\n".join(map(escape, causes)))
     return "\n\n".join([*blocks, *nulls]) + "\n"
 
