@@ -95,3 +95,9 @@ def test_pages_are_reached_from_the_index():
         assert not re.search("^%", path.read_text(), re.MULTILINE), path  # a comment of MyST
         for text in re.findall(r"!\[(.*?)\]\(", path.read_text()):
             assert text.strip(), path
+
+
+def test_ten_minutes_needs_the_light_extra_alone():
+    page = (DOCS / "start" / "first.md").read_text()
+    imports = set(re.findall(r"^ *(?:import|from) (\w+)", page, re.MULTILINE))
+    assert imports == {"jax", "matplotlib", "numpy", "optax", "gossipjax"}

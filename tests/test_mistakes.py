@@ -336,6 +336,7 @@ def test_a_dynamic_scale_and_a_step_that_all_nodes_skip():
         ("guides/trouble.md", "A batch of N examples that was not split"),
         ("guides/trouble.md", "average_batch_stats(ema, nodes=nodes)"),
         ("guides/trouble.md", "A key that is made inside the step"),
+        ("guides/trouble.md", "gx.sgp(schedule, damped=True)"),
         ("guides/transforms.md", "No node decides alone about what is shared"),
         ("guides/your_loop.md", "DynamicScale"),
         ("api/flax.md", "apply_if_finite"),
