@@ -45,8 +45,8 @@ def make_tx(saved):
     """The chain of a run with this metadata: `resume` asks for it, if the nodes have changed."""
     rate = optax.warmup_cosine_decay_schedule(0.0, 0.2, warmup_steps=50, decay_steps=STEPS)
     schedule = gx.topology.one_peer_exponential(saved["nodes"])
-    clip, sgd = optax.clip_by_global_norm(1.0), optax.sgd(rate, momentum=0.9)
-    return optax.chain(clip, sgd, gx.sgp(schedule))
+    sgd = optax.sgd(rate, momentum=0.9)
+    return optax.chain(optax.clip_by_global_norm(1.0), sgd, gx.sgp(schedule))
 
 
 def main(folder, steps=STEPS):
