@@ -11,12 +11,14 @@ Start it again with the same folder and it goes on, also with another number of 
 import itertools
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from optax.losses import softmax_cross_entropy_with_integer_labels
 from tensorboardX import SummaryWriter
 
 import gossipjax as gx
@@ -30,7 +32,7 @@ EVALUATE_EVERY = 100
 
 
 class Model(nnx.Module):
-    """Parameters and their updates are float32; what is computed with them is bfloat16."""
+    """Its parameters are float32; it computes in bfloat16."""
 
     def __init__(self, rngs):
         self.first = nnx.Linear(784, 128, dtype=jnp.bfloat16, rngs=rngs)
@@ -42,35 +44,36 @@ class Model(nnx.Module):
 
 
 def make_tx(saved):
-    """The chain of a run with this metadata: `resume` asks for it, if the nodes have changed."""
-    rate = optax.warmup_cosine_decay_schedule(0.0, 0.2, warmup_steps=50, decay_steps=STEPS)
+    """The chain of a run with this metadata, which `resume` asks for."""
+    rate = optax.warmup_cosine_decay_schedule(0.0, 0.2, 50, decay_steps=STEPS)
     schedule = gx.topology.one_peer_exponential(saved["nodes"])
     sgd = optax.sgd(rate, momentum=0.9)
     return optax.chain(optax.clip_by_global_norm(1.0), sgd, gx.sgp(schedule))
 
 
 def main(folder, steps=STEPS):
-    """Trains until `steps`; returns the accuracies of the average model and of its EMA."""
+    """Trains until `steps`; returns the accuracies of the average model and its EMA."""
     gx.launch.initialize()  # before the first array
     graph, start = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
 
     def loss(params, batch):
         """The loss of one node, and the same as a second result, to log it."""
         logits = nnx.merge(graph, params)(batch["image"])
-        value = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-        return value, value
+        losses = softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+        return losses.mean(), losses.mean()
 
     @jax.jit
     def accuracy(params, batch):
-        return (nnx.merge(graph, params)(batch["image"]).argmax(-1) == batch["label"]).mean()
+        logits = nnx.merge(graph, params)(batch["image"])
+        return (logits.argmax(-1) == batch["label"]).mean()
 
     nodes = gx.Nodes(8) if jax.device_count() == 1 else gx.Nodes(mesh=gx.launch.mesh())
     tx = make_tx({"nodes": nodes.size})
     train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
     is_main = gx.processes.is_main_process()
-    # For Weights & Biases, in the main process before this line: wandb.init(sync_tensorboard=True).
+    # Weights & Biases: wandb.init(sync_tensorboard=True) before, in the main process.
     log = SummaryWriter(str(Path(folder, "tensorboard"))) if is_main else None
-    update_ema = jax.jit(lambda ema, params: optax.incremental_update(params, ema, 0.01))
+    update_ema = jax.jit(partial(optax.incremental_update, step_size=0.01))
     reached = {}
     with Checkpoints(Path(folder, "checkpoints"), every=100) as checkpoints:
         params, opt_state = nodes.init(tx, start)
@@ -80,22 +83,25 @@ def main(folder, steps=STEPS):
             print(f"{nodes.size} nodes begin at step {state.step}", flush=True)
         batches = itertools.islice(draw_batches(BATCH, steps), state.step, None)
         began = time.perf_counter()
-        for step, batch in enumerate(gx.prefetch(map(nodes.split, batches)), state.step):
-            params, opt_state, losses = train_step(step, state.params, state.opt_state, batch)
-            ema = update_ema(state.batch_stats, params)
+        batches = gx.prefetch(map(nodes.split, batches))
+        for step, batch in enumerate(batches, state.step):
+            old = state.params, state.opt_state
+            params, opt_state, losses = train_step(step, *old, batch)
+            ema = update_ema(params, state.batch_stats)
             state = TrainState(step + 1, params, opt_state, batch_stats=ema)
             values = {}
             if state.step % LOG_EVERY == 0:  # of all nodes, and on every process
                 values["loss"] = nodes.to_host(losses).mean()
-                values["examples per second"] = LOG_EVERY * BATCH / (time.perf_counter() - began)
-                began = time.perf_counter()
+                now = time.perf_counter()
+                values["examples per second"] = LOG_EVERY * BATCH / (now - began)
+                began = now
             if state.step % EVALUATE_EVERY == 0 or state.step == steps:
                 average = gx.average_model(params, opt_state, nodes=nodes)
                 average_ema = gx.average_batch_stats(ema, nodes=nodes)
                 for name, model in (("model", average), ("EMA", average_ema)):
                     reached[name] = float(accuracy(model, test_batch()))
                     values[f"accuracy of the {name}"] = reached[name]
-                text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+                text = ", ".join(f"{name} {x:,.3f}" for name, x in values.items())
                 if is_main:
                     print(f"step {state.step}: {text}", flush=True)
             if log:
