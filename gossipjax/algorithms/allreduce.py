@@ -34,28 +34,28 @@ def allreduce(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Goes *first* in a chain.
 
-    With equal starts every node then takes the same step. Over the axis of the devices of one node,
-    `allreduce("local")`, it is the inner half of a hierarchy: gradients are averaged inside a
-    server, models gossip between servers. The learning rate is not scaled by N.
+    If all nodes start equal, they all make the same steps. Over the devices of one node,
+    `allreduce("local")` averages gradients inside a server, while models gossip between servers.
+    The learning rate is not scaled by N.
 
     Args:
       axis_name: the mapped axis that is averaged over.
-      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. By a type,
-        each value is rounded once before the sum, which is float32 at least, and once after it. All
-        nodes get the same values, so models that are equal stay equal. The derivative is that of
-        the average. With integers and sparse codecs `C` every node keeps what they leave out in its
+      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. A type
+        rounds each value once before the sum, which is float32 at least, and once after it. All
+        nodes get the same values, so equal models stay equal. Derivatives are those of the exact
+        average. An integer or sparse codec `C` leaves something out; every node keeps that in its
         state, and adds it to the next gradient (error feedback):
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 
-        Sparse messages are gathered by all, `N - 1` times their bytes. `e` is of a node: over the
-        axis of the devices of one node, only types will do.
+        All nodes gather the sparse messages of all, `N - 1` times their bytes. There is one `e` per
+        node, so over the devices of one node only a type is allowed.
 
     Raises:
-      ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec; when
-        traced, if the axis is missing, a leaf is not floating-point, or a codec needs a state and
-        has none; under a `shard_map` with `check_vma=True`, if a gradient does not vary over the
-        axis: autodiff has then summed it already, as its parameter is replicated.
+      ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec. When
+        traced: if the axis is missing, a leaf is not floating-point, or a codec needs a state and
+        has none. Under a `shard_map` with `check_vma=True`: if a gradient does not vary over the
+        axis, because its parameter is replicated and autodiff has summed the gradient already.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,

@@ -41,29 +41,28 @@ def dpsgd(
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
 
-    With `x` the parameters, `[...]` per node, and `u` the update from the chain before it:
+    If `x` are the parameters, `[...]` per node, and the chain before it makes the update `u`:
 
         x <- P x + u       order="combine-while-adapting" (algorithm 1): exchange and gradient may
                            run at the same time
         x <- P (x + u)     order="adapt-then-combine" (a remark of the paper): the order of SGP, and
                            of the D-PSGD that the SGP paper compares with
 
-    On a random ring it is RAND-PSGD. A `strength` c below 1 mixes by `(1 - c) I + c P` in the place
-    of `P`, at the same traffic: with `gx.contrib.adaptive_consensus` it is DSGD-AC. The state is a
-    `GossipState` with a count and, if any parameter has less precision than float32, float32
-    residuals of all, as in `sgp`.
+    On a random ring it is RAND-PSGD. A `strength` c below 1 mixes by `(1 - c) I + c P` instead of
+    `P`, at the same traffic. With `gx.contrib.adaptive_consensus` this is DSGD-AC. The state is a
+    `GossipState`. If any parameter has less precision than float32, it contains float32 residuals
+    of all parameters.
 
     Args:
-      schedule: a doubly stochastic schedule. The paper's matrices are symmetric too, which the
-        mathematics does not need.
+      schedule: a doubly stochastic schedule. It need not be symmetric, as the paper's are.
       order: which of the two.
-      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
-      strength: c, from 0 to 1; or a function of the number of updates so far, an `optax.Schedule`.
-        At 0 every node is alone, and pays for the exchange.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
+      strength: c, from 0 to 1, or an `optax.Schedule`, a function of the number of updates so far.
+        At 0 every node is alone, but the exchange costs as much.
 
     Raises:
       ValueError: if the schedule is not doubly stochastic (x would drift from the average: use
-        `sgp`), or `strength` not as above; else as `gx.sgp`.
+        `sgp`), or `strength` is not as above; else as `gx.sgp`.
 
     References:
       Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NIPS 2017,

@@ -41,7 +41,8 @@ def osgp(
 ) -> optax.GradientTransformationExtraArgs:
     """Overlap SGP, tau-OSGP: the exchange runs while the next steps compute. Goes *last*.
 
-    With `tau = overlap`, `s_i = P_ii`, `R = P - diag(s)` and `u` the update from the chain before:
+    If `tau = overlap`, `s_i = P_ii`, `R = P - diag(s)`, and the chain before it makes the update
+    `u`, then:
 
         every step:                    y = x + u
         sending steps, k mod tau = 0:  x <- s y, w <- s w; the messages R y, R w are in flight until
@@ -49,29 +50,28 @@ def osgp(
         other steps:                   x <- y
         every step:                    z <- x / w
 
-    With tau = 1 every step sends, and the next step uses what was sent; tau = 0 is `sgp`. It is the
-    worst case of the paper's table 4, "all messages are received with tau-iteration staleness", and
-    so repeatable. The round of step `k` is number `k / tau` of the schedule, as in
-    `schedule.every(overlap)`. A message travels in tau pieces, one per step: whole leaves,
-    of about the same size together.
+    With tau = 1 every step sends, and the next step uses what was sent. With tau = 0 it is `sgp`.
+    Every message is late by exactly tau steps, so runs can be repeated. This is the worst case of
+    the paper's table 4, "all messages are received with tau-iteration staleness". Step `k` uses
+    round `k / tau` of the schedule, as `schedule.every(overlap)` does. A message travels in tau
+    pieces of whole leaves, about equal in size, one per step.
 
-    The parameters that the user holds are the de-biased `z`. The state is as in `sgp`, with the
-    messages in flight, already scaled. The sum of `x`, or `w`, over nodes and messages changes only
-    by the updates.
+    Your parameters are the de-biased `z`. The state is as in `sgp`, and also contains the messages
+    in flight, already scaled. Only updates change the sums of `x` and `w` over nodes and messages.
 
-    The exchange depends on nothing of its step. It can be a separate program: `gx.exchange` makes
-    `received`, and `update(..., received=received)` then holds no collective.
+    An exchange needs nothing that its step computes, so it can be a separate program: `gx.exchange`
+    makes `received`, and `update(..., received=received)` then contains no collective.
 
     Args:
       schedule: any column-stochastic schedule.
       overlap: tau, steps between sending a message and using it.
-      biased: the ablation of the paper's table 4: messages carry no weight, and z = x. The mass in
-        flight is missing from every model, which makes it worse.
+      biased: the ablation of the paper's table 4: messages carry no weight, and z = x. Models are
+        worse, because each of them lacks the mass in flight.
       axis_name, local_axis_name, wire: as in `gx.sgp`.
 
-    `update` takes `step=` as in `gx.sgp`, and steps must follow one another: a message is delivered
-    by the round before. Where steps are skipped (the whole chain inside `gx.apply_if_finite`),
-    leave `step` out.
+    `update` takes `step=` as in `gx.sgp`, and no step may be left out, because each step delivers
+    what the one before it sent. If steps are skipped (the whole chain inside `gx.apply_if_finite`),
+    do not pass `step`.
 
     Raises:
       ValueError: if the overlap is below 0; else as `gx.sgp`.

@@ -34,9 +34,9 @@ def sgp(
     *,
     damped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stochastic Gradient Push: local updates, mixed by push-sum. Goes *last* in a chain.
+    """Stochastic Gradient Push: each node updates its model, then push-sum mixes. Goes *last*.
 
-    With `u` the update that arrives from the chain before it, one update of every node is
+    If `u` is the update that the chain before it makes, one step of every node is
 
         y = w z + u;    x, w <- P y, P w;    z <- x / w        order="adapt-then-combine"
         x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"
@@ -44,31 +44,31 @@ def sgp(
     The first is algorithm 1; take it where the exchange is cheap. The second is the overlap SGP of
     the authors' released code: no message is stale, and the exchange hides behind the gradients.
 
-    The user holds the de-biased `z`, `[...]` per node, at which gradients are taken; momentum is
-    local. The state is a `GossipState` with the weight `w`, a scalar.
+    Your parameters are the de-biased `z`, `[...]` per node, and gradients are taken at `z`.
+    Momentum is local. The state is a `GossipState`, which contains the weight `w`, a scalar.
 
     Args:
-      schedule: any column-stochastic schedule, directed and irregular ones included.
+      schedule: any column-stochastic schedule; it may be directed and irregular.
       order: which of the two.
       axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, if it has several (`allreduce` over it
-        goes first in the chain): each device then exchanges its share of the message.
+      local_axis_name: if a node has several devices, their axis. Each device then exchanges its
+        share of the message, and `allreduce` over this axis goes first in the chain.
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
-        `gx.wire.int8()`. No mass is lost, but nodes agree up to this rounding and no better: with
-        bfloat16 the consensus distance ends at about 1.3e-3 of the model's norm.
-      damped: whether an update moves the model by no more than itself, for schedules whose weights
-        come near 0, such as `random_peer`: `v = min(1, w) (e + u)` takes the place of `u`, and the
-        rest is kept, `e <- e + u - v`, as `extra["held_back"]`.
+        `gx.wire.int8()`. No mass is lost, but nodes agree only up to this rounding: with bfloat16
+        the consensus distance ends at about 1.5e-3 of the model's norm.
+      damped: if true, an update moves the model by at most `u`, even at a weight near 0, as
+        `random_peer` gives them: `v = min(1, w) (e + u)` takes the place of `u`, and the state
+        keeps the rest, `e <- e + u - v`, as `extra["held_back"]`.
 
-    The transform's `update` takes `step=`, which picks the round and nothing else: an integer (one
-    compiled program per round, see `gx.canonical_step`), a traced scalar that is the same on every
-    node (`shared_argnums` of `gx.spmd`), or nothing: then the count of the state, made common by a
-    small all-reduce.
+    The transform's `update` takes `step=`, which picks the round and nothing else. It is an integer
+    (one compiled program per round, see `gx.canonical_step`) or a traced scalar that is the same on
+    every node (`shared_argnums` of `gx.spmd`). Without it the transform uses the count in its
+    state, and a small all-reduce makes this count the same on all nodes.
 
     Raises:
-      ValueError: if an argument is not as above (for sparse codecs use `gx.choco`); when traced, if
-        the axis is missing or of another size than the schedule's, `params` are not passed to
-        `update`, a leaf is not floating-point, or the state is of another schedule or wire.
+      ValueError: if an argument is not as above (for sparse codecs use `gx.choco`). When traced: if
+        the axis is missing or has another size than the schedule, `params` are not passed to
+        `update`, a leaf is not floating-point, or the state has another schedule or wire.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,

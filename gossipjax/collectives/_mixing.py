@@ -119,7 +119,7 @@ def mix(
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
         `gx.wire.int8()`. Sums are taken in float32 at least, and the weight travels in full
         precision. Rounding limits how near the nodes get to one another, to a consensus distance of
-        about 1.3e-3 of the model's norm in bfloat16. What is not finite arrives as such.
+        about 1.5e-3 of the model's norm in bfloat16. What is not finite arrives as such.
         Derivatives are those of the exchange in full precision.
       key: a PRNG key for codecs that round at random, another one for every exchange; nodes fold
         their index in.
