@@ -67,35 +67,35 @@ def gossip(
 ) -> optax.GradientTransformationExtraArgs:
     """An algorithm of your own, by its equations for one node. Goes *last* in a chain.
 
-    With `x` the parameters and `u` the update from the chain before it, both trees like the
-    parameters, `[...]` per node and float32 at least,
+    `x` are the parameters, and `u` is the update that the chain before it makes. Both are trees
+    like the parameters, `[...]` per node and float32 at least:
 
         x <- combine(x, u, node)          node.mix(tree) = P tree: the exchange of this step
         x, kept <- combine(x, u, node)    with keeps: node.kept[name], 0 at the start
 
-    What a step exchanges at once goes into one `node.mix`, as one message per peer: a tuple, say.
-    Each further call is another exchange by the same round, as in Chebyshev's acceleration. Where
-    the schedule is not doubly stochastic `x` is the numerator of push-sum, as in `gx.sgp`:
-    `node.mix` mixes the weight `w` too, and the user holds `z = x / w`.
+    Give one `node.mix` all that a step exchanges at once, for example as a tuple: it is sent as one
+    message per peer. Each further call is another exchange by the same round, as in Chebyshev's
+    acceleration. If the schedule is not doubly stochastic, `x` is the numerator of push-sum, as in
+    `gx.sgp`: `node.mix` mixes the weight `w` too, and your parameters are `z = x / w`.
 
-    It stands where the library's own algorithms stand, in `gx.TrainStep`, `gx.outer`, `gx.sharded`
+    It works wherever the library's own algorithms do: in `gx.TrainStep`, `gx.outer`, `gx.sharded`
     and checkpoints. Its exchange is inside the step, after the gradients.
 
     Args:
-      schedule: any schedule. Where only a doubly stochastic one is right, check
+      schedule: any schedule. If your equations need a doubly stochastic one, check
         `schedule.is_doubly_stochastic`.
-      combine: the equations. `optax.tree` has sums and products of trees.
-      keeps: name -> what becomes of it on a change of nodes: it is `"average"`d, or starts again,
-        `"restart"`. It starts as zeros like the parameters. With a pair `(rule, start)` it is the
-        tree `start(params)`: `("restart", lambda params: jnp.ones(()))`, say.
-      takes_gradients: whether `combine` is the optimizer, so that `u` are gradients, of which it
+      combine: the equations. `optax.tree` contains sums and products of trees.
+      keeps: name -> `"average"` or `"restart"`: whether the kept tree is averaged or starts again
+        if a run goes on with other nodes. It starts as zeros like the parameters, or with a pair
+        `(rule, start)` as `start(params)`: `("restart", lambda params: jnp.ones(()))`.
+      takes_gradients: whether `combine` is the optimizer. `u` are then gradients, from which it
         makes its own step downwards.
-      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
 
     Raises:
-      ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree; in
-        `init`, if it leaves `u` out or takes it for a gradient, which is tried on nodes that are
-        alike with few parameters; else as `gx.sgp`.
+      ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. In
+        `init`, which tries it on equal nodes with few parameters: if it leaves `u` out or takes it
+        for a gradient. Else as `gx.sgp`.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD

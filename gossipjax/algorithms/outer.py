@@ -91,58 +91,59 @@ def outer(
     mean_over: MeanOver = "nodes",
     weights: Sequence[float] | np.ndarray | Literal["counted"] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """An outer optimizer around a whole chain: it steps along what all nodes have moved together.
+    """An outer optimizer around a chain: what all nodes moved together is its gradient.
 
-    With `a` the anchor, the model after the last outer step, at the end of every H-th step
+    The anchor `a` is the model after the last outer step. At the end of every H-th step
     (`H = every`; steps H - 1, 2 H - 1, ...):
 
         D = a - avg(x);    a <- a + outer_tx(D at a);    x <- a
 
-    `D` is a gradient: it points away from where the nodes went. Local SGD, SlowMo, DiLoCo,
-    Streaming DiLoCo, NoLoCo, SparseLoCo and MuLoCo are settings of it: docs/guides/transforms.md
-    has their lines of code, what the arguments do together, and what is stable.
+    `D` is a gradient, so it points away from where the nodes went. Local SGD, SlowMo, DiLoCo,
+    Streaming DiLoCo, NoLoCo, SparseLoCo and MuLoCo are settings of it. docs/guides/transforms.md
+    shows their lines of code, what the arguments do together, and what is stable.
 
     Args:
       inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
       outer_tx: any optax optimizer; it gets one outer gradient and the anchor, nothing else.
       every: H, steps from one average of a fragment to the next.
-      average: "exact", over all nodes. A doubly stochastic schedule, of which outer step m has
-        round m: `D = P (a - x) + pull (a - P a)`. "none", every node for itself. Or `gx.sgp`,
-        `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`, for any directed graph:
-        nodes mix after their outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
-      fragments: p, parts of the leaves, in their order, that are averaged at different times: f at
-        the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. Of a model that scans over
-        stacked layers `gx.layer_fragments`. What of `outer_tx` is not elementwise, such as clipping
-        by a norm and Muon, is of each fragment alone, and of pieces of the leaves that are cut.
+      average: "exact", over all nodes; "none", each node alone; or a doubly stochastic schedule,
+        whose round m outer step m uses: `D = P (a - x) + pull (a - P a)`. For any directed graph,
+        `gx.sgp`, `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`: nodes then mix
+        after their outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
+      fragments: p, the number of parts into which the leaves are cut, in their order. Part f is
+        averaged at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. For a model
+        that scans over stacked layers give `gx.layer_fragments`. If `outer_tx` is not elementwise,
+        as Muon or clipping by a norm, it sees each part alone, and a cut leaf as pieces.
       delay: steps between sending a fragment and using its average, below H.
       mix: the weight of the local model where an average is used, from 0 to below 1.
       wire: the form of outer gradients, a narrower type or a codec, such as `gx.wire.int4()`. A
-        sparse one needs `error_feedback`. A gossip in `average` has its own.
+        sparse codec needs `error_feedback`. A gossip in `average` has its own `wire`.
       axis_name, local_axis_name: as in `gx.sgp`.
-      pull: how strongly anchors are drawn together, where `average` is a schedule.
+      pull: how strongly anchors are drawn together, if `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the chain inside to
-        0; counts stay. Not around `optax.MultiSteps`, whose sums it would lose.
-      error_feedback: b, from 0 to 1: with the codec C a message has what others have left out,
-        `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. For an exact average without delay.
-      mean_over: "nodes", or "senders", which divides each value by the number of nodes that sent
-        it; for sparse codecs.
+        0; counts stay. Not around `optax.MultiSteps`, because its sums would be lost.
+      error_feedback: b, from 0 to 1. A node keeps what codec C left out of its messages and adds it
+        to the next: `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. Only for an exact
+        average without delay.
+      mean_over: "nodes", or, for sparse codecs, "senders", which divides each value by the number
+        of nodes that sent it.
       weights: how much each node counts in an exact average, such as its number of examples:
-        `D = a - sum_i p_i x_i` with `p_i = n_i / sum n`; `gx.weighted` says what is minimized then.
+        `D = a - sum_i p_i x_i` with `p_i = n_i / sum n`; `gx.weighted` says what this minimizes.
         "counted" adds up `update(..., node_weight=)`, such as the tokens of each step, from one
-        average to the next: nodes that make fewer steps count less.
+        average to the next, so nodes that make fewer steps count less.
 
-    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or in `average`. Nodes
-    start from the same parameters. `update` takes `step=` as in `gx.sgp`: it picks the outer steps
-    as well, and with a delay steps must follow one another.
+    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or in `average`. All
+    nodes must start from the same parameters. `update` takes `step=` as in `gx.sgp`. The step also
+    picks the outer steps, and with a delay no step may be left out.
 
     Raises:
-      ValueError: if an argument is out of its range, or nodes would diverge by `outer_tx` over this
-        average; in `init`, if there are more fragments than leaves, `outer_tx` needs more than a
-        gradient, or `inner` holds an algorithm of another kind; else as `gx.sgp`.
+      ValueError: if an argument is out of its range, or `outer_tx` over this average would make
+        nodes diverge. In `init`: if there are more fragments than leaves, `outer_tx` needs more
+        than a gradient, or `inner` contains an algorithm of another kind. Else as `gx.sgp`.
 
-    References: docs/names.md has the papers. Equal, in 40 steps of recorded gradients of 4 nodes,
-    float64, to 1e-14, to OpenDiloco@a5b7236, torchft@73dafea, CCLoco@c01a785, templar@142666f
-    without its clipping, and MuLoCo@475bbf4.
+    References: docs/names.md lists the papers. On 40 steps of recorded gradients of 4 nodes, in
+    float64, results equal to 1e-14 those of OpenDiloco@a5b7236, torchft@73dafea, CCLoco@c01a785,
+    templar@142666f without its clipping, and MuLoCo@475bbf4.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.outer(optax.sgd(1.0), optax.sgd(0.5), every=2)

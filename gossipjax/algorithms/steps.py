@@ -319,18 +319,18 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
 def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """The static step number of a training loop: equal for steps that need the same program.
 
-    It is the smallest number with the same round at it and, under overlap, at the `overlap` steps
-    before it, and with the same outer step, if there is one; 0 for a chain without either.
     Pass it as the static `step` of a train step, and one program is compiled per distinct round.
+    It is the smallest number with the same round and the same outer step, if there are any, and
+    under overlap with the same rounds at the `overlap` steps before it. Without exchange it is 0.
 
     Args:
       opt_state: the state of a chain, of one node or node-stacked.
       step: the number of the step, an integer from 0.
 
     Raises:
-      ValueError: if `step` is negative or not an integer, the chain holds several gossip
-        transforms or parts in a wrong order, or steps are not numbered as updates are: inside
-        `optax.MultiSteps`. It warns of a loop whose steps start anew while the state counts on.
+      ValueError: if `step` is negative or not an integer, the chain contains several gossip
+        transforms or parts in a wrong order, or steps and updates are numbered differently, as
+        inside `optax.MultiSteps`. It warns if steps start anew while the state counts on.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))
