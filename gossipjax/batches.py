@@ -26,25 +26,25 @@ def prefetch(
     *,
     together: bool = False,
 ) -> Iterator[T]:
-    """Yields the items, which a thread makes ahead of their use: `count` of them are kept ready.
+    """Yields the items. A thread makes them before they are needed, and keeps `count` ready.
 
-    The next batches are read and put on the devices while a step runs:
+    So the next batches are read and put on the devices while a step runs:
 
         for batch in gx.prefetch(map(nodes.split, loader)):
 
-    where `loader` is any iterable of batches: of Grain, tfds, torch's DataLoader, or a generator.
+    where `loader` is any iterable of batches: Grain, tfds, torch's DataLoader, or a generator.
 
     Args:
-      items: the batches. An error in making one is raised where that one is asked for.
+      items: the batches. If making one fails, the error is raised where you ask for that one.
       count: how many are kept ready; one more is being made.
-      waiting: a context, such as a clock, that is entered while a batch is waited for.
+      waiting: a context, such as a clock, that is entered while your loop waits for a batch.
 
-      together: whether all processes end at the same batch, when the shortest input has ended. A
-        step that only some of them make waits for the others. The thread asks them about each batch
-        ahead of its use; all processes must call `prefetch` in the same order.
+      together: whether all processes end with the shortest of their inputs. Otherwise a step that
+        only some processes make waits for the others. The threads agree on each batch before it is
+        used, so all processes must call `prefetch` in the same order.
 
     Raises:
-      ValueError: if `count` is not an integer >= 1, or `together` is true where the processes have
+      ValueError: if `count` is not an integer >= 1, or `together` is true and the processes have
         not met by `gx.launch.initialize` at a known address.
 
     >>> import numpy as np, gossipjax as gx

@@ -35,48 +35,50 @@ def decentralize(
     local_argnums: Argnums = (),
     **options: Any,
 ) -> DecentralizedStep:
-    """Makes N nodes that gossip of a closed `train_step(state, batch) -> state, metrics`.
+    """Turns a closed `train_step(state, batch) -> state, metrics` into N nodes that gossip.
 
-    Nothing in it is changed: its optimizer stays inside, and each node takes its own step. What
-    that moves the parameters by is the update `u` that arrives at `tx`, as from a chain before it:
+    Your step stays as it is, with its optimizer inside, and each node takes its own step. The
+    change of the parameters is the update `u` that `tx` gets, as if from a chain before it:
 
         s' = train_step(s, batch);    u = params(s') - params(s)
         params(s) <- params(s) + tx(u),    all else of s <- that of s'
 
-    So `gx.sgp(schedule)` is adapt-then-combine, and any gossip has its place, `gx.weighted(...)`
-    before it, or `gx.outer(optax.identity(), outer_tx, every)`. What is not `params` stays each
-    node's own and is not mixed: momentum and moments, statistics of BatchNorm, dropout keys.
-    `gx.contrib.mixed_momentum` is the one that mixes momentum; it needs gradients.
+    `tx` is any gossip, such as `gx.sgp(schedule)` (then adapt-then-combine), also with
+    `gx.weighted(...)` before it, or `gx.outer(optax.identity(), outer_tx, every)`. Only `params`
+    are mixed. Momentum and moments, statistics of BatchNorm and dropout keys stay each node's own.
+    (`gx.contrib.mixed_momentum` mixes momentum too, but needs gradients.)
 
         step = gx.decentralize(train_step, gx.sgp(schedule), nodes)
         for batch in map(nodes.split, batches):
             state, metrics = step(state, batch)             # metrics: [N, ...]
         state = step.average(state)                         # of all nodes -> of one, to evaluate
 
-    The first call makes the state of all nodes of yours, or `step.init` does before the loop. It is
-    a `gossipjax.checkpoint.TrainState`, which `Checkpoints` saves and resumes, with another number
-    of nodes too: `opt_state` is that of `tx`, and `batch_stats` your state without its parameters.
+    The first call makes the state of all nodes from yours; you can also call `step.init` before the
+    loop. The result is a `gossipjax.checkpoint.TrainState`: `opt_state` is the state of `tx`, and
+    `batch_stats` is your state without its parameters. `Checkpoints` saves and resumes it, also
+    with another number of nodes.
 
     Args:
       train_step: of one node: `train_step(state, *inputs, **inputs) -> (state, metrics)`, jitted or
-        not. Bind what is no array: `functools.partial(train_step, config=config)`. Take out the
-        `lax.pmean` of its gradients over all devices; over the devices of a node it stays.
-      tx: what exchanges, without an optimizer: it has no gradients.
+        not. Bind what is not an array: `functools.partial(train_step, config=config)`. Take out the
+        `lax.pmean` of its gradients over all devices, but keep one over the devices of a node.
+      tx: what exchanges. It has no optimizer, because it gets no gradients.
       nodes: where the nodes run.
-      params: names the parameters in the state: `lambda state: state.params`, or of an NNX state
+      params: finds the parameters in the state: `lambda state: state.params`, or in an NNX state
         `lambda state: nnx.filter_state(state, nnx.Param)`. It picks leaves, and computes nothing.
       local_argnums: arguments of `train_step` that are split over the devices of a node.
       **options: others of `gx.TrainStep`; `extra_args` is given the metrics.
 
-    Inputs are node-stacked: batches by `nodes.split`, a key as `jax.random.split(key, N)`. Keys of
-    `jax.random.key` in the state are folded with the number of the node. Parameters narrower than
-    float32 have lost what the closed step rounds away. A step that skips updates by itself moves
-    by zero, and gossips on. `reset_inner` of `gx.outer` does not reach the optimizer inside.
+    Inputs are node-stacked: batches by `nodes.split`, a key by `jax.random.split(key, N)`. Keys of
+    `jax.random.key` in the state are folded with the number of the node. If parameters are narrower
+    than float32, what your step rounds away is lost. If your step skips an update by itself, it
+    moves by zero, and the node gossips on. `reset_inner` of `gx.outer` does not reset the optimizer
+    inside your step.
 
     Raises:
-      ValueError: in `init`, if `tx` holds an optimizer or needs gradients, or `params` does not
-        pick leaves; at a step, if `train_step` does not return a pair with a state like the one it
-        got, or an input is not node-stacked; else as `gx.TrainStep`.
+      ValueError: in `init`, if `tx` contains an optimizer or needs gradients, or `params` does not
+        pick leaves. At a step: if `train_step` does not return a pair with a state like the one it
+        got, or an input is not node-stacked. Else as `gx.TrainStep`.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> def train_step(state, target):

@@ -160,45 +160,46 @@ class _Kind(NamedTuple):
 class TrainStep:
     """One update of all nodes: gradients, optimizer, exchange. Call it with the step number.
 
-    Schedule, overlap and wire are in the optimizer state. On a mesh the step passes `tx.update` the
-    static canonical step, so that one program is compiled per distinct round and the exchange can
-    be scheduled beside the computation; beyond `max_programs` it passes a traced step instead.
-    Simulated nodes take one program with a traced step, which mixes as fast, wherever all rounds
-    exchange in the same way.
+    It reads schedule, overlap and wire from the optimizer state. On a mesh it compiles one program
+    per distinct round, with a static `gx.canonical_step`, so XLA can run the exchange during the
+    computation. Beyond `max_programs` it compiles one with a traced step. Simulated nodes get one
+    program with a traced step, which mixes as fast, if all rounds exchange in the same way.
 
-    JAX on CPU does not overlap the two inside a program. There, with several processes of one
-    device each, an exchange that needs nothing of its step is a separate program on a thread, with
-    the same results up to rounding: that of `osgp`, of all algorithms that combine while they adapt
-    (`dpsgd`, `adpsgd`, `sgp` in that order), and the averages of `outer` with a delay, around a
-    chain without other collectives. Any other program with collectives must go through `run` there.
+    On CPU, JAX does not overlap computation and exchange inside a program. If several processes
+    have one device each there, an exchange that needs nothing of its step becomes a separate
+    program on a thread, with the same results up to rounding. Such exchanges are those of `osgp`
+    and of algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order) and,
+    around a chain without other collectives, the averages of `outer` with a delay. Call any other
+    program with collectives by `run` there.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as `jax.grad(loss,
-        has_aux=True)`; without collectives where the exchange is a separate program.
+        has_aux=True)`. It must have no collectives if the exchange is a separate program.
       tx: the optax chain.
       mesh, nodes: where the nodes run, as in `spmd`; `nodes` may be a `Nodes`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in
         `spmd`: 1 is the first of `inputs`.
-      max_programs: how many programs may be compiled, as their rounds come. With a traced step
-        there is one, in which XLA cannot move the exchange of a mesh beside the computation.
+      max_programs: how many programs may be compiled, as their rounds come. In the one program with
+        a traced step XLA cannot run the exchange of a mesh during the computation.
       overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
         dispatched by a thread; None chooses by the backend.
-      offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory,
-        from the first step on, but for steps that use a fragment: docs/guides/large_models.md.
-        Without effect where a thread dispatches the exchange, on CPU, and without `gx.outer`.
-      extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes of its aux,
-        such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. All are averaged
-        over the nodes, so that the nodes decide alike, but for `node_weight` of `gx.weighted`.
-      check_mass: to find a node that decides by itself about what is shared: after every so many
-        steps the push-sum weights must add up to N and all nodes have counted the same updates, and
-        at the next call all sums be the same. It takes a pass over the model, and waits for it.
+      offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
+        from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
+        It has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
+      extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes from `aux`,
+        such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. All except
+        `node_weight` of `gx.weighted` are averaged over the nodes, so that nodes decide alike.
+      check_mass: the steps from one check to the next, 0 for none; a check finds a node that
+        decides alone about what is shared. Push-sum weights must add up to N, all nodes must have
+        counted the same updates, and no sum may change before the next call. A check waits for a
+        pass over the model.
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
-        `overlap_in_thread` is True where a node has several devices or with `offload_outer`; at the
-        first step, if an optimizer with state stands after the gossip, or one with momentum before
-        a gossip that is the optimizer itself, or a node's devices have parts of a batch and
-        exchange nothing; where `step` goes back and the state does not.
+        `overlap_in_thread` is True with `offload_outer` or several devices per node. At the first
+        step: if an optimizer with state comes after the gossip, or one with momentum before a
+        gossip that is the optimizer itself, or devices of a node get parts of a batch but exchange
+        nothing. Later: if `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)

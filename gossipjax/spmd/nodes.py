@@ -128,20 +128,20 @@ class Shared:
 class Nodes:
     """The place where N nodes run: a device (or row of devices) each, or several on each device.
 
-    `Nodes(8)` simulates 8 nodes on one device by `vmap`; `Nodes(mesh=mesh)` takes the nodes of a
-    mesh; `Nodes(8, mesh)` on a mesh of D = 2 devices has k = 4 on each: node `i` is row `i % k` of
-    device `i // k`. `Nodes()` has a node per device. Equal values share their compiled programs.
+    `Nodes(8)` simulates 8 nodes on one device by `vmap`. `Nodes(mesh=mesh)` takes the nodes of a
+    mesh. `Nodes(8, mesh)` on a mesh of D = 2 devices puts k = 4 on each: node `i` is row `i % k` of
+    device `i // k`. `Nodes()` makes each device a node. Equal `Nodes` share compiled programs.
 
     Attributes:
       size: N, the number of nodes.
-      mesh: the D devices, with Auto axes; None if the nodes are simulated on one. Arrays go to the
-        mesh that is set around a call by `jax.set_mesh`, if it has these devices and axes.
+      mesh: the D devices, with Auto axes; None if the nodes are simulated on one. If `jax.set_mesh`
+        sets a mesh of these devices and axes around a call, arrays go to that mesh.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if the mesh has it.
 
     Raises:
-      ValueError: if `size` is not an integer >= 1 or no multiple of the devices of the mesh, or the
-        mesh has no axis of that name.
+      ValueError: if `size` is not an integer >= 1 or not a multiple of the devices of the mesh, or
+        the mesh has no axis of that name.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
