@@ -61,15 +61,15 @@ def consensus_distance(
 ) -> jax.Array:
     """This node's Euclidean distance to the node average: `||z_i - (1/N) sum_j z_j||_2`.
 
-    Over all leaves together, in float32 at least; a scalar per node. Exactly 0 where all nodes have
-    the same bits.
+    It is a scalar per node, over all leaves together, in float32 at least. It is exactly 0 if all
+    nodes have the same bits.
 
     Args:
       params: this node's parameters, `[...]`.
       axis_name: the mapped axis of the nodes.
-      specs: inside a `shard_map` of your own that is manual inside the nodes, too, so that `params`
-        are parts: their `PartitionSpec`s, as in `gx.sharded`. The parts' squares are then added up.
-        Under `gx.spmd` it is not needed.
+      specs: only for a `shard_map` of your own that is manual inside the nodes too, where `params`
+        are parts: their `PartitionSpec`s, as in `gx.sharded`, so that squares of all parts are
+        added up. Under `gx.spmd` you do not need it.
 
     Raises (when traced):
       ValueError: if the axis is missing or a leaf is not floating-point.
@@ -91,9 +91,9 @@ def consensus_distance(
 def layer_consensus_distance(
     params: optax.Params, axis_name: str = "nodes", specs: Any = None
 ) -> Any:
-    """`consensus_distance` of every leaf: a tree like `params`, of scalars.
+    """`consensus_distance` of every leaf: a tree of scalars like `params`.
 
-    The squares of all leaves add up to that of `consensus_distance`.
+    The squares of these distances add up to the square of `consensus_distance`.
 
     Raises (when traced):
       ValueError: as `consensus_distance`.
@@ -117,9 +117,10 @@ def _squared_distances(params: optax.Params, axis_name: str, specs: Any) -> Any:
 
 
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:
-    """This node's newest model: `params`, except where the user holds a stale one.
+    """This node's newest model: `params` itself, or what is newer for an algorithm that lags.
 
-    Like the parameters, rounded to their types; `opt_state` may be the state of a whole chain.
+    With `adpsgd` and `d1d_psgd`, `params` is a stale model. The result has the types of the
+    parameters. `opt_state` may be the state of a whole chain.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.d1d_psgd(2)
@@ -139,13 +140,13 @@ def local_model(
 ) -> optax.Params:
     """This node's model after the local half of a step, before any exchange: `(x + u) / w`.
 
-    Its `consensus_distance` is the one that the paper plots, "after the gradient step and before
-    the gossip".
+    The paper plots the `consensus_distance` of this model, "after the gradient step and before the
+    gossip".
 
     Args:
-      params: the parameters that the user holds.
+      params: the parameters in your loop.
       opt_state: the state of the chain before the step.
-      updates: `u`, the update that arrives from the chain before the gossip.
+      updates: `u`, the update that the chain before the gossip makes.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -170,20 +171,20 @@ def total_mass(
 ) -> tuple[Any, jax.Array]:
     """Returns `(sum_i x_i, sum_i w_i)` over all nodes and the messages in flight.
 
-    Mixing never changes either: the first (a tree like the parameters, float32 at least) moves only
-    by the updates, the second stays N. An algorithm without a weight counts 1 per node. Where the
-    user holds a stale model, the `x_i` are the latest; parts of the state that are mass
-    (`Extra.is_mass`, such as a center) are added to their sum. Where the transform is masked, the
-    sum is of the parameters that it gossips, with an `optax.MaskedNode` at each of the others.
+    Mixing changes neither of the two. The first, a tree like the parameters, float32 at least,
+    moves only by the updates; the second stays N. An algorithm without a weight counts 1 per node.
+    If `params` is a stale model (`adpsgd`), the `x_i` are the latest models. Parts of the state
+    that are mass (`Extra.is_mass`, such as a center) are added to their sum. If the transform is
+    masked, parameters that it does not gossip are an `optax.MaskedNode`.
 
     Args:
-      params: the parameters that the user holds, `[...]` per node.
+      params: the parameters in your loop, `[...]` per node.
       opt_state: the state of the transform, or of a whole chain.
-      axis_name: the mapped axis of the nodes; that of the transform if not given.
+      axis_name: the mapped axis of the nodes; without it, the axis of the transform.
 
     Raises (when traced):
-      ValueError: if the axis is missing, a leaf is not floating-point, or the chain holds several
-        gossip transforms.
+      ValueError: if the axis is missing, a leaf is not floating-point, or the chain contains
+        several gossip transforms.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sgp(gx.topology.directed_ring(3))
@@ -211,22 +212,22 @@ def average_model(
 ) -> Any:
     """The average model `sum_i x_i / sum_i w_i`, messages in flight included, on every node.
 
-    Like the parameters, with their types. It is not the average of the `z_i` where weights differ.
-    Where the user holds a stale model, it is that of the latest; a center is not in it.
-    Where the transform is masked, the parameters that it does not gossip are this node's own.
-    Inside a node it is sharded as the specs of `gx.sharded` say.
+    It has the types of the parameters. If weights differ, it is not the average of the `z_i`. If
+    `params` is a stale model (`adpsgd`), the latest models are averaged; a center is not counted.
+    Parameters that a masked transform does not gossip stay this node's own. Inside a node the
+    result is sharded as the specs of `gx.sharded` say.
 
-    Of the parameters alone: what is in flight is theirs, and would be added to any other tree. The
-    mean of a moving average of them is `gx.average_batch_stats(ema, nodes=nodes)`.
+    Call it only for the parameters, because it adds their messages in flight to what you give it.
+    For another tree, such as their moving average, use `gx.average_batch_stats(ema, nodes=nodes)`.
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.
-      nodes: given outside of a per-node function, with node-stacked `params` and `opt_state`: the
-        result is then one ordinary model, `[...]`, on every process, for an evaluation or a file.
+      nodes: for a call outside of a per-node function, with node-stacked `params` and `opt_state`.
+        You then get one ordinary model, `[...]`, on every process, to evaluate or save.
 
     Raises:
-      ValueError: as `total_mass`; with `nodes`, if these are not their arrays, or nodes differ in
-        parameters that the transform does not gossip.
+      ValueError: as `total_mass`. With `nodes`, also if the arrays are not of these nodes, or nodes
+        differ in parameters that the transform does not gossip.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sgp(gx.topology.directed_ring(3))

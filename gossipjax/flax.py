@@ -17,9 +17,9 @@ __all__ = ["TrainState"]
 class TrainState(flax.training.train_state.TrainState):
     """flax's `TrainState`, whose `apply_gradients` takes the number of the step.
 
-    flax calls `tx.update` without it. Gossip then counts its updates, agrees on the count by a
-    small all-reduce, and has all rounds in one program. With `step` a program has one round, and
-    its exchange can start early.
+    flax's own calls `tx.update` without a step. The gossip then counts its updates, the nodes agree
+    on the count by a small all-reduce, and one program contains all rounds. With `step`, each
+    program contains one round, and its exchange can start early.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(2)

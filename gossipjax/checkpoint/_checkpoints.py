@@ -53,40 +53,40 @@ ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which path
 class Checkpoints:
     """The last checkpoints of a run, in a folder that its processes share, or one for each.
 
-    In a training loop, `resume` returns the state to start from and `after` saves: every `every`
-    steps, at the end, and when any process gets SIGTERM. `save` and `restore`, of which these are
-    made, take any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers.
-    Static data (the schedule of a `GossipState`) are not written. With the state goes `metadata`, a
-    dict that JSON can hold: the position in the data, the options of the run, the number of nodes.
+    In a training loop, `resume` returns the state to start from, and `after` saves every `every`
+    steps, at the end, and when any process gets SIGTERM. They are made of `save` and `restore`,
+    which take any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers.
+    Static data (the schedule of a `GossipState`) are not written. `metadata` is saved with the
+    state: a dict for JSON with the position in the data, the options of the run, the nodes.
 
-    Saving is asynchronous (orbax): `save` returns when the arrays are on the host, and they may be
-    donated then. A checkpoint gets its name, the number of the step, only when it is complete, and
-    an older one is deleted only after that. If the first write fails (for example on a full disk),
-    the next call raises `OSError`; if the last one does, the end of the block. One between them is
-    a warning. Every process of a job makes the same calls; each writes and reads its nodes.
+    Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
+    donate them. A checkpoint gets its name, the number of the step, only when it is complete, and
+    only then is an older one deleted. If the first write fails (for example on a full disk), the
+    next call raises `OSError`. If the last one fails, the end of the block raises it. A failure in
+    between is a warning. All processes make the same calls; each writes and reads its own nodes.
 
-    Without a shared disk (`shared=False`) a checkpoint counts if all processes have their part. If
-    a folder is empty, as on a machine that lost its disk, `resume` starts all nodes from the
-    average model of the others, and warns. Processes and nodes must be those that saved.
+    Without a shared disk (`shared=False`) a checkpoint counts only if all processes have their
+    parts. If a folder is empty, as on a machine that lost its disk, `resume` warns and starts all
+    nodes from the average model of the others. Processes and nodes must be those that saved.
 
     Args:
       folder: made if it does not exist.
-      every: steps between the checkpoints of `after`; None if `after` is not used. With it, SIGTERM
-        is caught inside `with Checkpoints(...)`.
+      every: steps between the checkpoints of `after`; None if you do not use `after`. If given,
+        SIGTERM is caught inside `with Checkpoints(...)`.
       max_to_keep: how many complete checkpoints stay; with 2 or more, a damaged one costs little.
       timeout: seconds that processes wait for one another while a checkpoint is written or read.
-      read_only: if true, nothing in the folder is changed: its run may still be saving. Otherwise a
-        job locks it by a file `.lock`, until `close`, the end of the block or of its process.
-      shared: false if each process has a folder on its own disk, and waits for no other.
+      read_only: if true, nothing in the folder is changed, so its run may still be saving.
+        Otherwise a job locks it by a file `.lock`, until `close` or the end of block or process.
+      shared: false if each process has a folder on its own disk; then none waits for another.
 
     Attributes:
-      resize_report: of the last `resume`, if it changed nodes or chain; else None.
+      resize_report: what the last `resume` changed in nodes or chain; None if nothing.
       resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
 
     Raises:
       ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
       OSError: if the folder cannot be made, written to or (`read_only`) read, is not the same for
-        all processes, or another job has it open (says which, where and since when).
+        all processes, or another job has it open (the message says which, where and since when).
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import Checkpoints, TrainState

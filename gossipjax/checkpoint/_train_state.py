@@ -32,12 +32,12 @@ MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
 
 class TrainState(NamedTuple):
-    """All that a training run is.
+    """All that a training run needs to go on.
 
     Attributes:
       step: the number of updates so far.
       params: `[N, ...]`.
-      opt_state: of the whole chain, `[N, ...]`.
+      opt_state: the state of the whole chain, `[N, ...]`.
       batch_stats: statistics that are not parameters, `[N, ...]`; None without such layers.
       metadata: a dict that JSON can hold: the position in the data, the options of the run.
         Checkpoints add `nodes`, the number N.

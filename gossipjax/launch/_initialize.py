@@ -46,7 +46,7 @@ def initialize(
 ) -> ProcessInfo:
     """Join this process to its job. Call it once, at the top, before JAX's first use.
 
-    The process information is taken from the first of these that has it:
+    It takes the process information from the first of these that gives it:
 
     1. the arguments;
     2. `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and `GOSSIPJAX_PROCESS_ID`, which
@@ -56,23 +56,23 @@ def initialize(
     4. JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes.
 
     Otherwise, with `num_processes=1` and in a job step of one process, this is a single process.
-    Under Open MPI and Slurm the coordinator's address alone is enough. With a known address all
-    processes first meet there, so that a process that is missing or was started twice is an error
-    here. Where JAX detects the process information, JAX aborts the process instead.
+    Under Open MPI and Slurm the coordinator's address alone is enough. If the address is known, all
+    processes first meet there, and a process that is missing or was started twice is an error. If
+    JAX detects the process information, JAX aborts the process instead.
 
-    With the same `GOSSIPJAX_SECRET` for all processes they sign the messages of that meeting.
+    If all processes have the same `GOSSIPJAX_SECRET`, they sign the messages of that meeting.
     JAX's coordinator, Gloo and NCCL let everybody in and encrypt nothing: use trusted networks, a
-    tunnel as in docs/recipes/wireguard.md, or one machine, with `coordinator_address` on the
-    loopback. Else Gloo listens at the address to which this machine's own name resolves: it must be
-    one by which machines reach each other as they reach the coordinator. SECURITY.md has more.
+    tunnel as in docs/recipes/wireguard.md, or one machine with `coordinator_address` on the
+    loopback. On other addresses Gloo listens where this machine's own name resolves to; the other
+    machines must reach that address as they reach the coordinator. SECURITY.md says more.
 
-    Under Slurm and Open MPI, JAX uses one GPU per process; `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
-    more, and docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
+    Under Slurm and Open MPI, JAX uses one GPU per process. `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
+    more; docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
     `exit_process` does.
 
     Args:
-      coordinator_address: `HOST:PORT` of process 0, where all processes can reach it and the port
-        is free.
+      coordinator_address: `HOST:PORT` of process 0; all processes must reach it, and the port must
+        be free.
       num_processes: number of processes in the job.
       process_id: number of this process, from 0.
       initialization_timeout: seconds to wait for the other processes. Default:
@@ -83,10 +83,10 @@ def initialize(
 
     Raises:
       ValueError: if the process information is incomplete or malformed, an earlier call had other
-        information, or the processes on a host are more than its GPUs.
+        information, or a host has more processes than GPUs.
       ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing
-        or were started twice, or if Gloo would listen where others do not reach it. The message
-        names the address and the timeout, the processes, or the line that /etc/hosts lacks.
+        or were started twice, or if others could not reach Gloo's address. The message names the
+        address and the timeout, the processes, or the line that /etc/hosts lacks.
 
     >>> from gossipjax import launch
     >>> launch.initialize(num_processes=1)

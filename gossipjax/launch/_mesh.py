@@ -21,21 +21,21 @@ def mesh(
 ) -> Mesh:
     """Arrange the devices of all processes as N nodes of L devices, with Auto axes, for `gx.spmd`.
 
-    Devices are taken in the order of the slices of a TPU job, then of the processes. A process has
-    N / processes whole nodes, or a node consists of whole consecutive processes; a slice has whole
-    nodes, or a node consists of whole slices, so that what is sent inside a node does not leave a
-    slice that it fits into. A single process may leave devices idle; several processes may not.
+    Devices are taken in the order of the slices of a TPU job, then of the processes. A process
+    contains N / processes whole nodes, or a node consists of whole consecutive processes. A slice
+    contains whole nodes, or a node consists of whole slices, so messages inside a node stay in a
+    slice if the node fits into one. A single process may leave devices idle, several may not.
 
     Args:
       nodes: number of nodes, N. Default: as many as there are devices for.
       local: devices per node that hold the same model. Default: one, and the mesh has no such axis.
       devices: those to arrange. Default: all of `jax.devices()`.
-      **axes: further axes inside a node, by name, as `fsdp=2, tensor=4`: the model is sharded over
-        them as the program says. L is the product of `local` and these.
+      **axes: further axes inside a node, by name, as `fsdp=2, tensor=4`. Your program says how the
+        model is sharded over them. L is the product of `local` and these.
 
     Returns:
       A mesh with the axis `nodes`, then `local` if given, then `axes` in their order: `[N, ...]`.
-      Devices that differ in the last axis only have consecutive numbers in their process.
+      Along the last axis, devices have consecutive numbers in their process.
 
     Raises:
       ValueError: if the numbers do not divide each other, if there are fewer than N * L devices,

@@ -24,10 +24,11 @@ Hops = Literal["paper", "authors"]
 
 
 def one_peer_exponential(n: int) -> Schedule:
-    """Directed exponential graph, one peer per round.
+    """Directed exponential graph: in each round, each node sends half of its model to one peer.
 
-    Round `k` uses hop `2^(k mod T)`, with `T = floor(log2(n - 1)) + 1`: `P[i, i] = 1/2` and
-    `P[i, (i - hop) mod n] = 1/2`. If `n` is a power of two, one cycle averages exactly.
+    In round `k` node `i` sends to `(i + hop) mod n`, with `hop = 2^(k mod T)` and
+    `T = floor(log2(n - 1)) + 1`: `P[i, i] = P[i, (i - hop) mod n] = 1/2`. If `n` is a power of two,
+    T rounds average exactly.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
