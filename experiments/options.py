@@ -68,9 +68,6 @@ OpenFraction = Annotated[float, Check("between 0 and 1", lambda value: 0 < value
 def check_fields(options: Any) -> None:
     """Applies the checks in the types of a dataclass's fields; None meets all of them.
 
-    Raises:
-      ValueError: names the option, the condition and the value.
-
     >>> @dataclasses.dataclass(frozen=True)
     ... class Options:
     ...     batch_size: PositiveInt = 0
@@ -125,9 +122,6 @@ def _find_checks(hint: Any) -> Iterator[Check]:
 
 def parse_path(arguments: list[str]) -> Path:
     """Returns the path that a command line gives.
-
-    Raises:
-      ValueError: for an empty one, which `Path` would read as the current folder.
 
     >>> parse_path(["runs/7"])
     PosixPath('runs/7')

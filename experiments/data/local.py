@@ -51,10 +51,6 @@ def open_splits(
     """Returns the splits of a prepared data set: sequences of examples, for reading at random.
 
     The features in `keep_encoded` stay encoded, such as images, which are bytes then.
-
-    Raises:
-        DataError: if a split or one of its files is missing, or the files cannot be read without
-            TensorFlow.
     """
     import tensorflow_datasets as tfds  # here, because the import takes a quarter of a second
 
@@ -85,11 +81,7 @@ def open_splits(
 
 
 def read_examples(source: Any, name: str, decode: Callable[[Any], Example]) -> Iterator[Example]:
-    """Yields `decode(record)` for the records of a split; an error names the split and the record.
-
-    Raises:
-        DataError: for the first record that cannot be read or decoded.
-    """
+    """Yields `decode(record)` for the records of a split; an error names the split and record."""
     for index in range(len(source)):
         try:
             example = decode(source[index])

@@ -47,12 +47,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def open_cifar10(path: Path) -> Original:
-    """Reads cifar-10-python.tar.gz or its folder, given by its path or that of what holds it.
-
-    Raises:
-        MissingDataError: if there is none, or a file of it is missing.
-        DataError: if a file is corrupt, or a label out of range.
-    """
+    """Reads cifar-10-python.tar.gz or its folder, given by its path or that of what holds it."""
     files = _read_cifar(path)
     return Original(
         name="cifar10",
@@ -140,9 +135,6 @@ def open_imagenet2012(folder: Path) -> Original:
     So the labels of the 1,000 official classes, n01440764 and others, are those of TensorFlow
     Datasets. Every image is decoded once. A corrupt one is named and left out; one that is not an
     RGB or grey JPEG, of which ImageNet has 23, is written as one.
-
-    Raises:
-        MissingDataError: if there is no image, or `train` and `val` have other classes.
     """
     images = {split: _find_images(folder / split) for split in ("train", "val")}
     classes = sorted({path.parent.name for path in images["train"]})

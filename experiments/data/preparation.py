@@ -59,9 +59,6 @@ def prepare(original: Original, data_dir: Path, overwrite: bool = False) -> Path
     The folder appears when all of it is written: before, it is in DATA_DIR/NAME.incomplete-... and
     is not read by anything. `tfds.data_source(NAME, data_dir=DATA_DIR)` reads it like one that
     TensorFlow Datasets has downloaded and prepared. Returns the folder.
-
-    Raises:
-        DataError: if there is one that is not to be overwritten, or the files have no examples.
     """
     folder = data_dir / original.name / original.version
     if folder.exists() and not overwrite:

@@ -37,10 +37,6 @@ class ImageRecords:
     Args:
         name: one of `RECIPES`.
         data_dir: as for `load`.
-
-    Raises:
-        MissingDataError: if the data set is not prepared; says what to run.
-        DataError: if it is incomplete.
     """
 
     def __init__(self, name: str, data_dir: Path | None = None):

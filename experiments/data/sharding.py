@@ -25,9 +25,6 @@ class GlobalShuffle:
     Attributes:
         num_examples: M, as many make an epoch.
         nodes: N.
-
-    Raises:
-        DataError: if there are fewer examples than nodes.
     """
 
     num_examples: int
@@ -72,9 +69,6 @@ def split_examples(
 
     Returns:
         N integer arrays: the indices of each node's examples, at least one each.
-
-    Raises:
-        DataError: if there are fewer examples than nodes.
 
     >>> [len(shard) for shard in split_examples(np.arange(10) % 2, 4, None, seed=0)]
     [3, 3, 2, 2]

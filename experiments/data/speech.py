@@ -135,10 +135,6 @@ def load_utterances(
     Its arrays are `frames`, uint8 `[S, F]`; `lengths` `[U]`; `labels` `[U]`, an index into
     `languages`, the names of the classes; and `split` `[U]`: 0 train, 1 valid, 2 test. It may have
     `frame_features` `[S, A]` and `utterance_features` `[U, C]` too.
-
-    Raises:
-        MissingDataError: if there is no folder, or no such file in it.
-        DataError: if the file is corrupt, its arrays do not belong together, or the split is empty.
     """
     if data_dir is None:
         raise MissingDataError(f"--data-dir must be a folder that holds {name}.npz, got none.")

@@ -79,11 +79,6 @@ def read_texts(
       such as `lm1b`. Each example is a text. If it has no test split, the validation split is used.
 
     There, a `data_dir` of None is `$TFDS_DATA_DIR` or `~/tensorflow_datasets`.
-
-    Raises:
-        MissingDataError: if there are no such files, or no such data set.
-        DataError: if a file is not text in UTF-8, is cut short, is there twice (gzipped and not),
-            an example cannot be read, or there are no texts.
     """
     if name == PYTHON_DOCS:
         texts = _read_python_docs(split)
@@ -190,10 +185,6 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
     - `wmt16_en_de`: English to German, `wmt16_translate/de-en`, prepared in the folder by
       TensorFlow Datasets in array_record. Pairs with an empty side, of which it has some, are left
       out.
-
-    Raises:
-        MissingDataError: if the folder has no such data; a FileNotFoundError, too.
-        DataError: for another name, a file that is not as above, or an example that cannot be read.
     """
     folder = find_folder(data_dir)
     if name == "tsv":
@@ -204,11 +195,7 @@ def load_pairs(name: str, data_dir: Path | None) -> PairSets:
 
 
 def read_pairs(path: Path) -> Pairs:
-    """Reads a file of tab-separated pairs in UTF-8, plain or (.gz) gzipped.
-
-    Raises:
-        DataError: names the file and the number of a line that is not two texts around one tab.
-    """
+    """Reads a file of tab-separated pairs in UTF-8, plain or (.gz) gzipped."""
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
         parts = line.split("\t")

@@ -35,9 +35,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     there are `vocabulary_size` tokens, the special ones included, or each pair that is left occurs
     once.
 
-    Raises:
-        DataError: if `vocabulary_size` is less than `MIN_VOCABULARY`.
-
     >>> tokenizer = train_tokenizer(["low lower lowest"] * 9, vocabulary_size=262)
     >>> tokenizer.encode("lower").tokens
     ['low', 'e', 'r']
@@ -75,11 +72,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Returns the tokenizer in a file.
-
-    Raises:
-        DataError: if it holds no tokenizer, or one without the special tokens at their ids.
-    """
+    """Returns the tokenizer in a file."""
     try:
         tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -123,10 +116,6 @@ def make_tokenizer(options: Any, texts: Iterable[str], default_size: int) -> Tok
 
     `options` are those of the program, of which `run_folders` are the results of the runs that this
     one goes on from. The training texts are read only if a tokenizer is trained.
-
-    Raises:
-        DataError, OSError: as `load_tokenizer`, `train_tokenizer` and `require_same_tokenizer` do,
-            and for a file with another number of tokens than the options ask for.
     """
     saved = options.out / TOKENIZER_FILE if options.resume and options.out else None
     size = options.vocabulary_size

@@ -123,9 +123,6 @@ def make_buckets(lengths: np.ndarray, widths: Sequence[int], nodes: int = 1) -> 
 
     `lengths` are integers `[M]`; `widths` rise; each of the nodes needs an example of every bucket.
 
-    Raises:
-        DataError: if there are fewer examples than nodes.
-
     >>> [(b.width, b.rows.tolist()) for b in make_buckets(np.array([3, 9, 5, 4]), (4, 8))]
     [(4, [0, 3]), (8, [2])]
     """

@@ -157,9 +157,6 @@ class ResNet(nn.Module):
     As Goyal et al. train it (section 5.1): the last BatchNorm scale of each block starts at 0, the
     dense layer with a normal distribution of standard deviation 0.01. They report 76.4 % top-1
     accuracy after 90 epochs of ImageNet.
-
-    Raises:
-        ValueError: when built, if normalization is not "batch" or a stage has no block.
     """
 
     classes: int = 1000

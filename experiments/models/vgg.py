@@ -53,10 +53,6 @@ class VGG11(nn.Module):
 
     As in their program, convolutions start with He et al.'s normal initialization by fan-out and
     dense kernels with PyTorch's default, uniform in +- 1/sqrt(fan-in); dense biases start at 0.
-
-    Raises:
-        ValueError: when applied with `train=True` and without `rngs={"dropout": key}`, unless
-            dropout is 0.
     """
 
     classes: int = 10

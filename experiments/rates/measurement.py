@@ -99,9 +99,6 @@ class Simulation:
       label: of the method, `ALGORITHM@TOPOLOGY`.
       algorithm, topology: its two parts.
       nodes: N.
-
-    Raises:
-      ValueError: for an unknown method, or one that is impossible for this number of nodes.
     """
 
     def __init__(self, method: str, nodes: int, seeds: int) -> None:

@@ -129,10 +129,6 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
 
     `make_task` loads the data; it is called once, with the options after merging saved ones.
     `program` is the first part of a new folder's name.
-
-    Raises:
-      ValueError, OSError: for options that exclude each other, missing data, a folder that holds
-        another run, or other data than those of the run that is resumed.
     """
     size = options.nodes  # of this program; a resumed run may have started with another number
     previous = find_previous(options)
@@ -169,10 +165,6 @@ def find_previous(options: TrainingOptions) -> Record | None:
 
     It is resumed with `--resume`, and after a restart by the launcher if this job wrote it. It is
     empty if the previous program ended before it wrote any.
-
-    Raises:
-      ValueError: if the file cannot be read, or the experiment cannot go on from it.
-      OSError: if processes see different folders.
     """
     is_restart = bool(options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0)))
     if not options.resume and not is_restart:

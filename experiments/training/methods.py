@@ -207,9 +207,6 @@ def find_algorithm(name: str) -> Algorithm:
 
     The module is imported from the current folder or `sys.path`. The function takes a schedule, in
     which local steps are counted, and returns a transform such as `gx.gossip` makes.
-
-    Raises:
-      ValueError: for a module that cannot be imported, or no such function in it.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
@@ -304,10 +301,6 @@ class ParsedName(NamedTuple):
 
 def parse_name(name: str) -> ParsedName:
     """Takes `ALGORITHM` or `ALGORITHM@TOPOLOGY` apart.
-
-    Raises:
-      ValueError: as `find_algorithm`, for an unknown algorithm, or one whose topology is fixed with
-        another.
 
     >>> parse_name("2-osgp@ring")
     ParsedName(row='osgp', overlap=2, topology='ring')
@@ -436,11 +429,6 @@ def make_method(
       options: those of the run; `overlap` is taken from the name.
       optimizer: the local one; with momentum that is quasi-global, what stands before it.
       default_topology: used if the name has none; None is that of the algorithm's paper.
-
-    Raises:
-      ValueError: for an unknown name, a topology that is impossible for this number of nodes or
-        this algorithm, a form of messages that the algorithm does not have, or an outer optimizer
-        around an algorithm that it cannot stand around.
 
     >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
     'ring'

@@ -203,11 +203,7 @@ class RunLog:
 
 
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
-    """Returns the options of a run that is resumed: the number of nodes is that of its start.
-
-    Raises:
-      ValueError: if an option differs that must stay the same.
-    """
+    """Returns the options of a run that is resumed: the number of nodes is that of its start."""
     current = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     for name, value in current.items():
         is_changeable = name in options.CHANGEABLE_ON_RESUME

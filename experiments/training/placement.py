@@ -32,10 +32,6 @@ def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
     Several devices that divide N hold N / D nodes each. With several processes, each holds the same
     number of nodes. With `fsdp` > 1 devices of a node, they are the axis "fsdp" inside it, and
     nothing is simulated.
-
-    Raises:
-      ValueError: for a mesh of more nodes than devices that do not divide them, or nodes that
-        cannot be divided over the processes.
     """
     devices = jax.devices()
     processes = jax.process_count()

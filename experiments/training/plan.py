@@ -91,10 +91,6 @@ class TrainingPlan:
     """Steps, learning rate and methods of the runs, from the options and the size of the data.
 
     The number of nodes in the options is that at the start.
-
-    Raises:
-      ValueError: if there are more nodes than examples, the run has less than one step, or it ends
-        before its warm-up.
     """
 
     options: TrainingOptions
@@ -224,12 +220,7 @@ class TrainingPlan:
         )
 
     def make_runs(self, nodes: int) -> list[TrainingRun]:
-        """Returns a run for each algorithm and seed.
-
-        Raises:
-          ValueError: if a method is impossible, two names mean the same run, or a run is too short
-            for one exchange after another.
-        """
+        """Returns a run for each algorithm and seed."""
         options = self.options
         require_at_most("--local-steps", options.local_steps, self.steps, UPDATES)
         if options.outer is not None:

@@ -65,9 +65,6 @@ class Task(Protocol):
 
         The examples are divided over all `nodes.size` nodes. The same seed gives the same division
         and the same batches; `start` of them are skipped, for a run that is resumed.
-
-        Raises:
-          ValueError: when called, if the examples cannot be divided over the nodes.
         """
         ...
 

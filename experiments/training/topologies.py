@@ -59,9 +59,6 @@ def make_schedule(
 ) -> gx.Schedule:
     """Returns the named topology over `nodes` nodes; random ones use `rounds` and `seed`.
 
-    Raises:
-      ValueError: for an unknown topology, or one that is impossible for this number of nodes.
-
     >>> make_schedule("two_peer_exponential", 8).period
     3
     >>> make_schedule("torus", 12) == gx.topology.torus(3, 4)

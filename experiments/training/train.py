@@ -102,11 +102,6 @@ def start_or_resume(
     """Returns the newest checkpoint of the run; if it has none, the newest in `--init-from`.
 
     A run that is resumed with the same nodes continues bit for bit.
-
-    Raises:
-      FatalError: if a checkpoint is of another model or optimizer, `--init-from` holds none, or its
-        run has taken all steps of this one.
-      OSError: if there are checkpoints, but none that can be read.
     """
     plan = experiment.plan
     options = plan.options

@@ -223,21 +223,13 @@ class Trainer:
         return self._train_step.run(program, batch_stats, opt_state, number)
 
     def fetch_losses(self, losses: list[jax.Array], first_step: int) -> np.ndarray:
-        """Returns the losses of all nodes, `[steps, N]`, from `first_step` on.
-
-        Raises:
-          NonFiniteError: if one is NaN or infinite; names the node and the step.
-        """
+        """Returns the losses of all nodes, `[steps, N]`, from `first_step` on."""
         values = np.array(self.nodes.to_host(losses)).reshape(len(losses), self.nodes.size)
         require_finite(values, first_step)
         return values
 
     def measure_distance(self, state: TrainState) -> float:
-        """Returns the consensus distance of the newest models, the mean over the nodes.
-
-        Raises:
-          NonFiniteError: if a value of a model is not finite; names node, array and step.
-        """
+        """Returns the consensus distance of the newest models, the mean over the nodes."""
         consensus = self.nodes.to_host(self._consensus(*state.arrays))
         for path, flags in jax.tree_util.tree_leaves_with_path(consensus.is_finite):
             if not flags.all():

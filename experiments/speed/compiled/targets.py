@@ -57,11 +57,7 @@ def _is_installed(package: str) -> bool:
 
 
 def choose_targets(kinds: Sequence[TargetKind]) -> list[Target]:
-    """Targets of these kinds; without any, those of all kinds whose compiler is installed.
-
-    Raises:
-      ValueError: if a compiler is missing, with the command that installs it.
-    """
+    """Targets of these kinds; without any, those of all kinds whose compiler is installed."""
     every_kind: tuple[TargetKind, ...] = get_args(TargetKind)
     wanted = kinds or [kind for kind in every_kind if not find_missing_packages(kind)]
     for kind in wanted or every_kind:

@@ -67,10 +67,6 @@ def measure_on_hosts(
     `options` has the `megabytes` of a model and the `compute_seconds` of a step, which takes up to
     `max_factor` times as long. `collect` is called with the records of the hosts, of each run that
     all have finished, at the end and also after a failure or Ctrl-C.
-
-    Raises:
-      HostFailedError: if a host ends early or hangs.
-      OSError: if the network cannot be made.
     """
     seconds = max_factor * options.compute_seconds
     if bits_per_second is not None:
@@ -137,9 +133,6 @@ def run_hosts(
 
     A process writes its progress into `FOLDER/RANK.progress`, its output is `FOLDER/RANK.log`, and
     it ends when its standard input closes. `report_progress` gets host 0's progress.
-
-    Raises:
-      HostFailedError: if a process ends early, or none has made progress for `stall_timeout` s.
     """
     processes: list[subprocess.Popen[bytes]] = []
     threads = max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // len(hosts))

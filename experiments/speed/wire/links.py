@@ -84,9 +84,6 @@ def make_network(hosts: int, bits_per_second: int | None) -> Iterator[list[Host]
     """Joins `hosts` hosts by full-duplex links of `bits_per_second`; None means no limits.
 
     With a limit each host is a network namespace, on a bridge that joins only these.
-
-    Raises:
-      OSError: if the kernel refuses; what was made until then is removed.
     """
     if bits_per_second is None:
         yield [Host("127.0.0.1", None)] * hosts

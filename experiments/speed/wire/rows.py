@@ -180,10 +180,6 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
 
     A hybrid topology switches after a third of the `steps`.
 
-    Raises:
-      ValueError: for an unknown name, a topology that is impossible for this number of nodes, or a
-        `wire` that the algorithm does not have.
-
     >>> row = make_row("1-osgp", "bfloat16", 4)
     >>> row.topology, row.overlaps, row.count_sent_bytes(0, 1_000_000)
     ('one_peer_exponential', True, 2000004.0)
@@ -231,11 +227,7 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
 
 
 def build_rows(options: WireOptions, nodes: int) -> tuple[list[Row], dict[str, str]]:
-    """All rows that are possible for `nodes` nodes; and by name, why the others are not.
-
-    Raises:
-      ValueError: for an unknown name, or if no row is possible.
-    """
+    """All rows that are possible for `nodes` nodes; and by name, why the others are not."""
     rows: list[Row] = []
     left_out: dict[str, str] = {}
     for algorithm in options.algorithm:
