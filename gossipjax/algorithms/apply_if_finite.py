@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.steps import gossip_state
-from gossipjax.algorithms.transform import require_axis_names, require_transform, update_if
+from gossipjax.algorithms.transform import (
+    require_axis_names,
+    require_state,
+    require_transform,
+    update_if,
+)
 from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
@@ -78,12 +83,16 @@ def apply_if_finite(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ApplyIfFiniteState]:
-        if not isinstance(state, ApplyIfFiniteState):
+        state = require_state(state, ApplyIfFiniteState, "gx.apply_if_finite")
+        gossip = gossip_state(state.inner_state)
+        step = extra_args.get("step")
+        if gossip is not None and gossip.overlap and step is not None:
             raise ValueError(
-                "the state of gx.apply_if_finite must be made by its init, got "
-                f"{type(state).__name__}."
+                "step must be left out where apply_if_finite stands around a transform with "
+                f"overlap, as a skipped step delivers no message, got {step!r}: put "
+                "apply_if_finite inside the chain, optax.chain(gx.apply_if_finite(optimizer), "
+                "gx.osgp(...)), or leave step out."
             )
-        _require_counted_overlap(state.inner_state, extra_args.get("step"))
         is_finite = _all_finite(updates, axis_name, local_axis_name)
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
         results = update_if(
@@ -116,13 +125,3 @@ def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> ja
     for name in names:
         failures = node_sum(failures, Wire(name))
     return failures == 0
-
-
-def _require_counted_overlap(inner_state: Any, step: Any) -> None:
-    gossip = gossip_state(inner_state)
-    if gossip is not None and gossip.overlap and step is not None:
-        raise ValueError(
-            "step must be left out where apply_if_finite stands around a transform with overlap, "
-            f"as a skipped step delivers no message, got {step!r}: put apply_if_finite inside the "
-            "chain, optax.chain(gx.apply_if_finite(optimizer), gx.osgp(...)), or leave step out."
-        )

@@ -22,7 +22,6 @@ from gossipjax.collectives._buffers import (
     Layout,
     accumulation_dtype,
     cast_like,
-    dtype_of,
     require_floats,
     upcast,
 )
@@ -57,8 +56,6 @@ from gossipjax.wire import (
     require_key,
     split_by_size,
 )
-
-REALS = (jnp.floating, jnp.integer)
 
 
 def require_schedule(schedule: Any, name: str) -> None:
@@ -130,13 +127,11 @@ def mix(
       `(tree, weight)` after the exchange; the leaves keep their types.
 
     Raises:
-      ValueError: if the axis is missing or of another size than the schedule's, a leaf is not
-        floating-point, the weight is not a scalar, the step is not an integer, `wire` is no
-        type or codec, or sparse, or it needs a key and has none.
+      ValueError: if an argument is not as above, or the axis is missing or of another size than the
+        schedule's.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-      arXiv:1811.10792, algorithm 1.
+      Assran et al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, algorithm 1.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(4)
@@ -154,11 +149,6 @@ def mix(
         key = as_key(require_key(route.codec, key))
     require_floats(tree, "tree")
     if weight is not None:
-        dtype = dtype_of(weight)
-        if dtype is None or not any(map(functools.partial(jnp.issubdtype, dtype), REALS)):
-            raise ValueError(
-                f"a push-sum weight must be a real number, 1 at the start, got {weight!r}."
-            )
         if jnp.shape(weight) != ():
             raise ValueError(
                 f"a push-sum weight must be a scalar, got shape {list(jnp.shape(weight))}: inside "

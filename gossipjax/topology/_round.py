@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 MAX_NODES = 2**17
-MAX_WEIGHTS = 2**25  # nonzero weights of a round: 512 MiB
 TOLERANCE = 1e-6  # of the sum of a column or row: matrices that were stored in float32 pass
 
 
@@ -210,11 +209,6 @@ def make_regular_round(senders: np.ndarray) -> Round:
     `senders` `[N, K]` are the columns of the entries in each row, in order.
     """
     size, entries = senders.shape
-    if senders.size > MAX_WEIGHTS:
-        raise ValueError(
-            f"a round must have at most {MAX_WEIGHTS} nonzero weights, got {size} nodes with "
-            f"{entries} each: use fewer nodes or peers."
-        )
     receivers = np.repeat(np.arange(size, dtype=np.int32), entries)
     round_ = object.__new__(Round)
     round_._set_entries(size, receivers, senders.ravel(), np.full(senders.size, 1 / entries))

@@ -251,8 +251,4 @@ def from_matrices(matrices: ArrayLike) -> Schedule:
     stacked = np.array(matrices, np.float64)
     if stacked.ndim == 2:
         stacked = stacked[None]
-    if stacked.ndim != 3:
-        raise ValueError(
-            f"matrices must have shape [N, N] or [T, N, N], got {list(stacked.shape)}."
-        )
     return Schedule([Round(matrix, f"round {t}") for t, matrix in enumerate(stacked)])

@@ -42,11 +42,11 @@ def optimal_weights(
       nonnegative: whether all weights are at least 0, which is the fastest mixing Markov chain.
         Without it they may be negative (FDLA), which mixes faster still on irregular graphs; no
         `gx.Schedule` takes such weights.
-      min_self_weight: with `nonnegative`, the smallest weight of a node for itself.
+      min_self_weight: with `nonnegative`, the smallest weight of a node for itself, below 1.
 
     Raises:
       ImportError: without cvxpy.
-      ValueError: for a graph that is not as above, or `min_self_weight` not from 0 to below 1.
+      ValueError: for a graph that is not as above.
 
     References:
       Boyd, Diaconis, Xiao, "Fastest Mixing Markov Chain on a Graph", SIAM Review 2004.
@@ -57,10 +57,6 @@ def optimal_weights(
     >>> optimal_weights(networkx.path_graph(3)).round(3).tolist()
     [[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]]
     """
-    if not 0 <= min_self_weight < 1:
-        raise ValueError(
-            f"min_self_weight must be a number from 0 to below 1, got {min_self_weight!r}."
-        )
     n, edges = read_graph(graph)
     if graph.is_directed():
         raise ValueError(

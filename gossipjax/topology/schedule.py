@@ -143,11 +143,7 @@ class Schedule:
 
     @property
     def period(self) -> int:
-        """T, the number of rounds in one cycle. A piecewise schedule has none.
-
-        Raises:
-          AttributeError: on a piecewise schedule.
-        """
+        """T, the number of rounds in one cycle. A piecewise schedule has none: `AttributeError`."""
         first, *others = self.segments
         if others:
             raise AttributeError(
@@ -167,7 +163,13 @@ class Schedule:
         Raises:
           ValueError: if `step` is not an integer, or is traced.
         """
-        step = _read_step(step)
+        try:
+            step = operator.index(step)
+        except TypeError as error:  # JAX's for traced values is one, too
+            raise ValueError(
+                f"step must be an integer, got {step!r}. Rounds of a traced step are known only "
+                "when the program runs: pass the step to gx.mix or to the update of an algorithm."
+            ) from error
         start, cycle = self.segments[self._segment_index_at(step)]
         return cycle[(step - start) % len(cycle)]
 
@@ -287,13 +289,3 @@ class Schedule:
         [0, 1, 2, 4]
         """
         return sorted(set(itertools.chain(*self._find_canonical_steps(lookback))))
-
-
-def _read_step(step: int) -> int:
-    try:
-        return operator.index(step)
-    except TypeError as error:  # JAX's for traced values is one, too
-        raise ValueError(
-            f"step must be an integer, got {step!r}. Rounds of a traced step are known only when "
-            "the program runs: pass the step to gx.mix or to the update of an algorithm."
-        ) from error

@@ -65,7 +65,7 @@ for name, function, values, message in (
     ("round_at", RING.round_at, [0.5], "step must be an integer"),
     ("every", RING.every, [0, 1.5], "k of every"),
     ("every phase", lambda phase: RING.every(3, phase), [3, -1], "phase of every"),
-    ("spectral_gap", T.spectral_gap, [HYBRID, T.star(5000)], "must"),
+    ("spectral_gap", T.spectral_gap, [T.star(5000)], "must"),
 ):
     ROWS += calls(name, function, values, message)
 ROWS += [
@@ -343,7 +343,7 @@ for name, tx, other, message in (
     ("overlap", gx.osgp(RING), gx.osgp(RING, 2), "its overlap, 1, got one of 2"),
     ("period", gx.easgd(0.1, 2), gx.easgd(0.1, 3), "its period, 2, got one of 3"),
     ("outer every", OUTER, gx.outer(gx.sgp(RING), optax.sgd(0.7), 5), "its every"),
-    ("finite", gx.apply_if_finite(SGD), optax.apply_if_finite(SGD, 5), "made by its init"),
+    ("finite", gx.apply_if_finite(SGD), optax.apply_if_finite(SGD, 5), "ApplyIfFiniteState"),
 ):
     ROWS += calls(
         f"state of another {name}", lambda o, tx=tx: update(tx, state_of=o), [other], message
