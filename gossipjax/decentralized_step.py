@@ -152,7 +152,7 @@ class DecentralizedStep:
             fold_in=any(map(is_key, jax.tree.leaves(rest))),
         )
         # A loop that was resumed from an average goes on counting where its own state does.
-        count = getattr(rest, "step", None)
+        count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
         is_count = is_count and count.shape == (self.nodes.size,)
         step = int(np.asarray(count.addressable_data(0))[0]) if is_count else 0
@@ -186,7 +186,15 @@ class DecentralizedStep:
         """
         if not isinstance(state, TrainState):  # that with which a loop begins
             state = self.init(state)
-        _require_stacked((inputs, named), self.nodes.size)
+        size = self.nodes.size
+        for leaf in jax.tree.leaves((inputs, named)):
+            if getattr(leaf, "shape", ())[:1] != (size,):
+                got = f"shape {list(leaf.shape)}" if hasattr(leaf, "shape") else f"{leaf!r:.80}"
+                raise ValueError(
+                    f"inputs of a decentralized step must be arrays [N, ...] with N = {size}, got "
+                    f"{got}: batches by nodes.split, a key as jax.random.split(key, {size}); bind "
+                    "what is no array, functools.partial(train_step, config=config)."
+                )
         # A plain number: the device is not asked for it, but for an array that was restored.
         step = int(state.step)
         params, opt_state, (rest, metrics) = self.train_step(
@@ -282,18 +290,6 @@ def _require_same_form(state: Any, new: Any) -> None:
             raise ValueError(
                 f"train_step must keep the type and shape of state{jax.tree_util.keystr(path)}, "
                 f"{forms[0]}, got {forms[1]}: start from a state of the type that it returns."
-            )
-
-
-def _require_stacked(inputs: Any, size: int) -> None:
-    """Raises `ValueError` where an input is not node-stacked, or no array."""
-    for leaf in jax.tree.leaves(inputs):
-        if getattr(leaf, "shape", ())[:1] != (size,):
-            got = f"shape {list(leaf.shape)}" if hasattr(leaf, "shape") else f"{leaf!r:.80}"
-            raise ValueError(
-                f"inputs of a decentralized step must be arrays [N, ...] with N = {size}, got "
-                f"{got}: batches by nodes.split, a key as jax.random.split(key, {size}); bind what "
-                "is no array, functools.partial(train_step, config=config)."
             )
 
 

@@ -75,8 +75,7 @@ def consensus_distance(
       ValueError: if the axis is missing or a leaf is not floating-point.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-      arXiv:1811.10792, figure 2.
+      Assran et al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, figure 2.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> distance = jax.vmap(gx.diagnostics.consensus_distance, axis_name="nodes")
@@ -149,8 +148,7 @@ def local_model(
       updates: `u`, the update that the chain before the gossip makes.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-      arXiv:1811.10792, figure 2.
+      Assran et al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, figure 2.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> state = gx.sgp(gx.topology.ring(3)).init(jnp.zeros(()))._replace(weight=jnp.float32(2.0))

@@ -65,12 +65,7 @@ class OverlappedUpdate:
             return exchange(opt_state, step, params=params)
 
         def update(
-            step: Any,
-            params: optax.Params,
-            opt_state: optax.OptState,
-            grads: optax.Updates,
-            received: Any,
-            aux: Any,
+            step: Any, params: Any, opt_state: Any, grads: Any, received: Any, aux: Any
         ) -> tuple[optax.Params, optax.OptState]:
             told = extra_args(aux)
             updates, opt_state = tx.update(
@@ -118,28 +113,27 @@ class DelayedUpdate:
         fused: Callable[..., Any],
     ):
         def update(
-            step: int,
-            params: optax.Params,
-            opt_state: optax.OptState,
-            grads: optax.Updates,
-            average: Any,
+            step: int, params: Any, opt_state: Any, grads: Any, average: Any
         ) -> tuple[optax.Params, optax.OptState]:
             updates, opt_state = tx.update(
                 grads, opt_state, params, step=step, outer_average=average
             )
             return apply_updates(params, updates), opt_state
 
-        def update_alone(
-            step: int, params: optax.Params, opt_state: optax.OptState, grads: optax.Updates
-        ) -> Any:
+        def update_alone(step: int, params: Any, opt_state: Any, grads: Any) -> Any:
             return tx.update(grads, opt_state, params, step=step)
+
+        def average(step: int, opt_state: optax.OptState) -> Any:
+            state = outer_state(opt_state)
+            assert state is not None
+            return average_sent(state, step)
 
         self._fused = fused
         self._update_alone = nodes.spmd(update_alone, static_argnums=0)
         self.is_beside: bool | None = None  # unknown before the first step
         self._gradients = nodes.spmd(gradients)
         self._update = nodes.spmd(update, static_argnums=0)
-        self._average = Background(nodes.spmd(_average, static_argnums=0))
+        self._average = Background(nodes.spmd(average, static_argnums=0))
         self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
         self._next_step: int | None = None
         self.close = self._average.close
@@ -186,9 +180,3 @@ class DelayedUpdate:
         """Returns when all averages that are on their way have arrived."""
         for future in self._pending.values():
             future.result()
-
-
-def _average(step: int, opt_state: optax.OptState) -> Any:
-    state = outer_state(opt_state)
-    assert state is not None
-    return average_sent(state, step)

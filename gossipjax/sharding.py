@@ -80,11 +80,7 @@ class Specs:
 
     @classmethod
     def make(cls, specs: Any, axis_name: str | None = None) -> Specs:
-        """Returns the `Specs` of a pytree of `PartitionSpec`s, or of None for a whole parameter.
-
-        Raises:
-          ValueError: if it holds anything else, or names the nodes' axis.
-        """
+        """Returns the `Specs` of a pytree of `PartitionSpec`s, or of None for a whole parameter."""
         leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec)
         for path, spec in leaves:
             name = f"specs{jax.tree_util.keystr(path)}"
@@ -102,11 +98,7 @@ class Specs:
 
     @classmethod
     def of_annotations(cls, params: Any, axis_name: str) -> Specs:
-        """Returns the `Specs` that the boxes of flax around parameters say.
-
-        Raises:
-          ValueError: if there is no such box, or one names the nodes' axis.
-        """
+        """Returns the `Specs` that the boxes of flax around parameters say."""
         parts = jax.tree.leaves(params, is_leaf=is_box)
         if not any(map(is_box, parts)):
             raise ValueError(
@@ -201,7 +193,11 @@ class Specs:
 
     def _require_parts(self, leaves: Mapping[Path, Any], sizes: Mapping[str, int]) -> None:
         """Raises `ValueError` where most of the model would be sent several times."""
-        copies = {path: _count_copies(self._spec_of[path], sizes) for path in leaves}
+        copies = {}  # devices of a node that have the same part of a parameter
+        for path in leaves:
+            axes = axes_of(self._spec_of[path])
+            others = [size for axis, size in sizes.items() if axis not in axes]
+            copies[path] = int(np.prod(others, dtype=int))
         values = {path: int(np.prod(jnp.shape(leaf))) for path, leaf in leaves.items()}
         sent = sum(copies[path] * values[path] for path in leaves)
         if sent <= MAX_COPIES * sum(values.values()):
@@ -239,12 +235,6 @@ def _require_fits(
                 f"{name} must split its parameter, of shape {list(shape)}, evenly, got {spec} over "
                 f"{devices} devices: shard another axis, or leave it whole by None."
             )
-
-
-def _count_copies(spec: PartitionSpec, sizes: Mapping[str, int]) -> int:
-    """The number of devices of a node that have the same part of an array."""
-    axes = axes_of(spec)
-    return int(np.prod([size for axis, size in sizes.items() if axis not in axes], dtype=int))
 
 
 def state_specs(tree: Any, params: Any, specs: Any) -> Any:

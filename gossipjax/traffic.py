@@ -23,9 +23,7 @@ from gossipjax.topology.schedule import require_int
 
 # Over n nodes, on a ring: what each sends, and receives, as a multiple of what it puts in.
 RING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "psum": lambda n: 2 * (n - 1) / n,
-    "pmax": lambda n: 2 * (n - 1) / n,
-    "pmin": lambda n: 2 * (n - 1) / n,
+    **dict.fromkeys(("psum", "pmax", "pmin"), lambda n: 2 * (n - 1) / n),
     "reduce_scatter": lambda n: (n - 1) / n,
     "all_gather": lambda n: n - 1,
     "all_to_all": lambda n: (n - 1) / n,
@@ -76,9 +74,8 @@ def bytes_per_step(
       extra_args: what `tx.update` needs beside, such as `node_weight=`, of one node.
 
     Raises:
-      ValueError: if a step is not an integer from 0, it is not known when traced whether or how
-        often nodes exchange, as in `gx.contrib.desloc`, or a collective is of a kind that has no
-        formula here; else as `tx`.
+      ValueError: if it is not known when traced whether or how often nodes exchange, as in
+        `gx.contrib.desloc`, or a collective has no formula here; else as `tx`.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(4).every(2)

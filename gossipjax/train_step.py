@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,23 +48,19 @@ def check_gradients(gradients: Gradients) -> Gradients:
                 f"{type(result).__name__}: jax.grad(loss, has_aux=True) does."
             )
         specs = [
-            (jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)])
+            (jax.tree.structure(tree), [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)])
             for tree in (params, result[0])
         ]
         if specs[0] != specs[1]:
+            expected, got = (f"{str(tree)[:80]} of shapes {shapes[:4]}" for tree, shapes in specs)
             raise ValueError(
                 "gradients must return (grads, aux) with grads of the structure and shapes of "
-                f"the parameters, {_describe(specs[0])}, got {_describe(specs[1])}: "
+                f"the parameters, {expected}, got {got}: "
                 "jax.value_and_grad returns them in the other order."
             )
         return result
 
     return checked
-
-
-def _describe(spec: tuple[Any, list[Any]]) -> str:
-    structure, shapes = spec
-    return f"{str(structure)[:80]} of shapes {[list(shape) for shape in shapes[:4]]}"
 
 
 def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
@@ -107,7 +103,12 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
             grads, aux = checked(params, *part)
             return add(total, grads), aux
 
-        total, aux = jax.lax.scan(add_part, jax.tree.map(_zeros_to_carry, shapes), parts)
+        def zeros_to_carry(like: Any) -> jax.Array:
+            zeros = jnp.zeros(like.shape, accumulation_dtype(like.dtype))
+            axes = tuple(jax.typeof(like).manual_axis_type.varying)  # of check_vma=True
+            return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
+
+        total, aux = jax.lax.scan(add_part, jax.tree.map(zeros_to_carry, shapes), parts)
         return cast_like(jax.tree.map(lambda t: t / every, total), shapes), aux
 
     return accumulated
@@ -115,11 +116,6 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
 def _split(inputs: Any, every: int) -> Any:
     """`[B, ...]` -> `[every, B / every, ...]`."""
-    if not jax.tree.leaves(inputs):
-        raise ValueError(
-            "inputs of accumulated gradients must be given, as they are what is taken in parts, "
-            "got none: gradients(params, batch)."
-        )
 
     def split(path: Any, x: Any) -> jax.Array:
         shape = jnp.shape(x)
@@ -133,13 +129,6 @@ def _split(inputs: Any, every: int) -> Any:
         return jnp.asarray(x).reshape(every, shape[0] // every, *shape[1:])
 
     return jax.tree_util.tree_map_with_path(split, inputs)
-
-
-def _zeros_to_carry(like: Any) -> jax.Array:
-    """Zeros of float32 at least, which vary over the axes over which `like` does by its type."""
-    zeros = jnp.zeros(like.shape, accumulation_dtype(like.dtype))
-    axes = tuple(jax.typeof(like).manual_axis_type.varying)
-    return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
 
 OWN_ARGS = {"step", "received", "outer_average", "skip_exchange"}  # of `tx.update`
@@ -196,7 +185,7 @@ class TrainStep:
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
-        `overlap_in_thread` is True with `offload_outer` or several devices per node. At the first
+        `overlap_in_thread` is True with several devices per node. At the first
         step: if an optimizer with state comes after the gossip, or one with momentum before a
         gossip that is the optimizer itself, or devices of a node get parts of a batch but exchange
         nothing. Later: if `step` goes back and the state does not.
@@ -246,11 +235,6 @@ class TrainStep:
         if max_programs is not None:
             max_programs = require_int(max_programs, "max_programs", 1)
         self._max_programs = max_programs
-        if overlap_in_thread and offload_outer:
-            raise ValueError(
-                "overlap_in_thread must be None or False with offload_outer, got True: a thread is "
-                "for JAX on CPU, where device and host have one memory. Leave one of them out."
-            )
         self._overlap_in_thread = overlap_in_thread
         self._offload_outer = bool(offload_outer)
         self._mass_period = require_int(int(check_mass), "check_mass", 0)
@@ -338,7 +322,13 @@ class TrainStep:
                 "node split a batch (local_argnums), or with offload_outer: call train_step for "
                 "each step there."
             )
-        count = self._count_steps(inputs)
+        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(inputs)]
+        count = shapes[0][0] if shapes and shapes[0] else 0  # K
+        if not count or any(shape[:2] != (count, self.nodes.size) for shape in shapes):
+            raise ValueError(
+                f"inputs of scan must be [K, N, ...] with N = {self.nodes.size} and one K >= 1, "
+                f"got {[list(shape) for shape in shapes[:4]]}: np.stack K node-stacked batches."
+            )
         step_plan(opt_state)  # checks the chain
         self._check_mass_before(step, params, opt_state)
         opt_state = self._follow(step, opt_state, count)
@@ -349,17 +339,6 @@ class TrainStep:
         launch.advance(step + count - 1)
         self._check_mass_after(step + count - 1, params, opt_state)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
-
-    def _count_steps(self, inputs: Any) -> int:
-        """K, of inputs `[K, N, ...]`."""
-        shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(inputs)]
-        count = shapes[0][0] if shapes and shapes[0] else 0
-        if not count or any(shape[:2] != (count, self.nodes.size) for shape in shapes):
-            raise ValueError(
-                f"inputs of scan must be [K, N, ...] with N = {self.nodes.size} and one K >= 1, "
-                f"got {[list(shape) for shape in shapes[:4]]}: np.stack K node-stacked batches."
-            )
-        return count
 
     def _follow(self, step: int, opt_state: optax.OptState, count: int) -> optax.OptState:
         """The state at `step`, and a note of the step after the next `count`."""
@@ -576,7 +555,17 @@ class TrainStep:
         # What a thread still reads must not be donated.
         donated = () if kind.delays else self._donated(exchange)
         donated += donate_on_accelerators(*(3 + number for number in self.donated_inputs))
-        fused = _make_fused_update(*arguments, self._extra_args, kind, self._local_argnums, donated)
+        # A static step is part of the program, and so are its permutations; a traced one is data.
+        by_step: dict[str, Any] = {"static_argnums" if kind.is_static else "shared_argnums": 0}
+        update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
+        fused = self.nodes.spmd(
+            offload.with_less(update) if kind.offloads else update,
+            **by_step,
+            donate_argnums=donated,
+            # The arguments of `gradients` stand two places later here, but for the parameters.
+            local_argnums=[number + 2 if number else 1 for number in self._local_argnums],
+        )
+        fused.max_static_values = math.inf  # `max_programs` has been asked
         return DelayedUpdate(*arguments, fused) if kind.delays else fused
 
     def _donated(self, exchange: ExchangePlan) -> tuple[int, ...]:
@@ -600,30 +589,6 @@ def _warn_of_equal_keys(inputs: Any) -> None:
                 "nodes.replicate(key, fold_in=True) gives each its own.",
                 stacklevel=3,
             )
-
-
-def _make_fused_update(
-    gradients: Gradients,
-    tx: optax.GradientTransformationExtraArgs,
-    nodes: Nodes,
-    extra_args: ExtraArgs,
-    kind: _Kind,
-    local_argnums: Sequence[int],
-    donated: Sequence[int],
-) -> Program:
-    """The update of all nodes as one program."""
-    # A static step is part of the program, and so are its permutations; a traced one is data.
-    by_step: dict[str, Any] = {"static_argnums" if kind.is_static else "shared_argnums": 0}
-    update = _make_update_of_node(gradients, tx, extra_args)
-    program = nodes.spmd(
-        offload.with_less(update) if kind.offloads else update,
-        **by_step,
-        donate_argnums=donated,
-        # The arguments of `gradients` stand two places later here, but for the parameters.
-        local_argnums=[number + 2 if number else 1 for number in local_argnums],
-    )
-    program.max_static_values = math.inf  # `max_programs` has been asked
-    return program
 
 
 def _agree(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:

@@ -72,7 +72,16 @@ def adpsgd(
     [[0.0, 2.0], [0.0, 2.0], [2.0, 2.0], [3.0, 3.0]]
     """
     require_doubly_stochastic(schedule, "adpsgd")
-    table = _delay_table(delays, schedule.size)
+    nodes = schedule.size
+    table = np.full((1, nodes), delays) if np.ndim(delays) == 0 else np.asarray(delays)
+    is_table = table.ndim == 2 and table.shape[1] == nodes and table.size
+    # Each step of a delay costs a copy of the model.
+    if not is_table or table.dtype.kind not in "iu" or not 0 <= table.min() <= table.max() < 2**20:
+        raise ValueError(
+            f"delays must be one number of steps, an integer from 0, or a table of them, [T, N] "
+            f"with the N = {nodes} nodes of the schedule, got {delays!r}: gx.random_delays draws "
+            "one."
+        )
     route = make_route("adpsgd", axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order="combine-while-adapting")
     max_delay = int(table.max())
@@ -119,20 +128,6 @@ def _repeat(leaf: Any, count: int) -> jax.Array:
 
 def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
-
-
-def _delay_table(delays: int | ArrayLike, nodes: int) -> np.ndarray:
-    """Returns the delays as a checked table `[T, N]`."""
-    table = np.full((1, nodes), delays) if np.ndim(delays) == 0 else np.asarray(delays)
-    is_table = table.ndim == 2 and table.shape[1] == nodes and table.size
-    # Each step of a delay costs a copy of the model.
-    if not is_table or table.dtype.kind not in "iu" or not 0 <= table.min() <= table.max() < 2**20:
-        raise ValueError(
-            f"delays must be one number of steps, an integer from 0, or a table of them, [T, N] "
-            f"with the N = {nodes} nodes of the schedule, got {delays!r}: gx.random_delays draws "
-            "one."
-        )
-    return table
 
 
 def random_delays(

@@ -90,7 +90,14 @@ def choco(
     True
     """
     require_doubly_stochastic(schedule, "choco")
-    _require_static(schedule)
+    rounds = [round_ for round_ in schedule.rounds if not round_.is_identity]
+    if len(rounds) > 1:
+        raise ValueError(
+            f"the schedule of choco must be a static graph, of one round, got {schedule} with "
+            f"{len(rounds)} different ones: nodes know the models of their neighbours, which must "
+            "stay the same. Use gx.topology.ring or exponential, or dpsgd or sgp with a dense "
+            "codec."
+        )
     codec = require_codec(codec, "the codec of choco")
     gamma = require_gamma(gamma, "choco")
     require_choice(copies, "copies of choco", get_args(Copies))
@@ -128,17 +135,6 @@ def choco(
 
 def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
     return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
-
-
-def _require_static(schedule: Schedule) -> None:
-    rounds = [round_ for round_ in schedule.rounds if not round_.is_identity]
-    if len(rounds) > 1:
-        raise ValueError(
-            f"the schedule of choco must be a static graph, of one round, got {schedule} with "
-            f"{len(rounds)} different ones: nodes know the models of their neighbours, which must "
-            "stay the same. Use gx.topology.ring or exponential, or dpsgd or sgp with a dense "
-            "codec."
-        )
 
 
 def require_gamma(gamma: Any, name: str) -> float:

@@ -127,10 +127,12 @@ def exchange_parts(
 
     def send(leaves: Fragment, mass: PushSum) -> PushSum:
         part = PushSum(mass.weight if 0 in leaves else None, pick(mass.x, leaves))
-        received = _deliver(part, state, step)
+        received = deliver(part, schedule, last_round, state.wire, state.wire.make_key(state.count))
         weight = received.weight if 0 in leaves else mass.weight
         return PushSum(weight, merge(mass.x, received.x, leaves))
 
+    schedule: Any = state.schedule
+    last_round = (step - 1) // state.overlap  # by which all was sent that arrives now
     mass = vary(state.in_flight, state.wire.axis_name)
     branches = [partial(send, leaves) for leaves in pieces]
     branches += [lambda mass: mass] * (state.overlap - len(pieces))
@@ -140,13 +142,6 @@ def exchange_parts(
     if isinstance(piece, int | np.integer):
         return branches[piece](mass)
     return jax.lax.switch(piece, branches, mass)
-
-
-def _deliver(sent: PushSum, state: GossipState, step: StepLike) -> PushSum:
-    """What arrives of what was sent by the round before `step`."""
-    assert state.schedule is not None
-    last_round = (step - 1) // state.overlap
-    return deliver(sent, state.schedule, last_round, state.wire, state.wire.make_key(state.count))
 
 
 def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:

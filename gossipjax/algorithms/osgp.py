@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -77,8 +76,7 @@ def osgp(
       ValueError: if the overlap is below 0; else as `gx.sgp`.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-      arXiv:1811.10792, section 3 and table 4.
+      Assran et al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, section 3 and table 4.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.osgp(gx.topology.one_peer_exponential(2))
@@ -107,30 +105,17 @@ def osgp(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
         mass = PushSum(state.weight, add(x, updates))
+
+        def receive_and_send(mass: PushSum, received: PushSum) -> tuple[PushSum, PushSum]:
+            number = step // overlap
+            kept, sent = at_round(
+                lambda round_, x: split(x, round_), schedule, number, axis_name, mass
+            )
+            return jax.tree.map(jnp.add, kept, received), sent
+
         operands = vary((mass, received), axis_name)
-        receive_and_send = partial(_receive_and_send, plan, step)
         is_sending = overlap == 1 or step % overlap == 0
-        mass, in_flight = cond(is_sending, receive_and_send, _keep, *operands)
+        mass, in_flight = cond(is_sending, receive_and_send, lambda *kept: kept, *operands)
         return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 
     return gossip_transform("osgp", plan, init, combine)
-
-
-def _receive_and_send(
-    plan: ExchangePlan, step: StepLike, mass: PushSum, received: PushSum
-) -> tuple[PushSum, PushSum]:
-    """A sending step: adds the received mass, and puts what this node sends in flight."""
-    assert plan.schedule is not None
-    axis_name = plan.wire.axis_name
-    kept, sent = at_round(
-        lambda round_, x: split(x, round_),
-        plan.schedule,
-        step // plan.overlap,
-        axis_name,
-        mass,
-    )
-    return jax.tree.map(jnp.add, kept, received), sent
-
-
-def _keep(mass: PushSum, received: PushSum) -> tuple[PushSum, PushSum]:
-    return mass, received

@@ -430,7 +430,8 @@ class _FragmentStep:
 
     def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
-        return updates, state._replace(sent=sent, sent_counts=self._note(state, self.count))
+        sent_counts = state.sent_counts.at[self.fragment].set(self.count)
+        return updates, state._replace(sent=sent, sent_counts=sent_counts)
 
     def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """The outer step; nothing where the fragment was not sent, as the run began after that."""
@@ -443,36 +444,24 @@ class _FragmentStep:
             anchor = pick(state.anchor, self.leaves)
             average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
         new_updates, new = self._apply(average, updates, state)
-        new = new._replace(sent_counts=self._note(new, jnp.int32(-1)))
+        new = new._replace(sent_counts=new.sent_counts.at[self.fragment].set(-1))
         return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
-
-    def _note(self, state: OuterState, count: jax.Array) -> jax.Array:
-        """`sent_counts` with this fragment's replaced."""
-        return state.sent_counts.at[self.fragment].set(count)
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
     """The state of a chain with zeros for its momentum and moments; counts and gossip stay."""
 
-    def init(params: Any) -> Any:
-        return _without_gossip(tx.init(params))
+    def is_gossip(part: Any) -> bool:
+        return isinstance(part, GossipState)
 
-    zeros = optax.tree_map_params(init, jnp.zeros_like, _without_gossip(opt_state))
-    return jax.tree.map(
-        lambda part, new: part if _is_gossip(part) else new,
-        opt_state,
-        zeros,
-        is_leaf=_is_gossip,
+    def without_gossip(tree: Any) -> Any:
+        return jax.tree.map(
+            lambda part: optax.EmptyState() if is_gossip(part) else part, tree, is_leaf=is_gossip
+        )
+
+    zeros = optax.tree_map_params(
+        lambda params: without_gossip(tx.init(params)), jnp.zeros_like, without_gossip(opt_state)
     )
-
-
-def _without_gossip(opt_state: Any) -> Any:
     return jax.tree.map(
-        lambda part: optax.EmptyState() if _is_gossip(part) else part,
-        opt_state,
-        is_leaf=_is_gossip,
+        lambda part, new: part if is_gossip(part) else new, opt_state, zeros, is_leaf=is_gossip
     )
-
-
-def _is_gossip(part: Any) -> bool:
-    return isinstance(part, GossipState)

@@ -52,9 +52,6 @@ def gossiped(params: Any, state: Any) -> Any:
     """The part of the user's parameters that the transform sees: all where it is not masked.
 
     Parameters of which the caller took that part himself are returned as they are.
-
-    Raises:
-      ValueError: if a mask does not fit `params`.
     """
     if state is None or state.mask is None:
         return params
@@ -129,9 +126,6 @@ def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
 
     It depends on the shapes alone, so that all nodes split their models in the same way.
 
-    Raises:
-      ValueError: if there are more fragments than leaves.
-
     >>> split_leaves({"a": np.ones(3), "b": np.ones(1), "c": np.ones(2)}, 2)
     [{0: None}, {1: None, 2: None}]
     """
@@ -167,12 +161,7 @@ class LayerFragments:
     axes: str | tuple[tuple[Any, int | None], ...]
 
     def split(self, tree: Any) -> list[Fragment]:
-        """The pieces of each fragment; they depend on the shapes and the names of axes alone.
-
-        Raises:
-          ValueError: if no leaf is stacked, not all have as many layers, or these cannot be dealt
-            to so many fragments.
-        """
+        """The pieces of each fragment; they depend on the shapes and the names of axes alone."""
         fragments: list[Fragment] = [{} for _ in range(self.count)]
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
         if not shapes:  # the placeholder of optax.tree_map_params

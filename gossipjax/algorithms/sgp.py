@@ -75,12 +75,9 @@ def sgp(
       arXiv:1811.10792, algorithm 1; algorithm 2 of its ICLR 2019 submission, arXiv:1811.10792v1.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
-    >>> tx = optax.chain(
-    ...     optax.sgd(0.1, momentum=0.9, nesterov=True), gx.sgp(gx.topology.one_peer_exponential(4))
-    ... )
+    >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(4)))
     >>> def train_step(z, state, target, step):
-    ...     grads = z - target
-    ...     updates, state = tx.update(grads, state, z, step=step)
+    ...     updates, state = tx.update(z - target, state, z, step=step)
     ...     return optax.apply_updates(z, updates), state
     >>> nodes = gx.Nodes(4)
     >>> train_step = nodes.spmd(train_step, static_argnums=3)
@@ -88,7 +85,7 @@ def sgp(
     >>> target = jnp.array([0.0, 1.0, 2.0, 5.0])
     >>> for step in range(300):
     ...     z, state = train_step(z, state, target, gx.canonical_step(state, step))
-    >>> bool(abs(z.mean() - 2.0) < 1e-3)
+    >>> bool(abs(z.mean() - 2.0) < 1e-2)
     True
     """
     require_schedule(schedule, "sgp")

@@ -102,7 +102,12 @@ class _Sharded:
         specs.require(params, inner_axes(self.axis_name))
         with use_specs(specs):
             state = self.tx.init(params)
-        _require_axis(self.axis_name, state)
+        for part in _find_exchanges(state):
+            if part.plan.wire.axis_name != self.axis_name:
+                raise ValueError(
+                    f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
+                    f"{self.axis_name!r}: give both the axis of the nodes."
+                )
         _require_same_copies(specs, params, state)
         _require_no_optimizer(specs, state)
         return ShardedState(constrain(state, specs, self.axis_name), specs)
@@ -114,24 +119,19 @@ class _Sharded:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        old, specs = _require_own_state(state, self.specs)
+        old, specs = require_state(state, ShardedState, "sharded")
+        if self.specs is not None and specs != self.specs:
+            raise ValueError(
+                "the state of sharded must have been made with its specs, got one of others: make "
+                "it by tx.init(params) of the same chain, or restore a checkpoint into such a "
+                "state."
+            )
         _require_no_optimizer(specs, old)
         specs.require(updates, inner_axes(self.axis_name))
         with use_specs(specs):
             results = self.tx.update(updates, old, params, **extra_args)
         updates, new = constrain(results, specs, self.axis_name)
         return updates, ShardedState(new, specs)
-
-
-def _require_own_state(state: Any, specs: Specs | None) -> ShardedState:
-    """Returns the state; raises `ValueError` unless it was made for these specs."""
-    require_state(state, ShardedState, "sharded")
-    if specs is not None and state.specs != specs:
-        raise ValueError(
-            "the state of sharded must have been made with its specs, got one of others: make it "
-            "by tx.init(params) of the same chain, or restore a checkpoint into such a state."
-        )
-    return state
 
 
 def _require_no_optimizer(specs: Specs, state: Any) -> None:
@@ -157,16 +157,6 @@ def _find_exchanges(state: Any) -> list[Any]:
     return [p for p in parts if not isinstance(p, ErrorFeedback) or p.error is not None]
 
 
-def _require_axis(axis_name: str, state: Any) -> None:
-    """Raises `ValueError` if the transform inside exchanges over another axis."""
-    for part in _find_exchanges(state):
-        if part.plan.wire.axis_name != axis_name:
-            raise ValueError(
-                f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
-                f"{axis_name!r}: give both the axis of the nodes."
-            )
-
-
 def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
     """Raises `ValueError` if a codec would round copies of a parameter inside a node apart."""
     codec = _codec_of(state)
@@ -177,19 +167,15 @@ def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
         spec = specs.of_path(path)
         missing = axes - set(axes_of(spec))
         dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-        if not missing or _rounds_alone(codec, dtype):
+        one = jax.ShapeDtypeStruct((2,), dtype)
+        rounds_alone = isinstance(codec, FloatCodec) and not codec.is_scaled(one)
+        if not missing or rounds_alone:
             continue
         raise ValueError(
             f"wire must be None or bfloat16 where a parameter is whole on several devices of a "
             f"node, got {codec} and params{jax.tree_util.keystr(path)} of spec {spec}: its copies "
             f"would be rounded apart. Shard it over {', '.join(sorted(missing))} as well."
         )
-
-
-def _rounds_alone(codec: Codec, dtype: Any) -> bool:
-    """Whether the codec rounds each value of `dtype` by itself."""
-    one = jax.ShapeDtypeStruct((2,), dtype)
-    return isinstance(codec, FloatCodec) and not codec.is_scaled(one)
 
 
 def _codec_of(state: Any) -> Codec | None:

@@ -115,9 +115,8 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     """Returns the gossip state inside the state of a chain; None if there is none.
 
     Raises:
-      ValueError: if there are several, it stands inside `optax.apply_if_finite` or an
-        `optax.MultiSteps` with `should_skip_update_fn`, on which the nodes do not agree, or
-        `opt_state` is None.
+      ValueError: if there are several, `opt_state` is None, or it stands inside a wrapper of optax
+        that skips updates by what one node sees.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
@@ -138,7 +137,9 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
 
 def _find_states(opt_state: optax.OptState) -> list[GossipState]:
     states = []
-    for part in jax.tree.leaves(opt_state, is_leaf=_ends_search):
+    for part in jax.tree.leaves(
+        opt_state, is_leaf=lambda part: isinstance(part, GossipState) or _skips_by_node(part)
+    ):
         if isinstance(part, GossipState):
             states.append(part)
         elif _skips_by_node(part) and any(_find_states(inner) for inner in part):
@@ -156,10 +157,6 @@ def _skips_by_node(part: Any) -> bool:
     if isinstance(part, optax.MultiStepsState):
         return bool(jax.tree.leaves(part.skip_state))
     return type(part) is optax.ApplyIfFiniteState
-
-
-def _ends_search(part: Any) -> bool:
-    return isinstance(part, GossipState) or _skips_by_node(part)
 
 
 def require_order(opt_state: optax.OptState) -> None:
@@ -269,11 +266,7 @@ def exchange_plan(opt_state: optax.OptState) -> ExchangePlan:
 
 
 def step_plan(opt_state: optax.OptState) -> StepPlan:
-    """What decides which program a step of this chain needs.
-
-    Raises:
-      ValueError: as `require_updates_numbered`.
-    """
+    """What decides which program a step of this chain needs, which is checked."""
     return _plan_of(jax.tree.structure(opt_state))
 
 
@@ -375,10 +368,6 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     flight are delivered by the round before, so a state that has counted updates must go on where
     it was, forwards as well. One that has counted none starts at any step. Reads the count on the
     host: call it where a loop starts or jumps, not at every step.
-
-    Raises:
-      ValueError: if the state has counted more updates than `step` and other steps than those due
-        would follow, or messages in flight would be delivered by another round than their own.
     """
     outer = outer_state(opt_state)
     gossip = gossip_state(opt_state)
@@ -388,8 +377,13 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
         return opt_state
     state = overlapped or outer or gossip
     assert state is not None
-    count = _read_count(state.count)
-    if count is None or count == step:
+    count = state.count
+    if isinstance(count, Tracer | jax.ShapeDtypeStruct):
+        return opt_state
+    if isinstance(count, jax.Array):
+        count = jax.device_get(count.addressable_data(0))
+    count = int(np.max(np.asarray(count)))
+    if count == step:
         return opt_state
     if count == 0 and overlapped is not None:
         return replace_gossip_state(opt_state, count=overlapped.count + np.int32(step))
@@ -409,12 +403,3 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
             "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
         )
     return opt_state
-
-
-def _read_count(count: Any) -> int | None:
-    """The number of updates of all nodes; None if it is traced, or a shape."""
-    if isinstance(count, Tracer | jax.ShapeDtypeStruct):
-        return None
-    if isinstance(count, jax.Array):
-        count = jax.device_get(count.addressable_data(0))
-    return int(np.max(np.asarray(count)))

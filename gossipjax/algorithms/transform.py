@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -13,7 +12,6 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.exchange import exchange, exchange_parts, split_messages
-from gossipjax.algorithms.parameters import Fragment
 from gossipjax.algorithms.state import (
     ExchangePlan,
     Extra,
@@ -61,10 +59,6 @@ def gossip_transform(
     its fifth argument. The wrapper returns the update that reaches the new parameters,
     in their types, counts, and keeps residuals if `init` made some. `update(skip_exchange=True)`
     only adds the updates to the numerators: for an outer optimizer that averages over all nodes.
-
-    Raises (when traced):
-      ValueError: if the axis is missing, `params` are not passed to `update`, or the updates or the
-        state do not fit them or this transform.
     """
 
     def update(
@@ -120,30 +114,17 @@ def exchange_on_parts(
 
     What stands beside it in a chain stays outside, where XLA partitions whole arrays.
     """
-    parts = _Parts(init, update, axis_name)
-    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """`init` and `update` of a transform that exchanges."""
-
-    tx_init: optax.TransformInitFn
-    tx_update: Callable[..., Any]
-    axis_name: str
-
-    def init(self, params: optax.Params) -> optax.OptState:
+    def init_parts(params: optax.Params) -> optax.OptState:
         specs = specs_here()
         if specs is None:
-            return self.tx_init(params)
-        specs.require(params, inner_axes(self.axis_name), may_repeat=True)
-        state = jax.eval_shape(self.tx_init, params)
+            return init(params)
+        specs.require(params, inner_axes(axis_name), may_repeat=True)
         in_specs = (specs.of(params, params),)
-        out_specs = specs.of(state, params)
-        return on_shards(self.tx_init, specs, self.axis_name, in_specs, out_specs)(params)
+        out_specs = specs.of(jax.eval_shape(init, params), params)
+        return on_shards(init, specs, axis_name, in_specs, out_specs)(params)
 
-    def update(
-        self,
+    def update_parts(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
@@ -151,36 +132,30 @@ class _Parts:
     ) -> tuple[optax.Updates, optax.OptState]:
         specs = specs_here()
         if specs is None:
-            return self.tx_update(updates, state, params, **extra_args)
-        specs.require(updates, inner_axes(self.axis_name), may_repeat=True)
-        pieces = None
-        if isinstance(state, GossipState) and state.overlap:
-            pieces = split_messages(state)
+            return update(updates, state, params, **extra_args)
+        specs.require(updates, inner_axes(axis_name), may_repeat=True)
         names = ("step", "received", "skip_exchange")
         known = {name: extra_args[name] for name in names if name in extra_args}
         arrays = {name: arg for name, arg in known.items() if _holds_arrays(arg)}
         others = {name: arg for name, arg in known.items() if name not in arrays}
+        # Cut by whole leaves, before each device sees its parts of them.
+        pieces = None
+        if isinstance(state, GossipState) and state.overlap:
+            pieces = split_messages(state)
+
+        def run(updates: Any, state: Any, params: Any, arrays: dict[str, Any]) -> Any:
+            arguments = {**arrays, **others}
+            is_early = arguments.get("received") is not None or arguments.get("skip_exchange")
+            if pieces is not None and not is_early:
+                step = default_step(arguments.get("step"), state.count, axis_name)
+                arguments["received"] = exchange_parts(state, None, step, pieces)
+            return update(updates, state, params, **arguments)
+
         args = (updates, state, params, arrays)
         in_specs = specs.of(args, updates)
-        update = partial(self._update, others=others, pieces=pieces)
-        return on_shards(update, specs, self.axis_name, in_specs, in_specs[:2])(*args)
+        return on_shards(run, specs, axis_name, in_specs, in_specs[:2])(*args)
 
-    def _update(
-        self,
-        updates: Any,
-        state: Any,
-        params: Any,
-        arrays: dict[str, Any],
-        others: dict[str, Any],
-        pieces: list[Fragment] | None,
-    ) -> tuple[Any, Any]:
-        """The update of parts; `pieces` are those of an overlap."""
-        arguments = {**arrays, **others}
-        is_early = arguments.get("received") is not None or arguments.get("skip_exchange")
-        if pieces is not None and not is_early:
-            step = default_step(arguments.get("step"), state.count, self.axis_name)
-            arguments["received"] = exchange_parts(state, None, step, pieces)
-        return self.tx_update(updates, state, params, **arguments)
+    return optax.GradientTransformationExtraArgs(init_parts, update_parts)
 
 
 def _holds_arrays(arg: Any) -> bool:
@@ -208,11 +183,7 @@ def make_route(
     wire: WireLike | None = None,
     takes_sparse: bool = False,
 ) -> Wire:
-    """The axes and the form of messages of a factory's arguments, as `gx.sgp` documents them.
-
-    Raises:
-      ValueError: unless the axes are two different names, and `wire` is a type or a codec.
-    """
+    """The axes and the form of messages of a factory's arguments, as `gx.sgp` documents them."""
     require_axis_names(name, axis_name, local_axis_name)
     return make_wire(axis_name, local_axis_name, wire, takes_sparse)
 

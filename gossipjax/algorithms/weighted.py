@@ -91,11 +91,7 @@ def make_shares(weights: Any, name: str) -> tuple[float, ...]:
 def scale_by_share(
     tree: Any, shares: tuple[float, ...] | None, node_weight: Any, axis_name: str, name: str
 ) -> Any:
-    """`N p_i tree` of this node, in the types of `tree`; of `node_weight` if no shares are given.
-
-    Raises:
-      ValueError: if the axis has another number of nodes, or neither is given.
-    """
+    """`N p_i tree` of this node, in the types of `tree`; of `node_weight` without shares."""
     size = axis_size(axis_name)
     factor: Any
     if shares is None:

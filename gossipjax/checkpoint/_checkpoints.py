@@ -176,15 +176,12 @@ class Checkpoints:
                     )
             if kind is None and self._every is not None:
                 is_preempted = any_process(self._is_preempted)
+        # SIGTERM came after the last step, in the last write for example: all is written now.
         if kind is None and (is_preempted or self._is_preempted):
-            self._end_preempted()
-
-    def _end_preempted(self) -> None:
-        """SIGTERM came after the last step, in the last write for example: all is written now."""
-        if self._former_handler == signal.SIG_DFL:
-            raise Preempted(max(local_steps(self.folder), default=None), self.folder)
-        if self._is_preempted:
-            signal.raise_signal(signal.SIGTERM)
+            if self._former_handler == signal.SIG_DFL:
+                raise Preempted(max(local_steps(self.folder), default=None), self.folder)
+            if self._is_preempted:
+                signal.raise_signal(signal.SIGTERM)
 
     @property
     def is_preempted(self) -> bool:
@@ -352,7 +349,10 @@ class Checkpoints:
         self._last_step = step
         try:
             on_each_folder(lambda: clear_way(self.folder, step), self._is_shared)
-            self._open_writer().write(self.folder / str(step), by_number(leaves), manifest)
+            if self._writer is None:
+                self._remove_unfinished()
+                self._writer = Writer(self._timeout, self._is_shared)
+            self._writer.write(self.folder / str(step), by_number(leaves), manifest)
         except Exception as error:  # the next call says so: all processes must make it
             self._failure = error
 
@@ -435,7 +435,7 @@ class Checkpoints:
         damaged: dict[int, DamagedError] = {}
         for number in reversed(steps) if step is None else [step]:
             try:
-                with meet_within(self._timeout):
+                with meet_within(self._timeout), meshes.unset_mesh():
                     restored, self._saved_chain = read_checkpoint(
                         self.folder, number, like, self._is_shared, lost
                     )
@@ -467,12 +467,6 @@ class Checkpoints:
     def _acquire(self) -> None:
         if not self._is_read_only:
             self._lock.acquire()
-
-    def _open_writer(self) -> Any:
-        if self._writer is None:
-            self._remove_unfinished()
-            self._writer = Writer(self._timeout, self._is_shared)
-        return self._writer
 
     def _finish_write(self, warns: bool = True) -> None:
         """Waits for a write in progress; if it failed on any process, cleans up, and says so."""

@@ -97,9 +97,8 @@ def change_nodes(
       Parameters and state of `tx`, NumPy arrays `[M, ...]`, and a report.
 
     Raises:
-      ValueError: if the leaves have no common number of nodes; the schedule of `tx` is not for M
-        nodes; the optimizer is not that of the old chain; a parameter that gossips is not
-        floating-point; or the chain holds several gossip transforms.
+      ValueError: if the leaves have no common number of nodes, the schedule of `tx` is not for M
+        nodes, or the optimizer is not that of the old chain.
 
     >>> import jax.numpy as jnp, numpy as np, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import change_nodes
@@ -116,7 +115,8 @@ def change_nodes(
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
     model, weight, fraction_in_flight = _average_model(params, old, before)
     new_params = cast_like(model, params)
-    template = _init_one(tx, new_params)
+    stacked = Nodes(1).spmd(tx.init)(jax.tree.map(lambda x: x[None], new_params))
+    template = jax.tree.map(lambda x: x[0], stacked)
     new = gossip_state(template)
     if new is not None and new.schedule is not None and new.schedule.size != nodes:
         raise ValueError(
@@ -154,13 +154,6 @@ def average_nodes(tree: Any, nodes: int) -> Any:
     return _repeat(_average(meshes.on_auto_axes(tree)), nodes)
 
 
-def _init_one(tx: optax.GradientTransformation, params: optax.Params) -> optax.OptState:
-    """The state of one node that starts from `params`, `[...]`."""
-    one = Nodes(1)
-    stacked = one.spmd(tx.init)(jax.tree.map(lambda x: x[None], params))
-    return jax.tree.map(lambda x: x[0], stacked)
-
-
 def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) -> GossipState:
     """`new`, as `tx.init` makes it from the model, with what survives of `old`."""
     residual = None
@@ -179,19 +172,17 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
 
 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
-    if old is None or new.on_resize == "restart" or not _have_same_shapes(old.value, new.value):
+    if old is None or new.on_resize == "restart":
+        return new
+    # Another algorithm's part of this name may be of another form.
+    forms = [
+        [jax.tree.structure(tree), *(x.shape[leading:] for x in jax.tree.leaves(tree))]
+        for tree, leading in ((old.value, 1), (new.value, 0))
+    ]
+    if forms[0] != forms[1]:
         return new
     value = jax.tree_util.tree_map_with_path(ON_RESIZE[new.on_resize], old.value)
     return Extra(jax.tree.map(_cast, value, new.value), new.on_resize, new.is_mass)
-
-
-def _have_same_shapes(stacked: Any, single: Any) -> bool:
-    """Whether `[N, ...]` and `[...]` are the same tree; another algorithm's part may not be."""
-    leaves, structure = jax.tree.flatten(stacked)
-    single_leaves, single_structure = jax.tree.flatten(single)
-    return structure == single_structure and all(
-        a.shape[1:] == b.shape for a, b in zip(leaves, single_leaves, strict=True)
-    )
 
 
 def _cast(leaf: Any, like: Any) -> Any:

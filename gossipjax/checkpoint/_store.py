@@ -113,20 +113,15 @@ def parse_manifest(content: bytes) -> Manifest:
             raise DamagedError("its manifest has another checksum")
         manifest = Manifest(**{"chain": {}, **json.loads(text)})
         match manifest:
-            case Manifest(int(), list(specs), int(), dict(), dict()) if all(map(_is_spec, specs)):
+            case Manifest(int(), list(specs), int(), dict(), dict()) if all(
+                [*map(type, spec)] == [str, list, str] for spec in specs
+            ):
                 match manifest.part:
                     case None | {"nodes": [*_], "checksums": [*_], "is_first": bool()}:
                         return manifest
         raise TypeError("it has fields of other types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
-
-
-def _is_spec(spec: Any) -> bool:
-    match spec:
-        case [str(), list(), str()]:
-            return True
-    return False
 
 
 def require_metadata(metadata: Any) -> dict[str, Any]:
@@ -163,7 +158,8 @@ def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
     offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(_own_parts(folder)))]
     lost = {process for process, offer in enumerate(offers) if not offer}
     offers = [offer for offer in offers if offer]
-    if not offers or (lost and all(all(map(_is_first, offer.values())) for offer in offers)):
+    parts = [part for offer in offers for part in offer.values()]
+    if not offers or (lost and all(part and part["is_first"] for part in parts)):
         return [], set()
     steps = [
         step
@@ -192,10 +188,6 @@ def _own_parts(folder: Path) -> list[tuple[int, dict[str, Any] | None]]:
         except (DamagedError, OSError):
             found.append((step, None))
     return found
-
-
-def _is_first(part: dict[str, Any] | None) -> bool:
-    return part is not None and part["is_first"]
 
 
 def on_each_folder(action: Callable[[], None], shared: bool) -> None:
@@ -263,13 +255,7 @@ def read_checkpoint(
 
     Arrays of processes that have `lost` their part stay those of `like`.
     """
-    with meshes.unset_mesh():
-        return _read_checkpoint(folder / str(step), step, like, shared, lost)
-
-
-def _read_checkpoint(
-    folder: Path, step: int, like: Any, shared: bool, lost: set[int]
-) -> tuple[Restored, dict[str, str]]:
+    folder = folder / str(step)
     is_lost = jax.process_index() in lost
     manifest = _read_manifest(folder, lost)
     if (manifest.part is None) != shared:

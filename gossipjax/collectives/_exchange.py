@@ -181,7 +181,10 @@ def exchange_slots(
             # A filler must carry a true zero: 0 * NaN would spread a NaN along edges of no graph.
             sends = copy_for_leaves(select(share > 0, bool), sent, wire.axis_name)
             messages = list(map(_or_zeros, sends, messages))
-        words = encode_each(messages, wire.codec, _fold_in_slot(keys, number))
+        keys_of_slot = None
+        if keys is not None:
+            keys_of_slot = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+        words = encode_each(messages, wire.codec, keys_of_slot)
         if slot is not None and round_.is_single:
             received = permute(words, slot.receivers[0], wire.axis_name, slot.weights[0] > 0)
         else:  # who sends is data too, as it may be where nodes are simulated
@@ -230,11 +233,6 @@ def exchange_slots(
 
 def _or_zeros(is_wanted: Any, x: jax.Array) -> jax.Array:
     return jnp.where(is_wanted, x, jnp.zeros_like(x))
-
-
-def _fold_in_slot(keys: jax.Array | None, number: Any) -> jax.Array | None:
-    """The keys of the leaves for one slot of a round."""
-    return None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, number)
 
 
 def _divides_exactly(shares: np.ndarray) -> bool:

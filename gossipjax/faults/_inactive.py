@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -72,23 +71,11 @@ def inactive(
     >>> jax.vmap(two_steps, axis_name="nodes")(jnp.array([0.0, 4.0])).tolist()
     [1.0, 0.0]
     """
-    inner = require_transform(inner, "inner of inactive")
+    chain = require_transform(inner, "inner of inactive")
     require_axis_names("inactive", axis_name)
 
-    parts = _Inactive(inner, faults, axis_name)
-    return optax.GradientTransformationExtraArgs(parts.init, parts.update)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Inactive:
-    """`init` and `update` of the transform."""
-
-    inner: optax.GradientTransformationExtraArgs
-    faults: Faults
-    axis_name: str
-
-    def init(self, params: optax.Params) -> InactiveState:
-        state = self.inner.init(params)
+    def init(params: optax.Params) -> InactiveState:
+        state = chain.init(params)
         if outer_state(state) is not None:
             raise ValueError(
                 "inner of inactive must be a chain without gx.outer, got one with it: write "
@@ -101,11 +88,10 @@ class _Inactive:
                     "inner of inactive must exchange by a schedule, got an algorithm in which all "
                     "nodes exchange at once: take sgp, osgp, dpsgd or gradient_tracking."
                 )
-            require_isolated(gossip.schedule, self.faults, gossip.overlap)
+            require_isolated(gossip.schedule, faults, gossip.overlap)
         return InactiveState(jnp.zeros((), jnp.int32), state)
 
     def update(
-        self,
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
@@ -113,19 +99,21 @@ class _Inactive:
     ) -> tuple[optax.Updates, InactiveState]:
         own = require_state(state, InactiveState, "gx.faults.inactive")
         gossip = gossip_state(own.inner)
-        axis_name = self.axis_name if gossip is None else gossip.wire.axis_name
-        if axis_size(axis_name) != self.faults.size:
+        name = axis_name if gossip is None else gossip.wire.axis_name
+        if axis_size(name) != faults.size:
             raise ValueError(
-                f"the axis {axis_name!r} must have as many nodes as the faults of inactive, "
-                f"{self.faults.size}, got {axis_size(axis_name)}."
+                f"the axis {name!r} must have as many nodes as the faults of inactive, "
+                f"{faults.size}, got {axis_size(name)}."
             )
         count = own.count if gossip is None else gossip.count
-        keep = partial(_keep, is_active(self.faults, count, axis_name))
+        keep = partial(_keep, is_active(faults, count, name))
         # All nodes run the chain, as the exchange in it is one program; who sleeps keeps nothing.
-        updates, new = self.inner.update(updates, own.inner, params, **extra_args)
+        updates, new = chain.update(updates, own.inner, params, **extra_args)
         kept = jax.tree.map(keep, new, own.inner, is_leaf=_is_gossip)
         updates = keep(updates, jax.tree.map(jnp.zeros_like, updates))
         return updates, InactiveState(optax.safe_increment(own.count), kept)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _keep(is_active: jax.Array, new: Any, old: Any) -> Any:

@@ -63,8 +63,16 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
             f"and {faults.noise}: gx.faults.sgp and dpsgd simulate them, and gx.osgp messages that "
             "are all equally late."
         )
-    if keep == "both":
-        _require_symmetric(schedule)
+    for number, round_ in enumerate(schedule.rounds if keep == "both" else ()):
+        P = round_.matrix
+        asymmetry = abs(P - P.T)
+        if asymmetry.max() > TOLERANCE:
+            i, j = divmod(int(asymmetry.argmax()), len(P))
+            raise ValueError(
+                f"the schedule of apply must be symmetric for keep='both', got a round {number} "
+                f"with P[{i}, {j}] = {P[i, j]:.6g} and P[{j}, {i}] = {P[j, i]:.6g}: take ring, "
+                "random_pairs or bipartite_exponential, or keep='sender' and push-sum."
+            )
     stride = max(1, overlap)
     length = math.lcm(*(math.lcm(rows, stride) // stride for rows in _lengths(faults)))
     last_sent = {node: -(-step // stride) for node, step in faults.deaths.items()}
@@ -114,19 +122,6 @@ def _weaken(round_: Round, is_up: np.ndarray, keep: Keep) -> Round:
     weights = round_.weights + np.where(receivers == senders, returned[senders], 0)
     kept = receivers[is_kept], senders[is_kept], weights[is_kept]
     return Round.from_entries(round_.size, *kept)
-
-
-def _require_symmetric(schedule: Schedule) -> None:
-    for number, round_ in enumerate(schedule.rounds):
-        P = round_.matrix
-        asymmetry = abs(P - P.T)
-        if asymmetry.max() > TOLERANCE:
-            i, j = divmod(int(asymmetry.argmax()), len(P))
-            raise ValueError(
-                f"the schedule of apply must be symmetric for keep='both', got a round {number} "
-                f"with P[{i}, {j}] = {P[i, j]:.6g} and P[{j}, {i}] = {P[j, i]:.6g}: take ring, "
-                "random_pairs or bipartite_exponential, or keep='sender' and push-sum."
-            )
 
 
 @functools.lru_cache(16)

@@ -123,7 +123,9 @@ def sgp(
         mass = PushSum(state.weight, add(x, updates))
         shares = links.shares(step, state.count)
         due = links.due(shares, state.count)
-        sent = jax.tree.map(lambda leaf: _divide(leaf, shares), mass)
+        sent = jax.tree.map(
+            lambda leaf: along(shares.astype(leaf.dtype), leaf[None]) * leaf[None], mass
+        )
         mass = jax.tree.map(lambda leaf, parts: leaf - parts.sum(axis=0), mass, sent)
         changes = {}
         if not running_sums:  # what is lost is known here alone: the sender has given it up
@@ -301,11 +303,6 @@ def account(
     in_flight = mass_in_flight(part, state)
     wire = Wire(state.wire.axis_name if axis_name is None else axis_name)
     return Account(*(node_sum(mass, wire) for mass in (held, in_flight, lost)))
-
-
-def _divide(leaf: jax.Array, shares: jax.Array) -> jax.Array:
-    """The shares `[L, ...]` of an array."""
-    return along(shares.astype(leaf.dtype), leaf[None]) * leaf[None]
 
 
 def _sum(tree: Any, axes: int) -> Any:

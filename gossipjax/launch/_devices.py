@@ -19,11 +19,7 @@ MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}
 def divide_gpus(
     num_processes: int, local_devices: int, *, asynchronous: bool
 ) -> tuple[list[dict[str, str]], str]:
-    """Returns the variables by which each process of the launcher finds its GPUs, and a warning.
-
-    Raises:
-      ValueError: if there are too few GPUs.
-    """
+    """Returns the variables by which each process of the launcher finds its GPUs, and a warning."""
     needed = num_processes * local_devices
     parts = [range(first, first + local_devices) for first in range(0, needed, local_devices)]
     variables = [{"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, part))} for part in parts]
@@ -63,9 +59,6 @@ def choose_gpu(info: ProcessInfo | None) -> int | None:
     """Returns JAX's `local_device_ids` for a process of Slurm or Open MPI; None leaves it to JAX.
 
     `info` is what the process was told; None if JAX is to find it.
-
-    Raises:
-      ValueError: if the host has fewer GPUs than processes.
     """
     scheduled = process_from_scheduler()
     if scheduled is None or scheduled.local_rank is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:

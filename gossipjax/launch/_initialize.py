@@ -116,7 +116,10 @@ def initialize(
             connections = rendezvous(address, info, timeout, secret_from_env())
             peers.kept = peers.Peers(info, connections)
             if is_loopback(host := parse_address(address)[0]):
-                _stay_on_loopback(host)
+                # JAX has no option for it: Gloo would listen at the address of this machine's name.
+                make = _jax.make_gloo_tcp_collectives
+                _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
             else:
                 _require_reachable(address, peers.kept, timeout)
             forwarded = address
@@ -136,14 +139,6 @@ def initialize(
             )
         _initialized = info
     return _initialized
-
-
-def _stay_on_loopback(host: str) -> None:
-    """Where the coordinator is on the loopback, Gloo and NCCL listen there, too."""
-    # JAX has no option for it: Gloo would listen at the address of this machine's name.
-    make = _jax.make_gloo_tcp_collectives
-    _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 def _require_reachable(address: str, kept: peers.Peers, timeout: float) -> None:

@@ -49,8 +49,12 @@ def mesh(
     """
     inner = axes if local is None else {"local": local, **axes}
     for name, size in {"nodes": 1 if nodes is None else nodes, **inner}.items():
-        _require_positive_int(size, name)
-    available = _sort_devices(jax.devices() if devices is None else devices)
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {size!r}.")
+    available = sorted(
+        jax.devices() if devices is None else devices,
+        key=lambda device: (_slice_index(device), device.process_index, device.id),
+    )
     num_processes = len(_count_by(lambda device: device.process_index, available, "processes"))
     per_node = math.prod(inner.values())
     if nodes is None:
@@ -65,15 +69,6 @@ def mesh(
     shape = (nodes, *inner.values())
     grid = np.array(available[: math.prod(shape)]).reshape(shape)
     return Mesh(grid, ("nodes", *inner))
-
-
-def _require_positive_int(value: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} must be an integer >= 1, got {value!r}.")
-
-
-def _sort_devices(devices: Sequence[Any]) -> list[Any]:
-    return sorted(devices, key=lambda d: (_slice_index(d), d.process_index, d.id))
 
 
 def _slice_index(device: Any) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ class _Rewriter:
                 is_same = fields["jaxpr"] is open_jaxpr
             else:
                 fields = {"eqns": [self._rewrite_equation(eqn) for eqn in jaxpr.eqns]}
-                is_same = all(map(_is, fields["eqns"], jaxpr.eqns))
+                is_same = all(map(operator.is_, fields["eqns"], jaxpr.eqns))
             self.done[id(jaxpr)] = jaxpr, jaxpr if is_same else jaxpr.replace(**fields)
         return self.done[id(jaxpr)][1]
 
@@ -68,7 +69,7 @@ class _Rewriter:
         if eqn.primitive.name == "pallas_call":  # what is inside is no program of XLA
             return eqn
         params = {name: self._rewrite_param(value) for name, value in eqn.params.items()}
-        is_same = all(map(_is, params.values(), eqn.params.values()))
+        is_same = all(map(operator.is_, params.values(), eqn.params.values()))
         return eqn if is_same else eqn.replace(params=params)
 
     def _rewrite_param(self, value: Any) -> Any:
@@ -101,10 +102,6 @@ class _Rewriter:
 
         [call] = jax.make_jaxpr(jax.jit(convolve))(lhs, rhs).eqns
         return call.replace(invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info)
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 class _Sizes(NamedTuple):

@@ -91,12 +91,7 @@ def is_int(value: Any) -> bool:
 
 
 def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
-    """Returns the number of nodes on a mesh, by default one per device of its axis.
-
-    Raises:
-      ValueError: if the mesh has no such axis, `size` is no multiple of the devices of this axis,
-        or there are several nodes per device and further axes.
-    """
+    """Returns the number of nodes on a mesh, by default one per device of its axis."""
     if axis_name not in mesh.axis_names:
         raise ValueError(
             f"the mesh must have an axis named {axis_name!r}, got the axes {mesh.axis_names}: name "

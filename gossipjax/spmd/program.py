@@ -83,18 +83,6 @@ def is_collective_over(axis_name: str, eqn: Any) -> bool:
 _last: collections.deque[jax.Array] = collections.deque(maxlen=1)
 
 
-def _wait_for_last() -> None:
-    for array in tuple(_last):
-        if not array.is_deleted():  # donated to a program that runs after it
-            array.block_until_ready()
-
-
-def _keep_last(result: Any) -> None:
-    """Keeps the last array of a result: that of a train step is its loss, which is small."""
-    arrays = jax.tree.leaves(result)[-1:]
-    _last.extend(array for array in arrays if not isinstance(array, Tracer))
-
-
 class Program:
     """A jitted function on node-stacked arrays, as `spmd` returns it.
 
@@ -126,10 +114,13 @@ class Program:
         if meshes.has_explicit_axes(jax.sharding.get_abstract_mesh()):
             return self._call_in_jit(args)
         if self._is_one_at_a_time:
-            _wait_for_last()
+            for array in tuple(_last):
+                if not array.is_deleted():  # donated to a program that runs after it
+                    array.block_until_ready()
         result = self._jitted(*self._put_all(args))
-        if self._is_one_at_a_time:
-            _keep_last(result)
+        if self._is_one_at_a_time:  # the last array of a train step is its loss, which is small
+            arrays = jax.tree.leaves(result)[-1:]
+            _last.extend(array for array in arrays if not isinstance(array, Tracer))
         if type(result) is tuple:
             firsts = [jax.tree.leaves(part)[:1] for part in result]
             self._made = [weakref.ref(leaf) for (leaf,) in filter(None, firsts)]

@@ -150,9 +150,6 @@ def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
     Args:
       rows: `[..., ...]`, of any number of nodes.
       specs: a tree like `rows` of `PartitionSpec`s over the axes inside a node, or one for all.
-
-    Raises:
-      ValueError: if the specs are not like the rows, or do not fit them or the mesh.
     """
     if isinstance(specs, P):
         specs = jax.tree.map(lambda _: specs, rows)

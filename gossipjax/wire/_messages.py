@@ -75,11 +75,7 @@ def make_wire(
 
 
 def require_codec(wire: WireLike, name: str) -> Codec:
-    """Returns a codec, that of a type where one is given.
-
-    Raises:
-      ValueError: if it is neither a codec nor a floating-point type of at least 16 bits.
-    """
+    """Returns a codec, that of a type where one is given."""
     if isinstance(wire, Codec):
         return wire
     try:

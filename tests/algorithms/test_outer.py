@@ -558,8 +558,6 @@ class TestOnTheHost:
         tx = make_streaming()
         with pytest.raises(ValueError, match="offload_outer must be False where steps are traced"):
             run_steps(tx, 1, offload_outer=True, max_programs=1)
-        with pytest.raises(ValueError, match="overlap_in_thread must be None or False with offl"):
-            run_steps(tx, 1, offload_outer=True, overlap_in_thread=True)
         state, train_step = run_steps(tx, 1, offload_outer=True)
         with pytest.raises(ValueError, match=r"scan must not be called .* offload_outer"):
             train_step.scan(1, *state, TARGETS[None])
