@@ -46,7 +46,7 @@ def quasi_global(
 
     On uneven data the momentum of local gradients drives the nodes apart; that of the mixed models
     does not. Where the models stand still `m` is 0, so it ends where D-PSGD without momentum does.
-    `h` is not kept. A step of rate 0, as a warm-up may begin with, leaves `m` as it is.
+    `h` is not kept. A step at rate 0, with which a warm-up may begin, leaves `m` unchanged.
     The state is a `GossipState` with `extra["momentum"]`, like the parameters and float32 at least;
     on a change of nodes it is averaged.
 

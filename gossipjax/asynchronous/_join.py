@@ -58,10 +58,10 @@ def join(
         place founds once: if the others know of steps that an earlier life has made there, the node
         gives up what it brought, asks them for half, and warns.
       patience: seconds of silence after which another node is declared dead.
-      max_received: shares that this node takes between two that it gave. For each that comes
-        after them half of all that it holds goes back, so that a node whose loop hangs costs the
-        others little more than so many steps. A node counts in full while it is slower than the
-        others by less than this factor; above it its say fades. 1 or more.
+      max_received: how many shares this node takes between two that it gives, 1 or more. To each
+        further share it answers with half of all that it holds, so a node whose loop hangs costs
+        the others little more than this number of steps. A node that is slower than the others by
+        less than this factor counts in full. If it is slower still, it counts for less and less.
       wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
         out stays at the sender.
       secret: only nodes that have it can connect, 16 characters or more; None is that in

@@ -293,8 +293,8 @@ def account(journals: Iterable[Path]) -> Account:
 def measure_delays(journals: Iterable[Path]) -> np.ndarray:
     """Returns the delays of a run, `[T, N]`, in steps of all N nodes, as `gx.adpsgd` takes them.
 
-    While a node computes a gradient, others end steps, whose updates it does not see: if these are
-    m, the delay is `floor(m / N)`. With equal nodes m is about N - 1, and the delay 0: in lockstep,
+    While a node computes a gradient, others end m steps, whose updates it does not see. The delay
+    is `floor(m / N)`. With equal nodes m is about N - 1, and the delay is 0, because in lockstep,
     too, a node does not see the updates that the others make at the same step.
 
     Args:

@@ -179,7 +179,7 @@ class Node:
 
     @property
     def steps(self) -> int:
-        """Local steps of all lives of this place, as far as known: its position in its data."""
+        """Local steps of all lives of this place, as far as known; so far its data are used."""
         with self._service.lock:
             return self._participant.steps[self.place]
 

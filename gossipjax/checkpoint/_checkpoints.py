@@ -291,13 +291,13 @@ class Checkpoints:
     def after(self, state: TrainState, last: bool = False) -> None:
         """Saves `state` if its step is a multiple of `every`, it is the last, or after SIGTERM.
 
-        With several processes a call is a small all-reduce that waits for the step: where steps are
+        With several processes a call is a small all-reduce that waits for the step. If steps are
         short, call it every few steps.
 
         Raises:
           Preempted: after SIGTERM to any process, when the state is completely written. After the
-            last step the end of the `with` block raises it, unless the program has set a handler of
-            SIGTERM before: then that is called.
+            last step the end of the `with` block raises it. If your program set a handler of
+            SIGTERM before, it calls that handler instead.
           ValueError: if the folder was opened without `every`.
         """
         if self._every is None:

@@ -70,9 +70,9 @@ def change_nodes(
 
     with weight 1 and nothing in flight. Low-precision parameters keep float32 residuals, what
     rounding the average left over. The count of the gossip stays, so that delays and default steps
-    go on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) follows
-    its rule: the average, the maximum or the first of the old nodes, or as `tx.init` makes it from
-    `z`; so does a part that the old state does not have, or has in another shape.
+    go on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) has
+    a rule: the average, the maximum or the first of the old nodes, or what `tx.init` makes from
+    `z`. A part that the old state does not have, or has in another shape, is also made from `z`.
 
     The rest of the optimizer's state is averaged over the nodes and given to all: momentum, the
     moments of Adam. Integers (step counts) take the maximum over nodes. `tx` may be of another

@@ -34,8 +34,8 @@ def quasi_global_adam(
         x' = P (x - rate (mh / (1 - b1^t)) / (sqrt(vh / (1 - b2^t)) + eps))
         d = (x - x') / (|x - x'| + 1e-8);    m <- b1 m + (1 - b1) d;    v <- b2 v + (1 - b2) d^2
 
-    `|x - x'|` is the norm over all leaves of this node. The correction of the bias, by `1 - b^t`,
-    and 1e-8 are those of the authors' released code.
+    `|x - x'|` is the norm over all leaves of this node. The bias correction by `1 - b^t` and the
+    1e-8 are as in the authors' released code.
 
     Args:
       schedule: a doubly stochastic schedule.

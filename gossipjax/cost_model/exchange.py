@@ -64,7 +64,7 @@ class Exchange:
         node 0.
       schedule: of gossip; the exchange at step `t` is that of round `t // every`.
       bits: of a parameter in a message, scales and indices included.
-      fraction: of the model that is sent.
+      fraction: the part of the model that is sent.
       every: steps from one exchange to the next.
       phase: the first step that exchanges.
       overlap: computations beside which an exchange runs.

@@ -91,7 +91,7 @@ class Method:
 
 
 def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
-    """What an algorithm sends, by `state.plan` of its `gx.GossipState`.
+    """The method of a gossip transform: give `state.plan`, where its state is a `gx.GossipState`.
 
     >>> import gossipjax as gx
     >>> import jax.numpy as jnp

@@ -11,10 +11,10 @@ VARIABLE = "GOSSIPJAX_SECRET"
 
 
 def secret_from_env() -> str | None:
-    """The secret by which the processes of a job know each other, in `GOSSIPJAX_SECRET`, or None.
+    """Returns `GOSSIPJAX_SECRET`, by which the processes of a job know each other; None if unset.
 
     Raises:
-      ValueError: if it has less than 16 characters.
+      ValueError: if it has fewer than 16 characters.
 
     >>> from unittest import mock
     >>> with mock.patch.dict(os.environ, {"GOSSIPJAX_SECRET": "a text that is long"}):

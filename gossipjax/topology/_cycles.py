@@ -314,8 +314,8 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
 def periodic(schedule: Schedule, every: int) -> Schedule:
     """The schedule with the exact average in place of its round at every `every`-th step.
 
-    Steps `every - 1`, `2 every - 1`, ... average exactly; every other step `k` uses the round that
-    `schedule` has at step `k`, so that the round in place of which the average stands is left out.
+    Steps `every - 1`, `2 every - 1`, ... average exactly. Every other step `k` uses the round that
+    `schedule` has at step `k`, so the rounds that an average replaces are left out.
     With `sgp`, or `dpsgd`, it is Gossip-PGA. Under overlap the average arrives as late as other
     messages.
 
