@@ -105,6 +105,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     # The order of a chain: its state shows it.
     "trace after gossip": (lambda: train(optax.chain(SGD, SGP, optax.trace(0.9))), LAST),
     "adamw after gossip": refuse_chain(optax.chain(SGP, optax.adamw(0.1)), LAST),
+    "sgd after gossip": refuse_chain(
+        optax.chain(SGP, optax.sgd(0.1)), "must be last .* got an optimizer without momentum after"
+    ),
     "ema after a chain": refuse_chain(optax.chain(CHAIN, optax.ema(0.9)), LAST),
     "a rate by step after gossip": refuse_chain(
         optax.chain(SGP, optax.scale_by_learning_rate(optax.linear_schedule(0.1, 0.01, 10))), LAST

@@ -171,24 +171,23 @@ def require_order(opt_state: optax.OptState) -> None:
         if isinstance(exchange, ErrorFeedback):
             if before := find_optimizer(chain[:place], keeps_arrays=True):
                 raise ValueError(
-                    "gx.allreduce must go first in a chain, as it averages gradients, got an "
-                    f"optimizer before it, {before}: optax.chain(gx.allreduce(), optimizer)."
+                    "gx.allreduce must go first in a chain, as it averages gradients, got "
+                    f"{before} before it: optax.chain(gx.allreduce(), optimizer)."
                 )
             continue
-        after = next((part for part in chain[place + 1 :] if jax.tree.leaves(part)), None)
+        parts = chain[place + 1 :]
+        after = next(filter(None, map(_describe, parts)), None) or find_optimizer(parts)
         if after is not None:
             raise ValueError(
                 "gossip must be last in a chain, as its updates must reach the parameters as they "
-                f"are, got {_describe(after)} after it: optimizers go before, "
-                "optax.chain(optimizer, gossip)."
+                f"are, got {after} after it: optimizers go before, optax.chain(optimizer, gossip)."
             )
         is_outer = isinstance(exchange, OuterState)
         if is_outer or exchange.plan.takes_gradients:
             name = "gx.outer" if is_outer else "gossip that is the optimizer"
             if before := find_optimizer(chain[:place]):
                 raise ValueError(
-                    f"{name} must get gradients, got the updates of an optimizer before it, "
-                    f"{before}: "
+                    f"{name} must get gradients, got the updates of {before} before it: "
                     + ("put it inside, gx.outer(optimizer, ...)." if is_outer else "leave it out.")
                 )
     _require_one_exchange(opt_state)
@@ -229,7 +228,7 @@ def find_optimizer(parts: tuple[Any, ...], keeps_arrays: bool = False) -> str | 
     for part in parts:
         for state in jax.tree.leaves(part, is_leaf=is_optimizer):
             if is_optimizer(state):
-                return _describe(state) or "one without momentum"
+                return _describe(state) or "an optimizer without momentum"
     return None
 
 
