@@ -53,7 +53,7 @@ def osgp(
     Every message is late by exactly tau steps, so runs can be repeated. This is the worst case of
     the paper's table 4, "all messages are received with tau-iteration staleness". Step `k` uses
     round `k / tau` of the schedule, as `schedule.every(overlap)` does. A message travels in tau
-    pieces of whole leaves, about equal in size, one per step.
+    pieces, one per step. Each piece consists of whole leaves, and all are about equal in size.
 
     Your parameters are the de-biased `z`. The state is as in `sgp`, and also contains the messages
     in flight, already scaled. Only updates change the sums of `x` and `w` over nodes and messages.

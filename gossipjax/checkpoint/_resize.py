@@ -32,7 +32,7 @@ class ResizeReport(NamedTuple):
 
     Attributes:
       before, after: numbers of nodes.
-      weight: the sum of all push-sum weights before, in flight included: `before`, up to rounding.
+      weight: the sum of the old push-sum weights, in flight included; `before`, up to rounding.
       fraction_in_flight: the share of that weight that was in messages; None if messages carry no
         weight (`osgp` with `biased=True`).
       averaged: the paths of the optimizer's arrays that were averaged.

@@ -8,7 +8,7 @@ from gossipjax.cost_model._require import require_quantity
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A switch that joins all nodes, each by one link: no permutation has congestion.
+    """A switch that joins all nodes, each by one link. No permutation causes congestion.
 
     Attributes:
       bandwidth: bytes/s of a node's link, one way. Links are full duplex.

@@ -84,7 +84,8 @@ def markov_activity(
     """Which nodes are active: all at step 0, and then each by a chain of two states.
 
     Before every other step an active node falls asleep with probability `sleep`, and one that
-    sleeps wakes with probability `wake`. In the long run `wake / (wake + sleep)` are active.
+    sleeps wakes with probability `wake`. In the long run a part of `wake / (wake + sleep)` of the
+    nodes is active.
 
     Returns:
       bool `[T, N]`.
@@ -122,7 +123,7 @@ def cyclic_activity(n: int, on: int, off: int, offsets: Sequence[int] | None = N
 def poisson_activity(n: int, steps: int, seed: int, mean: float = 1.0) -> np.ndarray:
     """Which nodes are active: each sleeps a Poisson number of steps, is active for one, and again.
 
-    In the long run `1 / (1 + mean)` are active.
+    In the long run a part of `1 / (1 + mean)` of the nodes is active.
 
     Returns:
       bool `[T, N]`.

@@ -111,7 +111,7 @@ def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
 def top_k(fraction: float) -> TopK:
     """The fraction of the values that is largest in magnitude, with indices: 8 bytes a value.
 
-    The fraction, above 0 and at most 1, is of each message, not of each leaf. For `gx.choco`,
+    The fraction, above 0 and at most 1, counts in each message, not in each leaf. For `gx.choco`,
     `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is left out.
 
     Raises:
