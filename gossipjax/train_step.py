@@ -185,10 +185,10 @@ class TrainStep:
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
-        `overlap_in_thread` is True with several devices per node. At the first
-        step: if an optimizer with state comes after the gossip, or one with momentum before a
-        gossip that is the optimizer itself, or devices of a node get parts of a batch but exchange
-        nothing. Later: if `step` goes back and the state does not.
+        `overlap_in_thread` is True with several devices per node. At the first step: if an
+        optimizer comes after the gossip, or one with momentum before a gossip that is the optimizer
+        itself, or devices of a node get parts of a batch but exchange nothing. Later: if `step`
+        goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
