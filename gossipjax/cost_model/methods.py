@@ -185,7 +185,9 @@ def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = Fa
 
 
 def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
-    """Asynchronous SGP: a node that finds its link busy keeps its share and goes on.
+    """Asynchronous SGP: a node waits for nobody.
+
+    If its link is busy, it sends nothing in this step, keeps what it would have sent, and goes on.
 
     >>> import gossipjax as gx
     >>> async_sgp(gx.topology.one_peer_exponential(8)).is_asynchronous
