@@ -172,11 +172,16 @@ def escape_bars(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> No
 
 
 class Repository(Directive):
-    """The commands that install from the repository, and a link to it."""
+    """The commands that install from the repository, with its `extras`, and a link to it."""
+
+    option_spec = {"extras": str}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
         """Returns the commands, with the address of the repository."""
-        commands = f"git clone {repository}\ncd gossipjax\npip install ."
+        extras = self.options.get("extras")
+        what = f'".[{extras}]"' if extras else "."
+        environment = "python3 -m venv .venv && . .venv/bin/activate"
+        commands = f"git clone {repository}\ncd gossipjax\n{environment}\npip install {what}"
         block = nodes.literal_block(commands, commands, language="sh")
         if "OWNER" in repository:  # a site that is built elsewhere does not know its address
             return [block]

@@ -176,7 +176,8 @@ class Membership:
                 self._note(
                     address,
                     f"the node at {address} was given place {self.identity.place}, which this one "
-                    "has; it is refused if it came later: give each node a place of its own.",
+                    "has; it is refused if it came later: give each node a place of its own, by "
+                    "GOSSIPJAX_NODE, and all the same GOSSIPJAX_NODE_ADDRESSES.",
                 )
 
     def _note_contacts(self, others: Iterable[Identity], now: float) -> None:

@@ -378,7 +378,7 @@ class Node:
             raise ValueError(
                 f"place must be nobody else's, got {self.place}, and the node at "
                 f"{participant.twin.address}, which lives, has it: give each node a place of its "
-                "own, as in join(..., place=2)."
+                "own, by GOSSIPJAX_NODE or place=, and all the same addresses."
             )
         if participant.wants_mass:
             seconds = time.monotonic() - start
@@ -394,7 +394,7 @@ class Node:
             elif num_nodes and self._settings.is_founder is None:
                 way_out = (
                     f"A job of {num_nodes} nodes begins when most of them are there and none has "
-                    "made a step, or all. Start the others, or one of them with is_founder=True"
+                    "made a step, or all. Start the others"
                 )
             elif is_heard or not contacts:
                 way_out = "One node must found the job: give it no address, or is_founder=True"

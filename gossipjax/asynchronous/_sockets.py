@@ -62,7 +62,7 @@ class Sockets:
             self.close()
             raise OSError(
                 f"this node must listen at {address}, got: {error}. Give an address of this "
-                "machine with a port that is free; port 0 is any."
+                "machine with a port that is free; port 0 is any. Is GOSSIPJAX_NODE its own place?"
             ) from error
         port = str(self._incoming.get_string(zmq.LAST_ENDPOINT)).rpartition(":")[2]
         self.address = f"{address.rpartition(':')[0]}:{port}"

@@ -144,7 +144,8 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
                     f"It is of another {setting}, or go on from the average model by "
                     "gossipjax.checkpoint.change_nodes."
                 )
-        if old and new and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
+        is_stacked = bool(old and new and old[1] and new[1] and old[1][0] != new[1][0])
+        if is_stacked and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
             way_out = (
                 "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "
                 "was saved and give it to gossipjax.checkpoint.change_nodes."

@@ -211,7 +211,8 @@ class Peers:
     def _later(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         timer = threading.Timer(seconds, action, arguments)
         timer.daemon = True
-        timer.start()
+        with contextlib.suppress(RuntimeError):  # this process ends already: nothing is left to do
+            timer.start()
 
     def _close(self) -> None:
         for connection, _ in self._connections.values():

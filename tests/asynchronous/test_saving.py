@@ -77,7 +77,8 @@ class Job:
             node._saves.checkpoints.close()
             node._journal.close()
 
-    def require_account(self):
+    def require_account(self, *living):
+        assert all(node._journal.has_written(10) for node in living)  # a thread writes it
         account = ga.account(self.journals)
         assert abs(account.difference) < 1e-9
         return account
@@ -134,11 +135,11 @@ def test_all_die_and_one_comes_back_after_the_other(job, order):
     first = job.start(order[0])
     first.wait_for_mass()
     require_saved(job, first)
-    second = job.start(order[1])
+    second = job.start(order[1], patience=20.0)  # it hears the first, on a busy machine, too
     second.wait_for_mass()
     np.testing.assert_array_equal(second.params["w"], first.params["w"])
     require_optimizer(job, second)
-    assert job.require_account().founded == 3
+    assert job.require_account(first, second).founded == 3
     assert first.statistics.weight + second.statistics.weight == 1
     with pytest.warns(UserWarning, match="so this one goes on alone from what it had saved"):
         job.train([first, second], 20)
@@ -157,7 +158,7 @@ def test_all_die_and_come_back_together(job):
         node.wait_for_mass()
     for node in nodes:
         require_saved(job, node)
-    assert job.require_account().founded == 4
+    assert job.require_account(*nodes).founded == 4
     job.train(nodes, 10)
     for node in nodes:
         node.leave()

@@ -16,6 +16,7 @@ with gx.asynchronous.join(
     algorithm=gx.asynchronous.outer(every=50),
     folder="saved",
 ) as node:
+    print(f"node {node.place} begins at step {node.steps}, nodes {node.members}")
     clock = time.time()
     while node.total_steps < int(sys.argv[1]):  # of all nodes together
         loss = node.step(gradients, training.read_rows(node.place, node.steps))

@@ -28,7 +28,8 @@ with Checkpoints("saved_lockstep", every=EVERY, shared=False) as checkpoints:
     state = checkpoints.resume(state, nodes, make_tx)
     clock = time.time()
     for step in range(state.step, STEPS):
-        rows = nodes.put(np.stack([training.read_rows(i, step) for i in nodes.local]))
+        batches = [training.read_rows(i, step) for i in nodes.local]
+        rows = nodes.put(jax.tree.map(lambda *leaves: np.stack(leaves), *batches))
         params, opt_state, loss = train_step(step, state.params, state.opt_state, rows)
         state = TrainState(step + 1, params, opt_state)
         if state.step % EVERY == 0:  # machines agree on a save: that is a message
