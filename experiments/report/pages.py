@@ -13,12 +13,12 @@ from experiments.runner import format_seconds
 TITLE = "The papers' tables and figures in miniature"
 LEAD = (
     "Each section repeats a table, a figure or a theorem of a paper on the machines and data that "
-    "we had, and shows our figures next to the paper's. A claim is what the paper says, or an aim "
-    "of this project where it says so. Its bounds are about as wide as the paper's own "
-    "differences.\n\nWe chose sizes and learning rates after trial runs, the same for all methods "
-    "unless a section says otherwise. A claim is not judged if the spread over the seeds, or a "
-    "missing run, leaves it open. *(modelled)* marks figures that a model or a simulation gave. We "
-    "measured all others."
+    "we had, and shows our figures next to the paper's. A claim is a statement of the paper, or "
+    "an aim of this project if the claim says so. The bounds of a claim are about as wide as the "
+    "paper's own differences. SGP is stochastic gradient push.\n\nWe chose sizes and learning "
+    "rates after trial runs, the same for all methods unless a section says otherwise. A claim is "
+    "not judged if the spread over the seeds, or a missing run, leaves it open. *(modelled)* marks "
+    "figures that a model or a simulation gave. We measured all other figures."
 )
 HOLDS = {True: "yes", False: "no", None: "not judged"}
 # Of a command, in a code box of the site.
@@ -132,8 +132,9 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
     """
     blocks = [
         "# Results",
-        f"{LEAD} A published figure is what the paper prints; seeds are in the commands. "
-        f"{format_seconds(origin['seconds'])} of runs, one after the other; {origin['machine']}.",
+        f"{LEAD} The paper prints the published figures, and our commands contain the seeds. "
+        f"The runs took {format_seconds(origin['seconds'])}, one after the other. The machine: "
+        f"{origin['machine']}.",
         f"**{count_verdicts(chapters)}.**",
     ]
     nulls = ["## What did not hold, or could not be judged"]
@@ -148,7 +149,9 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
         causes = []
         for claim in chapter.findings.claims:
             if judge(claim) is None:
-                causes.append(f"- {claim.statement} **Not judged:** the spread leaves it open.")
+                causes.append(
+                    f"- {claim.statement} **Not judged:** the spread leaves the claim open."
+                )
             elif not judge(claim):
                 causes.append(f"- {claim.statement} **No.** {claim.if_not}")
         if causes:

@@ -424,9 +424,10 @@ FIT_BOUND = 0.12
 BOUND = 0.15
 SHARE_BOUND = 0.3  # of a stranger's shares of computation, of which nothing is fitted
 CAUSES = {  # of the table -> what is known where the model misses it
-    "SGP-19 Table 2": "The model knows InfiniBand's nominal bandwidth, and nothing that slows it.",
-    "SGP-18 text": "SGP-18 says that steps this short on InfiniBand may wait for data; its two "
-    "peers took 2.1 h where SGP-19's Table 3 has 2.5 h for the same.",
+    "SGP-19 Table 2": "The model takes the nominal bandwidth of InfiniBand, and knows nothing that "
+    "slows it.",
+    "SGP-18 text": "SGP-18 says that steps this short on InfiniBand may wait for data. Two peers "
+    "took 2.1 h in SGP-18, and 2.5 h in Table 3 of SGP-19.",
 }
 COLUMNS = {  # of the table -> field, format
     "table": ("table", ""),
@@ -458,8 +459,8 @@ def find_section(scale: Scale, results: Results) -> Findings:
         fitted = sum(row.is_fitted for row in rows)
         claims.append(
             Claim(
-                f"{rows[0].table}: all {len(rows)} figures within {bound:.0%}; on {fitted} of them "
-                "the network is fitted.",
+                f"{rows[0].table}: the model is within {bound:.0%} of all {len(rows)} figures; for "
+                f"{fitted} of them the network is fitted on the same method and number of nodes.",
                 find_range(rows),
                 {f"{row.name}, {row.nodes} nodes": exact(row.error) for row in rows},
                 at_least=-bound,
@@ -472,8 +473,8 @@ def find_section(scale: Scale, results: Results) -> Findings:
     ring = what_if[-1]
     claims += [
         Claim(
-            "Streaming DiLoCo Table 4: all 75 bandwidths in the same cell of its logarithmic grid, "
-            "or the next; nothing is fitted.",
+            "Streaming DiLoCo Table 4: all 75 bandwidths are in the same cell of the table's "
+            "logarithmic grid, or in the next cell; nothing is fitted.",
             find_range(diloco),
             {row.name: exact(count_cells(row)) for row in diloco},
             at_least=-1,
@@ -482,8 +483,8 @@ def find_section(scale: Scale, results: Results) -> Findings:
             is_modelled=True,
         ),
         Claim(
-            "Most of the factor over AllReduce is how its all-reduce works: with a ring, and no "
-            "copies through hosts, the same network would give less than half of it.",
+            "Most of the factor between SGP and AllReduce comes from the all-reduce: with a ring, "
+            "and no copies through hosts, the factor on the same network would be less than half.",
             "3.07 at 32 nodes, by a tree as we infer from its times (SGP-18, Table 2); 1.38 with "
             "a ring (SlowMo, Table 2)",
             {"": exact(ring.predicted)},

@@ -89,8 +89,8 @@ def claim_best(methods: Mapping[str, Tuned], results: Results, sign: int, spec: 
         if tries[1] is not None and others:  # what diverged is worse
             rows[title] = exact(min(sign * (tries[1] - value) for value in others))
     return Claim(
-        "Each method has its best rate: with the first seed half and twice of it are worse, or "
-        "diverge.",
+        "Each method has its best rate: with the first seed, half and twice this rate are worse, "
+        "or diverge.",
         "tuned (the papers' rates are for other tasks)",
         rows,
         at_least=0.0,

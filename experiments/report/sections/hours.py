@@ -174,17 +174,17 @@ def find(scale: Scale, results: Results) -> Findings:
         crossings[n] = find_crossing(lead, find_error(steps[n], names[at]))
     claims = [
         Claim(
-            "SGP needs at most twice the steps of AllReduce, at each number of nodes; in "
-            "logarithms.",
+            "SGP needs at most twice the steps of AllReduce, at each number of nodes (the figures "
+            "are natural logarithms of the factor).",
             "-",
             {f"{n} nodes": compare_steps(row, "sgp") for n, row in steps.items() if "sgp" in row},
             at_most=math.log(2),
         ),
-        claim_lead("At 10 Mbit/s gossip is there in a tenth of the hours.", SLOWEST, 10, hours),
-        claim_lead("At 1 Gbit/s gossip is there in two thirds of them.", MIDDLE, 1.5, hours),
+        claim_lead("At 10 Mbit/s gossip needs a tenth of AllReduce's hours.", SLOWEST, 10, hours),
+        claim_lead("At 1 Gbit/s gossip needs two thirds of AllReduce's hours.", MIDDLE, 1.5, hours),
         Claim(
-            "Up to 3 Gbit/s gossip is never slower than the best all-reduce: the crossing lies "
-            "above, in Gbit/s.",
+            "Up to 3 Gbit/s gossip is never slower than the best all-reduce. The figures are the "
+            "Gbit/s at which both are equally fast.",
             "-",
             {f"{n} nodes": crossing for n, crossing in crossings.items()},
             at_least=3.0,

@@ -128,7 +128,7 @@ def find_slowmo(scale: Scale, results: Results) -> Findings:
             f"{PUBLISHED[WITH.format(title)] - PUBLISHED[title]:+.2f}",
             {"": gain},
             at_least=0.0,
-            if_not=f"{title} can win back what it is behind AllReduce: in points, "
+            if_not=f"{title} can win back the points that it is behind AllReduce: "
             f"{ours[ALL_REDUCE] - ours[title]:.2f} here, "
             f"{PUBLISHED[ALL_REDUCE] - PUBLISHED[title]:.2f} in the paper.",
         )
@@ -136,13 +136,13 @@ def find_slowmo(scale: Scale, results: Results) -> Findings:
     ]
     claims += [
         Claim(
-            "Local SGD gains the most of the three.",
+            "Of SGP, 1-OSGP and Local SGD, Local SGD gains the most from SlowMo.",
             "than SGP +2.72; than 1-OSGP +2.72",
             {f"than {title}": gains[LOCAL] - gains[title] for title in (SGP, OSGP)},
             at_least=0.0,
         ),
         Claim(
-            "AllReduce is more accurate than the best of the others, with SlowMo, too.",
+            "AllReduce is more accurate than the best other method, with or without SlowMo.",
             "+0.27",
             leads,
             at_least=0.0,
@@ -261,8 +261,8 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             "87.4 -> 53.9 %",
             {TITLES["dpsgd"]: losses["dpsgd"]},
             at_least=10.0,
-            if_not="Why D-PSGD falls less was not measured; a guess: a perceptron and a few epochs "
-            "separate the methods less than VGG-11 and 200.",
+            if_not="We did not measure why D-PSGD falls less. Our guess is that a perceptron and a "
+            "few epochs separate the methods less than VGG-11 and 200 epochs.",
         ),
         Claim(
             "D2 on the ring loses over 10 points more than AllReduce from Dirichlet 1 to 0.01, "
@@ -270,8 +270,9 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             "87.2 -> 38.2 %",
             {TITLES["d2"]: losses["d2"]},
             at_least=10.0,
-            if_not="Why D2 falls less is not known. The paper's matrix, at the border of what D2 "
-            "stands, is not the cause: with it, once, three seeds had 75.8 % at alpha 0.01.",
+            if_not="Why D2 falls less is not known. The paper's matrix, at which D2 is barely "
+            "stable, is not the cause: in one trial with this matrix, three seeds reached 75.8 % "
+            "at alpha 0.01.",
         ),
         Claim(
             "SGP with one peer loses at most 3 points more than AllReduce from Dirichlet 1 to "
@@ -279,7 +280,7 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             "87.4 -> 86.7 %",
             {TITLES["sgp"]: losses["sgp"]},
             at_most=3.0,
-            if_not=f"{relaysgd.TWO_ROUNDS} That this is why it loses more is a guess.",
+            if_not=f"{relaysgd.TWO_ROUNDS} We guess that our SGP loses more for this reason.",
         ),
         Claim(
             "RelaySGD on a chain and on a binary tree loses at most 3 points more than AllReduce "
@@ -307,11 +308,13 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             "AllReduce 90.2 %; SGP 89.2 %; RelaySGD on a chain 89.2 %",
             {TITLES[row]: momentum["ar"] - momentum[row] for row in ("sgp", "relay-chain")},
             at_most=3.0,
-            if_not="Along a chain it takes up to 15 steps until a node hears of the last one: "
-            f"with {LONG} times the steps RelaySGD is nearer, as the next claim says.",
+            if_not="Along a chain it takes up to 15 steps until the first node hears of the last "
+            f"node. With {LONG} times the steps RelaySGD is nearer to AllReduce, as the claim on "
+            f"{LONG} times the steps says.",
         ),
         Claim(
-            f"With {LONG} times the steps both are nearer to AllReduce than that.",
+            f"With momentum at Dirichlet 0.1 and {LONG} times the steps, SGP and RelaySGD on a "
+            "chain are nearer to AllReduce than without the extra steps.",
             "-",
             {
                 TITLES[row]: (momentum["ar"] - momentum[row]) - (longer["ar"] - longer[row])

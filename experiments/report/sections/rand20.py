@@ -129,9 +129,9 @@ def find(scale: Scale, results: Results) -> Findings:
     age = small[FEWEST][RING] - small[FEWEST][AD]
     behind = large[MOST][ALL_REDUCE] - large[MOST][EXACT]
     own = (
-        "The cause is not the delay: a gradient is taken at a model that has a step of the "
-        "learner's own few windows in it, which no average takes away. D-PSGD all to all, which "
-        "has that and no delay, shows most of it, as the next claims say."
+        "The delay is not the cause. A learner computes its gradient at a model that contains a "
+        "step of its own few windows, and no average takes this step away. D-PSGD all to all has "
+        "such models and no delay, and shows most of the loss: see the two claims on it."
     )
     claims = [
         claim_more("512", RING, RAND, small),
@@ -139,8 +139,8 @@ def find(scale: Scale, results: Results) -> Findings:
         claim_order("512", RAND, RING, small),
         claim_order("512", D1D, AD, small)._replace(is_modelled=True),
         claim_order("512", D1D, RAND, small)._replace(
-            if_not="D1D-PSGD's gradients are one step old, RAND-PSGD's are not; on the ring, "
-            f"16 learners, gradients of this age cost {age:+.2f} points."
+            if_not="The gradients of D1D-PSGD are one step old, and those of RAND-PSGD are not. On "
+            f"the ring of 16 learners, gradients of this age cost {age:+.2f} points."
         ),
         Claim(
             "With 512 windows D1D-PSGD loses at most 2 points from 16 to 64 learners.",
@@ -151,19 +151,19 @@ def find(scale: Scale, results: Results) -> Findings:
         ),
         claim_order("2,048", D1D, ALL_REDUCE, large)._replace(
             paper="S-PSGD does not converge with a large batch and an aggressive rate (section 4)",
-            if_not="At its best rate AllReduce learns with 2,048 windows, too; the paper's does "
-            "not converge at the rate of the others.",
+            if_not="At its best rate AllReduce learns with 2,048 windows, too. In the paper "
+            "AllReduce does not converge at the rate of the other methods.",
         ),
         Claim(
-            "With 2,048 windows and 64 learners at least half of what D1D-PSGD is behind AllReduce "
-            "is there without the delay: D-PSGD all to all.",
+            "With 2,048 windows and 64 learners D-PSGD all to all, which has no delay, is at least "
+            "half as far behind AllReduce as D1D-PSGD.",
             "-",
             {"": (large[MOST][ALL_REDUCE] - large[MOST][D1D]).halve() - behind},
             at_most=0.0,
         ),
         Claim(
             "With 2,048 windows D-PSGD all to all loses more than AllReduce from 16 to 64 "
-            "learners, each with a quarter of the windows.",
+            "learners, when each learner sees a quarter as many windows.",
             "-",
             {"": find_loss(EXACT, large) - find_loss(ALL_REDUCE, large)},
             at_least=0.0,

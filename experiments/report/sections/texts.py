@@ -94,19 +94,20 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
             at_most=0.0,
         ),
         Claim(
-            "DiLoCo's perplexity is at most 5 % above that of a batch 4 times larger at the same "
-            "steps, with one average for 10 of it.",
+            "DiLoCo's perplexity is at most 5 % above that of a batch 4 times larger after the "
+            "same steps. DiLoCo averages once in 10 steps, and the larger batch in each step.",
             "perplexity 15.02 (8 workers) against 15.30 (8x batch)",
             {"nats": losses[DILOCO] - losses[LARGE_BATCH]},
             at_most=ABOUT_EQUAL,
-            if_not="A part of it is Adam on the small batch of each worker: averages of the models "
-            "after every step are behind the larger batch as well; whether that is most of it, the "
-            "next claim says. The paper's workers have batches of 512, and begin with a model "
-            "that was trained for 24,000 steps.",
+            if_not="A part of the difference comes from Adam on the small batch of each worker: "
+            "models that are averaged after every step are behind the larger batch as well. "
+            "The claim on averages after every step says whether this part is more than half. The "
+            "paper's workers have batches of 512, and begin with a model that was trained for "
+            "24,000 steps.",
         ),
         Claim(
-            "More than half of the difference to the 4 times larger batch remains if models are "
-            "averaged after every step.",
+            "More than half of the difference between DiLoCo and the 4 times larger batch remains "
+            "if models are averaged after every step.",
             "-",
             {
                 "half of DiLoCo's less that of averages after every step, nats": (
@@ -205,8 +206,9 @@ def find_translation(scale: Scale, results: Results) -> Findings:
             at_most=0.05,
             spec="+.3f",
             if_not="The cause is Adam on each node's own gradients, not the gossip: with exact "
-            "averages of the models after every step it is there as well, as the next claim says. "
-            "At twice the rate of both SGP is ahead, as in the paper, which has one rate.",
+            "averages of the models after every step the loss is as high, as the claim on exact "
+            "averages says. If both methods train at twice the rate, Adam-SGP is ahead, as in the "
+            "paper, which has one rate.",
         ),
         Claim(
             "Adam-SGP with one peer is at most 0.05 nats above Adam-SGP whose averages are exact.",
@@ -217,7 +219,7 @@ def find_translation(scale: Scale, results: Results) -> Findings:
         ),
         Claim(
             "After the same updates BLEU of Adam-SGP is at most 0.5 below AllReduce's; not judged "
-            "where both are below 3.",
+            "if both are below 3.",
             "26.4 against 25.8 after about 14,000 updates",
             {"BLEU": scores[ALL_REDUCE] - scores[SGP]},
             at_most=math.inf if is_too_bad else 0.5,

@@ -93,9 +93,9 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
     errors = [run["final_error"] for run in result.runs if run["topology"] == RANDOM]
     claims.append(
         Claim(
-            f"Push-sum's x / w comes to the mean though each node sends to a random neighbor, and "
-            f"P has rows that do not sum to 1: its error after {ROUNDS} rounds is at most 1 % of "
-            "the start.",
+            f"x / w of push-sum comes to the mean, although each node sends to a random neighbor "
+            f"and rows of P do not sum to 1: after {ROUNDS} rounds its error is at most 1 % of the "
+            "error at the start.",
             "the average, exactly, in the limit (SGP-19, section 2)",
             {"": exact(max(errors))} if errors else {},
             at_most=MAX_ERROR,
@@ -219,8 +219,9 @@ def find_rates(scale: Scale, results: Results) -> Findings:
             **inverse,
         ),
         Claim(
-            "Over the most nodes SGP comes near AllReduce as K grows: its squared gradient is less "
-            "above it with the most steps than with the fewest, and then at most 5%.",
+            "Over the most nodes SGP comes near AllReduce as K grows: with the most steps its "
+            "squared gradient is less above that of AllReduce than with the fewest steps, and at "
+            "most 5% above.",
             "the term 1/sqrt(nK) dominates for large K",
             nearer,
             at_least=0.0,

@@ -196,7 +196,8 @@ PEER_MARGIN = 0.02  # of the examples per second that remain
 SLOWNESS = ("none", "2x", "4x", "random", "lognormal")
 LOSSES = {
     LOCKSTEP: "all nodes wait for it: AllReduce keeps 1/4 of its examples per second",
-    ASYNCHRONOUS: "nobody waits: asynchronous SGP keeps (N - 1 + 1/4) / N of them",
+    ASYNCHRONOUS: "nobody waits: asynchronous SGP keeps (N - 1 + 1/4) / N of its examples per "
+    "second",
 }
 STRAGGLER_COLUMNS = {  # of the table -> field, format
     "nodes": ("nodes", ""),
@@ -315,10 +316,11 @@ def claim_peers(runs: Sequence[Record], nodes: int) -> list[Claim]:
             {f"{kept[name]:.1%} against {kept[LOCKSTEP]:.1%}:": exact(kept[name] - kept[LOCKSTEP])},
             at_least=PEER_MARGIN,
             spec="+.1%",
-            if_not=f"With such steps {title} over {nodes} nodes has "
+            if_not=f"With steps of random length {title} over {nodes} nodes has "
             f"{speeds[name] / speeds[LOCKSTEP] - 1:.0%} more examples per second than AllReduce. "
-            "A share is of a method's own speed without them, and AllReduce's is lower, as a step "
-            "costs processor time here. And a delay reaches all nodes in log2(N) steps.",
+            "Each method is compared with its own speed at equal steps. This speed is lower for "
+            "AllReduce, as a step costs processor time here. And a delay reaches all nodes in "
+            "log2(N) steps.",
         )
         for name, title in GOSSIP.items()
         if kept.get(name) is not None
@@ -378,8 +380,8 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
         spread["slowest over fastest"] = exact(max(fast.values()) / min(fast.values()))
     claims = [
         Claim(
-            "At 1 Gbit/s and low latency all three have similar speed: the slowest takes less than "
-            "1.5 times as long as the fastest.",
+            "At 1 Gbit/s and low latency AllReduce, the parameter server and D-PSGD have similar "
+            "speed: the slowest takes less than 1.5 times as long as the fastest.",
             "similar speed",
             spread,
             at_most=1.5,
@@ -400,13 +402,13 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
         )
         for statement, above, below, pairs in (
             (
-                "At 20 Mbit/s D-PSGD is at least 3 times as fast as the parameter server, whose "
-                "busiest node sends and receives 6 models, D-PSGD's 2.",
+                "At 20 Mbit/s D-PSGD is at least 3 times as fast as the parameter server. The "
+                "server sends and receives 6 models, and a node of D-PSGD 2 models.",
                 *(slow, slow, times[0]),
             ),
             (
-                "At a latency of 250 ms D-PSGD is at least 3 times as fast as AllReduce, whose "
-                "ring needs 12 messages one after another, D-PSGD 2.",
+                "At a latency of 250 ms D-PSGD is at least 3 times as fast as AllReduce. The ring "
+                "of AllReduce needs 12 messages one after another, and D-PSGD needs 2.",
                 *(far, far, times[1]),
             ),
             (f"From 1 Gbit/s to 20 Mbit/s {slower}as long.", slow, fast, both),
