@@ -1,5 +1,7 @@
 """States, models and annotations of flax, equinox and orbax; their loops are examples."""
 
+import shutil
+
 import equinox as eqx
 import flax.linen as nn
 import flax.serialization
@@ -13,7 +15,7 @@ from flax import nnx
 from promotion import promoting
 
 import gossipjax as gx
-from gossipjax.checkpoint import Checkpoints, TrainState
+from gossipjax.checkpoint import Checkpoints, TrainState, change_nodes
 
 N = 4
 SCHEDULE = gx.topology.one_peer_exponential(N)
@@ -171,6 +173,79 @@ def test_a_run_is_resumed_also_with_another_number_of_nodes(model, tmp_path):
         assert resumed.step == 1
         assert jax.tree.structure(resumed.params) == jax.tree.structure(fresh.params)
         jax.tree.map(np.testing.assert_array_equal, resumed.params, fresh.params)
+
+
+@pytest.mark.parametrize("take_params", [lambda state: state, nnx.as_pure])
+def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, tmp_path):
+    """`nnx.Optimizer` has each array of the state of its chain in a Variable."""
+
+    def make_tx(saved):
+        schedule = gx.topology.one_peer_exponential(saved["nodes"])
+        return optax.chain(promoting(optax.adam(0.05)), gx.osgp(schedule))
+
+    def train(size, start, stop):
+        """From `start`, which was saved, to `stop`; returns the last state and what was resumed."""
+        nodes = gx.Nodes(size)
+        model = Module(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, make_tx({"nodes": size}), wrt=nnx.Param)
+        graph, state = nnx.split((model, optimizer))
+
+        def train_step(state, x, step):
+            model, optimizer = nnx.merge(graph, state)
+            grads = nnx.grad(lambda model: (model(x) ** 2).mean())(model)
+            optimizer.update(model, grads, step=step)
+            return nnx.state((model, optimizer)), None
+
+        def pack(state):
+            model, optimizer = nnx.merge(graph, state)
+            params, rest = nnx.state(model, nnx.Param, ...)
+            others = rest, optimizer.step
+            return TrainState(step, take_params(params), optimizer.opt_state, others)
+
+        step = 0
+        program = nodes.spmd(train_step, static_argnums=2)
+        state = nodes.replicate(state, fold_in=True)
+        with Checkpoints(tmp_path / str(start), every=stop) as checkpoints:
+            packed = pack(state)
+            saved = checkpoints.resume(packed, nodes, make_tx)
+            assert saved.step == start
+            assert jax.tree.structure(saved.arrays) == jax.tree.structure(packed.arrays)
+            model, optimizer = nnx.merge(graph, state)
+            rest, optimizer.step = saved.batch_stats
+            nnx.update(model, saved.params, rest)
+            optimizer.opt_state = saved.opt_state
+            state = nnx.state((model, optimizer))
+            for step in range(start, stop):
+                x = np.random.default_rng(step).normal(size=(8, 4, 3)).astype("float32")
+                state, _ = program(state, x[:size], step)
+            step = stop
+        with Checkpoints(tmp_path / str(stop), every=stop) as checkpoints:
+            checkpoints.after(pack(state))
+        return state, saved
+
+    whole, _ = train(8, 0, 6)
+    train(8, 0, 3)
+    for actual, expected in zip(*map(jax.tree.leaves, (train(8, 3, 6)[0], whole)), strict=True):
+        assert (actual == expected).all()
+    shutil.rmtree(tmp_path / "6")
+    state, saved = train(4, 3, 6)
+    assert {x.shape[0] for x in jax.tree.leaves(state)} == {4}
+    moment = jax.tree.leaves(saved.opt_state)[1]
+    assert np.ptp(np.asarray(moment), axis=0).max() == 0
+
+
+@pytest.mark.parametrize("name", ["sgp", "osgp", "easgd", "outer"])
+def test_the_nodes_of_an_optimizer_of_nnx_are_changed(name):
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, CHAINS[name], wrt=nnx.Param)
+    start = nnx.state(model, nnx.Param), CHAINS[name].init(nnx.state(model, nnx.Param))
+    params, opt_state = jax.tree.map(lambda x: x + 1, NODES.replicate(start))
+    leaves = jax.tree.leaves(opt_state)
+    in_variables = jax.tree.unflatten(jax.tree.structure(optimizer.opt_state), leaves)
+    changed = change_nodes(params, in_variables, CHAINS[name], N)
+    expected = change_nodes(params, opt_state, CHAINS[name], N)
+    assert jax.tree.structure(changed[:2]) == jax.tree.structure(expected[:2])
+    jax.tree.map(np.testing.assert_array_equal, changed[:2], expected[:2])
 
 
 HALVES = gx.Nodes(

@@ -12,6 +12,7 @@ import numpy as np
 
 from gossipjax.algorithms.outer_average import OuterState
 from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, GossipState
+from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
@@ -132,10 +133,34 @@ def _static_values(node: Any) -> dict[str, str]:
     return {} if codec is None else {".wire.codec": str(codec)}
 
 
+def _is_wrapper(part: Any) -> bool:
+    """Whether it is a `ShardedState`, or a Variable of NNX."""
+    return isinstance(part, ShardedState) or hasattr(part, "get_raw_value")
+
+
+def unwrap(tree: Any) -> Any:
+    """The tree with what is inside of each `ShardedState` and Variable in its place.
+
+    `nnx.Optimizer` puts each array of a state in a Variable, and `tx.init` does not.
+    """
+
+    def replace(part: Any) -> Any:
+        if not _is_wrapper(part):
+            return part
+        return unwrap(part.inner if isinstance(part, ShardedState) else part.get_raw_value())
+
+    return jax.tree.map(replace, tree, is_leaf=_is_wrapper)
+
+
+def arrange_like(structure: Any, tree: Any) -> Any:
+    """The leaves of `tree` in the structure of another tree."""
+    return jax.tree.unflatten(jax.tree.structure(structure), jax.tree.leaves(tree))
+
+
 def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: str) -> None:
     """Raises `ValueError` at the first leaf whose saved and current specs differ."""
     for old, new in itertools.zip_longest(saved, current):
-        if old == new:
+        if old == new or (old and new and _without_variable(old) == _without_variable(new)):
             continue
         way_out = "It is of another model, optimizer or algorithm."
         for spec in filter(None, (old, new)):
@@ -152,6 +177,11 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
             )
         expected, actual = map(_describe, (new, old))
         raise ValueError(f"{name} must have {expected}, as this run, got {actual}. {way_out}")
+
+
+def _without_variable(spec: list[Any]) -> list[Any]:
+    """The spec of an array, whether or not NNX holds it in a Variable, as `nnx.Optimizer` does."""
+    return [spec[0].removesuffix(".value"), *spec[1:]]
 
 
 def _find_setting(path: str) -> str | None:

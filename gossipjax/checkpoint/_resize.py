@@ -17,7 +17,7 @@ from gossipjax.algorithms.outer_average import OuterState
 from gossipjax.algorithms.parameters import gossiped, merge_gossiped
 from gossipjax.algorithms.state import Extra, GossipState
 from gossipjax.algorithms.steps import gossip_state
-from gossipjax.checkpoint._leaves import is_key
+from gossipjax.checkpoint._leaves import arrange_like, is_key, unwrap
 from gossipjax.collectives import cast_like, require_floats
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
@@ -176,12 +176,13 @@ def _resize_extra(old: Extra | None, new: Extra) -> Extra:
         return new
     # Another algorithm's part of this name may be of another form.
     forms = [
-        [jax.tree.structure(tree), *(x.shape[leading:] for x in jax.tree.leaves(tree))]
+        [jax.tree.structure(unwrap(tree)), *(x.shape[leading:] for x in jax.tree.leaves(tree))]
         for tree, leading in ((old.value, 1), (new.value, 0))
     ]
     if forms[0] != forms[1]:
         return new
-    value = jax.tree_util.tree_map_with_path(ON_RESIZE[new.on_resize], old.value)
+    value = arrange_like(new.value, old.value)
+    value = jax.tree_util.tree_map_with_path(ON_RESIZE[new.on_resize], value)
     return Extra(jax.tree.map(_cast, value, new.value), new.on_resize, new.is_mass)
 
 

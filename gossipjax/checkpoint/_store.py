@@ -265,7 +265,8 @@ def read_checkpoint(
         )
     like = like(manifest.metadata) if is_function(like) else like
     name = f"the checkpoint of step {step}"
-    require_same_specs(manifest.leaves, leaf_specs(like), name)
+    specs = leaf_specs(like)
+    require_same_specs(manifest.leaves, specs, name)
     require_types_of_devices(like, name)
     leaves, structure = jax.tree.flatten(like)
     if manifest.part is not None:
@@ -275,7 +276,7 @@ def read_checkpoint(
     )
     restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
     state = jax.tree.unflatten(structure, restored)
-    if not all_processes(leaf_specs(state) == manifest.leaves):
+    if not all_processes(leaf_specs(state) == specs):
         raise DamagedError("its arrays have other types")
     restored = meshes.on_auto_axes(restored)
     number = checksum(restored if manifest.part is None else held_parts(restored))

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 import optax
 
+from gossipjax.checkpoint._leaves import arrange_like, unwrap
 from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
 from gossipjax.processes import is_key, put_global, to_host
-from gossipjax.sharding import ShardedState
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import Schedule, require_int
 
@@ -101,10 +101,8 @@ def make_template(
     init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
     opt_state = jax.eval_shape(init, params)
     # The arrays of the same run are read where they belong; of another one, whole, to be changed.
-    if size == nodes.size and _have_same_specs(
-        *map(_without_sharding, (opt_state, state.opt_state))
-    ):
-        return state.params, _arrange_like(opt_state, state.opt_state), state.batch_stats
+    if size == nodes.size and _have_same_specs(*map(unwrap, (opt_state, state.opt_state))):
+        return state.params, arrange_like(opt_state, state.opt_state), state.batch_stats
     return params, opt_state, batch_stats
 
 
@@ -174,24 +172,6 @@ def compare_chains(saved: dict[str, str], current: dict[str, str]) -> str:
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
 
 
-def _is_sharded(part: Any) -> bool:
-    return isinstance(part, ShardedState)
-
-
-def _without_sharding(tree: Any) -> Any:
-    """The tree with each `ShardedState` replaced by the state inside."""
-
-    def replace(part: Any) -> Any:
-        return _without_sharding(part.inner) if _is_sharded(part) else part
-
-    return jax.tree.map(replace, tree, is_leaf=_is_sharded)
-
-
-def _arrange_like(structure: Any, tree: Any) -> Any:
-    """The leaves of `tree` in the structure of another tree."""
-    return jax.tree.unflatten(jax.tree.structure(structure), jax.tree.leaves(tree))
-
-
 def _have_same_specs(one: Any, other: Any) -> bool:
     leaves, structure = jax.tree.flatten(one)
     other_leaves, other_structure = jax.tree.flatten(other)
@@ -235,11 +215,13 @@ def fit_state(
 ) -> tuple[TrainState, ResizeReport | None]:
     """Returns `restored` on the devices of `nodes`, resized if it is of another run."""
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
-    if _have_same_specs(*map(_without_sharding, (restored.arrays, state.arrays))):
-        return restored._replace(opt_state=_arrange_like(state.opt_state, restored.opt_state)), None
+    if _have_same_specs(*map(unwrap, (restored.arrays, state.arrays))):
+        return restored._replace(opt_state=arrange_like(state.opt_state, restored.opt_state)), None
     params, opt_state, report = change_nodes(
         restored.params, restored.opt_state, make_tx(metadata), nodes.size
     )
+    if jax.tree.structure(unwrap(opt_state)) == jax.tree.structure(unwrap(state.opt_state)):
+        opt_state = arrange_like(state.opt_state, opt_state)
     batch_stats = average_nodes(restored.batch_stats, nodes.size)
     arrays = params, opt_state, batch_stats
     if nodes.inner_axes:
