@@ -76,9 +76,9 @@ def decentralize(
     inside your step.
 
     Raises:
-      ValueError: in `init`, if `tx` contains an optimizer or needs gradients, or `params` does not
-        pick leaves. At a step: if `train_step` does not return a pair with a state like the one it
-        got, or an input is not node-stacked. Else as `gx.TrainStep`.
+      ValueError: in `init`, if `tx` contains an optimizer or needs gradients, or `params` fails or
+        does not pick leaves. At a step: if `train_step` does not return a pair with a state like
+        the one it got, or an input is not node-stacked. Else as `gx.TrainStep`.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> def train_step(state, target):
@@ -163,7 +163,15 @@ class DecentralizedStep:
         leaves, structure = jax.tree.flatten(state)
         # What `params` returns of tracers are tracers of the state: so each leaf is known, in
         # whatever it returns them, and also where one array stands in two places.
-        jaxpr, shapes = jax.make_jaxpr(self._params, return_shape=True)(state)
+        try:
+            jaxpr, shapes = jax.make_jaxpr(self._params, return_shape=True)(state)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"params must find the parameters in the state, got {type(error).__name__}: "
+                f"{str(error)[:200]} of a state {str(structure)[:300]}: say where they are, "
+                "params=lambda state: ..., of NNX "
+                "lambda state: nnx.filter_state(state, nnx.Param)."
+            ) from error
         places = {var: place for place, var in enumerate(jaxpr.jaxpr.invars)}
         found = [v for v in jaxpr.jaxpr.outvars if not isinstance(v, Literal) and v in places]
         picked = [places[var] for var in found]
@@ -171,7 +179,7 @@ class DecentralizedStep:
             raise ValueError(
                 "params must return leaves of the state as they are, each once, got "
                 f"{str(jax.tree.structure(shapes))[:200]} of a state {str(structure)[:300]}: such "
-                "as lambda state: state.params."
+                "as lambda state: state.params, of NNX nnx.filter_state(state, nnx.Param)."
             )
         params = jax.tree.unflatten(jax.tree.structure(shapes), [leaves[i] for i in picked])
         for number, place in enumerate(picked):

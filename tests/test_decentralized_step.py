@@ -173,6 +173,13 @@ def test_what_a_closed_step_must_not_do_is_refused():
     for params in (lambda s: s.params["w"] * 2, lambda s: (), lambda s: [s.params, s.params]):
         with pytest.raises(ValueError, match="params must return leaves of the state"):
             gx.decentralize(train_step, gossip, N, params).init(state)
+    nnx_state = nnx.state(nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
+    for wrong in ((state.params, 0), nnx_state, lambda: {"z": jnp.ones(3)}):
+        with pytest.raises(ValueError, match=r"got AttributeError.*nnx\.filter_state\(state"):
+            gx.decentralize(train_step, gossip, N).init(wrong)
+    for params in (lambda s: s["params"], lambda s: s.params["model"]):
+        with pytest.raises(ValueError, match=r"got (Type|Key)Error.*params=lambda state: \.\.\."):
+            gx.decentralize(train_step, gossip, N, params).init(state)
 
 
 def test_parameters_are_found_in_any_state():
