@@ -198,7 +198,7 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
 
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """SlowMo: an exact average every `every` steps, beside what the inner method exchanges.
+    """SlowMo: the exchanges of the inner method, and an exact average every `every` steps.
 
     >>> import gossipjax as gx
     >>> inner = sgp(gx.topology.one_peer_exponential(8))
