@@ -1,5 +1,7 @@
 """A closed train step under `gx.decentralize` is the chain of its optimizer and the gossip."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -44,11 +46,11 @@ def train_step(state, target):
     return state.apply_gradients(grads=grads), {"sum": metric}
 
 
-def make_state(optimizer=OPTIMIZERS["adamw"][0]):
+def make_state(optimizer=OPTIMIZERS["adamw"][0]) -> Any:
     return TrainState.create(apply_fn=None, params={"w": jnp.ones(6)}, tx=optimizer)
 
 
-def train(step, state=None):
+def train(step, state: Any = None) -> Any:
     state = make_state() if state is None else state
     for target in TARGETS.astype(jnp.result_type(float)):
         state, _ = step(state, target)
@@ -122,6 +124,7 @@ def test_a_run_goes_on_from_its_checkpoint(make, tmp_path):
         step = gx.decentralize(train_step, make_tx({"nodes": size}), size)
         return step, checkpoints.resume(step.init(make_state()), step.nodes, make_tx)
 
+    state: Any = None
     whole = train(gx.decentralize(train_step, make_tx({"nodes": N}), N))
     for target in TARGETS.astype(np.float32):
         with Checkpoints(tmp_path, every=1) as checkpoints:

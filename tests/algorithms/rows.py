@@ -93,7 +93,7 @@ def falling_strength(count):
     return 0.9 / (1 + jnp.asarray(count, jnp.float32))
 
 
-def make_choco_row(codec, compress, gamma=0.4, copies="updated", **fields):
+def make_choco_row(codec, compress, gamma=0.4, copies: Any = "updated", **fields):
     return Row(
         lambda schedule, **options: gx.choco(schedule, codec, gamma, copies=copies, **options),
         partial(oracle.choco, gamma=gamma, compress=compress, copies=copies),

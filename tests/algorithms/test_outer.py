@@ -120,7 +120,7 @@ PARTS = {
     TWO_LAYERS: ([0, 2, 4, 6, 7], [1, 3, 5, 8, 9, 10]),
     AND_THE_REST: ([0, 2, 4, 6], [1, 3, 5], [7, 8, 9, 10]),
 }
-STREAMING = {"optimizer": NESTEROV, "fragments": 2, "delay": 2, "mix": 0.25}
+STREAMING: dict[str, Any] = {"optimizer": NESTEROV, "fragments": 2, "delay": 2, "mix": 0.25}
 SETTINGS = {
     "local sgd": Setting(3),
     "every step": Setting(1, 0.5, MOMENTUM),
@@ -137,7 +137,7 @@ SETTINGS = {
     "streaming, long delay": Setting(4, 0.4, NESTEROV, fragments=2, delay=3, mix=0.5),
     "streaming over sgp": Setting(5, 0.4, inner="sgp", is_directed=True, **STREAMING),
     "streaming over dpsgd": Setting(5, 0.4, inner="dpsgd", **STREAMING),
-    "layers": Setting(5, 0.4, **STREAMING | {"fragments": TWO_LAYERS}),
+    "layers": Setting(5, 0.4, NESTEROV, fragments=TWO_LAYERS, delay=2, mix=0.25),
     "layers and the rest": Setting(3, 0.7, NESTEROV, fragments=AND_THE_REST),
     "layers over sgp": Setting(
         3, 0.7, NESTEROV, "sgp", is_directed=True, fragments=AND_THE_REST, delay=1, mix=0.5
@@ -656,7 +656,7 @@ def test_layers_that_flax_scans_are_found_by_their_name(axis):
         length=3,
         metadata_params={nn.PARTITION_NAME: "layers"},
     )
-    model = nn.Sequential([nn.Dense(4), lambda x: stack(name="layers")(x, None)[0]])
+    model: Any = nn.Sequential([nn.Dense(4), lambda x: stack(name="layers")(x, None)[0]])
     boxed = model.init(jax.random.key(0), jnp.ones((2, 5)))["params"]
     axes = {name: axis if name == "layers" else None for name in boxed}
     nodes = gx.Nodes(N)
