@@ -135,6 +135,7 @@ def test_a_run_goes_on_from_its_checkpoint(make, tmp_path):
         np.testing.assert_array_equal(*pair)
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         step, state = start(2)
+    assert "batch_stats.opt_state[0].mu" in str(checkpoints.resize_report)
     state, _ = step(state, np.zeros((2, 6), np.float32))
     assert (state.step, state.batch_stats.step.tolist()) == (10, [10, 10])
     state, _ = step(step.average(state), np.zeros((2, 6), np.float32))  # as a loop's own restores

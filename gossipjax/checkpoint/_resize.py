@@ -24,6 +24,7 @@ from gossipjax.topology.schedule import require_int
 
 # In attributes and keys of a path, such as `rng_key`, `dropout_key`, `rngs`.
 KEY_NAME = re.compile(r"(^|_)(p?rngs?|keys?)(_|\d*$)", re.IGNORECASE)
+MAX_PATHS = 8  # of arrays, in a sentence
 IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the length of a raw key
 
 
@@ -35,7 +36,8 @@ class ResizeReport(NamedTuple):
       weight: the sum of the old push-sum weights, in flight included; `before`, up to rounding.
       fraction_in_flight: the share of that weight that was in messages; None if messages carry no
         weight (`osgp` with `biased=True`).
-      averaged: the paths of the optimizer's arrays that were averaged.
+      averaged: the paths of the optimizer's arrays that were averaged; after `Checkpoints.resume`
+        also those of `batch_stats`. The sentence names the first of them.
 
     >>> report = ResizeReport(before=4, after=3, weight=4.0, fraction_in_flight=None, averaged=())
     >>> str(report).startswith("4 nodes became 3")
@@ -50,11 +52,13 @@ class ResizeReport(NamedTuple):
 
     def __str__(self) -> str:
         fraction = self.fraction_in_flight
+        more = len(self.averaged) - MAX_PATHS
         in_flight = "unknown" if fraction is None else f"{fraction:.1%}"
         return (
             f"{self.before} nodes became {self.after}: all start from the average model, of weight "
             f"{self.weight:.6g} ({in_flight} of it in flight), with weight 1 and nothing in "
-            f"flight; averaged in the optimizer: {', '.join(self.averaged) or 'nothing'}."
+            f"flight; also averaged: {', '.join(self.averaged[:MAX_PATHS]) or 'nothing'}"
+            f"{f' and {more} more' if more > 0 else ''}."
         )
 
 
@@ -292,9 +296,17 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
                 "it must be the same."
             )
     averages = [_average_leaf(path, leaf) for path, leaf in old]
-    paths = [path for path, leaf in old if jnp.issubdtype(leaf.dtype, jnp.floating)]
     cast = [_cast(leaf, like) for leaf, (_, like) in zip(averages, new, strict=True)]
-    return cast, tuple(map(jax.tree_util.keystr, paths))
+    return cast, paths_of_floats(old)
+
+
+def paths_of_floats(leaves: list[tuple[Any, Any]], name: str = "") -> tuple[str, ...]:
+    """The paths, below `name`, of the leaves that an average is made of."""
+    return tuple(
+        name + jax.tree_util.keystr(path)
+        for path, leaf in leaves
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    )
 
 
 def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:

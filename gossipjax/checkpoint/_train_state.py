@@ -17,7 +17,12 @@ import numpy as np
 import optax
 
 from gossipjax.checkpoint._leaves import arrange_like, unwrap
-from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
+from gossipjax.checkpoint._resize import (
+    ResizeReport,
+    average_nodes,
+    change_nodes,
+    paths_of_floats,
+)
 from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import Schedule, require_int
@@ -38,7 +43,8 @@ class TrainState(NamedTuple):
       step: the number of updates so far.
       params: `[N, ...]`.
       opt_state: the state of the whole chain, `[N, ...]`.
-      batch_stats: statistics that are not parameters, `[N, ...]`; None without such layers.
+      batch_stats: what else each node has, `[N, ...]`: statistics of BatchNorm, keys, an EMA of the
+        parameters; None if nothing.
       metadata: a dict that JSON can hold: the position in the data, the options of the run.
         Checkpoints add `nodes`, the number N.
 
@@ -222,6 +228,9 @@ def fit_state(
     )
     if jax.tree.structure(unwrap(opt_state)) == jax.tree.structure(unwrap(state.opt_state)):
         opt_state = arrange_like(state.opt_state, opt_state)
+    others = jax.tree_util.tree_leaves_with_path(restored.batch_stats)
+    averaged = (*report.averaged, *paths_of_floats(others, "batch_stats"))
+    report = report._replace(averaged=averaged)
     batch_stats = average_nodes(restored.batch_stats, nodes.size)
     arrays = params, opt_state, batch_stats
     if nodes.inner_axes:
