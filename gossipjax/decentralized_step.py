@@ -53,6 +53,8 @@ def decentralize(
             state, metrics = step(state, batch)             # metrics: [N, ...]
         state = step.average(state)                         # of all nodes -> of one, to evaluate
 
+    In NNX, `nnx.update((model, optimizer), step.average(state))` puts it into your modules.
+
     The first call makes the state of all nodes from yours; you can also call `step.init` before the
     loop. The result is a `gossipjax.checkpoint.TrainState`: `opt_state` is the state of `tx`, and
     `batch_stats` is your state without its parameters. `Checkpoints` saves and resumes it, also
@@ -65,7 +67,8 @@ def decentralize(
       tx: what exchanges. It has no optimizer, because it gets no gradients.
       nodes: where the nodes run.
       params: finds the parameters in the state: `lambda state: state.params`, or in an NNX state
-        `lambda state: nnx.filter_state(state, nnx.Param)`. It picks leaves, and computes nothing.
+        `lambda state: nnx.filter_state(state, nnx.Param)`, of `state[0]` if an EMA stands next to
+        it: what is picked gossips. It picks leaves, and computes nothing.
       local_argnums: arguments of `train_step` that are split over the devices of a node.
       **options: others of `gx.TrainStep`; `extra_args` is given the metrics.
 
