@@ -335,7 +335,7 @@ def test_a_dynamic_scale_and_a_step_that_all_nodes_skip():
         ("guides/trouble.md", "reduce_on_plateau"),
         ("guides/trouble.md", "two optimizers are swapped"),
         ("guides/trouble.md", "`lax.pmean` of the gradients is still in the step"),
-        ("guides/trouble.md", "clipping, decay or `optax.scale` after the gossip is not seen"),
+        ("guides/trouble.md", "do not see clipping, decay or `optax.scale` after the gossip"),
         ("guides/trouble.md", "A batch of N examples that was not split"),
         ("guides/trouble.md", "average_batch_stats(ema, nodes=nodes)"),
         ("guides/trouble.md", "A key that is made inside the step"),
