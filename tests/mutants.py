@@ -104,6 +104,8 @@ gossipjax/algorithms/outer_stability.py | algorithms/test_outer_gossip.py -k ora
 gossipjax/checkpoint/_resize.py | algorithms/test_outer_gossip.py -k change_of_nodes | anchors without weights | _average_others(_weigh_anchors(opt_state, old), template) => _average_others(opt_state, template)
 gossipjax/algorithms/outer_average.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
 gossipjax/train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
+gossipjax/decentralized_step.py | test_decentralized_step.py -k "dense_oracle and vmap" | a closed step's own model is mixed, and not what it moved | subtract(upcast(new_params), upcast(params)) => upcast(new_params)
+gossipjax/traffic.py | test_bytes_per_step.py -k "compiled_programs and sgp" | what is received counts as sent | Traffic(rows[:, 0], rows[:, 1]) => Traffic(rows[:, 1], rows[:, 0])
 gossipjax/offload.py | algorithms/test_outer.py -k "OnTheHost and vmap or OnTheHost and mesh" | a step that is skipped forgets what was sent | "sent": BOTH, => "sent": ("used",),
 gossipjax/overlapped_step.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | range(max(step, delay), step + delay) => range(0)
 gossipjax/diagnostics.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | mass ignores what is in flight | numerators(params, state), sent.x) => numerators(params, state), 0)
