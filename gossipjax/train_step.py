@@ -116,6 +116,11 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
 def _split(inputs: Any, every: int) -> Any:
     """`[B, ...]` -> `[every, B / every, ...]`."""
+    if not jax.tree.leaves(inputs):
+        raise ValueError(
+            "inputs of accumulated gradients must be given, as they are what is taken in parts, "
+            "got none: gradients(params, batch)."
+        )
 
     def split(path: Any, x: Any) -> jax.Array:
         shape = jnp.shape(x)
