@@ -9,11 +9,11 @@ from gossipjax.algorithms.choco import choco
 from gossipjax.algorithms.dpsgd import dpsgd
 from gossipjax.algorithms.easgd import easgd
 from gossipjax.algorithms.exchange import exchange
+from gossipjax.algorithms.fragments import layer_fragments
 from gossipjax.algorithms.gossip import gossip
 from gossipjax.algorithms.gradient_tracking import gradient_tracking
 from gossipjax.algorithms.osgp import osgp
 from gossipjax.algorithms.outer import outer
-from gossipjax.algorithms.parameters import layer_fragments
 from gossipjax.algorithms.quasi_global import quasi_global
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.algorithms.sharded import sharded

@@ -62,9 +62,7 @@ def _leave_out(opt_state: Any, step: int, fields: Any, node_axes: int) -> Any:
                 states = enumerate(tree)
                 rest[name] = tuple(s if f in needed else jax.tree.map(leave, s) for f, s in states)
             else:  # like the parameters
-                places = {
-                    place for f in needed for place in fragments[f]
-                }  # of pieces all of a leaf
+                places = {place for f in needed for place in fragments[f]}  # whole leaves
                 leaves, structure = jax.tree.flatten(tree)
                 leaves = [x if i in places else leave(x) for i, x in enumerate(leaves)]
                 rest[name] = jax.tree.unflatten(structure, leaves)

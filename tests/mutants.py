@@ -81,7 +81,7 @@ gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round 
 gossipjax/algorithms/adpsgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and adpsgd" | history is off by one | (upcoming - delay) % capacity => (upcoming - delay + 1) % capacity
 gossipjax/algorithms/allreduce.py | collectives/test_codecs.py -k that_of_one_step | a NaN is kept for ever | jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)) => e
 gossipjax/wire/_block_top_k.py | collectives/test_codecs.py -k block_top_k_equals | bins are of another width | np.asarray(RANGE / BINS => np.asarray(1 / BINS
-gossipjax/algorithms/parameters.py | algorithms/test_outer.py -k "round_by_round and layers" | pieces are put where the first stands | view, part, self.start, => view, part, 0,
+gossipjax/algorithms/fragments.py | algorithms/test_outer.py -k "round_by_round and layers" | pieces are put where the first stands | view, part, self.start, => view, part, 0,
 gossipjax/algorithms/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | pick(state.error, self.leaves), plan.error_feedback) => pick(state.error, self.leaves), 1.0)
 gossipjax/collectives/_averages.py | algorithms/test_error_feedback.py -k "oracle and senders" | senders are all nodes | (values != 0).astype(like.dtype) => (values == values).astype(like.dtype)
 gossipjax/algorithms/easgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and easgd" | the center is pulled by one node | node_sum(pull, plan.wire) => pull

@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from gossipjax.algorithms.parameters import Fragment, gossiped, merge, pick, split_leaves
+from gossipjax.algorithms.fragments import Fragment, merge, pick, split_leaves
+from gossipjax.algorithms.parameters import gossiped
 from gossipjax.algorithms.state import GossipState, PushSum, mix_once, numerators
 from gossipjax.algorithms.steps import gossip_state, require_updates_numbered
 from gossipjax.collectives import (

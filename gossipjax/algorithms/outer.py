@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from gossipjax.algorithms.exchange import mass_in_flight
+from gossipjax.algorithms.fragments import Fragment, LayerFragments, merge, pick
 from gossipjax.algorithms.outer_average import OuterPlan, OuterState, average_fragment
 from gossipjax.algorithms.outer_checks import (
     make_outer_shares,
@@ -27,7 +28,6 @@ from gossipjax.algorithms.outer_checks import (
     require_whole_steps,
 )
 from gossipjax.algorithms.outer_stability import require_stable
-from gossipjax.algorithms.parameters import Fragment, LayerFragments, merge, pick
 from gossipjax.algorithms.state import (
     ExchangePlan,
     GossipState,

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from gossipjax.algorithms.parameters import Fragment, LayerFragments, pick, split_leaves
+from gossipjax.algorithms.fragments import Fragment, LayerFragments, pick, split_leaves
 from gossipjax.algorithms.state import DEFAULT_WIRE, ExchangePlan, subtract
 from gossipjax.collectives import MeanOver, StepLike, exact_average, mean_of_encoded, mix
 from gossipjax.serialization import written_by_flax

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from gossipjax.algorithms.fragments import LayerFragments
 from gossipjax.algorithms.outer_average import OuterPlan, Shares
-from gossipjax.algorithms.parameters import LayerFragments, make_mask
+from gossipjax.algorithms.parameters import make_mask
 from gossipjax.algorithms.state import ExchangePlan, GossipState
 from gossipjax.algorithms.steps import gossip_state, outer_state
 from gossipjax.algorithms.transform import (
