@@ -161,6 +161,7 @@ IN_PARTS = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", IN_PARTS)
 def test_nodes_that_shard_their_model(name):
     nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()).reshape(N, 2), ("nodes", "fsdp")))

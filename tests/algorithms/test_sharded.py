@@ -95,6 +95,7 @@ CASES += [
 ]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "mesh", "specs"), CASES, ids=[f"{name}-{m.devices.shape}" for name, m, _ in CASES]
 )
@@ -178,6 +179,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", CHAINS)
 def test_chains(name):
     params, updates = make_values(4, SHAPES)
