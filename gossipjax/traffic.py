@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes
@@ -87,7 +87,7 @@ def bytes_per_step(
     nodes = as_nodes(None, nodes)
     sizes = dict(nodes.mesh.shape) if nodes.mesh is not None else {}
     sizes[nodes.axis_name] = nodes.size  # also where several share a device
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     manual = set(sizes) - set(nodes.inner_axes)
 
     def on_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
