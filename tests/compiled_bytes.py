@@ -13,7 +13,9 @@ RING = {
     "all-to-all": lambda n: (n - 1) / n,
 }
 PAIR = re.compile(r"\{(\d+),(\d+)\}")
-GROUPS = re.compile(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
+GROUPS = re.compile(
+    r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?|mesh\[.*?\] \{.*?\})"
+)
 
 
 def count_bytes(module, nodes, devices=1):
@@ -60,6 +62,13 @@ def _read_groups(attributes, count):
         return [range(count)]
     if text[0] == "{":
         return [[int(i) for i in group.split(",")] for group in re.findall(r"\{(\d[\d,]*)\}", text)]
+    if text.startswith("mesh"):  # since JAX 0.12: mesh['nodes'=4,'fsdp'=2] {'nodes'}
+        mesh, over = text.split(" ")
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+        inside = [list(sizes).index(name) for name in re.findall(r"'(\w+)'", over)]
+        numbers = np.arange(count).reshape([*sizes.values()])
+        size = int(np.prod([numbers.shape[i] for i in inside]))
+        return np.moveaxis(numbers, inside, range(-len(inside), 0)).reshape(-1, size).tolist()
     match = re.match(r"\[(.*?)\]<=\[(.*?)\](?:T\((.*?)\))?", text)
     assert match
     shape, order, transposed = match.groups()
