@@ -43,6 +43,7 @@ from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import make_key, wire_types
 from gossipjax.collectives import Layout
 
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # with which ZeroMQ begins each connection
 LIFE_LETTERS = 16  # of the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 AVERAGE_SECONDS = 600.0
@@ -305,12 +306,15 @@ class Node:
             saves.save(steps, mass, moved, self.opt_state, metadata)
         self._end_if_asked()
 
+    @property
     def _is_asked_to_end(self) -> bool:
         return self._saves is not None and self._saves.is_asked_to_end
 
     def _end_if_asked(self) -> None:
-        if self._saves is not None:
-            self._saves.end_if_asked()
+        if self._saves is not None and self._saves.is_asked_to_end:
+            with self._service.lock:
+                has_heir = bool(self._participant.list_heirs())
+            self._saves.end(self.place, has_heir)
 
     @property
     def final_models(self) -> dict[int, Any]:
@@ -363,15 +367,26 @@ class Node:
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
         start = time.monotonic()
+        end = start + (10 * self._patience if timeout is None else timeout)
         participant = self._participant
-        misfits = self._service.misfits
+        service = self._service
+        misfits = service.misfits
+
+        def list_refusals() -> list[str]:
+            addresses = () if participant.may_go_on_alone else participant.contacts
+            return service.list_refusals(addresses)
 
         def is_over() -> bool:
-            is_refused = bool(misfits) and misfits.keys() >= participant.contacts.keys()
-            is_refused |= participant.twin is not None or self._is_asked_to_end()
+            refusing = {*misfits, *list_refusals()}
+            is_refused = bool(refusing) and refusing >= participant.contacts.keys()
+            is_refused |= participant.twin is not None or self._is_asked_to_end
             return not participant.wants_mass or is_refused
 
-        self._service.wait_until(is_over, 10 * self._patience if timeout is None else timeout)
+        service.wait_until(is_over, end - start)
+        # A tunnel lets everybody in, and then closes what it cannot pass on yet.
+        while not all(map(_is_node, refusing := list_refusals())) and time.monotonic() < end:
+            service.forget_refusals()
+            service.wait_until(is_over, end - time.monotonic())
         if participant.wants_mass:
             self._end_if_asked()
         if participant.twin is not None:
@@ -382,7 +397,7 @@ class Node:
             )
         if participant.wants_mass:
             seconds = time.monotonic() - start
-            with self._service.lock:
+            with service.lock:
                 contacts = sorted(participant.contacts)
                 is_heard = bool(participant.peers)
             answers = _list_some(
@@ -391,6 +406,11 @@ class Node:
             num_nodes = self._settings.num_nodes
             if misfits:
                 way_out = "Give all nodes of the job the same"
+            elif refusing:
+                way_out = (
+                    "Compare GOSSIPJAX_SECRET, or secret=, on both machines: "
+                    "`echo $GOSSIPJAX_SECRET | sha256sum` must print the same"
+                )
             elif num_nodes and self._settings.is_founder is None:
                 way_out = (
                     f"A job of {num_nodes} nodes begins when most of them are there and none has "
@@ -415,13 +435,11 @@ class Node:
             return f"{address} answers, but has nothing to give"
         if not may_connect(address, self._settings.secret):
             return f"{address} is on another machine, and needs a secret"
-        host, _, port = address.rpartition(":")
-        with (
-            contextlib.suppress(OSError),
-            socket.create_connection((host.strip("[]"), int(port)), 1),
-        ):
-            return f"{address} listens, but does not speak with this node: is its secret another?"
-        return f"nobody listens at {address}"
+        if self._service.list_refusals([address]) and _is_node(address):
+            return f"the node at {address} refuses this one, which has another secret"
+        if _read_greeting(address) is None:
+            return f"nobody listens at {address}"
+        return f"{address} listens, but does not speak with this node"
 
     def _send(self, moved: Any) -> None:
         """Adds what the model has moved by itself, and sends what the algorithm sends after it."""
@@ -489,7 +507,7 @@ class Node:
         self._service.wake()
 
         def is_over() -> bool:
-            return participant.is_ended or participant.is_cut_off or self._is_asked_to_end()
+            return participant.is_ended or participant.is_cut_off or self._is_asked_to_end
 
         is_over_in_time = self._service.wait_until(is_over, timeout)
         if not participant.is_ended:
@@ -558,6 +576,23 @@ class Node:
         finally:
             if self._saves is not None:
                 self._saves.checkpoints.__exit__(*error)
+
+
+def _read_greeting(address: str) -> bytes | None:
+    """Returns what is said first by whoever listens at an address; None if nobody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), 1)
+    except OSError:
+        return None
+    with connection, contextlib.suppress(OSError):
+        return connection.recv(len(GREETING))
+    return b""
+
+
+def _is_node(address: str) -> bool:
+    """Whether a node listens there, of whatever job."""
+    return _read_greeting(address) == GREETING
 
 
 def _list_some(reasons: Sequence[str]) -> str:

@@ -77,6 +77,11 @@ class Participant(Ending):
         """Whether it has none, and cannot make a step."""
         return self._wants_mass_since is not None
 
+    @property
+    def may_go_on_alone(self) -> bool:
+        """Whether it has a model to go on with, other than a first one, if nobody gives it any."""
+        return self._estate is not None and (self._gave_up or self._has_saved)
+
     def all_are_ready(self, count: int) -> bool:
         """Whether so many nodes, itself included, are ready to begin, or one has begun."""
         views = [peer.view for peer in self.peers.values() if peer.view.is_ready]

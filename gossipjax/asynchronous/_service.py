@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gossipjax import launch
@@ -30,6 +31,7 @@ MISFIT = b"M"  # the first byte of what tells a node of another job so
 MAX_MISFIT_BYTES = 4000
 MAX_STRANGERS = 256  # addresses that are answered, and that no node of the job has named
 PACKET = 1000  # bytes that fit into one, on all networks
+REFUSED_SECONDS = 2.0  # without a handshake, after the first that was refused
 LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
 
 
@@ -66,6 +68,15 @@ class Service:
         """`dropped`, and connections that were none."""
         failed = self._sockets.failed_handshakes
         return self.dropped | ({"failed handshakes": failed} if failed else {})
+
+    def list_refusals(self, addresses: Iterable[str]) -> list[str]:
+        """Returns those of these addresses that refuse the connections of this node."""
+        last = time.monotonic() - REFUSED_SECONDS
+        return [x for x in list(addresses) if self._sockets.refusals.get(x, math.inf) <= last]
+
+    def forget_refusals(self) -> None:
+        """Gives addresses more time to let this node in."""
+        self._sockets.refusals.clear()
 
     @property
     def sent_bytes(self) -> int:

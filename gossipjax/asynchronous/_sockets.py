@@ -7,6 +7,7 @@ behind a model.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,11 @@ MAX_FRAME_BYTES = 1 << 22
 MAX_SOCKETS = 16_384
 QUEUED = 50  # messages to an address; beyond them, messages are dropped, and parcels sent again
 WAKE_ADDRESS = "inproc://wake"
+REFUSED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 class Sockets:
@@ -40,6 +46,7 @@ class Sockets:
 
     def __init__(self, address: str, secret: str | None):
         self.failed_handshakes = 0  # connections of strangers that were closed
+        self.refusals: dict[str, float] = {}  # by addresses, and since when they refuse this node
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._is_ipv6 = address.startswith("[")
@@ -51,11 +58,9 @@ class Sockets:
         self._incoming.handshake_ivl = HANDSHAKE_MS
         if self._keys:
             self._incoming.curve_server = True
-        self._monitor = self._incoming.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-        )
+        # What ZeroMQ says of handshakes, by address until there was one; None is the own address.
+        self._monitors: dict[str | None, zmq.Socket[bytes]] = {}
+        self._monitors[None] = self._incoming.get_monitor_socket(REFUSED)
         try:
             self._incoming.bind(f"tcp://{address}")
         except zmq.ZMQError as error:
@@ -71,7 +76,7 @@ class Sockets:
         self._wake_sender = self._context.socket(zmq.PAIR)
         self._wake_sender.connect(WAKE_ADDRESS)
         self._poller = zmq.Poller()
-        for socket in (self._incoming, self._monitor, self._wake_receiver):
+        for socket in (self._incoming, self._monitors[None], self._wake_receiver):
             self._poller.register(socket, zmq.POLLIN)
 
     def _make_socket(self, kind: int) -> zmq.Socket[bytes]:
@@ -91,7 +96,7 @@ class Sockets:
             return False
         try:
             if key not in self._outgoing:
-                self._outgoing[key] = self._connect(address)
+                self._connect(address, is_bulk)
             self._outgoing[key].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
@@ -100,21 +105,29 @@ class Sockets:
             return False
         return True
 
-    def _connect(self, address: str) -> zmq.Socket[bytes]:
-        socket = self._make_socket(zmq.PUSH)
+    def _connect(self, address: str, is_bulk: bool) -> None:
+        socket = self._outgoing[address, is_bulk] = self._make_socket(zmq.PUSH)
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = MAX_RECONNECT_MS
         if self._keys:
             socket.curve_serverkey = self._keys[0]
-        try:
-            socket.connect(f"tcp://{address}")
-        except zmq.ZMQError:
-            socket.close(linger=0)
-            raise
-        return socket
+        if not is_bulk:  # before it connects: some refusals come once
+            monitor = socket.get_monitor_socket(REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            self._monitors[address] = monitor
+            self._poller.register(monitor, zmq.POLLIN)
+        socket.connect(f"tcp://{address}")
+
+    def _end_watch(self, address: str) -> None:
+        self.refusals.pop(address, None)
+        monitor = self._monitors.pop(address, None)
+        if monitor is not None:
+            self._poller.unregister(monitor)
+            self._outgoing[address, False].disable_monitor()
+            monitor.close(linger=0)
 
     def forget(self, address: str) -> None:
         """Drops what waits to be sent to an address."""
+        self._end_watch(address)
         for is_bulk in (True, False):
             socket = self._outgoing.pop((address, is_bulk), None)
             if socket is not None:
@@ -125,14 +138,22 @@ class Sockets:
         ready = dict(self._poller.poll(int(1000 * seconds)))
         if self._wake_receiver in ready:
             self._wake_receiver.recv()
-        while self._monitor in ready and self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
-            self.failed_handshakes += 1
+        for address, monitor in list(self._monitors.items()):
+            while monitor in ready and not monitor.closed and monitor.poll(0):
+                self._note_handshake(address, recv_monitor_message(monitor)["event"])
         arrived: list[list[Any]] = []
         while self._incoming in ready and len(arrived) < QUEUED and self._incoming.poll(0):
             frames = self._incoming.recv_multipart(zmq.NOBLOCK, copy=False)
             arrived.append([frame.buffer for frame in frames])
         return arrived
+
+    def _note_handshake(self, address: str | None, event: int) -> None:
+        if address is None:
+            self.failed_handshakes += 1
+        elif event & REFUSED:
+            self.refusals.setdefault(address, time.monotonic())
+        else:
+            self._end_watch(address)
 
     def wake(self) -> None:
         """Ends `receive`, in another thread."""
