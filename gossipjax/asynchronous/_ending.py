@@ -77,6 +77,11 @@ class Ending(Membership):
         """Whether it has said goodbye to all that it hears."""
         return self._is_leaving and self._said_goodbye and not self.peers
 
+    def list_heirs(self) -> list[Peer]:
+        """Returns those that go on, if it has something that it could hand over to one of them."""
+        going_on = [peer for peer in self.peers.values() if not peer.view.is_finished]
+        return going_on if self._holder.total.w else []
+
     @property
     def is_drained(self) -> bool:
         """Whether it sends nothing any more, and nothing is on its way."""
@@ -122,8 +127,8 @@ class Ending(Membership):
     def _go_on_leaving(self, now: float) -> None:
         if any(peer.parcel for peer in self.peers.values()):
             return
-        heirs = [peer for peer in self.peers.values() if not peer.view.is_finished]
-        if heirs and self._holder.read().w and not self._said_goodbye:
+        heirs = self.list_heirs()
+        if heirs and not self._said_goodbye:
             mass = self._holder.take()
             self._send_parcel("share", heirs[0], mass, now, event="hand over", text=RETURNED)
             return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +63,16 @@ class Saves:
         if mass.w:
             self.checkpoints.save(steps, (divide(mass.x, mass.w, moved), opt_state), metadata)
 
-    def end_if_asked(self) -> None:
-        """Raises `Preempted` after SIGTERM, once all is written."""
+    def end(self, place: int, has_heir: bool) -> NoReturn:
+        """Raises `Preempted` after SIGTERM, once all is written, and says what the node does."""
         from gossipjax.checkpoint import Preempted
 
-        if self.is_asked_to_end:
-            raise Preempted(max(self.checkpoints.wait(), default=None), self.checkpoints.folder)
+        step = max(self.checkpoints.wait(), default=None)
+        saved = "nothing" if step is None else f"step {step}"
+        mass = "hands its model and weight to" if has_heir else "leaves nothing to"
+        print(
+            f"gossipjax: SIGTERM: node {place} has saved {saved}, {mass} another node, and ends.",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise Preempted(step, self.checkpoints.folder)
