@@ -156,16 +156,16 @@ gossipjax/cost_model/prediction.py | cost_model/test_prediction.py -k no_more_th
 experiments/training/trainer.py | experiments/test_trainer.py -k evaluated_with | statistics are never averaged | node_variables_averaged_stats if averages else => node_variables if averages else
 experiments/training/evaluation.py | experiments/test_trainer.py -k every_example_once | fillers count | jnp.where(is_example, value.astype(jnp.float32), 0.0) => value.astype(jnp.float32)
 experiments/training/plan.py | experiments/test_training_choices.py -k warm_up_ends | rates by the step | self.learning_rate(step) => self.learning_rate(step + 1)
-experiments/training/plan.py | experiments/test_training_choices.py -k "with_a_warm_up or of_the_papers" | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))
-experiments/training/plan.py | experiments/test_training_choices.py -k of_the_papers | decays count from the warm-up | epochs.run) - warm_up: => epochs.run):
+experiments/training/plan.py | experiments/test_training_choices.py -k with_a_warm_up | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))
+experiments/training/plan.py | experiments/test_presets.py -k of_the_papers | decays count from the warm-up | epochs.run) - warm_up: => epochs.run):
 experiments/training/methods.py | experiments/test_training_choices.py -k every_row | a biased algorithm is not | _build_osgp(schedule, options, biased=True) => _build_osgp(schedule, options)
 experiments/data/sharding.py | experiments/test_sharding.py -k nodes_differ | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
 experiments/data/augmentation.py | experiments/test_records_batches.py -k reaches_every_part | images are never flipped | return pixels[:, ::-1] if flip => return pixels if flip
 experiments/data/tokens.py | experiments/test_text.py -k padded | padding is not masked | columns < self.lengths => columns <= self.lengths
 experiments/language.py | experiments/test_language.py -k sequence_begins | a token is predicted from itself | jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)) => jnp.pad(tokens, ((0, 0), (0, 0))
 experiments/models/beam_search.py | experiments/test_beam_search.py -k search_with_lists | hypotheses of another input | rows = parents + beam * => rows = parents + 0 *
-experiments/models/transformer.py | experiments/test_transformer.py -k "rotation or masks" | rotation that is none | second * cos + first * sin => second * cos - first * sin
-experiments/models/transformer.py | experiments/test_transformer.py -k masks | a token sees the next | keys[None, :] <= queries => keys[None, :] <= 1 + queries
+experiments/models/transformer.py | experiments/test_decoder.py -k that_of_numpy | rotation that is none | second * cos + first * sin => second * cos - first * sin
+experiments/models/transformer.py | experiments/test_decoder.py -k that_of_numpy | a token sees the next | keys[None, :] <= queries => keys[None, :] <= 1 + queries
 experiments/models/layers.py | experiments/test_image_models.py -k decay_leaves | scales decay | frozenset({"bias", "scale"}) => frozenset({"bias"})
 experiments/compare/table.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
 experiments/report/section.py | experiments/test_report_sections.py -k left_open | limits of a row are not minded | all(low <= row.low and row.high <= high => all(low <= row.value <= high

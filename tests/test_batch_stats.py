@@ -9,7 +9,7 @@ import optax
 import oracle
 import pytest
 from jax.sharding import Mesh
-from modes import MODES, run
+from modes import MODES, make_mesh, run
 
 import gossipjax as gx
 
@@ -74,37 +74,29 @@ def test_overlap_mixes_by_the_round_of_the_step_and_at_once(overlap, static):
     assert np.abs(weights - 1).max() > 0.1, "weights must differ from 1"
 
 
-@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
-def test_without_gossip_they_are_averaged_exactly(mode):
-    """Those of AllReduce: all nodes exchange at every step."""
-    tx = optax.chain(gx.allreduce(), optax.sgd(0.1, momentum=0.9))
-    stats = {"mean": jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)}
-    program = run(mode, lambda s, k: gx.mix_batch_stats(s, tx.init(s), k), N, shared=(1,))
-    for k in range(2):
-        mixed = np.asarray(program(stats, jnp.int32(k))["mean"])
-        assert (mixed == mixed[0]).all()
-        np.testing.assert_allclose(mixed[0], stats["mean"].mean(axis=0), rtol=1e-6, atol=1e-7)
+SGD = optax.sgd(0.1, momentum=0.9)
+AT_ONCE = {  # of six steps, those at which all nodes exchange, and so have the mean
+    "allreduce": (optax.chain(gx.allreduce(), SGD), range(6)),
+    "easgd": (gx.easgd(0.1, period=2), (0, 2, 4)),
+    "outer": (gx.outer(SGD, optax.sgd(1.0), 3), (2, 5)),
+    "outer, over a ring": (gx.outer(SGD, optax.sgd(1.0), 3, gx.topology.ring(2)), (2, 5)),
+    "outer, without an average": (gx.outer(SGD, optax.sgd(1.0), 3, "none"), ()),
+}
 
 
-@pytest.mark.parametrize(
-    ("average", "expected"),
-    [("exact", [2.0, 2.0]), ("none", [1.0, 3.0]), (gx.topology.ring(2), [2.0, 2.0])],
-    ids=["exact", "none", "ring"],
-)
-def test_under_an_outer_optimizer_they_are_averaged_as_it_says(average, expected):
-    tx = gx.outer(optax.sgd(0.1), optax.sgd(1.0), 3, average)
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_they_are_averaged_when_the_models_are(name):
+    tx, steps = AT_ONCE[name]
 
     def mix(stats, step):
         return gx.mix_batch_stats(stats, tx.init(jnp.zeros(2)), step)
 
-    static, traced = (
-        gx.spmd(mix, nodes=2, static_argnums=1),
-        gx.spmd(mix, nodes=2, shared_argnums=1),
-    )
+    static = gx.spmd(mix, make_mesh(2), static_argnums=1, check_vma=True)
+    traced = gx.spmd(mix, nodes=2, shared_argnums=1)
     for program, number in ((static, int), (traced, np.int32)):
         for step in range(6):
             mixed = np.asarray(program(jnp.array([1.0, 3.0]), number(step)))
-            assert mixed.tolist() == (expected if step in (2, 5) else [1.0, 3.0])
+            assert mixed.tolist() == ([2.0, 2.0] if step in steps else [1.0, 3.0])
 
 
 @pytest.mark.parametrize("mode", MODES)

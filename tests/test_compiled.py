@@ -47,21 +47,23 @@ def start(tx, leaves):
     return params, gx.spmd(tx.init, mesh=make_mesh(N))(params), make_leaves(leaves)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [
-        (gx.topology.one_peer_exponential(N), ["collective-permute"]),
-        (gx.topology.k_peer_exponential(N, 2), ["collective-permute"] * 2),
-        (gx.topology.bipartite_exponential(N), ["collective-permute"]),
-        (gx.topology.ring(N), ["collective-permute"] * 2),
-        (gx.topology.complete(N), ["all-reduce"]),
-    ],
-    ids=["one peer", "two peers", "pairs", "ring", "complete"],
-)
-def test_one_message_per_peer(schedule, expected):
-    tx = chain_with_sgd(gx.sgp(schedule))
+PERMUTE = "collective-permute"
+MESSAGES = {
+    "one peer": (gx.sgp(gx.topology.one_peer_exponential(N)), [[PERMUTE]] * 3),
+    "two peers": (gx.sgp(gx.topology.k_peer_exponential(N, 2)), [[PERMUTE] * 2] * 3),
+    "pairs": (gx.sgp(gx.topology.bipartite_exponential(N)), [[PERMUTE]] * 3),
+    "ring": (gx.sgp(gx.topology.ring(N)), [[PERMUTE] * 2]),
+    "complete": (gx.sgp(gx.topology.complete(N)), [["all-reduce"]]),
+    "easgd": (gx.easgd(0.1, period=3), [["all-reduce"], [], [], ["all-reduce"]]),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_one_message_per_peer(name):
+    gossip, messages = MESSAGES[name]
+    tx = chain_with_sgd(gossip)
     params, state, grads = start(tx, leaves=6)
-    for step in range(schedule.period):
+    for step, expected in enumerate(messages):
         assert find_collectives(make_train_step(tx), params, state, grads, step) == expected
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -228,32 +227,6 @@ def test_is_warned_of_once(name: str):
     with pytest.warns(UserWarning, match=message) as warned:
         call()
     assert len(warned) == 1
-
-
-def add_with(add: Callable[[Any, Any], Any]) -> Any:
-    """One update of every node, whose parameters are made by `add(params, updates)`."""
-
-    def step(params: Any, state: Any) -> Any:
-        updates, _ = SGP.update(params, state, params, step=0)
-        return jax.tree.map(add, params, updates)
-
-    return NODES.spmd(step)(*NODES.init(SGP, PARAMS))
-
-
-ADDED = add_with(lambda p, u: p + u)
-ADD: dict[str, Callable[[Any, Any], Any]] = {
-    "optax.tree.add": optax.tree.add,
-    "sum": lambda p, u: sum([p, u]),
-    "stack": lambda p, u: jnp.stack([p, u]).sum(0),
-    "lax.map": lambda p, u: jax.lax.map(sum, (p, u)),
-    "nan_to_num": lambda p, u: p + jnp.nan_to_num(u),
-    "error_if": lambda p, u: p + eqx.error_if(u, jnp.isnan(u).any(), "NaN"),
-}
-
-
-@pytest.mark.parametrize("name", ADD)
-def test_updates_may_be_added_in_any_way(name: str):
-    jax.tree.map(np.testing.assert_array_equal, add_with(ADD[name]), ADDED)
 
 
 RIGHT: dict[str, Any] = {

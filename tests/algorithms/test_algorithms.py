@@ -94,8 +94,14 @@ def compare_with_the_oracle(row, mode, n, dtype, style):
             assert (a.dtype, a.shape) == (b.dtype, (n, row.steps, *b.shape[1:]))
     gossip = gx.gossip_state(states)
     assert (gossip is not None) == row.has_state
+    for part in (gossip.extra or {}).values() if gossip is not None else ():
+        if part.is_mass:  # as a center, which all nodes have from the start
+            center = np.asarray(part.value["kernel"])
+            assert (center == center[0]).all()
     if gossip is not None and dtype != jnp.float32:
         assert all(leaf.dtype == jnp.float32 for leaf in gossip.residual.values())
+    final = np.abs(flatten(models, 2)[:, -1] - expected[-1][0])
+    assert final.max() >= row.noise / 1000, "messages must be rounded"
     for k, (z, x, w) in enumerate(expected):
         where = f"{style}, step {k}"
         # The update is rounded to the type of the parameters, as they are.

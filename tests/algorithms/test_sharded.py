@@ -158,6 +158,9 @@ CHAINS = {
         every=2,
     ),
     "streaming": gx.outer(optax.sgd(0.1), optax.sgd(0.7), every=2, fragments=2, delay=1),
+    "weighted": optax.chain(
+        optax.sgd(0.1), gx.weighted([90, 10, 25, 75]), gx.sgp(gx.topology.directed_ring(4))
+    ),
     "over neighbours": gx.outer(
         optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.directed_ring(4))),
         optax.sgd(0.7),

@@ -1,15 +1,11 @@
 """Nodes that count by their share of the data: `gx.weighted`, weights of `gx.outer`."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from modes import MODES, run
 from promotion import promoting
 
@@ -150,30 +146,6 @@ def test_outer_averages_of_models_that_have_converged_end_at_the_pooled_minimum(
     for name, optimizer in make_optimizers().items():
         tx = gx.outer(optimizer, OUTER_SGD, 1000, weights=EXAMPLES, reset_inner=True)
         assert end_of(tx) == pytest.approx(POOLED, abs=0.05), name
-
-
-def test_models_sharded_inside_a_node():
-    devices = np.array(jax.devices()[:8]).reshape(4, 2)
-    mesh = Mesh(devices, ("nodes", "fsdp"))
-    nodes = gx.Nodes(mesh=mesh)
-    inner = optax.chain(optax.sgd(0.1), gx.weighted(COUNTS), gx.sgp(SCHEDULE))
-    specs = {"kernel": P("fsdp")}
-    tx = gx.sharded(inner, specs)
-    start = {"kernel": START.astype(np.float32)}
-    grads = {"kernel": jnp.asarray(UPDATES[0], jnp.float32)}
-
-    def one_step(tx):
-        def step(params, grads):
-            state = tx.init(params)
-            change, _ = tx.update(grads, state, params, step=0)
-            return optax.apply_updates(params, change)
-
-        return step
-
-    put = jax.device_put((start, grads), NamedSharding(mesh, P("nodes", "fsdp")))
-    found = nodes.spmd(one_step(tx))(*put)
-    expected = jax.vmap(one_step(inner), axis_name="nodes")(start, grads)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
 
 
 class TestExtraArgs:

@@ -106,19 +106,6 @@ def test_a_sequence_begins_as_a_text_does(folder):
     np.testing.assert_allclose(losses[0], expected, rtol=1e-5)
 
 
-def test_the_optimizer_is_that_of_language_models(folder):
-    """AdamW with warm-up and cosine; the scales of norms are not decayed."""
-    options = make_options(folder)
-    assert (options.optimizer, options.lr_schedule, options.adam_b2) == ("adam", "cosine", 0.95)
-    assert options.warmup_steps > 0
-    task = language.LanguageModeling(options)
-    assert task.decay_mask is not None
-    mask = task.decay_mask(jax.eval_shape(lambda: task.init(0))["params"])
-    assert mask["embedding"] == {"embedding": True}
-    assert mask["norm"] == mask["block_0"]["attention_norm"] == {"scale": False}
-    assert mask["block_0"]["attention"]["query"] == {"kernel": True}
-
-
 def test_learns_by_heart(tmp_path):
     (tmp_path / "train.txt").write_text(f"{RHYME}\n" * 64)
     (tmp_path / "test.txt").write_text(RHYME)

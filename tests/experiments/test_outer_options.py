@@ -77,27 +77,6 @@ def test_outer_steps_over_neighbours(tmp_path):
     assert sent == pytest.approx(1000 * 65 / 64 / 4, rel=0.03)  # one model, as the pull is 1
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "arguments", "models"),
-    [
-        ("allreduce", {}, 1.5),
-        ("dpsgd@ring", {}, 2),
-        ("sgp", {"local_steps": 4}, 1 / 4),
-        ("gradient-tracking@directed_ring", {}, 2),
-        ("local", {}, 0),
-        ("local", {"outer": OuterOptions(5)}, 1.5 / 5),
-        ("local", {"outer": OuterOptions(5, outer_average="none")}, 0),
-        ("local", {"outer": OuterOptions(5, outer_average="gradient-tracking")}, 2 / 5),
-        ("sgp", {"outer": OuterOptions(5)}, (4 + 1.5) / 5),  # no gossip at the outer step
-    ],
-)
-def test_bytes_of_a_step_are_counted(algorithm, arguments, models):
-    options = MethodOptions(nodes=4, **arguments)
-    method = make_method(algorithm, options, optax.adam(0.1))
-    sent = count_sent_bytes(method, PARAMS, gx.Nodes(4), 20)
-    assert sent == pytest.approx(4000 * models, abs=4 * models)  # and perhaps a weight
-
-
 def test_what_is_impossible_is_refused(tmp_path, capsys):
     for arguments, message in (
         ("--outer-momentum 0.5", "--outer-momentum needs --outer-every"),

@@ -176,10 +176,7 @@ def test_the_rows_of_the_tables():
 
 def test_models_and_methods_are_traced(no_data):
     """Each model that no other test trains, at its batch; each chain once, with a small model."""
-    traced = {
-        *(("image", "small_cnn"), ("image", "resnet20"), ("image", "vgg11")),
-        *(("translation", "mini"), ("speech", "mini"), ("language", "nano")),
-    }
+    traced = {*(("translation", "mini"), ("speech", "mini"), ("language", "nano"))}
     small = {"w": jax.ShapeDtypeStruct((3,), jnp.float32)}
     for preset in PRESETS.values():
         options = make_options(preset)
@@ -267,21 +264,11 @@ def test_a_run_with_a_preset_is_recorded_and_resumed(tmp_path, small_program):
     assert resumed["runs"][0]["final_loss"] == summary["runs"][0]["final_loss"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message", "names_preset"),
-    [
-        ("--preset sgp19-mimi", "got 'sgp19-mimi': did you mean sgp19-mini", False),
-        ("--preset sgp19-table1-sgp-32 --epochs 3", "got 40 70 85", True),
-    ],
-)
-def test_bad_presets(arguments, message, names_preset, capsys, small_program):
-    assert run_image(*arguments.split()) == 2
-    printed = capsys.readouterr().err
-    flat = " ".join(re.sub("[│╭╮╰╯─]", "", printed).split())
-    assert message in flat
-    *_, preset = re.findall(r"--preset (\S+)", arguments)
-    is_named = f"are those of --preset {preset}.)" in flat.replace(".) ", ".)")
-    assert is_named == names_preset
+def test_an_option_that_does_not_fit_names_the_preset_of_the_others(capsys):
+    assert run_image("--preset", "sgp19-table1-sgp-32", "--epochs", "3") == 2
+    printed = " ".join(re.sub("[│╭╮╰╯─]", "", capsys.readouterr().err).split())
+    assert "got 40 70 85" in printed
+    assert "are those of --preset sgp19-table1-sgp-32.)" in printed
 
 
 def test_a_flag_of_a_preset_can_be_unset():

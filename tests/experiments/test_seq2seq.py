@@ -123,28 +123,6 @@ def test_sizes_have_the_papers_parameters(name, millions):
     assert count == pytest.approx(millions * 1e6, rel=0.035)
 
 
-def test_logits_depend_on_earlier_targets_and_all_of_the_source():
-    logits = APPLY(make_variables(), SOURCES, TARGETS)
-    for position in range(3):
-        changed = TARGETS.at[:, position].set(3 + TARGETS[:, position] % 4)
-        others = APPLY(make_variables(), SOURCES, changed)
-        np.testing.assert_array_equal(others[:, : position + 1], logits[:, : position + 1])
-        assert (others[:, position + 1 :] != logits[:, position + 1 :]).any(axis=-1).all()
-    for position in range(4):
-        others = APPLY(make_variables(), SOURCES.at[0, position].set(2), TARGETS)
-        assert (others[0] != logits[0]).any(axis=-1).all()
-
-
-def test_padding_changes_nothing():
-    padded_sources = jnp.pad(SOURCES, ((0, 0), (0, 3)))
-    padded_targets = jnp.pad(TARGETS, ((0, 0), (0, 2)))
-    logits = APPLY(make_variables(), padded_sources, padded_targets)
-    expected = APPLY(make_variables(), SOURCES, TARGETS)
-    np.testing.assert_allclose(logits[:, :3], expected, atol=1e-5)
-    short = APPLY(make_variables(), SOURCES[1:, :2], TARGETS[1:])
-    np.testing.assert_allclose(short, expected[1:], atol=1e-5)
-
-
 def test_cache_changes_nothing():
     variables = make_variables()
     memory = APPLY(variables, SOURCES, method="encode")

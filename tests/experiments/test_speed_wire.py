@@ -60,73 +60,30 @@ HYBRID = "sgp@complete/one_peer_exponential"
 CAN_LIMIT = os.geteuid() == 0 and shutil.which("tc") and shutil.which("ip")
 
 
-def mean_sent_bytes(algorithm, wire, nodes, parameters, steps=12):
-    row = make_row(algorithm, wire, nodes)
-    return np.mean([row.count_sent_bytes(k, parameters) for k in range(steps)])
-
-
 def list_rows(algorithms, wires, nodes, **options):
     return build_rows(WireOptions(algorithm=tuple(algorithms), wire=tuple(wires), **options), nodes)
 
 
-class TestBytes:
-    @pytest.mark.parametrize(
-        ("algorithm", "nodes", "models"),
-        [
-            ("allreduce", 4, 1.5),
-            ("centralized", 4, 3),
-            ("dpsgd@ring", 4, 2),
-            ("dpsgd@bipartite_exponential", 8, 1),
-            ("sgp", 8, 1),
-            ("sgp@two_peer_exponential", 4, 2),
-            ("sgp@star", 4, 3),  # the hub, whose leaves are no hubs
-            ("1-osgp", 4, 1),
-            ("2-osgp", 4, 0.5),
-            ("gradient-tracking", 4, 4),  # to two neighbours
-            ("d2", 4, 2),
-            ("relay", 4, 2),
-        ],
-    )
-    def test_what_a_node_sends(self, algorithm, nodes, models):
-        sent_bytes = mean_sent_bytes(algorithm, "float32", nodes, 1_000_000)
-        assert sent_bytes == pytest.approx(models * 4e6, rel=1e-4)
+def test_codecs_that_some_rows_do_not_have():
+    names = ["sgp", "allreduce-buckets", "centralized", "async-sgp", "choco"]
+    rows, left_out = list_rows(names, ["top_k", "int8"], 4)
+    assert [row.name for row in rows] == [
+        "sgp, int8 wire",
+        "async-sgp, int8 wire",
+        "choco, top_k wire",
+        "choco, int8 wire",
+    ]
+    assert "must be float32 or bfloat16, got int8" in left_out["allreduce-buckets, int8 wire"]
 
-    @pytest.mark.parametrize(
-        ("algorithm", "wire", "models"),
-        [
-            ("allreduce", "bfloat16", 0.75),
-            ("2-osgp", "bfloat16", 0.25),
-            ("sgp", "int8", 0.25 + 1 / 256),  # a float32 scale for 256 values
-            ("allreduce", "int8", 1.5 * (0.25 + 1 / 256)),
-            ("sgp", "int4", 0.125 + 1 / 256),
-            ("choco", "top_k", 2 * 0.1 * 2),  # indices and values
-            ("choco", "random_k", 2 * 0.1),
-            ("allreduce", "top_k", 3 * 0.1 * 2),  # gathered from three others
-        ],
-    )
-    def test_narrow_messages_their_scales_and_indices(self, algorithm, wire, models):
-        sent_bytes = mean_sent_bytes(algorithm, wire, 4, 1_000_000)
-        assert sent_bytes == pytest.approx(models * 4e6, rel=1e-3)
 
-    def test_codecs_that_some_rows_do_not_have(self):
-        names = ["sgp", "allreduce-buckets", "centralized", "async-sgp", "choco"]
-        rows, left_out = list_rows(names, ["top_k", "int8"], 4)
-        assert [row.name for row in rows] == [
-            "sgp, int8 wire",
-            "async-sgp, int8 wire",
-            "choco, top_k wire",
-            "choco, int8 wire",
-        ]
-        assert "must be float32 or bfloat16, got int8" in left_out["allreduce-buckets, int8 wire"]
-
-    def test_every_algorithm_has_a_row(self):
-        names = [spell_name(name, overlap=1) for name, row in ALGORITHMS.items() if row.exchanges]
-        rows, left_out = list_rows(names, ["float32"], 4)
-        assert not left_out
-        assert [row.algorithm for row in rows] == names
-        at_once = [row for row in rows if row.topology in ("complete", "center")]
-        assert len(at_once) == 3  # an exchange of all nodes is an all-reduce
-        assert {row.count_sent_bytes(0, 1000) for row in at_once} == {1.5 * 4000}
+def test_every_algorithm_has_a_row():
+    names = [spell_name(name, overlap=1) for name, row in ALGORITHMS.items() if row.exchanges]
+    rows, left_out = list_rows(names, ["float32"], 4)
+    assert not left_out
+    assert [row.algorithm for row in rows] == names
+    at_once = [row for row in rows if row.topology in ("complete", "center")]
+    assert len(at_once) == 3  # an exchange of all nodes is an all-reduce
+    assert {row.count_sent_bytes(0, 1000) for row in at_once} == {1.5 * 4000}
 
 
 def test_rows_leave_out_what_is_impossible():
@@ -142,18 +99,10 @@ OVERLAPS = {
 }
 
 
-def test_the_limit_is_the_maximum_where_the_exchange_needs_nothing_of_its_step():
-    for overlaps, algorithm in ((o, name) for o, names in OVERLAPS.items() for name in names):
-        row = make_row(algorithm, "float32", 4)
-        assert row.overlaps == overlaps, algorithm
-        records = make_records([row])
-        run = summarize_row(
-            row, summarize_configuration(4, "200mbit", "computed", records), records
-        )
-        assert run["limit_max_seconds"] < run["limit_sum_seconds"]
-        applies = "limit_max_seconds" if overlaps else "limit_sum_seconds"
-        assert run["limit_seconds"] == run[applies]
-        assert run["ratio_to_limit"] == run["seconds"] / run[applies]
+def test_who_exchanges_beside_the_computation():
+    for overlaps, names in OVERLAPS.items():
+        for name in names:
+            assert make_row(name, "float32", 4).overlaps == overlaps, name
 
 
 def make_records(rows, hosts=4):

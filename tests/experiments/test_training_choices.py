@@ -91,29 +91,6 @@ def test_the_step_schedule_never_warms_up_downwards():
     )
 
 
-def step_rates(batch_size, learning_rate, at, **options):
-    """The rates at these epochs of a run with 10 steps per epoch."""
-    recipe = TrainingOptions(lr_schedule="step", learning_rate=learning_rate, **options)
-    steps = 10 * recipe.epochs
-    schedule = make_lr_schedule(
-        "step", learning_rate, steps, batch_size, step_epochs=recipe.step_epochs
-    )
-    return [float(np.asarray(schedule(round(10 * epoch)))) for epoch in at]
-
-
-def test_step_schedules_of_the_papers():
-    """SGP-18, appendix A.3; SGP-19, section 6.1; a rate that falls at every epoch; no warm-up."""
-    rates = step_rates(8192, 0.0375, (0, 5, 39.9, 40, 70, 85), epochs=90, decay_epochs=(40, 70, 85))
-    assert rates == pytest.approx([0.0375, 1.2, 1.2, 0.12, 0.012, 0.0012], rel=1e-5)
-    three_times = {"epochs": 270, "warmup_epochs": 5, "decay_epochs": (90, 180, 240)}
-    rates = step_rates(8192, 0.1, (0, 2.5, 5, 89.9, 90, 180, 240), **three_times)
-    assert rates == pytest.approx([0.1, 1.65, 3.2, 3.2, 0.32, 0.032, 0.0032], rel=1e-5)
-    annealed = {"warmup_epochs": 10, "decay_epochs": tuple(range(10, 16)), "decay_factor": 0.5**0.5}
-    rates = step_rates(8192, 1 / 32, (9.9, 10, 11, 15), epochs=16, **annealed)
-    assert rates == pytest.approx([0.990, 0.5**0.5, 0.5, 0.125], rel=1e-3)
-    assert step_rates(256, 0.1, (0, 1), epochs=4, warmup_epochs=0) == pytest.approx([0.1, 0.1])
-
-
 def test_step_epochs_are_those_of_the_options():
     assert TrainingOptions(epochs=9).step_epochs == StepEpochs()
     options = TrainingOptions(lr_schedule="step", epochs=180, warmup_epochs=3)
