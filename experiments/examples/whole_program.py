@@ -31,16 +31,10 @@ LOG_EVERY = 20
 EVALUATE_EVERY = 100
 
 
-class Model(nnx.Module):
+def make_model(rngs):
     """Its parameters are float32; it computes in bfloat16."""
-
-    def __init__(self, rngs):
-        self.first = nnx.Linear(784, 128, dtype=jnp.bfloat16, rngs=rngs)
-        self.last = nnx.Linear(128, 10, dtype=jnp.bfloat16, rngs=rngs)
-
-    def __call__(self, images):
-        hidden = nnx.relu(self.first(images.reshape(len(images), -1)))
-        return self.last(hidden).astype(jnp.float32)
+    linear = partial(nnx.Linear, dtype=jnp.bfloat16, rngs=rngs)
+    return nnx.Sequential(linear(784, 128), nnx.relu, linear(128, 10))
 
 
 def make_tx(saved):
@@ -54,18 +48,21 @@ def make_tx(saved):
 def main(folder, steps=STEPS):
     """Trains until `steps`; returns the accuracies of the average model and its EMA."""
     gx.launch.initialize()  # before the first array
-    graph, start = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
+    graph, start = nnx.split(make_model(nnx.Rngs(0)), nnx.Param)
+
+    def predict(params, images):
+        model = nnx.merge(graph, params)
+        return model(images.reshape(len(images), -1)).astype(jnp.float32)
 
     def loss(params, batch):
         """The loss of one node, and the same as a second result, to log it."""
-        logits = nnx.merge(graph, params)(batch["image"])
+        logits = predict(params, batch["image"])
         losses = softmax_cross_entropy_with_integer_labels(logits, batch["label"])
         return losses.mean(), losses.mean()
 
     @jax.jit
     def accuracy(params, batch):
-        logits = nnx.merge(graph, params)(batch["image"])
-        return (logits.argmax(-1) == batch["label"]).mean()
+        return (predict(params, batch["image"]).argmax(-1) == batch["label"]).mean()
 
     nodes = gx.Nodes(8) if jax.device_count() == 1 else gx.Nodes(mesh=gx.launch.mesh())
     tx = make_tx({"nodes": nodes.size})
@@ -79,8 +76,6 @@ def main(folder, steps=STEPS):
         params, opt_state = nodes.init(tx, start)
         state = TrainState(0, params, opt_state, batch_stats=params)  # its EMA
         state = checkpoints.resume(state, nodes, make_tx)
-        if is_main:
-            print(f"{nodes.size} nodes begin at step {state.step}", flush=True)
         batches = itertools.islice(draw_batches(BATCH, steps), state.step, None)
         began = time.perf_counter()
         batches = gx.prefetch(map(nodes.split, batches))
@@ -101,10 +96,9 @@ def main(folder, steps=STEPS):
                 for name, model in (("model", average), ("EMA", average_ema)):
                     reached[name] = float(accuracy(model, test_batch()))
                     values[f"accuracy of the {name}"] = reached[name]
+            if log and values:
                 text = ", ".join(f"{name} {x:,.3f}" for name, x in values.items())
-                if is_main:
-                    print(f"step {state.step}: {text}", flush=True)
-            if log:
+                print(f"step {state.step}: {text}", flush=True)
                 for name, value in values.items():
                     log.add_scalar(name, float(value), state.step)
             checkpoints.after(state, last=state.step == steps)
