@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes
-from gossipjax.algorithms.steps import find_parts, step_plan
+from gossipjax.algorithms.steps import StepPlan, find_parts, step_plan
 from gossipjax.algorithms.transform import require_transform
 from gossipjax.spmd import Nodes, as_nodes
 from gossipjax.spmd.program import AXIS_PARAMS, is_collective_over
@@ -58,7 +58,8 @@ def bytes_per_step(
 
     Nothing runs. The update of each distinct step is traced for nodes on devices of their own, as
     `gx.TrainStep` compiles it, and its collectives are counted: all that travels, with scales and
-    indices of codecs and with push-sum weights. A node without a peer in a round sends nothing.
+    indices of codecs and with push-sum weights. A node without a peer in a round sends nothing. Of
+    rounds that differ in who sends to whom alone, as random ones do, one is traced.
     Exact averages are counted on a ring: of B bytes an all-reduce sends `2 (N - 1) / N B`, a gather
     `(N - 1) B`, an all-to-all `(N - 1) / N B`.
 
@@ -108,9 +109,48 @@ def bytes_per_step(
         may_skip = bool(find_parts(state, optax.ApplyIfFiniteState))
         wanted = range(sum(plan.cycle)) if steps is None else steps
         programs = [plan.canonical_step(require_int(k, "a step", 0)) for k in wanted]
-        counted = {k: count(k) for k in dict.fromkeys(programs)}
+        counted: dict[int, np.ndarray] = {}
+        messages: dict[Any, float] = {}  # kind of a step -> bytes along each edge of its round
+        for step in dict.fromkeys(programs):
+            kind, edges = _describe_round(plan, step)
+            if kind in messages:
+                counted[step] = messages[kind] * edges
+                continue
+            counted[step] = count(step)
+            message = counted[step].max() / max(1, edges.max())
+            if kind is not None and (counted[step] == message * edges).all():
+                messages[kind] = message
     rows = np.array([counted[k] for k in programs]).reshape(-1, 2, nodes.size)
     return Traffic(rows[:, 0], rows[:, 1])
+
+
+def _describe_round(plan: StepPlan, step: int) -> tuple[Any, np.ndarray]:
+    """How many messages each node sends and receives in a step, `[2, N]`, and all else of it.
+
+    Steps of one kind exchange messages of the same size. The kind is None where that is not known.
+    """
+    exchange, outer = plan.exchange, plan.outer
+    schedule = exchange.schedule if outer is None else outer.schedule
+    if schedule is None or (outer is not None and exchange.schedule is not None):
+        return None, np.zeros((2, 1))
+    role: Any = None
+    number = step
+    if outer is not None:
+        role = outer.role(step)[:2]
+        number = int(outer.round_number(step))
+        if role[1] is None:  # no fragment is averaged
+            return role, np.zeros((2, 1))
+    elif exchange.overlap:  # what was sent before this step arrives, a piece in each
+        number, role = divmod(step - 1, exchange.overlap)
+    round_ = schedule.round_at(number)
+    edges = np.zeros((2, schedule.size))
+    in_pairs = []  # which are sums over pairs, on some backends
+    for receivers, weights in round_.slots:
+        edges += [weights > 0, (weights > 0)[np.argsort(receivers)]]
+        in_pairs.append((receivers[receivers] == np.arange(schedule.size)).all())
+    # With the degrees, so that what does not depend on the edges is not taken for a part of theirs.
+    limits = *edges.min(axis=1), *edges.max(axis=1)
+    return (role, round_.is_uniform, *in_pairs, *limits), edges
 
 
 def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:

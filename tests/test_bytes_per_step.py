@@ -16,6 +16,7 @@ from promotion import promoting
 
 import gossipjax as gx
 from experiments.speed.compiled.hlo import parse_module
+from gossipjax import traffic
 
 N = 4
 # Sizes that fill no block of a codec and no row of N.
@@ -127,6 +128,26 @@ def compare(nodes, tx, params=PARAMS, specs=None):
 @pytest.mark.parametrize("name", CASES)
 def test_equals_what_compiled_programs_send(name):
     compare(gx.Nodes(mesh=make_mesh(N)), CASES[name])
+
+
+def test_of_random_rounds_one_is_traced(monkeypatch):
+    """And the others are what they are alone."""
+    traced = []
+
+    def count(*args, count=traffic._count):
+        traced.append(args)
+        return count(*args)
+
+    schedule = gx.topology.random_peer(6, 12, 0)
+    outer = gx.outer(SGD, optax.sgd(0.7), 2, average=gx.sgp(schedule, damped=True))
+    for tx in (gx.sgp(schedule), gx.osgp(schedule, 2), outer):
+        sent, received = gx.bytes_per_step(tx, PARAMS, 6)
+        for step, counted in enumerate(zip(sent, received, strict=True)):
+            alone = gx.bytes_per_step(tx, PARAMS, 6, [step])
+            np.testing.assert_array_equal(counted, [rows[0] for rows in alone])
+    monkeypatch.setattr(traffic, "_count", count)
+    gx.bytes_per_step(gx.sgp(gx.topology.random_pairs(6, 12, 0)), [1.0], 6)
+    assert len({args[0] for args in traced if len(args[2]) == 0}) == 1
 
 
 ON_TWO_DEVICES = {
