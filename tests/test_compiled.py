@@ -54,6 +54,7 @@ MESSAGES = {
     "pairs": (gx.sgp(gx.topology.bipartite_exponential(N)), [[PERMUTE]] * 3),
     "ring": (gx.sgp(gx.topology.ring(N)), [[PERMUTE] * 2]),
     "complete": (gx.sgp(gx.topology.complete(N)), [["all-reduce"]]),
+    "complete, float32": (gx.sgp(gx.topology.complete(N), wire="float32"), [["all-reduce"]]),
     "easgd": (gx.easgd(0.1, period=3), [["all-reduce"], [], [], ["all-reduce"]]),
 }
 
@@ -110,6 +111,30 @@ def test_a_loop_over_many_leaves_compiles_three_programs_with_one_message_each()
             params, state = program(params, state, grads, gx.canonical_step(state, step))
         jax.block_until_ready(params)
     assert compiled.programs == len(gx.canonical_steps(state)) == 3
+
+
+@pytest.mark.parametrize(("name", "wire"), [("sgp", jnp.bfloat16), ("dpsgd", None)])
+def test_a_round_without_exchange_does_no_passes(name, wire):
+    """A step reads the parameters and the updates and writes the update, as without gossip."""
+    tx = getattr(gx, name)(gx.topology.one_peer_exponential(N).every(2), wire=wire)
+    z = {"a": jnp.ones((N, 4000)), "b": jnp.ones((N, 40, 100))}
+    state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
+    program = gx.spmd(lambda u, s, z: tx.update(u, s, z, step=1)[0], mesh=make_mesh(N))
+    text = program.lower(z, state, z).compile({"xla_backend_optimization_level": 3}).as_text()
+    assert not COLLECTIVE.findall(text)
+    assert sum(count_traffic(parse_module(text)).values()) <= 1.01 * 3 * 4 * 8000
+
+
+def test_mixing_in_a_round_without_exchange_does_nothing():
+    """Compiled, not even a copy: outputs are inputs."""
+    idle = gx.topology.one_peer_exponential(N).every(2)
+    program = gx.spmd(
+        lambda x: gx.mix(x, None, idle, 1, wire="bfloat16")[0],
+        mesh=make_mesh(N),
+        donate_argnums=0,
+    )
+    lowered = program.lower(jax.ShapeDtypeStruct((N, 4000), np.float32))
+    assert count_traffic(parse_module(lowered.compile().as_text())) == {}
 
 
 class CompileCount:

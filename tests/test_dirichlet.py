@@ -42,12 +42,3 @@ def test_it_goes_from_one_node_per_class_to_even():
     assert np.all(counts(1e-6).max(axis=0) >= 100 - 5)
     spread = [counts(alpha).std() for alpha in (0.1, 1.0, 10.0)]
     assert spread[0] > spread[1] > spread[2]
-
-
-@pytest.mark.parametrize(
-    ("labels", "alpha", "message"),
-    [(LABELS, 0.0, "above 0"), (LABELS, float("nan"), "above 0"), (LABELS[None], 1.0, "shape")],
-)
-def test_refused(labels, alpha, message):
-    with pytest.raises(ValueError, match=message):
-        gx.dirichlet_split(labels, 5, alpha)

@@ -100,6 +100,7 @@ FIRST = "gx.allreduce must go first"
 INSIDE = "gx.outer must get gradients.* put it inside"
 TWICE = "a chain must exchange over 'nodes' once"
 ITSELF = "gossip that is the optimizer must get gradients"
+ALONE = r"gossip must not stand inside .*apply_if_finite"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     # The order of a chain: its state shows it.
     "trace after gossip": (lambda: train(optax.chain(SGD, SGP, optax.trace(0.9))), LAST),
@@ -140,6 +141,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         gx.outer(optax.chain(gx.allreduce(), SGD), NESTEROV, 4), TWICE
     ),
     # A node that decides alone.
+    "finite for itself": refuse_chain(optax.apply_if_finite(CHAIN, 5), ALONE),
+    "finite for itself, in MultiSteps": refuse_chain(
+        optax.MultiSteps(
+            CHAIN, 2, should_skip_update_fn=optax.skip_not_finite
+        ).gradient_transformation(),
+        ALONE,
+    ),
     "where on parameters and state": (
         lambda: train(change=keep_old_at_node_0),
         "between steps 5 and 6, .*gx.apply_if_finite",

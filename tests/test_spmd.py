@@ -162,22 +162,6 @@ def test_local_steps_gather_nothing_over_the_local_axis(is_static):
         assert "all_gather" not in program.lower(x, 1).as_text()
 
 
-class TestBadInput:
-    def test_leaves_without_a_node_axis(self):
-        program = gx.spmd(lambda x: x, nodes=4)
-        with pytest.raises(
-            ValueError, match=r"argument 0\['w'\] must be .*4 nodes, got .*\[3, 2\]"
-        ):
-            program({"w": jnp.ones((3, 2))})
-        with pytest.raises(ValueError, match=r"shape \[\]: .*shared_argnums or static_argnums"):
-            program(jnp.ones(()))
-
-    def test_batches_that_do_not_divide(self):
-        program = HIERARCHY.spmd(lambda x: x, local_argnums=0)
-        with pytest.raises(ValueError, match=r"second axis that 2 local devices divide.*\[4, 3\]"):
-            program(jnp.ones((4, 3)))
-
-
 def test_programs_of_a_cpu_mesh_run_one_after_another():
     """Two at once could wait for each other's threads in their collectives, and never end."""
 

@@ -34,9 +34,9 @@ def make_targets(dtype=jnp.float32):
     return jnp.asarray(np.random.default_rng(0).normal(size=(N, 5)), dtype)
 
 
-def train(gossip, nodes, steps=9, dtype=jnp.float32, overlap_in_thread=None, around=lambda tx: tx):
+def train(gossip, nodes, steps=9, dtype=jnp.float32, overlap_in_thread=None):
     """A quadratic per node: the train step, its state, and all models and losses."""
-    tx = around(optax.chain(optax.sgd(0.1, momentum=0.9), gossip))
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)
     train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
     targets = make_targets(dtype)
     z, opt_state = nodes.init(tx, jnp.zeros(5, dtype))
@@ -109,23 +109,19 @@ def test_the_thread_changes_no_narrow_messages_on_a_mesh():
 
 
 def test_a_run_with_a_thread_goes_on_at_any_step():
-    """Messages and averages in flight at any step are those of the updates before."""
+    """Messages in flight at any step are those of the updates before."""
     nodes = gx.Nodes(N)
-    for inner in (
-        optax.chain(optax.sgd(0.1), gx.osgp(SCHEDULE, 2)),
-        gx.outer(optax.sgd(0.1), optax.sgd(0.7), 2, delay=1),
-    ):
-        tx = inner
-        models = []
-        for restarts in ((), (4, 8, 11)):
-            train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
-            z, opt_state = nodes.init(tx, jnp.zeros(5))
-            for step in range(15):
-                if step in restarts:
-                    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
-                z, opt_state, _ = train_step(step, z, opt_state, make_targets() + step)
-            models.append(np.asarray(z))
-        np.testing.assert_allclose(*models, rtol=1e-5, atol=1e-6)
+    tx = optax.chain(optax.sgd(0.1), gx.osgp(SCHEDULE, 2))
+    models = []
+    for restarts in ((), (4, 8, 11)):
+        train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
+        z, opt_state = nodes.init(tx, jnp.zeros(5))
+        for step in range(15):
+            if step in restarts:
+                train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True)
+            z, opt_state, _ = train_step(step, z, opt_state, make_targets() + step)
+        models.append(np.asarray(z))
+    np.testing.assert_allclose(*models, rtol=1e-5, atol=1e-6)
 
 
 def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):
@@ -187,17 +183,23 @@ def test_the_thread_ends_with_its_step(end):
 
 
 @pytest.mark.parametrize(
-    ("processes", "local_devices", "overlaps"), [(1, 1, False), (4, 1, True), (4, 2, False)]
+    ("make", "processes", "local_devices", "overlaps"),
+    [
+        (gx.osgp, 1, 1, False),  # there is no wire
+        (gx.osgp, 4, 1, True),
+        (gx.osgp, 4, 2, False),  # on CPU, XLA runs the programs of both one after another
+        (gx.sgp, 4, 1, False),  # the exchange needs what its step computes
+    ],
 )
-def test_a_thread_only_where_programs_can_run_at_the_same_time(
-    processes, local_devices, overlaps, monkeypatch
+def test_a_thread_only_where_it_hides_an_exchange(
+    make, processes, local_devices, overlaps, monkeypatch
 ):
-    """XLA on CPU runs the programs of a process with several devices one after another."""
     nodes = gx.Nodes(N)
-    _, opt_state = nodes.init(gx.osgp(SCHEDULE), jnp.ones(()))
+    tx = make(SCHEDULE)
+    _, opt_state = nodes.init(tx, jnp.ones(()))
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     monkeypatch.setattr(jax, "local_device_count", lambda: local_devices)
-    assert gx.TrainStep(gradients, gx.osgp(SCHEDULE), nodes=nodes).overlaps(opt_state) == overlaps
+    assert gx.TrainStep(gradients, tx, nodes=nodes).overlaps(opt_state) == overlaps
 
 
 @pytest.mark.parametrize(("overlap_in_thread", "is_awaited"), [(True, True), (None, False)])
@@ -219,17 +221,6 @@ def test_a_program_between_steps_is_awaited_where_a_thread_exchanges(
     np.testing.assert_allclose(
         np.asarray(mixed), SCHEDULE.round_at(0).matrix @ np.arange(N), rtol=1e-6
     )
-
-
-def test_one_process_has_no_wire_to_hide():
-    nodes = gx.Nodes(N)
-    tx = gx.osgp(SCHEDULE)
-    _, opt_state = nodes.init(tx, jnp.ones(()))
-    assert not gx.TrainStep(gradients, tx, nodes=nodes).overlaps(opt_state)
-    assert gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True).overlaps(opt_state)
-    tx = gx.sgp(SCHEDULE)
-    _, opt_state = nodes.init(tx, jnp.ones(()))
-    assert not gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=True).overlaps(opt_state)
 
 
 @pytest.mark.parametrize(("rounds", "place"), [(5, "vmap"), (5, "mesh"), (40, "mesh")])
@@ -321,11 +312,6 @@ class TestNodesOfSeveralDevices:
         batch = jnp.ones((4, 6, 3))
         with pytest.raises(ValueError, match=r"put gx.allreduce\('local'\) first in the chain"):
             train_step(0, z, opt_state, batch)
-
-    def test_the_thread_is_refused(self):
-        tx = gx.osgp(self.schedule, local_axis_name="local")
-        with pytest.raises(ValueError, match="overlap_in_thread must be None or False"):
-            gx.TrainStep(gradients, tx, nodes=GRID, overlap_in_thread=True)
 
 
 @pytest.mark.parametrize(

@@ -107,29 +107,6 @@ class TestApplyIfFinite:
         with pytest.raises(ValueError, match="step must be left out where apply_if_finite stands"):
             train(gx.apply_if_finite(chain), 1, count=False)
 
-    @pytest.mark.parametrize(
-        "wrap",
-        [
-            lambda tx: optax.apply_if_finite(tx, 5),
-            lambda tx: optax.MultiSteps(
-                tx, 2, should_skip_update_fn=optax.skip_not_finite
-            ).gradient_transformation(),
-        ],
-        ids=["apply_if_finite", "MultiSteps"],
-    )
-    def test_wrappers_that_skip_by_node_are_refused_around_gossip(self, wrap):
-        nodes = gx.Nodes(N)
-        tx = wrap(optax.chain(optax.sgd(0.1), gx.sgp(RING)))
-        z, state = nodes.init(tx, jnp.ones(3))
-        train_step = gx.TrainStep(lambda z: (z, ()), tx, nodes=nodes)
-        for use in (
-            lambda: gx.gossip_state(state),
-            lambda: gx.canonical_step(state, 0),
-            lambda: train_step(0, z, state),
-        ):
-            with pytest.raises(ValueError, match=r"gossip must not stand inside .*apply_if_finite"):
-                use()
-
 
 def is_even(step: Any, **_: Any) -> Any:
     return step % 2 == 0

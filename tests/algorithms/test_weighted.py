@@ -186,39 +186,3 @@ class TestExtraArgs:
         z, state = gx.Nodes(2).init(optax.sgd(0.1), jnp.float32(0))
         with pytest.raises(ValueError, match="extra_args must return a dict of arguments"):
             train_step(0, z, state, TARGETS)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: gx.weighted([1.0, -1.0]), "one number >= 0 for each node"),
-        (lambda: gx.weighted([0, 0]), "not all 0"),
-        (
-            lambda: gx.outer(optax.sgd(1.0), OUTER_SGD, 2, ORDER, weights=[1, 2]),
-            "average is 'exact'",
-        ),
-        (
-            lambda: gx.outer(optax.sgd(1.0), OUTER_SGD, 4, delay=1, weights="counted"),
-            "delay of outer must be 0",
-        ),
-        (
-            lambda: gx.outer(gx.sgp(ORDER), OUTER_SGD, 2, weights=[1, 2]).init(jnp.zeros(2)),
-            "no gossip where nodes have weights",
-        ),
-    ],
-)
-def test_what_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_weights_are_of_all_nodes_and_of_each_step():
-    def update(g, **told):
-        tx = gx.weighted(None if told else [1, 2, 3])
-        return tx.update(g, tx.init(g), **told)
-
-    with pytest.raises(ValueError, match="must be those of 4 nodes, got 3"):
-        jax.vmap(update, axis_name="nodes")(jnp.ones(N))
-    tx = gx.weighted()
-    with pytest.raises(ValueError, match="node_weight must be given to each update"):
-        jax.vmap(lambda g: tx.update(g, tx.init(g)), axis_name="nodes")(jnp.ones(N))

@@ -205,6 +205,28 @@ for name, function, values, message in (
     ("quasi_global momentum", lambda b: gx.quasi_global(RING, 0.1, b), [1.0, -1], "momentum"),
     ("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8"], "wire must be a codec"),
     ("accumulate_gradients", lambda k: gx.accumulate_gradients(identity, k), [0], "every of"),
+    ("weighted", gx.weighted, [[1.0, -1.0]], "one number >= 0 for each node"),
+    ("weighted zeros", gx.weighted, [[0, 0]], "not all 0"),
+    (
+        "outer weights",
+        lambda fields: gx.outer(SGD, SGD, 4, **{"weights": [1, 2, 3, 4], **fields}),
+        [{"average": RING}],
+        "average is 'exact'",
+    ),
+    (
+        "outer weights that are counted",
+        lambda delay: gx.outer(SGD, SGD, 4, delay=delay, weights="counted"),
+        [1],
+        "delay of outer must be 0",
+    ),
+    (
+        "outer weights around gossip",
+        lambda tx: gx.outer(tx, SGD, 4, weights=[1, 2, 3, 4]).init(PARAMS),
+        [gx.sgp(RING)],
+        "no gossip where nodes have weights",
+    ),
+    ("dirichlet_split alpha", partial(gx.dirichlet_split, [0] * 9, 5), [0.0, NAN], "above 0"),
+    ("dirichlet_split labels", lambda x: gx.dirichlet_split(x, 5, 1.0), [[[0] * 9]], "shape"),
     ("outer inner", lambda tx: gx.outer(tx, SGD, 4), [None], "inner of outer"),
     ("outer outer_tx", lambda tx: gx.outer(SGD, tx, 4), [0.7], "outer_tx of outer"),
     ("outer every", outer("every"), [0, 1.5], "every of"),
@@ -344,6 +366,7 @@ for name, tx, other, message in (
     ("period", gx.easgd(0.1, 2), gx.easgd(0.1, 3), "its period, 2, got one of 3"),
     ("outer every", OUTER, gx.outer(gx.sgp(RING), optax.sgd(0.7), 5), "its every"),
     ("finite", gx.apply_if_finite(SGD), optax.apply_if_finite(SGD, 5), "ApplyIfFiniteState"),
+    ("allreduce", gx.allreduce(wire=INT8), SGD, "must be of type ErrorFeedback, got"),
 ):
     ROWS += calls(
         f"state of another {name}", lambda o, tx=tx: update(tx, state_of=o), [other], message
@@ -367,6 +390,8 @@ ROWS += [
         "gx.osgp",
     ),
     Call("easgd of too many nodes", lambda: update(gx.easgd(0.5), nodes=3), "N = 3 nodes, got 0.5"),
+    Call("weights of 3 nodes", lambda: update(gx.weighted([1, 2, 3])), "of 4 nodes, got 3"),
+    Call("weights of no step", lambda: update(gx.weighted()), "node_weight must be given to each"),
     Call("two gossips", lambda: gx.gossip_state((gx.sgp(RING).init(PARAMS),) * 2), "must"),
 ]
 

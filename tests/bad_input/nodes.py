@@ -81,6 +81,14 @@ for name, function, values, message in (
         [True],
         "check_vma must be False",
     ),
+    ("spmd rows", gx.spmd(identity, nodes=4), [{"w": jnp.ones((3, 2))}], "argument 0['w'] must be"),
+    ("spmd number", gx.spmd(identity, nodes=4), [jnp.ones(())], "shared_argnums or static_argnums"),
+    (
+        "spmd parts",
+        gx.Nodes(mesh=launch.mesh(4, 2)).spmd(identity, local_argnums=0),
+        [jnp.ones((4, 3))],
+        "second axis that 2 local devices divide",
+    ),
     ("TrainStep tx", lambda tx: gx.TrainStep(double, tx, nodes=4), [optax.sgd], "tx must"),
     (
         "TrainStep thread",

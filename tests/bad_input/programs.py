@@ -63,6 +63,9 @@ ROWS = [
     ),
 ]
 
+OUTER = "--outer-every 2"
+LOCAL = f"{OUTER} --algorithm local"
+TRACKING = "--outer-average gradient-tracking@directed_ring"
 IMAGE = [
     ("--nodes 0", "--nodes must be an integer >= 1, got 0"),
     ("--nodes 1000000", "--nodes must be at most the number of training examples, 512"),
@@ -83,6 +86,21 @@ IMAGE = [
     ("--algorithm no_such:mine", "--algorithm no_such:mine must be one that can be imported"),
     ("--algorithm bad_input.programs:stay_alone", "must exchange by gossip that its state shows"),
     ("--algorithm algorithms.published:dpsgd --outer-every 2", "which keeps more than models"),
+    ("--algorithm relay@ring", "must be an undirected tree"),
+    ("--decay-epochs 3", "--decay-epochs needs --lr-schedule step, got cosine"),
+    ("--lr-schedule step --warmup-steps 3", "--warmup-steps must be 0"),
+    ("--lr-schedule step --decay-epochs 9 6 --epochs 15", "got 9 6 for"),
+    ("--lr-schedule step --decay-epochs 6 15 --epochs 15", "got 6 15 for"),
+    ("--lr-schedule step --warmup-epochs 6 --epochs 15", "for a warm-up of 6 of 15"),
+    ("--outer-momentum 0.5", "--outer-momentum needs --outer-every"),
+    ("--outer-every 99", "--outer-every must be at most the updates of a run, 2, got 99"),
+    (f"{OUTER} --momentum quasi-global --algorithm sgp@ring", "--momentum must"),
+    (f"{LOCAL} --outer-error-feedback 0.9", "unless average is 'exact', delay 0 and wire a codec"),
+    (f"{OUTER} --outer-average d2", "--outer-average must be exact, none, or neighbours"),
+    (f"{LOCAL} --outer-average sgp --outer-delay 1", "which moves whole models at once"),
+    (f"{OUTER} --algorithm sgp --outer-average sgp", "must hold no gossip where average is one"),
+    (f"{LOCAL} --outer-rate 1.5 --outer-momentum 0.9 {TRACKING}", "outer must be stable"),
+    ("--algorithm local --local-steps 2", "give --outer-every 2 instead"),
     ("--resume", "--resume needs --out"),
 ]
 ROWS += [
@@ -106,6 +124,12 @@ OTHERS = [
     ("averaging", "--nodes 1", "--nodes must be an integer >= 2"),
     ("rates", "--nodes 3", "--nodes must be an even integer >= 2"),
     ("speed", "wire --bandwidth x", "--bandwidth must be"),
+    ("speed", "wire --hosts 4 4", "--hosts must be one or several different values"),
+    ("speed", "wire --hosts 3 --algorithm sgp@hypercube", "nothing to measure with 3 hosts"),
+    ("speed", "wire --hosts 2 8 --megabytes 1e6", "the models of 8 hosts must fit into"),
+    ("speed", "stragglers --nodes 65", "--nodes must be from 2 to 64, got 65"),
+    ("speed", "stragglers --slowness none -2x", "as 4x, got '-2x'"),
+    ("speed", "stragglers --algorithm async-x", "--algorithm must be one of async-sgp"),
     ("fault_injection", "--checkpoint-every 7", "--checkpoint-every must be"),
     ("fault_injection", "asynchronous --processes 2", "--processes must be at least 3, got 2"),
     ("compare", "--grid no-such", "--grid must be one of relaysgd-table2, methods-mini"),

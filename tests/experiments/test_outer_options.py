@@ -77,41 +77,6 @@ def test_outer_steps_over_neighbours(tmp_path):
     assert sent == pytest.approx(1000 * 65 / 64 / 4, rel=0.03)  # one model, as the pull is 1
 
 
-def test_what_is_impossible_is_refused(tmp_path, capsys):
-    for arguments, message in (
-        ("--outer-momentum 0.5", "--outer-momentum needs --outer-every"),
-        ("--outer-every 99", "--outer-every must be at most the updates of a run, 8"),
-        ("--outer-every 4 --momentum quasi-global --algorithm sgp@ring", "--momentum must"),
-        (
-            "--outer-every 4 --algorithm local --outer-error-feedback 0.9",
-            "unless average is 'exact', delay 0 and wire a codec",
-        ),
-        (
-            "--outer-every 4 --outer-average d2",
-            "--outer-average must be exact, none, or neighbours",
-        ),
-        (
-            "--algorithm local --outer-every 4 --outer-average sgp --outer-delay 1",
-            "which moves whole models at once",
-        ),
-        (
-            "--algorithm sgp --outer-every 4 --outer-average sgp",
-            "must hold no gossip where average is one",
-        ),
-        (
-            "--algorithm local --outer-every 4 --outer-rate 1.5 --outer-momentum 0.9 "
-            "--outer-average gradient-tracking@directed_ring",
-            "outer must be stable",
-        ),
-        ("--algorithm local --local-steps 4", "give --outer-every 4 instead"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            train(tmp_path, *arguments.split())
-        assert stop.value.code == 2
-        printed = capsys.readouterr()
-        assert message in " ".join(f"{printed.out} {printed.err}".replace("│", " ").split())
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_stands_around_what_keeps_nothing_but_models(name):
     def make():
