@@ -177,7 +177,7 @@ def make_report(
         for section in sections
     ]
     wall_seconds = time.monotonic() - began
-    origin = find_origin(command, options.scale, ended, wall_seconds)
+    origin = find_origin(command, options.scale, ended, wall_seconds, options.kept)
     (out / "report.md").write_text(format_report(chapters, origin))
     (out / RESULTS).write_text(format_results(chapters, origin))
     write_summary(out, dataclasses.asdict(options), origin, ended, chapters)

@@ -12,7 +12,7 @@ from experiments import results as result_files
 from experiments.report.drawing import Drawing, draw_figures
 from experiments.report.section import Findings, Results, Scale, Section, judge
 from experiments.results import Record
-from experiments.runner import Result, Run, find_commit, find_machine
+from experiments.runner import Result, Run
 
 MISSING = Result(status="missing")
 RUNS = "runs"
@@ -123,36 +123,42 @@ def make_chapter(
         return dataclasses.replace(chapter, error=f"{message} ({place})")
 
 
-def find_origin(command: str, scale: Scale, results: Results, wall_seconds: float) -> Record:
-    """Returns how a report was made: command, versions, machine, data sets, time of this call."""
-    versions = [f"Python {platform.python_version()}"]
-    versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+def find_origin(
+    command: str, scale: Scale, results: Results, wall_seconds: float, is_kept: bool = False
+) -> Record:
+    """Returns how a report was made: command, versions, machine, data sets, time of this call.
+
+    Kept runs do not say which versions they had.
+    """
+    versions = []
+    if not is_kept:
+        versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
+        versions.insert(0, f"Python {platform.python_version()}")
     ended = [result for result in results.values() if result.folder is not None]
     images = "Fashion-MNIST" if scale.fashion_mnist else "5,000 MNIST digits"
     sets = {"speech": scale.speech, "translations": scale.translation}
     return {
         "command": command,
         "scale": "quick: small versions of all runs" if scale.is_quick else "full",
-        "code": count_origins([result.code for result in ended], find_commit()),
+        "code": count_origins(result.code for result in ended),
         "versions": ", ".join(versions),
-        "machine": count_origins([result.machine for result in ended], find_machine()),
+        "machine": count_origins(result.machine for result in ended),
         "data": ", ".join([images, *(name for name, folder in sets.items() if folder)]),
         "seconds": sum(result.seconds for result in results.values()),
         "wall_seconds": wall_seconds,
     }
 
 
-def count_origins(texts: Iterable[str], current: str) -> str:
-    """Returns what runs were made by, with their numbers where that is not what it is now.
+def count_origins(texts: Iterable[str]) -> str:
+    """Returns what runs say that they were made by, with their numbers where they differ.
 
-    >>> count_origins(["b", "b"], "b"), count_origins(["a", "a", "b"], "b"), count_origins([], "")
-    ('b', 'b; runs: a (2), b (1)', '')
+    >>> count_origins(["b", "b"]), count_origins(["a", "a", "b", ""]), count_origins(["", ""])
+    ('b', 'a (2), b (1), not known (1)', '')
     """
-    counts = collections.Counter(text or "not known" for text in texts)
-    if set(counts) <= {current}:
-        return current
-    runs = ", ".join(f"{text} ({count})" for text, count in counts.items())
-    return f"{current or 'not known'}; runs: {runs}"
+    counts = collections.Counter(texts)
+    if len(counts) < 2:
+        return "".join(counts)
+    return ", ".join(f"{text or 'not known'} ({count})" for text, count in counts.items())
 
 
 def write_summary(

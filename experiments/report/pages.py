@@ -133,8 +133,8 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
     blocks = [
         "# Results",
         f"{LEAD} The paper prints the published figures, and our commands contain the seeds. "
-        f"The runs took {format_seconds(origin['seconds'])}, one after the other. The machine: "
-        f"{origin['machine']}.",
+        f"The runs took {format_seconds(origin['seconds'])}, one after the other."
+        + (f" The machine: {origin['machine']}." if origin["machine"] else ""),
         f"**{count_verdicts(chapters)}.**",
     ]
     nulls = ["## What did not hold, or could not be judged"]

@@ -150,11 +150,17 @@ def test_a_report_is_made_again_from_what_was_kept(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "kept" / "runs").iterdir()) == [
         *("alone.json", "good.json", "lost.json")
     ]
+    for path in (tmp_path / "kept" / "runs").iterdir():  # made elsewhere
+        record = json.loads(path.read_text())
+        record["state"]["machine"] = "a machine"
+        path.write_text(json.dumps(record))
     other = tmp_path / "other"
     status, _, again = make_report(other, "--section", "first", "--kept")
     assert (status, read_calls(other / "runs")) == ("", [])
     assert again["sections"][0]["claims"] == summary["sections"][0]["claims"]
     assert list_statuses(again) == list_statuses(summary) | {"bad": "missing"}
+    origin = again["environment"]
+    assert (origin["machine"], origin["versions"]) == ("a machine", "")
     page = (other / "results.md").read_text()
     assert "- This fails. **No.** The cause." in page
     assert "python -m experiments.image --steps 9" in page
