@@ -23,7 +23,7 @@ from gossipjax.asynchronous._model import (
     split,
     unpack,
 )
-from gossipjax.asynchronous._wire import Wire, make_key, to_host, wire_types
+from gossipjax.asynchronous._wire import make_key, to_host, wire_types
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
 from gossipjax.wire import WireLike
@@ -71,20 +71,18 @@ def replay(
     >>> list(replay([], optax.sgd(0.1), 0.0, lambda z: (z, None), lambda place, step: ()))
     []
     """
-    replayer = Replayer(tx, params, gradients, inputs, wire)
-    queues = [deque(read_journal(path)) for path in journals]
-    nodes: list[ReplayedNode | None] = [None] * len(queues)
-    while any(queues):
+    job = _Job(tx, params, Layout(params), make_update(tx, params, gradients), inputs, wire)
+    nodes = [_Node(job, deque(read_journal(path))) for path in journals]
+    while any(node.lines for node in nodes):
         is_stuck = True
-        for number, queue in enumerate(queues):
-            while queue and replayer.is_possible(queue[0]):
+        for node in nodes:
+            while node.lines and node.is_possible(node.lines[0]):
                 is_stuck = False
-                line = queue.popleft()
-                nodes[number], step = replayer.apply(nodes[number], line)
+                step = node.apply(node.lines.popleft())
                 if step is not None:
                     yield step
         if is_stuck:
-            line = next(queue[0] for queue in queues if queue)
+            line = next(node.lines[0] for node in nodes if node.lines)
             raise ValueError(
                 f"the journals must have what life {line['peer']} sent as number "
                 f"{line['number']} to {line['life']}, got none: give those of all nodes, whole."
@@ -92,140 +90,133 @@ def replay(
 
 
 @dataclasses.dataclass
-class ReplayedNode:
-    """The state of one process."""
+class _Job:
+    """What the nodes have in common. Masses on their way are by `(sender, receiver, number)`."""
 
-    process: str
-    place: int
-    opt_state: Any
-    outer: Outer | None
-    mass: Mass = Mass((), 0.0)  # noqa: RUF009 - masses do not change
-    estate: Mass | None = None
-    moved: Any = None  # what its model has moved by itself, to be added to the mass
-    ended: Any = None  # the same after the step that goes on
-    step: int = 0  # the number of that
+    tx: optax.GradientTransformation
+    params: Any
+    layout: Layout
+    update: Any
+    inputs: Callable[[int, int], Sequence[Any]]
+    wire: WireLike | None
+    parcels: dict[tuple[str, str, int], Mass] = dataclasses.field(default_factory=dict)
+    answers: dict[tuple[str, str, int], Mass] = dataclasses.field(default_factory=dict)
 
 
-class Replayer:
-    """The effects of the events. Masses on their way are kept by `(sender, receiver, number)`."""
+class _Node:
+    """The node at a place: what is left of its journal, and what the events so far have made."""
 
-    def __init__(
-        self,
-        tx: optax.GradientTransformation,
-        params: Any,
-        gradients: Callable[..., tuple[Any, Any]],
-        inputs: Callable[[int, int], Sequence[Any]],
-        wire: WireLike | None,
-    ):
-        self._tx = tx
-        self._params = params
-        self._layout = Layout(params)
-        self._wires = wire_types(self._layout.dtypes, wire)
-        self._inputs = inputs
-        self._update = make_update(self._tx, params, gradients)
-        self._parcels: dict[tuple[str, str, int], Mass] = {}
-        self._answers: dict[tuple[str, str, int], Mass] = {}
+    def __init__(self, job: _Job, lines: deque[Line]):
+        self.lines = lines
+        self._job = job
+        self._process: str | None = None
+        self._mass = Mass((), 0.0)
+        self._estate: Mass | None = None
 
     def is_possible(self, line: Line) -> bool:
         """Whether what an event needs of another node has happened."""
         key = (line.get("peer", ""), line["life"], line.get("number", 0))
         if line["event"] in ("receive", "average"):
-            return key in self._parcels
+            return key in self._job.parcels
         if line["event"] == "averaged":
-            return (line["life"], line["peer"], line["number"]) in self._answers
+            return (line["life"], line["peer"], line["number"]) in self._job.answers
         return True
 
-    def apply(
-        self, node: ReplayedNode | None, line: Line
-    ) -> tuple[ReplayedNode | None, ReplayedStep | None]:
-        """Applies an event; returns the node, and the step that it begins."""
-        event = line["event"]
-        if event == "life":
-            if line["is_continued"]:
-                raise ValueError(
-                    f"the journals must be of nodes that began anew, got that of place "
-                    f"{line['place']}, which went on from what an earlier process had saved."
-                )
-            if node is None or node.process != line["process"]:
-                state = self._tx.init(self._params)
-                outer = line.get("outer")
-                outer = Outer(*outer) if outer else None
-                node = ReplayedNode(line["process"], line["place"], state, outer)
-            return node, None
-        if node is None:
-            raise ValueError(f"a journal must begin with a life, got {event!r}.")
-        if event == "begin":
-            return node, self._begin(node, line)
-        self._change_mass(node, line)
-        return node, None
+    def apply(self, line: Line) -> ReplayedStep | None:
+        """Applies an event; returns the step that it begins."""
+        if line["event"] == "begin":
+            return self._begin(line)
+        if line["event"] == "life":
+            self._begin_life(line)
+        else:
+            self._change_mass(line)
+        return None
 
-    def _change_mass(self, node: ReplayedNode, line: Line) -> None:
+    def _begin_life(self, line: Line) -> None:
+        if line["is_continued"]:
+            raise ValueError(
+                f"the journals must be of nodes that began anew, got that of place "
+                f"{line['place']}, which went on from what an earlier process had saved."
+            )
+        if line["process"] != self._process:
+            self._process = line["process"]
+            self._place = line["place"]
+            self._opt_state = self._job.tx.init(self._job.params)
+            self._outer = Outer(*line["outer"]) if line.get("outer") else None
+            self._step = 0  # the number of the one that goes on
+            self._moved: Any = None  # by the model itself, to be added to the mass
+            self._ended: Any = None  # the same after the step that goes on
+
+    def _change_mass(self, line: Line) -> None:
+        parcels = self._job.parcels
+        answers = self._job.answers
         sent = (line["life"], line["peer"], line["number"])
         received = (line["peer"], line["life"], line["number"])
         match line["event"]:
             case "found" | "join" as event:
                 founds = event == "found"
-                x = make_numerator(self._params, node.outer, founds)
-                node.mass = Mass(x, float(founds))
-                node.moved = None
+                self._mass = Mass(
+                    make_numerator(self._job.params, self._outer, founds), float(founds)
+                )
+                self._moved = None
             case "admit":
-                node.opt_state = set_schedules(node.opt_state, line["number"])
+                self._opt_state = set_schedules(self._opt_state, line["number"])
             case "share":
-                self._parcels[sent] = self._halve(node, self._wires)
+                parcels[sent] = self._halve(self._job.wire)
             case "grant":
-                self._parcels[sent] = self._halve(node, tuple(self._layout.dtypes))
+                parcels[sent] = self._halve(None)
             case "hand over":
-                self._parcels[sent] = node.mass
-                node.mass = node.mass - node.mass
-            case "receive" | "return":
-                key = received if line["event"] == "receive" else sent
-                node.mass = node.mass + self._parcels[key]
+                parcels[sent] = self._mass
+                self._mass -= self._mass
+            case "receive" | "return" as event:
+                self._mass += parcels[received if event == "receive" else sent]
             case "ask":
-                self._parcels[sent] = node.mass
+                parcels[sent] = self._mass
             case "average":
-                change = self._answers[received] = (self._parcels[received] - node.mass) / 2
-                node.mass = node.mass + change
+                change = answers[received] = (parcels[received] - self._mass) / 2
+                self._mass += change
             case "averaged" | "undo" as event:
-                key = sent if event == "averaged" else received
-                node.mass = node.mass - self._answers.pop(key)
+                self._mass -= answers.pop(sent if event == "averaged" else received)
             case "give up":
-                node.estate = node.mass
-            case "revive" if node.estate is not None:
-                node.mass = node.mass + node.estate
+                self._estate = self._mass
+            case "revive" if self._estate is not None:
+                self._mass += self._estate
             case "end":
-                node.moved = node.ended
-                if node.outer is None:
-                    self._move(node, None)
+                self._moved = self._ended
+                if self._outer is None:
+                    self._move(None)
             case "outer":
-                self._move(node, node.outer)
+                self._move(self._outer)
             case "finish":
-                self._move(node, None)
+                self._move(None)
 
-    def _move(self, node: ReplayedNode, outer: Outer | None) -> None:
-        moved = node.moved
-        node.moved = None
+    def _move(self, outer: Outer | None) -> None:
+        moved = self._moved
+        self._moved = None
         if moved is None:  # no local step was made since the last outer one
-            moved = tuple(map(jnp.zeros, self._layout.sizes, self._layout.dtypes))
-        x = move(node.mass.x, moved, node.mass.w, outer)
-        node.mass = dataclasses.replace(node.mass, x=x)
+            layout = self._job.layout
+            moved = tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
+        x = move(self._mass.x, moved, self._mass.w, outer)
+        self._mass = dataclasses.replace(self._mass, x=x)
 
-    def _halve(self, node: ReplayedNode, wires: tuple[Wire, ...]) -> Mass:
-        mass = node.mass
+    def _halve(self, wire: WireLike | None) -> Mass:
+        mass = self._mass
+        wires = wire_types(self._job.layout.dtypes, wire)
         wires *= len(mass.x) // len(wires)
-        kept, shared = split(mass.x, wires, make_key(wires, node.place, node.step))
+        kept, shared = split(mass.x, wires, make_key(wires, self._place, self._step))
         shared = tuple(
             b if a is None else jnp.asarray(np.asarray(to_host(a, wire, b)).astype(b.dtype))
             for a, b, wire in zip(shared, kept, wires, strict=True)
         )
         half = dataclasses.replace(mass, x=()) / 2
-        node.mass = dataclasses.replace(half, x=kept)
+        self._mass = dataclasses.replace(half, x=kept)
         return dataclasses.replace(half, x=shared)
 
-    def _begin(self, node: ReplayedNode, line: Line) -> ReplayedStep:
-        mass = node.mass = rescale(node.mass)
-        node.step = line["number"]
-        inputs = self._inputs(node.place, node.step)
-        params = unpack(self._layout, self._params, mass.x, mass.w, node.moved)
-        update = self._update(mass.x, mass.w, node.moved, node.opt_state, *inputs)
-        node.ended, node.opt_state, aux, _ = update
-        return ReplayedStep(node.place, line["life"], line["number"], params, aux)
+    def _begin(self, line: Line) -> ReplayedStep:
+        mass = self._mass = rescale(self._mass)
+        self._step = line["number"]
+        inputs = self._job.inputs(self._place, self._step)
+        params = unpack(self._job.layout, self._job.params, mass.x, mass.w, self._moved)
+        update = self._job.update(mass.x, mass.w, self._moved, self._opt_state, *inputs)
+        self._ended, self._opt_state, aux, _ = update
+        return ReplayedStep(self._place, line["life"], self._step, params, aux)
