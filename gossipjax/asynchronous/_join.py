@@ -39,10 +39,8 @@ def join(
     """Joins a job of asynchronous nodes, or starts one.
 
     Under `python -m gossipjax.launch --asynchronous`, and where the variables of `find_node` are
-    set, it finds `address`, `listen`, `place` and `job` by itself. Such a job is founded when all
-    its nodes are heard and none has made a step, or after `patience` seconds by those of them that
-    are heard, if these are most. So a node that comes back never brings its first model into a job
-    that goes on.
+    set, it finds `address`, `listen`, `place` and `job` by itself. docs/guides/asynchronous.md says
+    who brings the first model, and what a node does that comes back.
 
     Args:
       tx: the optax chain, whose updates are local.
@@ -53,25 +51,20 @@ def join(
       listen: where this node listens; port 0 is any that is free. None: `127.0.0.1:0`.
       place: its number in the job, the same whenever it is started again. None: 0.
       job: its name; messages of other jobs are dropped. None: empty.
-      is_founder: whether it brings `params` at once, with weight 1. Others ask a living node for
-        half of what it holds, and bring nothing. None: as above, else if there is no `address`. A
-        place founds once: if the others know of steps that an earlier life has made there, the node
-        gives up what it brought, asks them for half, and warns.
+      is_founder: whether it brings `params` at once, with weight 1; others ask a living node for
+        half of what it holds. None: as the guide says, or True if there is no `address`.
       patience: seconds of silence after which another node is declared dead.
-      max_received: how many shares this node takes between two that it gives, 1 or more. To each
-        further share it answers with half of all that it holds, so a node whose loop hangs costs
-        the others little more than this number of steps. A node that is slower than the others by
-        less than this factor counts in full. If it is slower still, it counts for less and less.
+      max_received: how many shares this node takes between two that it gives, 1 or more. It answers
+        each further share with half of all that it holds. A node that is slower than the others by
+        less than this factor counts in full.
       wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
         out stays at the sender.
       secret: only nodes that have it can connect, 16 characters or more; None is that in
         `GOSSIPJAX_SECRET`, if any. It is needed unless `listen` and `address` are loopback ones.
       journal: a file to which every event is appended, for `replay`.
       folder: where this node saves its model, momentum and optimizer state, in a part named by its
-        place. Started again, it has its optimizer state back, and asks for half of a model as
-        others do; where nobody who holds anything is heard for `patience` seconds, it brings the
-        saved one, with weight 1. After SIGTERM it saves, hands over what it holds at the end of its
-        `with` block, and raises `Preempted`. It needs orbax.
+        place. After SIGTERM it saves, hands over what it holds at the end of its `with` block, and
+        raises `Preempted`. It needs orbax.
       every: local steps from one save to the next.
       nonfinite: what a step does whose update is NaN or infinite, which is never applied: `raise`
         an error, or `skip` the step and count it.
@@ -85,18 +78,14 @@ def join(
       ImportError: without pyzmq, or orbax for a `folder`.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
-    >>> options = {"algorithm": gx.asynchronous.sgp()}
-    >>> a = gx.asynchronous.join(optax.sgd(0.1), jnp.zeros(3), **options)
-    >>> b = gx.asynchronous.join(
-    ...     optax.sgd(0.1), jnp.zeros(3), address=a.address, place=1, **options)
     >>> def gradients(params, target):
     ...     return params - target, None
-    >>> for _ in range(20):
-    ...     _ = a.step(gradients, 1.0), b.step(gradients, 3.0)
-    >>> b.leave()  # hands over what it holds
-    >>> bool(0.0 < a.params[0] < 3.0)
-    True
-    >>> a.leave()
+    >>> options = {"algorithm": gx.asynchronous.sgp()}
+    >>> with gx.asynchronous.join(optax.sgd(0.5), jnp.zeros(3), **options) as node:
+    ...     for _ in range(2):
+    ...         _ = node.step(gradients, 4.0)
+    ...     node.average().tolist()
+    [3.0, 3.0, 3.0]
     """
     info = launch.find_node() if address is None else None
     contacts = (address,) if isinstance(address, str) else tuple(address or ())

@@ -304,17 +304,12 @@ def measure_delays(journals: Iterable[Path]) -> np.ndarray:
     Raises:
       ValueError: if there are no journals, one cannot be read, or a node ended no step.
 
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for place, (begin, end) in enumerate([(0.0, 4.0), (0.5, 1.0), (0.5, 2.0)]):
-    ...     head = f'{{"event": "life", "life": "{place}", "place": {place}}}'
-    ...     lines = [
-    ...         f'{{"event": "{event}", "life": "{place}", "time": {time}, "number": 0}}'
-    ...         for event, time in [("begin", begin), ("end", end)]
-    ...     ]
-    ...     _ = (folder / f"{place}.jsonl").write_text("\\n".join([head, *lines]))
-    >>> measure_delays(sorted(folder.glob("*.jsonl"))).tolist()
-    [[0, 0, 0]]
+    >>> import tempfile, jax.numpy as jnp, optax, gossipjax.asynchronous as ga
+    >>> path = Path(tempfile.mkdtemp()) / "0.jsonl"
+    >>> with ga.join(optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp(), journal=path) as node:
+    ...     _ = node.step(lambda params: (params, None))
+    >>> measure_delays([path]).tolist()
+    [[0]]
 
     References:
       Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,

@@ -100,7 +100,7 @@ def _make_update(
         grads, aux = gradients(params, *inputs)
         updates, new_state = tx.update(grads, opt_state, params)
         buffers = tuple(layout.pack(updates))
-        is_finite = are_finite(buffers)
+        is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
 
         def keep(new: Any, old: Any) -> Any:
             return jnp.where(is_finite, new, old)
@@ -111,11 +111,6 @@ def _make_update(
         return change if moved is None else add(moved, change), state, aux, is_finite
 
     return jax.jit(update, donate_argnums=3)
-
-
-def are_finite(buffers: Any) -> jax.Array:
-    """Whether all numbers are."""
-    return functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
 
 
 def rescale(mass: Mass) -> Mass:

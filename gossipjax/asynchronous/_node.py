@@ -130,10 +130,9 @@ class Node:
             time.monotonic(),
             max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else None,
         )
-        if estate is not None and self._saves is not None:
-            self._participant.bring(estate, self._saves.steps, self._saves.clock)
-        elif estate is not None:
-            self._participant.bring(estate)
+        if estate is not None:
+            saves = self._saves
+            self._participant.bring(estate, *((saves.steps, saves.clock) if saves else ()))
         self._is_open = True
         self._in_block = False
         self._is_over = False
@@ -266,10 +265,9 @@ class Node:
 
     def _warn(self) -> None:
         """Warns once of each thing that the protocol has noted."""
-        texts = list(self._participant.notes.values())
-        while self._warned < len(texts):
+        for text in list(self._participant.notes.values())[self._warned :]:
             self._warned += 1
-            warnings.warn(texts[self._warned - 1], stacklevel=3)
+            warnings.warn(text, stacklevel=3)
 
     def _begin(self) -> tuple[Mass, Any, str]:
         """Waits until it holds something; returns what, its own movement, and the life."""
@@ -279,17 +277,14 @@ class Node:
             with self._service.lock:
                 self._service.require_running()
                 if not self._participant.wants_mass:  # it may have been given up meanwhile
-                    self._note_joining()
+                    joined_at = self._participant.joined_at
+                    if joined_at is not None:  # schedules go on at the step of the node that gave
+                        self.opt_state = set_schedules(self.opt_state, joined_at)
+                        self._participant.joined_at = None
                     mass = self._holding.merge()
                     life = self._participant.identity.life
                     self._journal.add("begin", life, self._steps, mass)
                     return mass, self._moved, life
-
-    def _note_joining(self) -> None:
-        """Schedules go on at the step of the node that gave."""
-        if self._participant.joined_at is not None:
-            self.opt_state = set_schedules(self.opt_state, self._participant.joined_at)
-            self._participant.joined_at = None
 
     def _save(self) -> None:
         """Saves if it is time, and ends after SIGTERM."""
@@ -532,12 +527,11 @@ class Node:
         total = functools.reduce(Mass.__add__, masses)
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")
-        places = {who.place: mass for who, (_, mass) in finals}
-        heaviest = max(places, key=lambda place: places[place].weight)
-        part = places[heaviest].weight / total.weight if total.weight else 0.0
+        who, (_, heaviest) = max(finals, key=lambda item: item[1][1].weight)
+        part = heaviest.weight / total.weight if total.weight else 0.0
         if len(finals) >= MIN_NODES and part > 0.5:
             warnings.warn(
-                f"place {heaviest} holds {100 * part:.0f} % of the weight at the end: the average "
+                f"place {who.place} holds {100 * part:.0f} % of the weight at the end: the average "
                 "is its model, for the most part. Did its loop hang?",
                 stacklevel=2,
             )

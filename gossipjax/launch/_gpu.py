@@ -60,14 +60,8 @@ def gpu_settings(
     Args:
       sockets: whether hosts are joined by TCP, at 100 Gbit/s or so, without RDMA.
       connected_components: whether NCCL's cliques are the components of a permutation, as
-        `docs/guides/topologies.md` lists them. For programs of one
-        permutation in which no node is idle, such as those of
-        `gx.topology.bipartite_exponential` at a static step: XLA may hang where a permutation
-        leaves a node out, or where two permutations of a program share some components only.
-
-    References:
-      NCCL issues 464 (28 of 100 Gbit/s between two hosts) and 1272 (channels); XLA pull requests
-      40505 (components) and 44530 (what hangs).
+        docs/guides/topologies.md lists them. XLA may hang where a permutation leaves a node out, or
+        where two permutations of a program share some components only (XLA pull request 44530).
 
     >>> from gossipjax import launch
     >>> [setting.name for setting in launch.gpu_settings(sockets=True)]

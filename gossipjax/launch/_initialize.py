@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from types import TracebackType
 from typing import NoReturn
 
@@ -46,28 +45,18 @@ def initialize(
 ) -> ProcessInfo:
     """Join this process to its job. Call it once, at the top, before JAX's first use.
 
-    It takes the process information from the first of these that gives it:
+    It takes the process information from the first of these that gives it: the arguments;
+    `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and `GOSSIPJAX_PROCESS_ID`, which
+    `python -m gossipjax.launch` sets; the same names with `JAX_`, which Kubeflow Trainer sets;
+    JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes. Otherwise, with
+    `num_processes=1` and in a job step of one process, this is a single process.
 
-    1. the arguments;
-    2. `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and `GOSSIPJAX_PROCESS_ID`, which
-       `python -m gossipjax.launch` sets;
-    3. `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, which Kubeflow Trainer
-       sets;
-    4. JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes.
-
-    Otherwise, with `num_processes=1` and in a job step of one process, this is a single process.
     Under Open MPI and Slurm the coordinator's address alone is enough. If the address is known, all
     processes first meet there, and a process that is missing or was started twice is an error. If
     JAX detects the process information, JAX aborts the process instead.
 
-    If all processes have the same `GOSSIPJAX_SECRET`, they sign the messages of that meeting.
-    JAX's coordinator, Gloo and NCCL let everybody in and encrypt nothing: use trusted networks, a
-    tunnel as in docs/recipes/wireguard.md, or one machine with `coordinator_address` on the
-    loopback. On other addresses Gloo listens where this machine's own name resolves to; the other
-    machines must reach that address as they reach the coordinator. SECURITY.md says more.
-
-    Under Slurm and Open MPI, JAX uses one GPU per process. `JAX_LOCAL_DEVICE_IDS=0,1,...` gives it
-    more; docs/guides/launcher.md says which. An uncaught exception ends the process at once, as
+    docs/guides/launcher.md says which GPU a process gets, and who may take part: JAX, Gloo and NCCL
+    let everybody in and encrypt nothing. An uncaught exception ends the process at once, as
     `exit_process` does.
 
     Args:
@@ -175,29 +164,16 @@ def _initialize_detected(timeout: float) -> ProcessInfo:
             ) from None
         return ProcessInfo(0, 1)
     except Exception as error:
-        if scheduled is not None or not _is_alone_in_kubernetes(error):
-            raise
-        warnings.warn(
-            f"this is a single process: JAX cannot ask Kubernetes about a job ({error}). In a job "
-            "of several, set GOSSIPJAX_COORDINATOR_ADDRESS, GOSSIPJAX_NUM_PROCESSES and "
-            "GOSSIPJAX_PROCESS_ID, as experiments/cluster/kubernetes.yaml does.",
-            stacklevel=3,
-        )
-        return ProcessInfo(0, 1)
+        # JAX asks Kubernetes in every pod, also in that of a notebook, which may not ask.
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            error.add_note(
+                "Set GOSSIPJAX_NUM_PROCESSES=1 if this pod is a single process. In a job of "
+                "several, set all of GOSSIPJAX_*, as experiments/cluster/kubernetes.yaml does."
+            )
+        raise
     if scheduled is not None:  # asking JAX would start its backend, which programs configure later
         return scheduled.info
     return ProcessInfo(jax.process_index(), jax.process_count())
-
-
-def _is_alone_in_kubernetes(error: Exception) -> bool:
-    """Whether JAX's detection failed in a pod of no job that it could join: of a notebook, say.
-
-    JAX joins Indexed Jobs only, whose pods know their index. It asks Kubernetes in other pods too,
-    which mostly may not ask, are of no Job or have no account.
-    """
-    is_in_job = "JOB_COMPLETION_INDEX" in os.environ or "Indexed" in str(error)
-    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)  # another detection, then no job
-    return "KUBERNETES_SERVICE_HOST" in os.environ and not is_in_job and not is_of_jax
 
 
 def _initialize_jax(**options: str | int | None) -> None:

@@ -151,11 +151,10 @@ class NodeInfo(NamedTuple):
 def find_node() -> NodeInfo | None:
     """Returns the place of this process in an asynchronous job; None outside of one.
 
-    `python -m gossipjax.launch --asynchronous` gives it in `GOSSIPJAX_NODE_ADDRESSES` (where each
-    node listens) and `GOSSIPJAX_NODE`. Elsewhere, `GOSSIPJAX_COORDINATOR_ADDRESS` says where node 0
-    listens, and `GOSSIPJAX_PROCESS_ID` and `GOSSIPJAX_NUM_PROCESSES`, Slurm or Open MPI which node
-    this is; `JAX_*` stand in for them. The others listen at the address by which this machine
-    reaches node 0.
+    `GOSSIPJAX_NODE_ADDRESSES` says where each node listens, and `GOSSIPJAX_NODE` which one this is.
+    Without them, `GOSSIPJAX_COORDINATOR_ADDRESS` says where node 0 listens, and the variables of
+    `initialize`, Slurm or Open MPI which node this is; the others listen at the address by which
+    this machine reaches node 0.
 
     Raises:
       ValueError: if the variables are incomplete or contradict each other.

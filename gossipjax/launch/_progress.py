@@ -45,10 +45,9 @@ class Beat(NamedTuple):
 def advance(step: int | None = None, *, slow: bool = False) -> None:
     """Says that this process advances, for `python -m gossipjax.launch --stall SECONDS`.
 
-    The launcher ends and restarts a job whose processes have stopped saying so. `gx.TrainStep`,
-    the steps of `gossipjax.asynchronous`, and checkpoints say it by themselves. A loop without them
-    calls this at every step, and between two steps where something takes long. It is cheap (a
-    microsecond), for any thread, and does nothing outside of the launcher.
+    `gx.TrainStep`, asynchronous nodes and checkpoints say it by themselves. A loop without them
+    calls this at every step, and between two steps where something takes long. It takes a
+    microsecond, on any thread, and does nothing outside of the launcher.
 
     Args:
       step: number of the step that begins; the launcher names the process that is behind by it.
