@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import queue
 import threading
 import time
 import uuid
 import warnings
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -49,10 +50,8 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._size = 0
         self._missing = 0
-        self._lines: deque[Line] = deque()  # those that are to be written
-        self._added = self._written = 0
-        self._is_closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # of that number
+        self._lines: queue.Queue[Line | None] = queue.Queue()  # to be written; None is the end
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open(path)
@@ -89,35 +88,26 @@ class Journal:
         self._put(line)
 
     def has_written(self, seconds: float) -> bool:
-        """Waits so long until all is written that was added before; False if it is not."""
-        with self._changed:
-            added = self._added
-            return self._changed.wait_for(lambda: self._written >= added, seconds)
+        """Waits so long until all is written that was added; False if it is not."""
+        done = self._lines.all_tasks_done
+        with done:
+            return done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
     def _put(self, line: Line) -> None:
-        if self._file is None or self._is_closed:
+        if self._file is None:
             return
-        with self._changed:
-            if len(self._lines) >= MAX_WAITING:
-                self._miss("it takes nothing")
-                return
-            self._added += 1
-            self._lines.append(line)
-            self._changed.notify_all()
+        if self._lines.qsize() >= MAX_WAITING:
+            self._miss("it takes nothing")
+        else:
+            self._lines.put(line)
 
     def _run(self) -> None:
         assert self._file is not None
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._lines) or self._is_closed)
-                if not self._lines:
-                    break
-                line = self._lines.popleft()
+        while (line := self._lines.get()) is not None:
             self._write(self._file, line)
-            with self._changed:
-                self._written += 1
-                self._changed.notify_all()
+            self._lines.task_done()
         self._file.close()
+        self._lines.task_done()
 
     def _write(self, file: IO[bytes], line: Line) -> None:
         missing = self._missing
@@ -130,16 +120,17 @@ class Journal:
                 file.truncate(self._size)
                 raise OSError(f"only {written} of {len(data)} bytes were written")
         except OSError as error:
-            with self._changed:
-                self._miss(error)
+            self._miss(error)
             return
-        with self._changed:
+        with self._lock:
             self._missing -= missing
         self._size += len(data)
 
     def _miss(self, reason: object) -> None:
-        self._missing += 1
-        if self._missing == 1:
+        with self._lock:
+            self._missing += 1
+            is_first = self._missing == 1
+        if is_first:
             with contextlib.suppress(UserWarning):  # where warnings are errors, too, it goes on
                 warnings.warn(
                     f"{self._path} cannot be written: {reason}. The node goes on; its journal will "
@@ -151,13 +142,11 @@ class Journal:
         """Closes the file when all is written, for which it waits so long."""
         if not self.has_written(seconds):
             warnings.warn(
-                f"{self._path} lacks its last {self._added - self._written} lines so far: its disk "
-                f"has not taken them in {seconds:g} seconds.",
+                f"{self._path} lacks its last {self._lines.unfinished_tasks} lines so far: its "
+                f"disk has not taken them in {seconds:g} seconds.",
                 stacklevel=2,
             )
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._lines.put(None)
 
 
 def read_journal(path: Path) -> Iterator[Line]:

@@ -136,7 +136,7 @@ def test_lines_that_wait_have_an_end_and_so_has_closing(tmp_path, monkeypatch):
     disk = FrozenFile(journal._file)
     monkeypatch.setattr(journal, "_file", disk)
     journal.add("end", "a", 0, None)
-    while journal._lines:  # that is being written
+    while not journal._lines.empty():  # that is being written
         time.sleep(0.001)
     for step in range(5):
         journal.add("end", "a", step, None)

@@ -91,19 +91,14 @@ def test_messages_are_read_as_they_were_written(message):
         ([b"[" * 100_000], "not readable"),
         ([b" " * 5_000_000], "too large"),
         (encoded(SHARE, job="another"), "of another job"),
-        (encoded(SHARE, model="m"), "of another model"),
         (encoded(SHARE, kind="pickle"), "of an unknown kind"),
         (encoded(SHARE, number=-1), "with a number"),
         (encoded(SHARE, receiver=3), "with a name"),
-        (encoded(SHARE, wire="w"), "of another wire"),
-        (encoded(SHARE, sender=None), "with an identity"),
         (encoded(SHARE, sender=[1, "life", "any text"]), "with an identity"),
         (encoded(VIEW, view=None), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"steps": [[1, "x"]]}), "with a number"),
-        (encoded(VIEW, view=VIEW_FIELDS | {"finals": [[1, 2]]}), "with a name"),
         (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b", 1]]}), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [[SENDER, "b", 10**400]]}), "with a view"),
-        (encoded(VIEW, sender=[1, "x" * 100, "host:1"]), "with a name"),
         (encoded(VIEW, sender=[1, "\ud800", "host:1"]), "with a name"),
         (encoded(VIEW, sender=[1, "x", "h" * 4_000_000 + ":1"]), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
@@ -123,13 +118,11 @@ def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
         (encoded(SHARE, weight=[-1.0, 0]), "with a weight"),
         (encoded(SHARE, weight=[float("inf"), 0]), "with a weight"),
         (encoded(SHARE, weight=[1.0, 1 << 30]), "with a weight"),
-        (encoded(SHARE, weight=[1.7e308, 0]), "with a weight"),
         (encoded(SHARE, weight=[1e5, 0]), "with a weight"),
         (encoded(SHARE, weight=[0.0, 0]), "with NaN"),
         (encoded(SHARE, weight=[1e-300, 0]), "with NaN"),
         (encoded(SHARE, is_narrow=False), "of another shape"),
         ([*encoded(SHARE), b"1234"], "of another shape"),
-        (encoded(SHARE._replace(mass=Mass((X[0] * np.nan, X[1]), 1.0))), "with NaN"),
         (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0))), "with NaN"),
     ],
 )
@@ -154,28 +147,6 @@ def wait_for(condition, seconds=10):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def test_garbage_is_counted_and_the_nodes_go_on():
-    with join() as a, join(a.address, place=1) as b:
-        wait_for(lambda: b.members == [0, 1])
-        context = zmq.Context()
-        stranger = context.socket(zmq.PUSH)
-        stranger.connect(f"tcp://{a.address}")
-        for frames in ([b"garbage"], [b"{}"], [b"{" * 1000, b"x" * 1000]):
-            stranger.send_multipart(frames)
-        host, port = a.address.split(":")
-        with socket.create_connection((host, int(port))) as raw:
-            raw.sendall(b"\xff" * 64)
-            wait_for(lambda: sum(a.statistics.dropped.values()) >= 4)
-        context.destroy(linger=0)
-        for _ in range(5):
-            a.step(gradients, 1.0)
-            b.step(gradients, 1.0)
-        dropped = a.statistics.dropped
-        assert dropped["of another version"] == 1
-        assert dropped["not readable"] + dropped.get("failed handshakes", 0) >= 3
-        assert a.members == b.members == [0, 1]
 
 
 ODD = (None, True, -1, 1.5, 2**63, 10**400, 1e308, float("nan"), "", "\ud800", "x" * 1000)
@@ -243,6 +214,10 @@ def send_mutated(secret, count, seed=0):
             if number == count // 2:
                 before = read_memory()
         stranger.send(b"the last")
+        host, port = a.address.split(":")
+        with socket.create_connection((host, int(port))) as raw:
+            raw.sendall(b"\xff" * 64)
+            wait_for(lambda: a.statistics.dropped.get("failed handshakes"))
         dropped = a._service.dropped
         wait_for(lambda: sum(a.statistics.dropped.values()) > count / 2, 60)
         assert a._service._error is None
