@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from algorithms.problems import take_step
 
 import gossipjax as gx
 from gossipjax.algorithms.steps import outer_state
@@ -24,61 +23,7 @@ SCHEDULES = {
     "random_peer": topology.random_peer(N, 16, seed=1),
     "irregular": topology.from_matrices(oracle.column_stochastic(np.random.default_rng(5), N, 1)),
 }
-FORMS = [(is_tracked, is_damped) for is_tracked in (False, True) for is_damped in (False, True)]
 TRACKING = gx.gradient_tracking(SCHEDULES["random_peer"], damped=True)
-
-
-def mean(x):
-    return x.mean(axis=0)
-
-
-@pytest.mark.parametrize(("is_tracked", "is_damped"), FORMS)
-def test_equals_the_oracle_in_float64(is_tracked, is_damped):
-    """24 rounds of a random peer, where weights come down to 0.05, to the last digits."""
-    schedule = SCHEDULES["random_peer"]
-    make = gx.gradient_tracking if is_tracked else gx.sgp
-    gossip = make(schedule, damped=is_damped)
-    rng = np.random.default_rng(1)
-    starts, u = rng.normal(size=(N, 3)), 0.1 * rng.normal(size=(24, N, 3))
-    expected = list(
-        oracle.push_sum_outer(
-            schedule.matrices(), starts, u, oracle.sgd(0.03, **NESTEROV), 2, is_tracked, is_damped
-        )
-    )
-    assert min(r["w"].min() for r in expected) < 0.1
-    with jax.enable_x64(True):
-        tx = gx.outer(optax.identity(), optax.sgd(0.03, **NESTEROV), 2, gossip)
-
-        def run(z, u):
-            def body(carry, inputs):
-                carry = take_step(tx, carry, *inputs)
-                return carry, (carry, gx.average_model(*carry))
-
-            return jax.lax.scan(body, (z, tx.init(z)), (u, jnp.arange(24)))[1]
-
-        moved = jnp.asarray(u.swapaxes(0, 1))
-        history: Any = jax.jit(jax.vmap(run, axis_name="nodes"))(jnp.asarray(starts), moved)
-    (models, state), averages = jax.tree.map(np.asarray, history)
-    gossip_state: Any = gx.gossip_state(state)
-    kept = gossip_state.extra or {}
-    for k, r in enumerate(expected):
-        close: Any = {"rtol": 1e-12, "atol": 1e-12}
-        np.testing.assert_allclose(models[:, k], r["y"], **close)
-        np.testing.assert_allclose(gossip_state.weight[:, k], r["w"], **close)
-        average = mean(r["w"][:, None] * r["y"])
-        np.testing.assert_allclose(averages[:, k], np.tile(average, (N, 1)), **close)
-        for name, key in (("correction", "c"), ("damped", "v"), ("held_back", "e")):
-            if name in kept:
-                np.testing.assert_allclose(kept[name].value[:, k], r[key], **close)
-    assert set(kept) == {
-        name
-        for name, is_kept in (
-            ("correction", is_tracked),
-            ("damped", is_tracked and is_damped),
-            ("held_back", is_damped and not is_tracked),
-        )
-        if is_kept
-    }
 
 
 STARTS = {"a": jnp.zeros(3), "b": jnp.ones((2, 2))}

@@ -43,13 +43,6 @@ def test_batches_run_through_each_shard_pass_after_pass() -> None:
         assert len(shard) == 1 or len(np.unique(passes, axis=0)) > 20  # fresh orders
 
 
-def test_batches_larger_than_a_shard_are_whole_passes() -> None:
-    drawn = take([np.arange(3), np.arange(3, 8)], 32, seed=0, count=2)
-    for node, shard in enumerate((np.arange(3), np.arange(3, 8))):
-        whole = drawn[:, node].ravel()[: 64 // len(shard) * len(shard)].reshape(-1, len(shard))
-        np.testing.assert_array_equal(np.sort(whole), np.tile(shard, (len(whole), 1)))
-
-
 def test_a_seed_gives_these_numbers() -> None:
     shards = data.split_examples(np.arange(20) % 4, 3, 0.5, seed=1)
     assert [shard.tolist() for shard in shards] == [
@@ -59,12 +52,6 @@ def test_a_seed_gives_these_numbers() -> None:
     ]
     first = next(data.draw_batches(shards, 4, seed=2))
     assert first.tolist() == [[1, 14, 5, 19], [8, 2, 12, 17], [11, 7, 3, 15]]
-
-
-def test_some_nodes_draw_what_all_nodes_draw_for_them() -> None:
-    shards = [np.arange(10), np.arange(10, 16), np.arange(16, 40)]
-    rows = np.stack(list(itertools.islice(data.draw_batches(shards, 4, 0, nodes=[2, 0]), 9)))
-    np.testing.assert_array_equal(rows, take(shards, 4, seed=0, count=9)[:, [2, 0]])
 
 
 def test_the_seed_decides_and_nodes_differ() -> None:
