@@ -1,6 +1,8 @@
 """A program that takes no time, in the place of one that trains."""
 
 import inspect
+import time
+from pathlib import Path
 
 PROGRAM = """
 import json, pathlib, subprocess, sys, time
@@ -9,8 +11,8 @@ out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 with (out.parent / "calls").open("a") as calls:
     calls.write(out.name + "\\n")
 if "wait" in sys.argv:
-    subprocess.Popen(["sleep", "600"])
-    (out / "waits").touch()
+    child = subprocess.Popen(["sleep", "600"])
+    (out.parent / "child").write_text(str(child.pid))
     time.sleep(600)
 if "diverge" in sys.argv:
     sys.exit("error: the loss of node 0 must be finite, got nan after 3 steps")
@@ -32,7 +34,8 @@ def write_program(folder, monkeypatch):
     """Writes a package `experiments` with a program `image`.
 
     It counts its calls in the file `calls` beside `--out`. With `dpsgd` among its arguments it
-    fails until there is a file `mended` beside `calls`; with `wait` it never ends.
+    fails until there is a file `mended` beside `calls`; with `wait` it never ends, and writes the
+    number of a process that it has started into the file `child` beside `calls`.
     """
     package = folder / "fake" / "experiments"
     package.mkdir(parents=True)
@@ -46,3 +49,13 @@ def read_calls(folder):
     """The names of the folders of all calls so far, in their order."""
     path = folder / "calls"
     return path.read_text().split() if path.exists() else []
+
+
+def are_gone(processes, seconds=60):
+    """Whether these processes end; one that was killed takes a moment."""
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{process}").exists() for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,11 +1,7 @@
 """Calls of programs: how they end, which are run again, and that none of them is left behind."""
 
-import os
-import time
-from pathlib import Path
-
 import pytest
-from fake_program import read_calls, write_program
+from fake_program import are_gone, read_calls, write_program
 
 from experiments import runner
 from experiments.runner import Devices, Run, judge, run_all
@@ -89,28 +85,4 @@ def test_a_run_that_does_not_end_is_stopped(tmp_path, monkeypatch):
     results = run_all(make_runs(a="wait"), tmp_path, TWO, Recorder(), max_seconds=1)
     assert results["a"].status == "failed"
     assert "must end within 1 s" in results["a"].error
-    assert are_gone("sleep 600", results["a"].folder)
-
-
-def are_gone(command, folder, seconds=60):
-    """Whether all processes of a command end; a process that was killed takes a moment."""
-    deadline = time.monotonic() + seconds
-    while find_processes(command, folder):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def find_processes(command, folder):
-    """Processes of a command that have the log of a run open."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (process / "cmdline").read_text().replace("\0", " ").strip()
-            output = os.readlink(process / "fd" / "1")
-        except OSError:  # has ended
-            continue
-        if line == command and output == f"{folder / runner.LOG}":
-            found.append(process.name)
-    return found
+    assert are_gone([(tmp_path / "child").read_text()])

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from fake_program import are_gone
 from jax.sharding import Mesh
 
 import gossipjax as gx
@@ -178,15 +179,6 @@ def run_script(script, folder, stall_timeout=60.0, count=2):
     members = [links.Host("127.0.0.1", None)] * count
     harness.run_hosts(members, command, folder, stall_timeout, progress.append)
     return progress
-
-
-def are_gone(processes, seconds=60):
-    deadline = time.monotonic() + seconds
-    while any(Path(f"/proc/{process}").exists() for process in processes):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 RECORD = "import os; (folder / f'{rank}.pid').write_text(str(os.getpid()))\n"
