@@ -92,10 +92,6 @@ class LockstepJob(LaunchedJob):
             self._resumed_steps[self.restarts] = int(match[1])
             self._last_resumed = time.monotonic()
 
-    def wait_for_restart(self, number: int) -> bool:
-        """Waits for this restart; False if the job ends before."""
-        return self.wait_for(lambda: self.restarts >= number, f"restart {number}")
-
     def is_training(self) -> bool:
         """Whether the run has started, or resumed after the last restart."""
         return self.restarts == 0 or self.restarts in self._resumed_steps
@@ -150,7 +146,8 @@ class LockstepJob(LaunchedJob):
                 saving = self.is_saving()
                 logged_step = self.logged_step() if self.is_training() else self.newest_checkpoint()
                 kill = Kill(process_id, phase, saving, logged_step)
-                if not self.wait_for_restart(len(kills) + 1):  # it has hit a process that was done
+                has_restarted = self.wait_for(lambda: self.restarts > len(kills), "a restart")
+                if not has_restarted:  # it has hit a process that was done
                     break
                 kill.saved_step = self.newest_checkpoint()
                 kills.append(kill)

@@ -34,14 +34,7 @@ class Holder(Protocol):
 
 
 class Ending(Membership):
-    """A life that ends, alone or with all others.
-
-    Attributes:
-      finals: what each life held at the end, once it is known, and which version of that it is.
-      is_ended: `finals` are those that count, the same on all nodes.
-      is_cut_off: it has no part in the end: what it sent, or the others, did not arrive.
-      is_finished: it makes no more steps and sends no more shares.
-    """
+    """A life that ends, alone or with all others."""
 
     def __init__(
         self,
@@ -52,10 +45,11 @@ class Ending(Membership):
         now: float,
     ):
         super().__init__(settings, new_life, journal, now)
+        # What each life held at the end, once it is known, and which version of that it is.
         self.finals: dict[Identity, tuple[int, Mass]] = {}
-        self.is_ended = False
-        self.is_cut_off = False
-        self.is_finished = False
+        self.is_ended = False  # `finals` are those that count, the same on all nodes
+        self.is_cut_off = False  # what it sent at the end, or the others, did not arrive
+        self.is_finished = False  # it makes no more steps and sends no more shares
         self._holder = holder
         self._is_leaving = False
         self._said_goodbye = False

@@ -61,21 +61,7 @@ class Peer:
 
 
 class Membership:
-    """A life among the others that it hears.
-
-    Attributes:
-      identity: of this life; a node that was declared dead begins another.
-      peers: life -> what is known of it, while it is heard.
-      steps: place -> local steps of all its lives, as far as known.
-      clock: the step of its schedules; a node that joins has that of the one that gives.
-      outbox: messages to be sent, with their addresses.
-      dropped: reason -> messages that were not acted upon.
-      gone: addresses to which nothing that waits needs to be sent.
-      twin: a node that lives and was given the same place before this one. A former life is silent,
-        or names another receiver.
-      notes: what the program is to be warned of, once each.
-      contacts: address -> when it was last named; those that were given are tried for ever.
-    """
+    """A life among the others that it hears."""
 
     def __init__(
         self,
@@ -84,15 +70,17 @@ class Membership:
         journal: Callable[[str, str, int, Mass | None], None],
         now: float,
     ):
-        self.identity = new_life()
-        self.peers: dict[str, Peer] = {}
-        self.steps = {settings.place: 0}
-        self.clock = 0
-        self.outbox: list[tuple[str, Message]] = []
-        self.dropped: dict[str, int] = {}
-        self.gone: list[str] = []
+        self.identity = new_life()  # a node that was declared dead begins another
+        self.peers: dict[str, Peer] = {}  # by life, while it is heard
+        self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
+        self.clock = 0  # the step of its schedules; who joins has that of the node that gives
+        self.outbox: list[tuple[str, Message]] = []  # to be sent to these addresses
+        self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
+        self.gone: list[str] = []  # addresses to which nothing that waits needs to be sent
+        # Who lives and was given this place before: a former life is silent, or names another.
         self.twin: Identity | None = None
-        self.notes: dict[str, str] = {}
+        self.notes: dict[str, str] = {}  # of which the program is to be warned, once each
+        # Address -> when it was last named; those that were given are tried for ever.
         self.contacts = dict.fromkeys(set(settings.contacts) - {self.identity.address}, now)
         self._given = frozenset(self.contacts)
         self._patience = settings.patience

@@ -40,20 +40,16 @@ VIEW_FLAGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Mass:
-    """A numerator with its weight; masses are added and divided, and their sum stays.
+    """A numerator with its weight; masses are added and divided, and their sum stays."""
 
-    Attributes:
-      x: the numerator: arrays, or numbers, of any type, in units of `2^exponent`. Where momentum
-        travels, the second half of them is that, times the weight.
-      w: its push-sum weight, in the same units; the model is `x / w`.
-      exponent: as the weight of a job decays with its deaths, nodes choose units in which theirs is
-        near 1. No bit of the model changes by that.
-      is_fresh: whether nobody else has the arrays of `x`, so that who is given it may change them.
-    """
-
+    # Arrays, or numbers, of any type, in units of `2^exponent`. Where momentum travels, the second
+    # half of them is that, times the weight.
     x: tuple[Any, ...]
-    w: Any
+    w: Any  # the push-sum weight, in the same units; the model is `x / w`
+    # As the weight of a job decays with its deaths, nodes choose units in which theirs is near 1.
+    # No bit of the model changes by that.
     exponent: int = 0
+    # Whether nobody else has the arrays of `x`, so that who is given it may change them.
     is_fresh: bool = dataclasses.field(default=False, compare=False)
 
     def at(self, exponent: int) -> Mass:
@@ -157,15 +153,12 @@ class MessageError(Exception):
 
 
 class MisfitError(MessageError):
-    """They are of a node that does not fit into this job.
-
-    `address` is where it listens, `own` what this node has in place of what differs.
-    """
+    """They are of a node that does not fit into this job."""
 
     def __init__(self, reason: str, own: str, address: str):
         super().__init__(reason)
-        self.own = own
-        self.address = address
+        self.own = own  # what this node has in place of what differs
+        self.address = address  # where the other one listens
 
 
 class Format(NamedTuple):

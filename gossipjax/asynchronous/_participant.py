@@ -26,14 +26,7 @@ HOARDS = "takes more than it gives"
 
 
 class Participant(Ending):
-    """One node's side of the protocol.
-
-    Attributes:
-      acknowledged: messages with a mass that were.
-      staleness: local steps that these were on their way, in total.
-      is_ready: to begin.
-      joined_at: the clock of the node that gave it half, until the loop has taken note.
-    """
+    """One node's side of the protocol."""
 
     def __init__(
         self,
@@ -45,8 +38,9 @@ class Participant(Ending):
         max_on_way: int | None = None,
     ):
         super().__init__(settings, holder, new_life, journal, now)
-        self.acknowledged = self.staleness = 0
-        self.is_ready = False
+        self.acknowledged = 0  # messages with a mass
+        self.staleness = 0  # local steps that these were on their way, in total
+        self.is_ready = False  # to begin
         self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
         self._max_received = settings.max_received
         self._received = 0  # shares since the last parcel of its own that arrived
@@ -54,7 +48,7 @@ class Participant(Ending):
         # What it gave up, or may bring, while nobody gives it any.
         self._estate: Mass | None = None
         self._has_saved = False
-        self.joined_at: int | None = None
+        self.joined_at: int | None = None  # the clock of who gave, until the loop has taken note
         self._gave_up = False
         self._is_founder = bool(settings.is_founder)
         self._num_nodes = settings.num_nodes

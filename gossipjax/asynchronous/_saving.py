@@ -27,23 +27,17 @@ def divide(x: tuple[Any, ...], w: Any, moved: tuple[Any, ...] | None) -> tuple[A
 
 
 class Saves:
-    """The checkpoints of a node, each with `(x / w, opt_state)`: on a return, weight 1 of them.
-
-    Attributes:
-      estate: the saved model and momentum, with weight 1; None if nothing was saved.
-      opt_state: the saved one.
-      steps: the local steps of the place until then.
-      clock: the step of the schedules in `opt_state`.
-    """
+    """The checkpoints of a node, each with `(x / w, opt_state)`: on a return, weight 1 of them."""
 
     def __init__(self, folder: Path, every: int, x: tuple[Any, ...], opt_state: Any):
         from gossipjax.checkpoint import Checkpoints  # it needs orbax, other nodes do not
 
         self.every = every
         self.checkpoints: Checkpoints = Checkpoints(folder, every, KEPT)
-        self.estate: Mass | None = None
+        self.estate: Mass | None = None  # the saved model and momentum, if any, with weight 1
         self.opt_state = opt_state
-        self.steps = self.clock = 0
+        self.steps = 0  # of the place until then
+        self.clock = 0  # the step of the schedules in `opt_state`
         restored = self.checkpoints.restore((x, opt_state))
         if restored is not None:
             x, self.opt_state = restored.state

@@ -36,19 +36,13 @@ LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
 
 
 class Service:
-    """Runs a node's protocol on its sockets, in a thread.
-
-    Attributes:
-      address: where the node listens.
-      lock: held while the protocol or what the node holds is used.
-      dropped: reason -> number of messages that were not of this job.
-      misfits: address -> why a node there does not take this one for one of its job.
-    """
+    """Runs a node's protocol on its sockets, in a thread."""
 
     def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
+        # Held while the protocol or what the node holds is used.
         self.lock = threading.Condition(threading.RLock())
-        self.dropped: dict[str, int] = {}
-        self.misfits: dict[str, str] = {}
+        self.dropped: dict[str, int] = {}  # reason -> messages that were not of this job
+        self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
         self._sockets = _open_sockets(listen, secret)
         self.address = self._sockets.address
         self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)

@@ -102,14 +102,10 @@ class _Arrival:
 
 
 class Transfers:
-    """Sends and receives large messages of one process.
-
-    Attributes:
-      sent_bytes: of pieces.
-    """
+    """Sends and receives large messages of one process."""
 
     def __init__(self, address: str, patience: float, max_bytes: int, send: Send):
-        self.sent_bytes = 0
+        self.sent_bytes = 0  # of pieces
         self._address = address
         self._patience = patience
         self._max_bytes = max_bytes

@@ -25,7 +25,7 @@ from gossipjax.launch._process_info import (
     parse_address,
     process_from_arguments,
     process_from_scheduler,
-    require_numbers_with_address,
+    require_address_with_numbers,
     timeout_seconds,
 )
 from gossipjax.launch._progress import enable_stacks
@@ -88,10 +88,10 @@ def initialize(
     if _initialized is None and jax.distributed.is_initialized():  # by the program itself
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
     if _initialized is not None:
-        if requested is not None and requested.info != _initialized:
+        if requested is not None and requested[0] != _initialized:
             raise ValueError(
                 f"initialize must be called with the same information again, got process "
-                f"{requested.info.process_id} of {requested.info.num_processes} in process "
+                f"{requested[0].process_id} of {requested[0].num_processes} in process "
                 f"{_initialized.process_id} of {_initialized.num_processes}. Call it once, at the "
                 "top of the program."
             )
@@ -152,16 +152,10 @@ def _initialize_detected(timeout: float) -> ProcessInfo:
             local_device_ids=local_device_ids, initialization_timeout=math.ceil(timeout)
         )
     except ValueError as error:
-        if "Number of processes" in str(error):
-            require_numbers_with_address()
+        if "Number of processes" in str(error) or "coordinator_address" in str(error):
+            require_address_with_numbers()
         if "coordinator_address" not in str(error):
             raise
-        if scheduled is not None:
-            raise ValueError(
-                f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, but JAX "
-                "does not detect their coordinator. Set GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT "
-                "for all of them, with the host of process 0."
-            ) from None
         return ProcessInfo(0, 1)
     except Exception as error:
         # JAX asks Kubernetes in every pod, also in that of a notebook, which may not ask.

@@ -16,12 +16,7 @@ ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
 # The variables in which a scheduler gives the number of processes, the number of this one, its
 # number on its host, and the number of processes on the first host (Slurm: `8(x2)`).
 SCHEDULERS = {
-    "Open MPI": (
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
+    "Open MPI": [f"OMPI_COMM_WORLD_{x}" for x in ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE")],
     "Slurm": (
         "SLURM_STEP_NUM_TASKS",
         "SLURM_PROCID",
@@ -48,13 +43,6 @@ class ProcessInfo(NamedTuple):
     num_processes: int
 
 
-class RequestedProcess(NamedTuple):
-    """Process information with the coordinator's address, None only in a job of one process."""
-
-    info: ProcessInfo
-    coordinator_address: str | None
-
-
 class ScheduledProcess(NamedTuple):
     """Process information in a scheduler's job step: of the job, and of the process's host."""
 
@@ -66,9 +54,10 @@ class ScheduledProcess(NamedTuple):
 
 def process_from_arguments(
     coordinator_address: str | None, num_processes: int | None, process_id: int | None
-) -> RequestedProcess | None:
+) -> tuple[ProcessInfo, str | None] | None:
     """Process information from arguments, else from variables; None without any.
 
+    With it comes the coordinator's address, which is None in a job of one process only.
     Variables are `GOSSIPJAX_*`, or `JAX_*` where there is none of these. Under a scheduler that
     numbers the processes, the coordinator's address alone is enough.
     """
@@ -101,13 +90,20 @@ def process_from_arguments(
             "process_id must be an integer from 0 to num_processes - 1, got "
             f"process_id={process_id} and num_processes={num_processes}."
         )
-    return RequestedProcess(ProcessInfo(process_id, num_processes), address)
+    return ProcessInfo(process_id, num_processes), address
 
 
-def require_numbers_with_address() -> None:
-    """Raises `ValueError` if `JAX_COORDINATOR_ADDRESS` is set and nothing numbers the processes."""
+def require_address_with_numbers() -> None:
+    """Raises `ValueError` if only an address is given, or only the numbers of processes."""
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
-    if address and process_from_scheduler() is None:
+    scheduled = process_from_scheduler()
+    if scheduled is not None and scheduled.info.num_processes > 1:
+        raise ValueError(
+            f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, and nothing "
+            "says where the first of them is. Set GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT for all "
+            "of them, with the host of process 0."
+        )
+    if address and scheduled is None:
         raise ValueError(
             "JAX_COORDINATOR_ADDRESS must come with JAX_NUM_PROCESSES and JAX_PROCESS_ID where no "
             f"scheduler numbers the processes, got {address} alone: set all three, or none."
@@ -128,24 +124,16 @@ def process_from_scheduler() -> ScheduledProcess | None:
 class NodeInfo(NamedTuple):
     """Where a node of an asynchronous job is, and where the others may be.
 
-    Attributes:
-      place: its number, from 0.
-      num_nodes: number of nodes at the start of the job.
-      listen: where it is to listen, `host:port`; port 0 is any.
-      contacts: addresses at which others listen.
-      is_restart: whether it was started again, and joins a job that goes on.
-      job: the name of the job, the same after restarts of a process; empty where nothing gives one.
-
     >>> NodeInfo(0, 2, "127.0.0.1:0", ("127.0.0.1:5601",), is_restart=False, job="a").num_nodes
     2
     """
 
-    place: int
-    num_nodes: int
-    listen: str
-    contacts: tuple[str, ...]
-    is_restart: bool
-    job: str
+    place: int  # its number, from 0
+    num_nodes: int  # at the start of the job
+    listen: str  # where it is to listen, `host:port`; port 0 is any
+    contacts: tuple[str, ...]  # addresses at which others listen
+    is_restart: bool  # whether it was started again, and joins a job that goes on
+    job: str  # its name, the same after restarts of a process; empty where nothing gives one
 
 
 def find_node() -> NodeInfo | None:
@@ -177,19 +165,11 @@ def find_node() -> NodeInfo | None:
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
     requested = process_from_arguments(None, None, None)
     if requested is None:
-        require_numbers_with_address()
-        scheduled = process_from_scheduler()
-        if scheduled is not None and scheduled.info.num_processes > 1:
-            raise ValueError(
-                f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, so one of "
-                "them must be known to all, got no address: set "
-                "GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT for all of them, with the host of "
-                "process 0."
-            )
-    if requested is None or requested.coordinator_address is None:
+        require_address_with_numbers()
         return None
-    place, num_nodes = requested.info
-    coordinator = requested.coordinator_address
+    (place, num_nodes), coordinator = requested
+    if coordinator is None:
+        return None
     if place == 0:
         return NodeInfo(0, num_nodes, coordinator, (), is_restart, job)
     listen = f"{find_own_host(coordinator)}:0"

@@ -25,21 +25,13 @@ _LAYOUT = struct.Struct("=5q")
 
 
 class Beat(NamedTuple):
-    """What a process last said.
+    """What a process last said."""
 
-    Attributes:
-      process_id: its number on this machine; 0 before it has said anything.
-      nanoseconds: when it last advanced, by `time.monotonic_ns()`; 0 if never.
-      step: of its training, the last one that it named; None if none.
-      is_slow: whether something slow may follow.
-      has_stacks: whether it writes its stacks on `STACK_SIGNAL`.
-    """
-
-    process_id: int
-    nanoseconds: int
-    step: int | None
-    is_slow: bool
-    has_stacks: bool = True
+    process_id: int  # on this machine; 0 before it has said anything
+    nanoseconds: int  # when it last advanced, by `time.monotonic_ns()`; 0 if never
+    step: int | None  # of its training, the last one that it named
+    is_slow: bool  # something slow may follow
+    has_stacks: bool = True  # it writes its stacks on `STACK_SIGNAL`
 
 
 def advance(step: int | None = None, *, slow: bool = False) -> None:
