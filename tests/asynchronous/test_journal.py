@@ -36,16 +36,18 @@ def test_a_line_that_was_cut_off_is_removed_when_the_journal_goes_on(tmp_path):
     assert [line["life"] for line in read_journal(path)] == ["a", "a", "b"]
 
 
-class FullFile:
-    """A file on a disk that has no room for some of the writes."""
+class BadDisk:
+    """A file on a disk that has no room for some of the writes, or takes nothing until it thaws."""
 
-    def __init__(self, file):
+    def __init__(self, file, is_full=False):
         self.file = file
-        self.is_full = False
+        self.is_full = is_full
+        self.thaws = threading.Event()
 
     def write(self, data):
         if self.is_full:
             raise OSError(28, "No space left on device")
+        self.thaws.wait()
         return self.file.write(data)
 
     def close(self):
@@ -62,13 +64,13 @@ def test_lines_that_are_missing_are_counted(tmp_path, monkeypatch):
     path = tmp_path / "0.jsonl"
     journal = begin(path)
     assert journal.has_written(10)
-    file = FullFile(journal._file)
-    monkeypatch.setattr(journal, "_file", file)
-    file.is_full = True
+    disk = BadDisk(journal._file, is_full=True)
+    monkeypatch.setattr(journal, "_file", disk)
     with pytest.warns(UserWarning, match="cannot be written: .*No space left") as warned:
         write_two(journal)
     assert len(warned) == 1
-    file.is_full = False
+    disk.is_full = False
+    disk.thaws.set()
     journal.add("end", "a", 0, None)
     journal.close()
     with pytest.raises(ValueError, match=r"got none of 2 lines before line 2.*disk was full"):
@@ -77,21 +79,6 @@ def test_lines_that_are_missing_are_counted(tmp_path, monkeypatch):
 
 def gradients(z):
     return z - 1.0, None
-
-
-class FrozenFile:
-    """A file on a disk that takes nothing until it thaws."""
-
-    def __init__(self, file):
-        self.file = file
-        self.thaws = threading.Event()
-
-    def write(self, data):
-        self.thaws.wait()
-        return self.file.write(data)
-
-    def close(self):
-        self.file.close()
 
 
 def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written(
@@ -108,7 +95,7 @@ def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written
         for node in (a, b):
             node.step(gradients)
         lives = {node._participant.identity.life for node in (a, b)}
-        disk = FrozenFile(a._journal._file)
+        disk = BadDisk(a._journal._file)
         monkeypatch.setattr(a._journal, "_file", disk)
         received = []
         for number in range(30):
@@ -133,7 +120,7 @@ def test_lines_that_wait_have_an_end_and_so_has_closing(tmp_path, monkeypatch):
     path = tmp_path / "0.jsonl"
     journal = begin(path)
     assert journal.has_written(10)
-    disk = FrozenFile(journal._file)
+    disk = BadDisk(journal._file)
     monkeypatch.setattr(journal, "_file", disk)
     journal.add("end", "a", 0, None)
     while not journal._lines.empty():  # that is being written

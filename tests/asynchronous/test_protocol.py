@@ -255,15 +255,6 @@ def test_two_that_lost_each_other_are_one_again():
     assert all(len(p.node.list_members()) == 1 for p in network.processes)
 
 
-def test_a_job_begins_with_one_founder():
-    network = Network(5, founders=1)
-    run_calmly(network, 3)
-    assert all(not p.node.wants_mass for p in network.processes)
-    held = [p.holder.mass for p in network.processes]
-    assert sum(m.w for m in held) == 1
-    assert all(m.w > 0.01 for m in held)
-
-
 def test_a_node_joins_others_that_always_wait_for_an_answer():
     """Half of what they hold is promised whenever they are asked for it."""
     network = Network(5)

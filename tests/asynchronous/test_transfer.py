@@ -139,10 +139,8 @@ def test_few_large_messages_arrive_at_a_time(monkeypatch):
     "frame",
     [
         b"P",
-        b"P[]",
         b'P["any text", "p", 1, 0, [3]]',
         b'P["a:1", "p", 1, 0, [-3]]',
-        b'P["a:1", "p", 1, 0, [1e300]]',
         b'P["a:1", "p", 1, 0, [999999999999]]',
         b'P["a:1", "p", 1, 0, []]',
         b'A["a:1", "p"]',

@@ -120,8 +120,6 @@ def test_under_a_scheduler(engine, rank, size, count, visible, device, said, set
     ("count", "visible", "variables"),
     [
         (4, None, {}),  # Kubernetes, or no engine: all that the process sees
-        (8, None, {}),
-        (2, None, {}),
         (8, "3", {}),
         (8, None, slurm(3, 4)),  # given by hand, inside of a job step
     ],
@@ -170,7 +168,6 @@ def find_devices(patch, variables, said):
         (None, None, ["0", "1"]),
         ("gpu", "1", ["1"]),
         ("cpu", None, []),
-        ("", "", []),
         ("", "1,-1,0", ["1"]),
         ("", "MIG-a", ["MIG-a"]),
     ],

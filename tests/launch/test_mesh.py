@@ -14,9 +14,7 @@ from gossipjax.launch import _mesh
     ("nodes", "axes", "shape"),
     [
         (None, {}, {"nodes": 8}),
-        (4, {}, {"nodes": 4}),
         (4, {"fsdp": 2}, {"nodes": 4, "fsdp": 2}),
-        (None, {"tensor": 2, "fsdp": 2}, {"nodes": 2, "tensor": 2, "fsdp": 2}),
         (None, {"local": 2, "fsdp": 2}, {"nodes": 2, "local": 2, "fsdp": 2}),
     ],
 )
@@ -41,7 +39,6 @@ def fake_devices(counts: list[int]) -> list[SimpleNamespace]:
     ("counts", "nodes", "local", "processes"),
     [
         ([4, 4], None, 2, [[0, 0], [0, 0], [1, 1], [1, 1]]),
-        ([2, 2], 2, 2, [[0, 0], [1, 1]]),
         ([1, 1, 1, 1], 2, 2, [[0, 1], [2, 3]]),
         ([2, 2, 2], None, 1, [[0], [0], [1], [1], [2], [2]]),
     ],
@@ -74,7 +71,6 @@ def fake_slices(*counts: int) -> list[SimpleNamespace]:
     ("nodes", "inner", "slices"),
     [
         (None, 1, [[0]] * 8 + [[1]] * 8),
-        (2, 8, [[0] * 8, [1] * 8]),
         (4, 4, [[0] * 4, [0] * 4, [1] * 4, [1] * 4]),
         (1, 16, [[0] * 8 + [1] * 8]),
     ],

@@ -54,7 +54,6 @@ def watched(rank, *, step=None, at: float | None = 0.0, quiet=21.0, slow=False, 
         ([], None),
         # Behind in steps; where steps are equal or unknown, in time.
         ([watched(0, step=7, at=0.1), watched(1, step=6), watched(2, step=9)], [1]),
-        ([watched(0, step=6), watched(1, step=6), watched(2, step=7)], [0, 1]),
         ([watched(0, step=7, at=2.5), watched(1, step=7, at=0.0), watched(2, step=7, at=2.4)], [1]),
         ([watched(0, at=30.0), watched(1), watched(2, step=5, at=30.0)], [1]),
         ([watched(0, step=7, at=0.0), watched(1, step=7, at=1.0)], []),
