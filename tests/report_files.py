@@ -1,7 +1,8 @@
-"""The files of made-up runs, for the tests of the report."""
+"""The files of runs: of made-up ones, for the tests of the report, and of those of programs."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from experiments.results import Record
 
@@ -48,6 +49,12 @@ def write_run(folder: Path, runs: list[Record], lines: list[Record]) -> Path:
     (folder / "summary.json").write_text(json.dumps({"options": {}, "runs": runs}))
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return folder
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], list[Record]]:
+    """The summary and the lines of the metrics."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return json.loads((folder / "summary.json").read_text()), [json.loads(line) for line in lines]
 
 
 RUNS = [

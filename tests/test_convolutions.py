@@ -25,11 +25,6 @@ KINDS = {
     "uneven edges": ((2, 9, 8, 3), (3, 3, 3, 5), {"padding": ((2, 0), (0, 3))}),
     "cut edges": ((2, 9, 8, 3), (3, 3, 3, 5), {"padding": ((-1, 0), (0, -2))}),
     "dilated": ((2, 13, 12, 3), (3, 3, 3, 5), {"padding": "SAME", "rhs_dilation": (2, 3)}),
-    "transposed": (
-        (2, 5, 6, 3),
-        (3, 4, 3, 5),
-        {"padding": ((2, 1), (3, 2)), "lhs_dilation": (2, 3)},
-    ),
     "transposed, strided, dilated": (
         (2, 5, 6, 3),
         (3, 3, 3, 5),

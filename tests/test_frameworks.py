@@ -125,23 +125,6 @@ class TestBatches:
         assert rows["rate"].tolist() == [0.5] * N
 
 
-def test_outside_of_the_axis_the_error_names_it_and_the_way_out():
-    params, opt_state = NODES.init(TX, PARAMS)
-    for call in (gx.average_model, gx.diagnostics.total_mass):
-        with pytest.raises(ValueError, match="axis_name must be a mapped axis, got 'nodes'"):
-            call(params, opt_state)
-    with pytest.raises(ValueError, match=r"gx\.average_batch_stats\(stats, nodes=nodes\)"):
-        gx.average_batch_stats(params)
-
-
-class TestSteps:
-    def test_train_step_without_a_step_says_how_it_is_called(self):
-        train_step = gx.TrainStep(lambda z, x: (z - x, None), TX, nodes=NODES)
-        params, opt_state = NODES.init(TX, PARAMS)
-        with pytest.raises(ValueError, match=r"got a dict: call train_step\(step, params"):
-            train_step(params, opt_state, jnp.zeros((N, 3)))  # pyright: ignore[reportArgumentType]
-
-
 MODELS = {
     "linen": nn.Dense(3).init(KEY, jnp.ones((1, 2)))["params"],
     "NNX module": nnx.Linear(2, 3, rngs=nnx.Rngs(0)),

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from modes import run
 from promotion import apply_updates
 
@@ -91,26 +90,3 @@ def find_cycle(state, steps):
         for length in range(1, steps + 1)
         if canonical == [canonical[k % length] for k in range(steps)]
     )
-
-
-def train(tx, n, mode="shard_map", steps=6, equal_starts=True):
-    """A quadratic per node; the parameters after every step, `[S, N, D]`, by one program."""
-    rng = np.random.default_rng(0)
-    targets = jnp.asarray(rng.normal(size=(n, 4)), jnp.float32)
-    start = rng.normal(size=(1 if equal_starts else n, 4))
-
-    def train_node(z, target):
-        def body(carry, step):
-            z, state = carry
-            updates, state = tx.update((z - target) * jnp.arange(1.0, 5.0), state, z, step=step)
-            z = optax.apply_updates(z, updates)
-            return (z, state), z
-
-        return jax.lax.scan(body, (z, tx.init(z)), jnp.arange(steps))[1]
-
-    starts = jnp.asarray(np.broadcast_to(start, (n, 4)), jnp.float32)
-    return np.asarray(run(mode, train_node, n)(starts, targets)).swapaxes(0, 1)
-
-
-def momentum_sgd():
-    return optax.sgd(0.05, momentum=0.9)

@@ -35,9 +35,6 @@ class Row(NamedTuple):
       mass_drift: what float32 rounding may add to the sum of the models in 200 steps.
       conserves_mass: whether the sum of the models changes only by the updates that arrive.
       extra_mass: `starts -> [D]`, what the mass counts at the start beside the models.
-      is_inner_on_one_node: law: with one node it is the inner optimizer.
-      is_allreduce_on_complete: law: on the complete graph, from equal starts and with a linear
-        inner optimizer, it is AllReduce.
       noise: what the rounding of messages may add to a model, beside the exact sums; it adds more
         than a thousandth of it.
       chooses: whether messages have some values only; which, depends on those in the same message.
@@ -55,8 +52,6 @@ class Row(NamedTuple):
     conserves_mass: bool = True
     mass_drift: float = 2e-5
     extra_mass: Callable[[np.ndarray], Any] = lambda starts: 0.0
-    is_inner_on_one_node: bool = False
-    is_allreduce_on_complete: bool = False
     noise: float = 0.0
     chooses: bool = False
     is_variant: bool = False
@@ -99,7 +94,6 @@ def make_choco_row(codec, compress, gamma=0.4, copies: Any = "updated", **fields
         lambda schedule, **options: gx.choco(schedule, codec, gamma, copies=copies, **options),
         partial(oracle.choco, gamma=gamma, compress=compress, copies=copies),
         oracle.static_ring,
-        is_inner_on_one_node=True,
         mass_drift=1e-4,  # what rounding adds to the accumulated difference stays there
         chooses=codec.is_sparse,
         **fields,
@@ -134,25 +128,21 @@ ROWS = {
         has_schedule=False,
         goes_first=True,
         drifts_by_rounding=True,
-        is_inner_on_one_node=True,
     ),
     "dpsgd": Row(
         gx.dpsgd,
         oracle.dpsgd,
         oracle.doubly_stochastic,
-        is_inner_on_one_node=True,
     ),
     "dpsgd, adapt-then-combine": Row(
         partial(gx.dpsgd, order="adapt-then-combine"),
         partial(oracle.dpsgd, adapt_first=True),
         oracle.doubly_stochastic,
-        is_allreduce_on_complete=True,
     ),
     "dpsgd, falling strength": Row(
         partial(gx.dpsgd, strength=falling_strength),
         partial(oracle.dpsgd, strength=lambda k: 0.9 / (1 + k)),
         oracle.doubly_stochastic,
-        is_inner_on_one_node=True,
         is_variant=True,
     ),
     "dpsgd, adapt-then-combine, falling strength": Row(
@@ -165,8 +155,6 @@ ROWS = {
         gx.sgp,
         oracle.sgp,
         oracle.column_stochastic,
-        is_inner_on_one_node=True,
-        is_allreduce_on_complete=True,
     ),
     "sgp, doubly stochastic": Row(gx.sgp, oracle.sgp, oracle.doubly_stochastic, is_variant=True),
     "sgp, int8": Row(
@@ -200,11 +188,10 @@ ROWS = {
         partial(gx.osgp, overlap=0),
         oracle.sgp,
         oracle.random_peer,
-        is_inner_on_one_node=True,
         is_variant=True,
     ),
     "osgp 1": make_osgp_row(1, oracle.column_stochastic),
-    "osgp 2": make_osgp_row(2, partial(oracle.peers, count=2), is_inner_on_one_node=True),
+    "osgp 2": make_osgp_row(2, partial(oracle.peers, count=2)),
     "osgp 3": make_osgp_row(3, partial(oracle.peers, count=1), is_variant=True),
     "osgp 1, doubly stochastic": make_osgp_row(1, oracle.doubly_stochastic, is_variant=True),
     "osgp 1, biased": make_osgp_row(1, oracle.random_peer, biased=True),
@@ -237,8 +224,6 @@ ROWS = {
         gx.gradient_tracking,
         oracle.gradient_tracking,
         oracle.column_stochastic,
-        is_inner_on_one_node=True,
-        is_allreduce_on_complete=True,
     ),
     "gradient_tracking, doubly stochastic": Row(
         gx.gradient_tracking,
@@ -250,14 +235,11 @@ ROWS = {
         published.gradient_tracking,
         oracle.gradient_tracking,
         oracle.column_stochastic,
-        is_inner_on_one_node=True,
-        is_allreduce_on_complete=True,
     ),
     "gossip, DSGD-AC": Row(
         partial(published.dsgd_ac, rate=falling_rate),
         partial(oracle.dpsgd, strength=lambda k: (1 + k) ** -3.0),
         oracle.doubly_stochastic,
-        is_inner_on_one_node=True,
         is_variant=True,
     ),
     "gradient_tracking, damped": Row(
@@ -289,8 +271,6 @@ for name in ("dpsgd", "sgp", "osgp 2", "osgp 1", "adpsgd", "d1d_psgd"):
     ROWS[f"{name}, bfloat16"] = row._replace(
         transform=partial(row.transform, wire="bfloat16"),
         noise=0.1,
-        is_inner_on_one_node=False,
-        is_allreduce_on_complete=False,
         is_variant=True,
     )
 NO_VARIANTS = [name for name, row in ROWS.items() if not row.is_variant]

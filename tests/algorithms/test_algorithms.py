@@ -1,21 +1,16 @@
-"""One matrix over all algorithms: each against the dense oracle, round by round, and its laws.
+"""One matrix over all algorithms: each against the dense oracle, round by round.
 
 It knows no algorithm by name: a new one is a row in rows.py.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from algorithms.problems import (
     flatten,
     make_problem,
-    momentum_sgd,
     run_history,
-    train,
     unflatten,
 )
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
@@ -27,6 +22,7 @@ import gossipjax as gx
 # `init` is in the program and a scan goes over the steps, or over cycles of static ones: the state
 # that `init` makes has the types that `update` returns.
 STYLES = {
+    ("vmap", 1): "counted",  # the inner optimizer
     ("vmap", 2): "traced",
     ("vmap", 3): "static",
     ("vmap", 8): "counted",
@@ -37,7 +33,6 @@ STYLES = {
 VARIANT_STYLES = {("vmap", 3): "static", ("vmap", 8): "counted"}
 FIRST_ROWS = ("allreduce", "dpsgd", "sgp", "osgp 1", "osgp 2", "adpsgd")
 MORE_STYLES = {
-    ("vmap", 1): "counted",
     ("vmap", 4): "counted",
     ("shard_map_check_vma", 3): "static",
 }
@@ -124,28 +119,6 @@ def compare_with_the_oracle(row, mode, n, dtype, style):
             err_msg=where,
         )
         np.testing.assert_allclose(total_weight[:, k], n, rtol=1e-6, err_msg=where)
-
-
-@functools.cache
-def train_reference(n):
-    """The models of AllReduce with momentum: with one node, those of the optimizer."""
-    tx = momentum_sgd() if n == 1 else optax.chain(gx.allreduce(), momentum_sgd())
-    return train(tx, n)
-
-
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.is_inner_on_one_node])
-def test_one_node_is_the_inner_optimizer(name):
-    tx = ROWS[name].chain(momentum_sgd(), gx.topology.complete(1))
-    np.testing.assert_allclose(train(tx, 1, "vmap"), train_reference(1), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, row in ROWS.items() if row.is_allreduce_on_complete]
-)
-@pytest.mark.parametrize(("mode", "n"), [("vmap", 2), ("shard_map", 8)])
-def test_on_the_complete_graph_with_equal_starts_it_is_allreduce(name, mode, n):
-    tx = ROWS[name].chain(momentum_sgd(), gx.topology.complete(n))
-    np.testing.assert_allclose(train(tx, n, mode), train_reference(n), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", WITH_STATE)

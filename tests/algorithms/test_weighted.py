@@ -148,41 +148,30 @@ def test_outer_averages_of_models_that_have_converged_end_at_the_pooled_minimum(
         assert end_of(tx) == pytest.approx(POOLED, abs=0.05), name
 
 
-class TestExtraArgs:
-    """Arguments of `update` that a step makes of `aux`."""
+@pytest.mark.parametrize("overlap_in_thread", [False, True])
+def test_nodes_reduce_their_rates_together(overlap_in_thread):
+    """Alone, nodes whose losses stand still would lower their rates, and others not."""
 
-    @pytest.mark.parametrize("overlap_in_thread", [False, True])
-    def test_nodes_reduce_their_rates_together(self, overlap_in_thread):
-        """Alone, nodes whose losses stand still would lower their rates, and others not."""
+    def gradients(z, target):
+        return z - target, jnp.abs(target)
 
-        def gradients(z, target):
-            return z - target, jnp.abs(target)
-
-        plateau = promoting(optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
-        tx = optax.chain(optax.sgd(0.1), plateau, gx.osgp(gx.topology.one_peer_exponential(N)))
-        nodes = gx.Nodes(N)
-        train_step = gx.TrainStep(
-            gradients,
-            tx,
-            nodes=nodes,
-            extra_args=lambda loss: {"value": loss},
-            overlap_in_thread=overlap_in_thread,
-        )
-        z, state = nodes.init(tx, jnp.float32(0))
-        losses = np.tile(np.arange(1.0, N + 1), (8, 1))
-        losses[:, 0] -= np.linspace(0, 0.8, 8)  # one node's falls, the mean with it
-        losses[4:, 1] += 5.0
-        for step in range(8):
-            z, state, _ = train_step(step, z, state, jnp.asarray(losses[step], jnp.float32))
-        rates = np.asarray(state[1].scale)
-        assert (rates == rates[0]).all()
-        assert rates[0] < 1
-        train_step.close()
-
-    def test_names_of_the_step_itself_are_refused(self):
-        train_step = gx.TrainStep(
-            lambda z, t: (z - t, t), optax.sgd(0.1), nodes=2, extra_args=lambda aux: {"step": 0}
-        )
-        z, state = gx.Nodes(2).init(optax.sgd(0.1), jnp.float32(0))
-        with pytest.raises(ValueError, match="extra_args must return a dict of arguments"):
-            train_step(0, z, state, TARGETS)
+    plateau = promoting(optax.contrib.reduce_on_plateau(factor=0.5, patience=1))
+    tx = optax.chain(optax.sgd(0.1), plateau, gx.osgp(gx.topology.one_peer_exponential(N)))
+    nodes = gx.Nodes(N)
+    train_step = gx.TrainStep(
+        gradients,
+        tx,
+        nodes=nodes,
+        extra_args=lambda loss: {"value": loss},
+        overlap_in_thread=overlap_in_thread,
+    )
+    z, state = nodes.init(tx, jnp.float32(0))
+    losses = np.tile(np.arange(1.0, N + 1), (8, 1))
+    losses[:, 0] -= np.linspace(0, 0.8, 8)  # one node's falls, the mean with it
+    losses[4:, 1] += 5.0
+    for step in range(8):
+        z, state, _ = train_step(step, z, state, jnp.asarray(losses[step], jnp.float32))
+    rates = np.asarray(state[1].scale)
+    assert (rates == rates[0]).all()
+    assert rates[0] < 1
+    train_step.close()

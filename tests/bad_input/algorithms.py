@@ -405,18 +405,23 @@ def with_state(function: Callable[[Any, Any], Any], tx: Any = SGP) -> Callable[[
     return lambda: on_nodes(lambda x: function(x, tx.init(x)))
 
 
-for measure in (D.consensus_distance, D.layer_consensus_distance, gx.average_batch_stats):
+OUTSIDE = "must be a mapped axis, got 'nodes'"
+for measure, outside in (
+    (D.consensus_distance, OUTSIDE),
+    (D.layer_consensus_distance, OUTSIDE),
+    (gx.average_batch_stats, "gx.average_batch_stats(stats, nodes=nodes)"),
+):
     name = measure.__name__
     ROWS += [
         Call(f"{name} integers", with_state(lambda x, s, m=measure: m(INTEGERS)), "floating-point"),
-        Call(f"{name} no axis", lambda m=measure: m(PARAMS), "nodes"),
+        Call(f"{name} no axis", lambda m=measure: m(PARAMS), outside),
         Call(f"{name} axis", with_state(lambda x, s, m=measure: m(x, "servers")), "servers"),
     ]
 for measure in (D.total_mass, gx.average_model):
     name = measure.__name__
     ROWS += [
         Call(f"{name} integers", with_state(lambda x, s, m=measure: m(INTEGERS, ())), "floating"),
-        Call(f"{name} no axis", lambda m=measure: m(PARAMS, SGP.init(PARAMS)), "nodes"),
+        Call(f"{name} no axis", lambda m=measure: m(PARAMS, SGP.init(PARAMS)), OUTSIDE),
         Call(f"{name} axis", with_state(lambda x, s, m=measure: m(x, s, "servers")), "servers"),
         Call(f"{name} swapped", with_state(lambda x, s, m=measure: m(s, x)), "must be"),
         Call(f"{name} keys", with_state(lambda x, s, m=measure: m(without(x), s), OSGP), "params"),

@@ -106,5 +106,4 @@ ROWS += calls(
     [{"w": np.zeros(3)}, {"w": np.zeros((2, 3), int)}],
     "must",
 )
-ROWS += []
 ROWS += calls("average_nodes", lambda n: average_nodes(np.ones(2), n), [0, 1.5], "nodes must be")

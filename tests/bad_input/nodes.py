@@ -68,6 +68,7 @@ def update_unsharded(tx: Any) -> Any:
     return ON_MESH.run(lambda p, state: tx.update(p, state, p, step=0), params, state)
 
 
+START = NODES.init(TX, MODEL)
 OUTER = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 4)
 BY_HAND = "coordinator_address must be HOST:PORT"
 ROWS: list[Call] = []
@@ -90,6 +91,18 @@ for name, function, values, message in (
         "second axis that 2 local devices divide",
     ),
     ("TrainStep tx", lambda tx: gx.TrainStep(double, tx, nodes=4), [optax.sgd], "tx must"),
+    (
+        "train_step without a step",
+        lambda x: gx.TrainStep(double, TX, nodes=NODES)(*START, x),
+        [jnp.zeros((4, 3))],
+        "got a dict: call train_step(step, params",
+    ),
+    (
+        "extra_args",
+        lambda make: gx.TrainStep(double, TX, nodes=NODES, extra_args=make)(0, *START),
+        [lambda aux: {"step": 0}],
+        "extra_args must return a dict of arguments",
+    ),
     (
         "TrainStep thread",
         lambda nodes: gx.TrainStep(double, SGP, nodes=nodes, overlap_in_thread=True),

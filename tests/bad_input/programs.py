@@ -142,6 +142,20 @@ OTHERS = [
     ("launch", "--processes 1 -- /nowhere/at/all", "the command must be a program"),
 ]
 ROWS += [Line(program, given, message) for program, given, message in OTHERS]
+LINK = "--bandwidth 10gbit"
+PLAN = [
+    ("", "--bandwidth, as 10gbit, or --network must be given"),
+    (f"{LINK} --network tpu-v5e-dcn", "or --network must be given, and not both"),
+    ("--network tpu-v5e-dcn --latency 1ms", "--latency must be left out beside --network"),
+    ("--network nvlink-h100", "--nodes must be at most 8 for --network nvlink-h100, got 32"),
+    ("--bandwidth 10gbps", "bits or bytes per second, as in 10gbit, 200mbit or 450GB/s, got"),
+    (f"{LINK} --nodes 100000", "--nodes must be at most 4096, got 100000"),
+    (f"{LINK} --parameters many", "--parameters must be a positive number"),
+    (f"{LINK} --compute 1h", "--compute must be a positive time"),
+    (f"{LINK} --outer-every 200000", "--outer-every must be at most 12800 for 32 nodes"),
+    (f"{LINK} --slowness slow", "--slowness must be none, random, lognormal"),
+]
+ROWS += [Line("plan", given, message) for given, message in PLAN]
 
 
 def write_notes(folder: Path) -> None:

@@ -28,7 +28,6 @@ from bad_input import (
     cost_model,
     faults,
     nodes,
-    plans,
     programs,
     workloads,
 )
@@ -48,7 +47,7 @@ from gossipjax.launch import __main__ as launch
 ROOT = Path(__file__).parents[2]
 SOURCES = [f"{ROOT / package}{os.sep}" for package in ("gossipjax", "experiments")]
 TABLES = (algorithms, nodes, checkpoint, cost_model, faults)
-LINES = [*programs.ROWS, *workloads.ROWS, *plans.ROWS]
+LINES = [*programs.ROWS, *workloads.ROWS]
 CALLS = [(f"{table.__name__}: {row.id}", row) for table in TABLES for row in table.ROWS]
 MAX_SECONDS = 10  # of a row
 

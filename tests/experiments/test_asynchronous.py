@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from mass_account import account_of_mass
+from report_files import read_run
 from small import make_small
 
 import gossipjax as gx
@@ -93,13 +94,6 @@ def wait_for(condition, job):
         time.sleep(0.02)
 
 
-def read_results(folder):
-    out = folder / "out"
-    summary = json.loads((out / "summary.json").read_text())
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return summary, lines
-
-
 def read_finals(folder, run=-1):
     """Place -> the weight at the end of a run, which all nodes have in the same way."""
     finals = [
@@ -141,7 +135,7 @@ def test_a_job_trains_with_all_algorithms(tmp_path):
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
     assert "3 asynchronous nodes, 43 steps each on average" in output
-    summary, lines = read_results(tmp_path)
+    summary, lines = read_run(tmp_path / "out")
     assert [run["algorithm"] for run in summary["runs"]] == algorithms
     asked = epochs * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
     for number, run in enumerate(summary["runs"]):
@@ -192,7 +186,7 @@ def test_a_killed_node_is_back_and_no_mass_is_lost(tmp_path):
     assert "[launch] rank 1 failed (SIGKILL, signal 9), the others go on" in output
     assert output.count("[launch] rank 1: restart 1 of 1") == 1
     assert all(later >= earlier + 5 for earlier, later in zip(before, after, strict=True))
-    (run,) = read_results(tmp_path)[0]["runs"]
+    (run,) = read_run(tmp_path / "out")[0]["runs"]
     assert len(run["test_accuracy_nodes"]) == NODES  # it is a member at the end
     assert min(run["test_accuracy_nodes"]) > 0.5
     events = read_events(tmp_path, 1)

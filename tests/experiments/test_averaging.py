@@ -1,11 +1,11 @@
 """The averaging program as its users run it: its numbers, files, options and errors."""
 
-import json
 import math
 
 import numpy as np
 import oracle
 import pytest
+from report_files import read_run
 
 import gossipjax as gx
 from experiments.averaging import __main__ as averaging
@@ -15,9 +15,7 @@ def run(tmp_path, *arguments):
     """Runs the program with few seeds; returns the summary and the lines of the metrics."""
     out = tmp_path / "out"
     averaging.main(["--out", str(out), "--seeds", "3", "--rounds", "8", *arguments])
-    summary = json.loads((out / "summary.json").read_text())
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return summary, lines
+    return read_run(out)
 
 
 def median_errors(lines, topology, nodes):

@@ -1,9 +1,8 @@
 """Training programs whose nodes are several devices each, over which the model is sharded."""
 
-import json
-
 import jax
 import pytest
+from report_files import read_run
 from resumed_runs import TERMINATED, stop_after
 
 from experiments import language, plots
@@ -31,10 +30,6 @@ def arguments(tmp_path):
     return [*arguments, "--warmup-steps", "0", "--epochs", "3", "--placement", "mesh"]
 
 
-def read_lines(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def measure_share(stacked):
     """The part of a node's arrays that each of its devices has."""
     leaves = jax.tree.leaves(stacked)
@@ -59,15 +54,11 @@ def test_a_run_is_the_same_on_any_number_of_devices_per_node(arguments, tmp_path
     assert stop_after(2, lambda: language.main([*arguments, "--fsdp", "2"])) == TERMINATED
     language.main([*arguments, "--resume"])
     assert [shares[step] for step in (2, 6)] == pytest.approx([1 / 2, 1], rel=0.01)
-    lines = read_lines(tmp_path / "once")
-    moved = read_lines(out)
+    (summary, lines), (moved_summary, moved) = map(read_run, (tmp_path / "once", out))
     assert len(moved) == len(lines) > 5
     for line, other in zip(lines, moved, strict=True):
         for name in line.keys() & {"loss", "consensus_distance", "test_loss_average_model"}:
             assert other[name] == pytest.approx(line[name], abs=TOLERANCE), (name, line["step"])
-    runs = [
-        json.loads((folder / "summary.json").read_text())["runs"][0]
-        for folder in (tmp_path / "once", out)
-    ]
+    (run,), (moved_run,) = summary["runs"], moved_summary["runs"]
     for name in ("test_loss_average_model", "test_loss_nodes", "consensus_distance"):
-        assert runs[1][name] == pytest.approx(runs[0][name], abs=TOLERANCE)
+        assert moved_run[name] == pytest.approx(run[name], abs=TOLERANCE)

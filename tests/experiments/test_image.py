@@ -9,6 +9,7 @@ import flax.linen as nn
 import numpy as np
 import pytest
 from original_files import write_cifar
+from report_files import read_run
 from resumed_runs import require_resumable_to_the_bit
 from small import make_small
 
@@ -30,9 +31,7 @@ def run(tmp_path, *arguments):
     out = tmp_path / "out"
     short = ["--out", str(out), "--epochs", "2", "--nodes", "4", "--log-every", "3"]
     image.main([*short, "--model", "linear", *arguments])
-    summary = json.loads((out / "summary.json").read_text())
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return summary, lines
+    return read_run(out)
 
 
 def training_lines(lines):

@@ -1,11 +1,11 @@
 """An outer optimizer around the algorithms of the training programs, by options."""
 
-import json
 from typing import Any
 
 import numpy as np
 import optax
 import pytest
+from report_files import read_run
 from small import make_small
 
 import gossipjax as gx
@@ -25,9 +25,8 @@ def small(monkeypatch):
 def train(out, *arguments):
     short = ["--epochs", "2", "--nodes", "4", "--model", "linear", "--log-every", "1"]
     image.main([*short, "--placement", "vmap", "--out", str(out), *arguments])
-    (run,) = json.loads((out / "summary.json").read_text())["runs"]
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return run, [line for line in lines if "loss" in line]
+    summary, lines = read_run(out)
+    return summary["runs"][0], [line for line in lines if "loss" in line]
 
 
 @pytest.mark.parametrize("algorithm", ["local", "1-osgp"])

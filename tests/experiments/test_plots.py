@@ -125,22 +125,6 @@ def test_table_of_several_seeds_shows_mean_and_deviation():
     assert lines[at + 1].split()[-5:] == ["±1.00", "±2.00", "±2.00", "±0.01", "±2.0"]
 
 
-def test_table_of_a_translation_leaves_out_what_is_there_twice():
-    fields = {
-        "valid_loss_average_model": 2.4726,
-        "valid_loss_nodes": [2.4726] * 4,
-        "valid_perplexity_average_model": 11.8537,
-        "valid_perplexity_nodes": [11.8537] * 4,
-        "valid_bleu_average_model": 14.6326,
-        "valid_bleu_nodes": None,
-        "test_bleu_average_model": 17.5059,
-        "test_bleu_nodes": None,
-    }
-    run = {name: x for name, x in make_run("sgp", "ring", 0).items() if "accuracy" not in name}
-    (row,) = (line.split() for line in render([run | fields], 80) if "sgp" in line)
-    assert row == ["sgp", "ring", "4", "11.85", "11.85", "0", "17.51", "0.012", "12.5"]
-
-
 def test_an_interrupted_run_is_left_out(folder):
     write_run(folder, RUNS[:2], LINES)
     runs, curves = read_runs(folder)

@@ -235,11 +235,6 @@ def test_batches_and_length_of_the_transformer(size, updates):
     assert peak == pytest.approx((512 * 4000) ** -0.5, rel=2e-3)
 
 
-@pytest.fixture
-def small_program(monkeypatch):
-    monkeypatch.setattr("experiments.plots.write_report", lambda *_: None)
-
-
 def run_image(*arguments):
     """The exit status of the program; 0 if it ends by itself."""
     try:
@@ -249,7 +244,8 @@ def run_image(*arguments):
     return 0
 
 
-def test_a_run_with_a_preset_is_recorded_and_resumed(tmp_path, small_program):
+def test_a_run_with_a_preset_is_recorded_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.plots.write_report", lambda *_: None)
     given = ("--preset", "sgp19-mini", *SHORT, "--out", str(tmp_path))
     assert run_image(*given, "--checkpoint-every", "5") == 0
     summary = json.loads((tmp_path / "summary.json").read_text())

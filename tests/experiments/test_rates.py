@@ -1,12 +1,12 @@
 """The program of the rates: its problem, its numbers against NumPy, its fits, files and errors."""
 
-import json
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from report_files import read_run
 
 from experiments.rates import __main__ as rates
 from experiments.rates import fits, problem
@@ -18,9 +18,7 @@ def run(tmp_path, *arguments):
     out = tmp_path / "out"
     common = ["--out", str(out), "--seeds", "2", "--algorithm", "sgp", "--nodes", "2"]
     rates.main([*common, *arguments])
-    summary = json.loads((out / "summary.json").read_text())
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return summary, lines
+    return read_run(out)
 
 
 class TestProblem:

@@ -1,12 +1,12 @@
 """`--report-to`: TensorBoard's event files are read back."""
 
 import contextlib
-import json
 import math
 import struct
 import sys
 
 import pytest
+from report_files import read_run
 from tensorboardX.proto import event_pb2
 
 from experiments import image
@@ -48,10 +48,9 @@ def read_scalars(folder):
 
 
 def read_lines(out, run):
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {
         (line["step"], name): value
-        for line in lines
+        for line in read_run(out)[1]
         if line["run"] == run
         for name, value in line.items()
         if name not in ("run", "step")
