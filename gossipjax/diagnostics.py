@@ -69,7 +69,7 @@ def consensus_distance(
       axis_name: the mapped axis of the nodes.
       specs: only for a `shard_map` of your own that is manual inside the nodes too, where `params`
         are parts: their `PartitionSpec`s, as in `gx.sharded`, so that squares of all parts are
-        added up. Under `gx.spmd` you do not need it.
+        added up. Under `gx.spmd` leave it out.
 
     Raises (when traced):
       ValueError: if the axis is missing or a leaf is not floating-point.
@@ -169,8 +169,8 @@ def total_mass(
 ) -> tuple[Any, jax.Array]:
     """Returns `(sum_i x_i, sum_i w_i)` over all nodes and the messages in flight.
 
-    Mixing changes neither of the two. The first, a tree like the parameters, float32 at least,
-    moves only by the updates; the second stays N. An algorithm without a weight counts 1 per node.
+    Mixing changes neither sum. The sum of the `x_i`, a tree like the parameters, float32 at least,
+    moves only by the updates. The sum of the `w_i` stays N. Without weights each node counts 1.
     If `params` is a stale model (`adpsgd`), the `x_i` are the latest models. Parts of the state
     that are mass (`Extra.is_mass`, such as a center) are added to their sum. If the transform is
     masked, parameters that it does not gossip are an `optax.MaskedNode`.

@@ -165,7 +165,7 @@ def d1d_psgd(
 
         W_{k+1} = mean(W_k) + u,    u made from the gradient at W_{k - 1}
 
-    The all-reduce of the models and the computation of the gradient need nothing of each other.
+    The all-reduce of the models and the computation of the gradient can run at the same time.
     The user holds the model of the previous round; the state holds the latest. `n` is the number of
     nodes; the other arguments are those of `adpsgd`.
 

@@ -41,15 +41,16 @@ def sgp(
         y = w z + u;    x, w <- P y, P w;    z <- x / w        order="adapt-then-combine"
         x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"
 
-    The first is algorithm 1; take it where the exchange is cheap. The second is the overlap SGP of
-    the authors' released code: no message is stale, and the exchange hides behind the gradients.
+    Adapt-then-combine is algorithm 1; take it if the exchange is cheap. Combine-while-adapting is
+    the overlap SGP of the authors' code: the exchange hides behind the gradients, and no message is
+    stale.
 
     Your parameters are the de-biased `z`, `[...]` per node, and gradients are taken at `z`.
     Momentum is local. The state is a `GossipState`, which contains the weight `w`, a scalar.
 
     Args:
       schedule: any column-stochastic schedule; it may be directed and irregular.
-      order: which of the two.
+      order: `"adapt-then-combine"` or `"combine-while-adapting"`, as above.
       axis_name: the mapped axis of the nodes.
       local_axis_name: if a node has several devices, their axis. Each device then exchanges its
         share of the message, and `allreduce` over this axis goes first in the chain.

@@ -57,7 +57,7 @@ def sharded(
       specs: a tree like the parameters of `jax.sharding.PartitionSpec`s over the axes inside a
         node (`[...]`, without the node axis), or None for a whole parameter; `fsdp_specs` makes
         one.
-      axis_name: the mapped axis of the nodes, that of `tx`.
+      axis_name: the mapped axis of the nodes, the same as for `tx`.
 
     The state is a `ShardedState`. Its arrays are like the parameters, messages in flight as well:
     a checkpoint of it can be restored onto another mesh inside the nodes.

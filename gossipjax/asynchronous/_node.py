@@ -222,7 +222,7 @@ class Node:
           RuntimeError: if the node has left, or its thread ended by an error.
           TimeoutError: if no living node answers.
           FloatingPointError: if the update is not finite, unless such steps are skipped. The node
-            and its optimizer state are as they were. A model that is not finite is written off
+            and its optimizer state do not change. A model that is not finite is written off
             either way: the node goes on as one that has just joined.
         """
         self._warn()

@@ -47,7 +47,7 @@ def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     At each of its steps a node makes its update, `x <- x + w u(z)` with `z = x / w`, adds what has
     arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it whenever that is.
     The paper's update, `x <- x + u(z)`, is scaled by w here: z moves by u, whatever w is, so that a
-    slow node, which holds more weight, counts as the others do.
+    slow node, which holds more weight, counts as much as the other nodes.
 
     Args:
       graph: `exponential`: hop `1, 2, 4, ...` in turn among the living nodes, in the order of

@@ -47,7 +47,7 @@ def inactive(
     gossip, or by `gx.faults.sgp` or `dpsgd`. Algorithms that exchange with all nodes, or by one
     graph that must stay as it is (`easgd`, `d2`, `choco`, `relay`), are refused. `gx.allreduce`
     leaves no trace in a chain and is not: it averages the gradients of all nodes, those that are
-    not active included. Under `gx.outer` it goes inside: the averages then wait for all nodes.
+    not active included. With `gx.outer`, put `inactive` inside: the outer averages wait for all.
 
     Args:
       inner: the chain.

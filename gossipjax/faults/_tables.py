@@ -40,7 +40,7 @@ def gilbert_elliott(
     bad_to_good: float = 0.5,
     good_to_bad: float = 0.5,
 ) -> np.ndarray:
-    """Which messages arrive where losses come in bursts.
+    """Which messages arrive, if losses come in bursts.
 
     Every sender has a chain of two states. It starts in either with probability 1/2 and moves
     before each step, from bad to good and back with the given probabilities. In the bad state each

@@ -14,7 +14,7 @@ def secret_from_env() -> str | None:
     """Returns `GOSSIPJAX_SECRET`, by which the processes of a job know each other; None if unset.
 
     Raises:
-      ValueError: if it has fewer than 16 characters.
+      ValueError: if the secret has fewer than 16 characters.
 
     >>> from unittest import mock
     >>> with mock.patch.dict(os.environ, {"GOSSIPJAX_SECRET": "a text that is long"}):

@@ -341,7 +341,7 @@ class Nodes:
         """Returns the row that all nodes have, on every process: `[N, ...]` -> `[...]`.
 
         This is the way from an average to one ordinary model. On a mesh with axes inside the nodes
-        it stays sharded over them. With `require_equal=False` it is that of the first node.
+        the model stays sharded over these axes. `require_equal=False` gives you the first node's.
 
         Raises:
           ValueError: if the rows of a leaf differ: real numbers by more than 1 % of its largest

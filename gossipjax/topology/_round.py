@@ -33,7 +33,7 @@ def require_nodes(n: Any, call: str) -> int:
 
 
 class Round:
-    """One exchange: a mixing matrix `P` `[N, N]` and its decomposition into slots.
+    """One exchange, given by a mixing matrix `P` `[N, N]` and how it divides into slots.
 
     Only the E nonzero entries are kept, in the order of their rows and then of their columns.
     Columns that sum to 1 only within 1e-6 are divided by their sum. Rounds with the same matrix are
