@@ -11,7 +11,6 @@ import socket
 import time
 import uuid
 import warnings
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -395,9 +394,7 @@ class Node:
             with service.lock:
                 contacts = sorted(participant.contacts)
                 is_heard = bool(participant.peers)
-            answers = _list_some(
-                [self._explain_silence(address) for address in contacts[:MAX_SHOWN]]
-            )
+            answers = "; ".join(map(self._explain_silence, contacts[:MAX_SHOWN]))
             num_nodes = self._settings.num_nodes
             if misfits:
                 way_out = "Give all nodes of the job the same"
@@ -509,7 +506,10 @@ class Node:
             self._end_if_asked()
         if not is_over_in_time:
             with self._service.lock:
-                missing = _list_some(participant.explain_missing())
+                reasons = participant.explain_missing()
+            missing = "; ".join(reasons[:MAX_SHOWN])
+            if len(reasons) > MAX_SHOWN:
+                missing += f"; and {len(reasons) - MAX_SHOWN} more"
             raise TimeoutError(
                 f"all nodes must end within {timeout:g} seconds, got no end of these: "
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
@@ -587,8 +587,3 @@ def _read_greeting(address: str) -> bytes | None:
 def _is_node(address: str) -> bool:
     """Whether a node listens there, of whatever job."""
     return _read_greeting(address) == GREETING
-
-
-def _list_some(reasons: Sequence[str]) -> str:
-    shown = "; ".join(reasons[:MAX_SHOWN])
-    return f"{shown}; and {len(reasons) - MAX_SHOWN} more" if len(reasons) > MAX_SHOWN else shown

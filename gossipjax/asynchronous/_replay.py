@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from gossipjax.asynchronous._journal import Line, read_journal
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import (
+    Holding,
     make_numerator,
     make_update,
-    move,
-    rescale,
     set_schedules,
-    split,
+    travels_twice,
     unpack,
 )
-from gossipjax.asynchronous._wire import make_key, to_host, wire_types
+from gossipjax.asynchronous._wire import Wire, make_key, wire_types
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
 from gossipjax.wire import WireLike
@@ -71,7 +69,9 @@ def replay(
     >>> list(replay([], optax.sgd(0.1), 0.0, lambda z: (z, None), lambda place, step: ()))
     []
     """
-    job = _Job(tx, params, Layout(params), make_update(tx, params, gradients), inputs, wire)
+    layout = Layout(params)
+    update = make_update(tx, params, gradients)
+    job = _Job(tx, params, layout, update, inputs, wire_types(layout.dtypes, wire))
     nodes = [_Node(job, deque(read_journal(path))) for path in journals]
     while any(node.lines for node in nodes):
         is_stuck = True
@@ -98,7 +98,7 @@ class _Job:
     layout: Layout
     update: Any
     inputs: Callable[[int, int], Sequence[Any]]
-    wire: WireLike | None
+    wires: tuple[Wire, ...]  # of the buffers of a model
     parcels: dict[tuple[str, str, int], Mass] = dataclasses.field(default_factory=dict)
     answers: dict[tuple[str, str, int], Mass] = dataclasses.field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class _Node:
         self.lines = lines
         self._job = job
         self._process: str | None = None
-        self._mass = Mass((), 0.0)
+        self._holding = Holding(Mass((), 0.0))
         self._estate: Mass | None = None
 
     def is_possible(self, line: Line) -> bool:
@@ -150,37 +150,36 @@ class _Node:
     def _change_mass(self, line: Line) -> None:
         parcels = self._job.parcels
         answers = self._job.answers
+        holding = self._holding
         sent = (line["life"], line["peer"], line["number"])
         received = (line["peer"], line["life"], line["number"])
         match line["event"]:
             case "found" | "join" as event:
-                founds = event == "found"
-                self._mass = Mass(
-                    make_numerator(self._job.params, self._outer, founds), float(founds)
-                )
+                x = make_numerator(self._job.params, self._outer, event == "found")
+                self._holding = Holding(Mass(x, float(event == "found")))
                 self._moved = None
             case "admit":
                 self._opt_state = set_schedules(self._opt_state, line["number"])
             case "share":
-                parcels[sent] = self._halve(self._job.wire)
+                wires = self._job.wires * (1 + travels_twice(self._outer))
+                parcels[sent] = self._move(None, wires, make_key(wires, self._place, self._step))
             case "grant":
-                parcels[sent] = self._halve(None)
+                parcels[sent] = holding.halve()
             case "hand over":
-                parcels[sent] = self._mass
-                self._mass -= self._mass
+                parcels[sent] = holding.take()
             case "receive" | "return" as event:
-                self._mass += parcels[received if event == "receive" else sent]
+                holding.add(parcels[received if event == "receive" else sent])
             case "ask":
-                parcels[sent] = self._mass
+                parcels[sent] = holding.read()
             case "average":
-                change = answers[received] = (parcels[received] - self._mass) / 2
-                self._mass += change
+                answers[received] = (parcels[received] - holding.read()) / 2
+                holding.add(answers[received])
             case "averaged" | "undo" as event:
-                self._mass -= answers.pop(sent if event == "averaged" else received)
+                holding.add(-answers.pop(sent if event == "averaged" else received))
             case "give up":
-                self._estate = self._mass
+                self._estate = holding.take()
             case "revive" if self._estate is not None:
-                self._mass += self._estate
+                holding.add(self._estate)
             case "end":
                 self._moved = self._ended
                 if self._outer is None:
@@ -190,30 +189,17 @@ class _Node:
             case "finish":
                 self._move(None)
 
-    def _move(self, outer: Outer | None) -> None:
+    def _move(self, outer: Outer | None, wires: Any = None, key: Any = None) -> Any:
+        """Moves by what the model has moved by itself; returns the half that is sent, if any."""
         moved = self._moved
         self._moved = None
-        if moved is None:  # no local step was made since the last outer one
+        if moved is None:  # no local step was made since the last move
             layout = self._job.layout
             moved = tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
-        x = move(self._mass.x, moved, self._mass.w, outer)
-        self._mass = dataclasses.replace(self._mass, x=x)
-
-    def _halve(self, wire: WireLike | None) -> Mass:
-        mass = self._mass
-        wires = wire_types(self._job.layout.dtypes, wire)
-        wires *= len(mass.x) // len(wires)
-        kept, shared = split(mass.x, wires, make_key(wires, self._place, self._step))
-        shared = tuple(
-            b if a is None else jnp.asarray(np.asarray(to_host(a, wire, b)).astype(b.dtype))
-            for a, b, wire in zip(shared, kept, wires, strict=True)
-        )
-        half = dataclasses.replace(mass, x=()) / 2
-        self._mass = dataclasses.replace(half, x=kept)
-        return dataclasses.replace(half, x=shared)
+        return self._holding.move(moved, outer, wires, key)
 
     def _begin(self, line: Line) -> ReplayedStep:
-        mass = self._mass = rescale(self._mass)
+        mass = self._holding.merge()
         self._step = line["number"]
         inputs = self._job.inputs(self._place, self._step)
         params = unpack(self._job.layout, self._job.params, mass.x, mass.w, self._moved)

@@ -76,11 +76,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m gossipjax.launch",
         usage="%(prog)s --processes N [options] -- COMMAND ...",
         description="Run COMMAND in N processes on this machine, as one job. If a process fails, "
-        "the others are stopped. SIGTERM and Ctrl-C are passed on as SIGTERM, so that the "
-        "processes can save.",
+        "the others are stopped. docs/guides/launcher.md says more.",
         epilog="Exit status: 0, that of the process that failed first, or 128 + the number of the "
-        "signal. Accelerators are divided among the processes, --local-devices for each; with too "
-        "few of them, set JAX_PLATFORMS=cpu. Nodes of --asynchronous may share a GPU.",
+        "signal. GPUs are divided among the processes; with too few, set JAX_PLATFORMS=cpu.",
     )
     add = parser.add_argument
     add("--processes", type=int, required=True, metavar="N", help="number of processes")
@@ -97,54 +95,47 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         metavar="K",
         help="after a failure, start all processes again, at most K times; not after exit status "
-        "2, and not if the program cannot start: if its first start ends with status 126 or 127, "
-        "or with an ImportError or SyntaxError (default: 0)",
+        "2, and not if the program cannot start (default: 0)",
     )
     add(
         "--restart-delay",
         type=float,
         default=1,
         metavar="SECONDS",
-        help="before the first restart; doubles with each further failure, from 0.1 to 30 s, and "
-        "starts again after 10 minutes without a failure (default: 1)",
+        help="before the first restart; doubles with each further failure (default: 1)",
     )
     add(
         "--asynchronous",
         action="store_true",
-        help="processes are asynchronous nodes (gossipjax.asynchronous): one that fails is started "
-        "again by itself, at most K times; gossipjax.launch.find_node gives its place",
+        help="processes are asynchronous nodes: one that fails is started again by itself",
     )
     add(
         "--stall",
         type=float,
         metavar="SECONDS",
-        help="a job whose processes do not advance for this time is stuck: the launcher says which "
-        "process it is and where, and restarts the job as after a failure. gx.TrainStep says that "
-        "it advances, other programs call gossipjax.launch.advance(). Longer than the longest step "
-        "or evaluation (default: not watched)",
+        help="a job whose processes do not advance for this time is stuck: the launcher says "
+        "where, and goes on as after a failure. Longer than the longest step or evaluation, for "
+        "programs that use gx.TrainStep or call gossipjax.launch.advance() (default: not watched)",
     )
     add(
         "--stall-slow",
         type=float,
         metavar="SECONDS",
-        help="the same from the start to the first step, and where something slow is expected: "
-        "compilation, checkpoints, gossipjax.launch.advance(slow=True) (default: 600, or --stall "
-        "if that is longer)",
+        help="the same from the start to the first step, and where something slow is expected "
+        "(default: 600, or --stall if that is longer)",
     )
     add(
         "--grace",
         type=float,
         default=30,
         metavar="SECONDS",
-        help="from SIGTERM to SIGKILL (default: 30); at most 5 after a failure, when the other "
-        "processes have nothing that they could save",
+        help="from SIGTERM to SIGKILL (default: 30); at most 5 after a failure",
     )
     add(
         "--keep-memory",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="processes keep memory that they free, for the next step, which is faster on CPU; "
-        "more than 1 GiB at the end of the heap goes back (default: keep)",
+        help="processes keep memory that they free, for the next step, which is faster on CPU",
     )
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="program and its arguments")
     return parser
