@@ -52,16 +52,8 @@ class Kill:
 
     def make_row(self) -> dict[str, str]:
         """Returns its row of the table."""
-        start = self.resumed_from
-        return {
-            "process": f"{self.process_id}",
-            "phase": self.phase,
-            "while\nsaving": "yes" if self.saving else "",
-            "step\nlogged": f"{self.logged_step}",
-            "newest\nsaved": f"{self.saved_step}",
-            "resumed\nfrom": "-" if start is None else f"{start}",
-            "steps\nlost": "-" if start is None else f"{self.logged_step - start}",
-        }
+        fields = dataclasses.asdict(self)
+        return {name.replace("_", "\n"): f"{value}" for name, value in fields.items()}
 
 
 class LockstepJob(LaunchedJob):
