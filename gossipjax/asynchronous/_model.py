@@ -183,8 +183,7 @@ def advance(
 
 def _join(one: Mass, two: Mass) -> Mass:
     """The sum of two masses in the same units on the host, in the memory of one that is fresh."""
-    if two.is_fresh:
-        one, two = two, one
+    one, two = (two, one) if two.is_fresh else (one, two)
     pairs = zip(one.x, two.x, strict=True)
     x = tuple(np.add(a, b, out=a if one.is_fresh else None) for a, b in pairs)
     sums = dataclasses.replace(one, x=()) + dataclasses.replace(two, x=())

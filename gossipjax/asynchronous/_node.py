@@ -355,7 +355,8 @@ class Node:
         """Waits until it holds something: at once, unless it has just joined.
 
         Raises:
-          TimeoutError: if no living node answers in `timeout` seconds, or ten times the patience.
+          TimeoutError: if no living node answers in `timeout` seconds, or ten times the patience;
+            soon, if all that it knows are of another job, or have another secret.
           ValueError: if a node that lives was given this place before.
         """
         if not self._is_open:
