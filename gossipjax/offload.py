@@ -49,23 +49,16 @@ def _leave_out(opt_state: Any, step: int, fields: Any, node_axes: int) -> Any:
     def leave_fields(part: Any) -> Any:
         if not _is_outer(part):
             return part
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape[node_axes:], x.dtype), part.anchor
-        )
-        fragments = part.plan.split(shapes)
         now = {"sent": part.plan.sent_at(step), "used": part.plan.used_at(step)}
         rest = {}
         for name, roles in fields.items():
-            needed = {now[role] for role in roles} - {None}
-            tree = getattr(part, name)
-            if name == "outer":  # by fragment
-                states = enumerate(tree)
-                rest[name] = tuple(s if f in needed else jax.tree.map(leave, s) for f, s in states)
-            else:  # like the parameters
-                places = {place for f in needed for place in fragments[f]}  # whole leaves
-                leaves, structure = jax.tree.flatten(tree)
-                leaves = [x if i in places else leave(x) for i, x in enumerate(leaves)]
-                rest[name] = jax.tree.unflatten(structure, leaves)
+            by_fragment = getattr(part, name)
+            if by_fragment is not None:
+                needed = {now[role] for role in roles}
+                rest[name] = tuple(
+                    tree if f in needed else jax.tree.map(leave, tree)
+                    for f, tree in enumerate(by_fragment)
+                )
         return part._replace(**rest)
 
     return jax.tree.map(leave_fields, opt_state, is_leaf=_is_outer)

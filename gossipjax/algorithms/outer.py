@@ -152,7 +152,7 @@ def outer(
     ...     for step in range(2):
     ...         updates, state = tx.update(z, state, z, step=step)
     ...         z = z + updates
-    ...     return z, state.anchor
+    ...     return z, state.anchor[0]
     >>> z = jnp.array([1.0, 3.0])  # after one local step both are 0
     >>> [a.tolist() for a in jax.vmap(two_steps, axis_name="nodes")(z)]
     [[1.0, 1.0], [1.0, 1.0]]
@@ -222,9 +222,10 @@ class _OuterSteps:
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = common_model(params, axis_name if is_exact else None)
-        outer_states = self._init_outer(anchor)
+        parts = tuple(pick(anchor, leaves) for leaves in plan.split(anchor))
+        parts = tuple(self.constrain(part, part) for part in parts)
+        outer_states = self._init_outer(parts)
         if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
-            parts = [pick(anchor, leaves) for leaves in plan.split(anchor)]
             require_gradients_only(self.outer_tx, parts[0], outer_states[0])
             require_parts(parts, plan)
         return vary_where_mapped(
@@ -232,20 +233,19 @@ class _OuterSteps:
                 count=jnp.zeros((), jnp.int32),
                 inner=inner,
                 local=local,
-                anchor=anchor,
+                anchor=parts,
                 outer=outer_states,
-                sent=zeros_like_model(params) if plan.delay else None,
+                sent=zeros_like_model(parts) if plan.delay else None,
                 sent_counts=jnp.full(plan.fragment_count, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
-                error=None if plan.error_feedback is None else zeros_like_model(params),
+                error=None if plan.error_feedback is None else zeros_like_model(parts),
                 counted=jnp.zeros(plan.fragment_count) if plan.shares == "counted" else None,
             ),
             axis_name,
         )
 
-    def _init_outer(self, anchor: Any) -> tuple[optax.OptState, ...]:
+    def _init_outer(self, parts: Any) -> tuple[optax.OptState, ...]:
         """The state of the outer optimizer, by fragment."""
-        parts = [pick(anchor, leaves) for leaves in self.plan.split(anchor)]
         return tuple(self.constrain(self.outer_tx.init(part), part) for part in parts)
 
     def constrain(self, outer_state: Any, part: Any) -> Any:
@@ -282,7 +282,9 @@ class _OuterSteps:
         old = self._require_own_state(state)
         step = default_step(step, old.count, plan.wire.axis_name)
         require_like(params, updates, "the updates of outer")
-        require_like(params, old.anchor, "the anchor in the state of outer")
+        fragments = plan.split(params)
+        parts = jax.eval_shape(lambda z: tuple(pick(z, leaves) for leaves in fragments), params)
+        require_like(parts, old.anchor, "the anchor in the state of outer")
         if plan.skips_exchange(step):
             extra_args["skip_exchange"] = True
         if node_weight is not None:
@@ -295,7 +297,7 @@ class _OuterSteps:
         if old.counted is not None:
             new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
         carry = vary((cast_like(change, params), new), plan.wire.axis_name)
-        for fragment, leaves in enumerate(plan.split(old.anchor)):
+        for fragment, leaves in enumerate(fragments):
             step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
             use = step_of.use if plan.delay else step_of.use_at_once
             carry = change_if(plan.is_used(fragment, step), use, *carry)
@@ -343,6 +345,10 @@ class _FragmentStep:
     average: Any  # of what was sent, if it was computed before
     count: jax.Array  # of the updates before this one
 
+    def _put(self, by_fragment: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+        f = self.fragment
+        return (*by_fragment[:f], new, *by_fragment[f + 1 :])
+
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         plan = self.steps.plan
         wanted = self._outer_gradient(updates, state)
@@ -350,12 +356,12 @@ class _FragmentStep:
             counted = state.counted.at[self.fragment].set(0)
             state = state._replace(counted=counted)
         if plan.error_feedback is not None:
-            left_out = scale(pick(state.error, self.leaves), plan.error_feedback)
+            left_out = scale(state.error[self.fragment], plan.error_feedback)
             wanted = add(left_out, wanted)
-        anchor = pick(state.anchor, self.leaves)
+        anchor = state.anchor[self.fragment]
         average, error = average_fragment(plan, wanted, anchor, self.step, self.count)
         if plan.error_feedback is not None:
-            state = state._replace(error=merge(state.error, error, self.leaves))
+            state = state._replace(error=self._put(state.error, error))
         return self._apply(average, updates, state)
 
     def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
@@ -363,7 +369,7 @@ class _FragmentStep:
         plan = self.steps.plan
         gossip = gossip_state(state)
         z = predict(self.params, updates)
-        anchor = pick(state.anchor, self.leaves)
+        anchor = state.anchor[self.fragment]
         if plan.average != "exact":
             return subtract(anchor, pick(models(z, gossip), self.leaves))
         in_flight = mass_in_flight(z, gossip)
@@ -380,16 +386,15 @@ class _FragmentStep:
 
     def _apply(self, average: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """DiLoCo's step: `a <- a + outer_tx(D at a); x <- a`."""
-        anchor = pick(state.anchor, self.leaves)
-        outer = list(state.outer)
-        change, new = self.steps.outer_tx.update(average, outer[self.fragment], anchor)
-        outer[self.fragment] = self.steps.constrain(new, anchor)
+        anchor = state.anchor[self.fragment]
+        change, new = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
+        outer = self._put(state.outer, self.steps.constrain(new, anchor))
         if self.steps.gossip is not None:
             change, state = self._mix(self.steps.gossip, change, anchor, state)
         anchor = add(anchor, change)
         if self.steps.reset_inner:
             state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
-        state = state._replace(anchor=merge(state.anchor, anchor, self.leaves), outer=tuple(outer))
+        state = state._replace(anchor=self._put(state.anchor, anchor), outer=outer)
         return self._set_model(anchor, updates, state)
 
     def _set_model(self, anchor: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
@@ -429,7 +434,7 @@ class _FragmentStep:
     # Streaming: what is sent at one step is used `delay` steps later.
 
     def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        sent = merge(state.sent, self._outer_gradient(updates, state), self.leaves)
+        sent = self._put(state.sent, self._outer_gradient(updates, state))
         sent_counts = state.sent_counts.at[self.fragment].set(self.count)
         return updates, state._replace(sent=sent, sent_counts=sent_counts)
 
@@ -440,8 +445,7 @@ class _FragmentStep:
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
         average = self.average
         if average is None:
-            sent = pick(state.sent, self.leaves)
-            anchor = pick(state.anchor, self.leaves)
+            sent, anchor = state.sent[self.fragment], state.anchor[self.fragment]
             average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
         new_updates, new = self._apply(average, updates, state)
         new = new._replace(sent_counts=new.sent_counts.at[self.fragment].set(-1))

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from gossipjax.algorithms.fragments import Fragment, LayerFragments, pick, split_leaves
+from gossipjax.algorithms.fragments import Fragment, LayerFragments, split_leaves
 from gossipjax.algorithms.state import DEFAULT_WIRE, ExchangePlan, subtract
 from gossipjax.collectives import MeanOver, StepLike, exact_average, mean_of_encoded, mix
 from gossipjax.serialization import written_by_flax
@@ -137,8 +137,9 @@ class OuterState(NamedTuple):
       inner: the state of the chain inside.
       local: the `GossipState` of a chain that holds none, with its residuals: that of the gossip
         in the place of an average, if there is one; else None.
-      anchor: the model after the last outer step, like the parameters, float32 at least; the same
-        on all nodes where `average="exact"`.
+      anchor: the model after the last outer step, float32 at least, by fragment: a tuple of p trees
+        like the parameters, each with what is in its fragment. Without fragments `anchor[0]` is all
+        of it. The same on all nodes where `average="exact"`.
       outer: the state of the outer optimizer, by fragment.
       sent: this node's outer gradients, like `anchor`, each kept until its average is used; None
         without delay.
@@ -216,6 +217,5 @@ def average_sent(state: OuterState, step: int) -> Any:
     """
     fragment = state.plan.used_at(step)
     assert fragment is not None
-    leaves = state.plan.split(state.anchor)[fragment]
-    sent, anchor = pick(state.sent, leaves), pick(state.anchor, leaves)
+    sent, anchor = state.sent[fragment], state.anchor[fragment]
     return average_fragment(state.plan, sent, anchor, step, state.sent_counts[fragment])[0]

@@ -70,7 +70,7 @@ def require_fragments(fragments: Any, every: int) -> int | LayerFragments:
     return fragments if isinstance(fragments, LayerFragments) else number
 
 
-def require_parts(parts: list[Any], plan: OuterPlan) -> None:
+def require_parts(parts: tuple[Any, ...], plan: OuterPlan) -> None:
     """Raises `ValueError` where the devices of a node would not have as much of each piece."""
     specs = specs_here()
     if specs is None:

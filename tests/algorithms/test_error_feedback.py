@@ -68,10 +68,10 @@ def test_equals_the_oracle_step_by_step(codec, mean_over, mode, style):
     )
     for k, (x, anchor, error) in enumerate(expected):
         np.testing.assert_allclose(models[:, k], x, rtol=1e-5, atol=1e-5, err_msg=f"step {k}")
-        np.testing.assert_allclose(states.anchor[:, k], np.tile(anchor, (N, 1)), atol=1e-5)
-        np.testing.assert_allclose(states.error[:, k], error, rtol=1e-5, atol=1e-5)
-    assert np.abs(states.error).max() > 1
-    anchors = np.asarray(states.anchor)
+        np.testing.assert_allclose(states.anchor[0][:, k], np.tile(anchor, (N, 1)), atol=1e-5)
+        np.testing.assert_allclose(states.error[0][:, k], error, rtol=1e-5, atol=1e-5)
+    assert np.abs(states.error[0]).max() > 1
+    anchors = np.asarray(states.anchor[0])
     np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1, 1)))
 
 
@@ -96,4 +96,4 @@ def test_by_fragments_it_is_that_of_each_part():
             anchor = anchor - RATE * sent.mean(axis=0)
             x = 0.25 * x + 0.75 * anchor
         np.testing.assert_allclose(result[1]["b"][:, k], x, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(states.error["b"][:, k], error, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(states.error[1]["b"][:, k], error, rtol=1e-5, atol=1e-5)

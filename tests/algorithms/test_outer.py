@@ -23,6 +23,7 @@ from promotion import promoting
 
 import gossipjax as gx
 from experiments.speed.compiled.hlo import parse_module
+from gossipjax.algorithms.fragments import merge
 from gossipjax.algorithms.steps import outer_state
 from gossipjax.checkpoint import Checkpoints, change_nodes
 
@@ -209,6 +210,18 @@ def test_equals_the_oracle_in_bfloat16(name, mode):
     compare_with_the_oracle(SETTINGS[name], mode, 3, jnp.bfloat16, "counted")
 
 
+def join_fragments(outer, models):
+    """The anchor like the models, `[N, S, ...]`."""
+
+    def join(parts, model):
+        for part, fragment in zip(parts, outer.plan.split(model), strict=True):
+            model = merge(model, part, fragment)
+        return model
+
+    like = jax.tree.map(lambda x: np.asarray(x, np.float32), models)
+    return jax.vmap(jax.vmap(join))(outer.anchor, like)
+
+
 def compare_with_the_oracle(setting, mode, n, dtype, style):
     tx, starts, updates, expected = make_case(setting, n, dtype)
     params = unflatten(starts, dtype)
@@ -221,6 +234,7 @@ def compare_with_the_oracle(setting, mode, n, dtype, style):
     outer = outer_state(states)
     assert gossip is not None
     assert outer is not None
+    anchors = flatten(join_fragments(outer, models), 2)
     for k, (z, _, w, anchor) in enumerate(expected):
         where = f"{style}, step {k}"
         change = np.abs(z - (expected[k - 1][0] if k else starts))
@@ -232,15 +246,12 @@ def compare_with_the_oracle(setting, mode, n, dtype, style):
         if gossip.residual is not None:  # to full precision, whatever z was rounded to
             model = held + flatten(gossip.residual, 2)[:, k]
             np.testing.assert_allclose(model, z, rtol=1e-4, atol=3e-5, err_msg=where)
-        np.testing.assert_allclose(
-            flatten(outer.anchor, 2)[:, k], anchor, rtol=1e-4, atol=3e-5, err_msg=where
-        )
+        np.testing.assert_allclose(anchors[:, k], anchor, rtol=1e-4, atol=3e-5, err_msg=where)
         np.testing.assert_allclose(total_weight[:, k], n, rtol=1e-6, err_msg=where)
         if setting.inner != "osgp":  # nothing is in flight
             total = (w[:, None] * z).sum(axis=0)
             np.testing.assert_allclose(flatten(mass, 2)[0, k], total, rtol=1e-4, atol=n * 3e-5)
     if setting.average == "exact":
-        anchors = flatten(outer.anchor, 2)
         np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (n, 1, 1)))
 
 
@@ -344,7 +355,7 @@ def test_a_narrow_wire_rounds_outer_gradients_alike_on_all_nodes():
 
     def one_step(z):
         _, state = tx.update(z, tx.init(jnp.ones(64)), jnp.ones(64), step=0)
-        return outer_state(state).anchor  # pyright: ignore[reportOptionalMemberAccess]
+        return outer_state(state).anchor[0]  # pyright: ignore[reportOptionalMemberAccess]
 
     anchors = np.asarray(run("shard_map", one_step, N)(jnp.asarray(starts, jnp.float32)))
     np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1)))
