@@ -344,10 +344,17 @@ class _FragmentStep:
     step: StepLike
     average: Any  # of what was sent, if it was computed before
     count: jax.Array  # of the updates before this one
+    was_sent: jax.Array | None = None  # whether there is an average to use; None where there is
 
     def _put(self, by_fragment: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
         f = self.fragment
-        return (*by_fragment[:f], new, *by_fragment[f + 1 :])
+        return (*by_fragment[:f], self._choose(new, by_fragment[f]), *by_fragment[f + 1 :])
+
+    def _choose(self, new: Any, old: Any) -> Any:
+        """`new` if there is an average to use; for pieces, as XLA would copy whole leaves."""
+        if self.was_sent is None:
+            return new
+        return jax.tree.map(partial(jnp.where, self.was_sent), new, old)
 
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         plan = self.steps.plan
@@ -393,7 +400,8 @@ class _FragmentStep:
             change, state = self._mix(self.steps.gossip, change, anchor, state)
         anchor = add(anchor, change)
         if self.steps.reset_inner:
-            state = state._replace(inner=zero_moments(self.steps.inner, state.inner))
+            inner = zero_moments(self.steps.inner, state.inner)
+            state = state._replace(inner=self._choose(inner, state.inner))
         state = state._replace(anchor=self._put(state.anchor, anchor), outer=outer)
         return self._set_model(anchor, updates, state)
 
@@ -408,15 +416,19 @@ class _FragmentStep:
             local = pick(models(predict(self.params, updates), gossip), leaves)
             model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
         params = pick(self.params, leaves)
-        part = as_update(params, model)
+        part = self._choose(as_update(params, model), pick(updates, leaves))
+        # If XLA fused it with the rest of its leaves, it could not write them in place.
+        part = jax.lax.optimization_barrier(part)
         fields = {}
         if gossip.residual is not None:
             rest = residuals(model, predict(params, part))
+            rest = self._choose(rest, pick(gossip.residual, leaves))
             fields["residual"] = merge(gossip.residual, rest, leaves)
         if plan.replaces_all:
             # All mass is now that of the anchor, or the next de-biasing would bring the old back.
-            fields["weight"] = jax.tree.map(jnp.ones_like, gossip.weight)
-            fields["in_flight"] = jax.tree.map(jnp.zeros_like, gossip.in_flight)
+            old = gossip.weight, gossip.in_flight
+            new = jax.tree.map(jnp.ones_like, old[0]), jax.tree.map(jnp.zeros_like, old[1])
+            fields["weight"], fields["in_flight"] = self._choose(new, old)
         state = replace_gossip_state(state, **fields)
         return vary((merge(updates, part, leaves), state), plan.wire.axis_name)
 
@@ -429,7 +441,8 @@ class _FragmentStep:
         change, mixed = gossip.update(
             change, plain, anchor, step=self.steps.plan.round_number(self.step)
         )
-        return change, state._replace(local=mixed._replace(residual=state.local.residual))
+        mixed = mixed._replace(residual=state.local.residual)
+        return change, state._replace(local=self._choose(mixed, state.local))
 
     # Streaming: what is sent at one step is used `delay` steps later.
 
@@ -447,9 +460,10 @@ class _FragmentStep:
         if average is None:
             sent, anchor = state.sent[self.fragment], state.anchor[self.fragment]
             average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
-        new_updates, new = self._apply(average, updates, state)
-        new = new._replace(sent_counts=new.sent_counts.at[self.fragment].set(-1))
-        return jax.tree.map(partial(jnp.where, was_sent), (new_updates, new), (updates, state))
+        self = dataclasses.replace(self, was_sent=was_sent)
+        updates, state = self._apply(average, updates, state)
+        sent_counts = state.sent_counts.at[self.fragment].set(jnp.where(was_sent, -1, sent_count))
+        return updates, state._replace(sent_counts=sent_counts)
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
