@@ -6,6 +6,7 @@ DiLoCo need: `python gpu_programs.py FOLDER`.
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,21 @@ def lower_cnn():
     return lower(step, params, jax.eval_shape(tx.init, params), images, labels)
 
 
-def measure_memory(tx, step, **options):
-    """The device's bytes that a train step of an MLP needs."""
+def measure_memory(tx, step, is_scanned=False, **options):
+    """The device's bytes that a train step of an MLP needs, whose layers are stacked or not."""
     mlp = MlpSpec(layers=6, width=512, batch=32)
+    layers = jax.ShapeDtypeStruct((6, 512, 512), jnp.float32)
+
+    def compute_scanned(params, examples):
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), examples["x"], params["layers"])
+        return jnp.mean((x - examples["y"]) ** 2)
 
     def gradients(params, examples):
-        return jax.grad(compute_loss)(params, examples), ()
+        return jax.grad(compute_scanned if is_scanned else compute_loss)(params, examples), ()
 
+    params = {"layers": layers} if is_scanned else mlp.params
     train_step = gx.TrainStep(gradients, tx, nodes=gx.Nodes(N), **options)
-    trees = stack(mlp.params, jax.eval_shape(tx.init, mlp.params), mlp.examples)
+    trees = stack(params, jax.eval_shape(tx.init, params), mlp.examples)
     memory = train_step.lower(step, *trees).compile().memory_analysis()
     used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return used + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -105,12 +112,20 @@ def measure_memory(tx, step, **options):
 def measure_diloco():
     """The memory of a step between outer steps, of one with a fragment of 6, and of AdamW alone."""
     adamw = optax.adamw(1e-3)
-    tx = gx.outer(adamw, optax.sgd(0.7, momentum=0.9, nesterov=True), 60, fragments=6)
+    make = partial(gx.outer, adamw, optax.sgd(0.7, momentum=0.9, nesterov=True), 60)
+    tx = make(fragments=6)
+    layers = gx.layer_fragments(6, {"layers": 0})
     return {
         "adamw": measure_memory(adamw, 0),
         "between": measure_memory(tx, 0, offload_outer=True),
         "outer step": measure_memory(tx, 9, offload_outer=True),
         "between, on the device": measure_memory(tx, 0),
+        "scanned": {
+            "adamw": measure_memory(adamw, 0, is_scanned=True),
+            "outer step": measure_memory(make(fragments=layers), 9, True, offload_outer=True),
+            "sent": measure_memory(make(fragments=layers, delay=5), 9, True, offload_outer=True),
+            "used": measure_memory(make(fragments=layers, delay=5), 14, True, offload_outer=True),
+        },
     }
 
 
