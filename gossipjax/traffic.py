@@ -129,7 +129,8 @@ def _describe_round(plan: StepPlan, step: int) -> tuple[Any, np.ndarray]:
 
     Steps of one kind exchange messages of the same size. The kind is None where that is not known.
     """
-    exchange, outer = plan.exchange, plan.outer
+    exchange = plan.exchange
+    outer = plan.outer
     schedule = exchange.schedule if outer is None else outer.schedule
     if schedule is None or (outer is not None and exchange.schedule is not None):
         return None, np.zeros((2, 1))

@@ -393,7 +393,7 @@ def is_frozen_lambda(node: Any) -> bool:
 )
 def test_statements_that_are_written_otherwise(is_fault, allowed):
     found = [
-        f"{name_of(path)}:{node.lineno}"
+        f"{name_of(path)}: {ast.unparse(node)[:99]}"
         for path in SOURCES
         for node in ast.walk(parse(path))
         if is_fault(node)

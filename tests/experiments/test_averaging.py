@@ -69,8 +69,9 @@ def test_errors_are_of_the_debiased_values():
         (4, averaging.VALUES_PER_NODE)
     )
     mean = start.mean(axis=0)
-    models = [z for z, *_ in oracle.sgp(star.matrices(), start, np.zeros((3, *start.shape)))]
-    expected = [np.linalg.norm(z - mean) / np.linalg.norm(start - mean) for z in models]
+    rounds = oracle.sgp(star.matrices(), start, np.zeros((3, *start.shape)))
+    models = np.stack([z for z, *_ in rounds])
+    expected = np.linalg.norm(models - mean, axis=(1, 2)) / np.linalg.norm(start - mean)
     errors = averaging.averaging_error(star, 3, seed=5)
     np.testing.assert_allclose(errors[1:], expected, rtol=1e-10)
 
