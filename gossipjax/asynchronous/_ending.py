@@ -5,7 +5,7 @@ docs/internals/asynchronous_protocol.md describes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from gossipjax.asynchronous._membership import MAX_PLACES, Membership, Peer
@@ -36,15 +36,8 @@ class Holder(Protocol):
 class Ending(Membership):
     """A life that ends, alone or with all others."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        holder: Holder,
-        new_life: Callable[[], Identity],
-        journal: Callable[[str, str, int, Mass | None], None],
-        now: float,
-    ):
-        super().__init__(settings, new_life, journal, now)
+    def __init__(self, settings: Settings, holder: Holder, *more: Any):
+        super().__init__(settings, *more)
         # What each life held at the end, once it is known, and which version of that it is.
         self.finals: dict[Identity, tuple[int, Mass]] = {}
         self.is_ended = False  # `finals` are those that count, the same on all nodes

@@ -80,15 +80,13 @@ def set_gpu_settings(
     """Sets `gpu_settings` in this process's environment, except those that are set there already.
 
     Call it before JAX's first use, before or after `initialize`. A flag is added to those of
-    `XLA_FLAGS`. Nothing in this library calls it.
+    `XLA_FLAGS`.
 
     Returns:
       What was set, by name.
 
     Raises:
       RuntimeError: if JAX has started its backends, which have read their settings.
-
-    At the top of a program:
 
     >>> set_gpu_settings()  # doctest: +SKIP
     {'NCCL_NCHANNELS_PER_NET_PEER': '4'}

@@ -200,9 +200,8 @@ def exit_process(status: int | str) -> NoReturn:
     """Exit with `status`, as `sys.exit` does for a single process; at once unless it is 0.
 
     Use it where one process of several fails: after `sys.exit`, JAX waits up to five minutes for
-    the others to exit, and then aborts. For status 0 it waits, too: processes that still run would
-    be aborted when process 0, which they report to, has ended. Functions registered with `atexit`
-    are not called in a job of several processes.
+    the others to exit, and then aborts. For status 0 it waits, too, as process 0 must not end
+    first. In a job of several processes, functions registered with `atexit` are not called.
 
     Args:
       status: exit status from 0 to 255, or a message for stderr, which means status 1.

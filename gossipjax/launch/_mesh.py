@@ -21,10 +21,9 @@ def mesh(
 ) -> Mesh:
     """Arrange the devices of all processes as N nodes of L devices, with Auto axes, for `gx.spmd`.
 
-    Devices are sorted by the slices of a TPU job, then by the processes. A process contains
-    N / processes whole nodes, or a node consists of whole consecutive processes. A slice
-    contains whole nodes, or a node consists of whole slices, so messages inside a node stay in a
-    slice if the node fits into one. A single process may leave devices idle, several may not.
+    Devices are sorted by the slices of a TPU job, then by the processes. A process, and a slice,
+    contains whole nodes, or a node consists of whole ones. A single process may leave devices idle,
+    several may not.
 
     Args:
       nodes: number of nodes, N. Default: as many as there are devices for.
