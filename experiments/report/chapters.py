@@ -28,14 +28,17 @@ class Chapter:
     """A section and its results."""
 
     section: Section  # what it is
-    text: str = ""  # what is done at the scale of the report
+    scale: Scale  # of the report
     runs: tuple[Run, ...] = ()  # that it asked for
     results: Results = dataclasses.field(default_factory=dict)  # how each of them ended, by name
     findings: Findings | None = None  # what it says; None if it could not say it
     drawings: tuple[Drawing, ...] = ()  # its figures
-    needs: tuple[str, ...] = ()  # options without which it was left out
     error: str = ""  # the last line of the traceback of a bug in it; "" without one
-    is_too_small: bool = False  # whether its runs are too small to judge by
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The options without which it was left out."""
+        return find_needs(self.section, self.scale)
 
     @property
     def verdict(self) -> str:
@@ -56,7 +59,7 @@ class Chapter:
             return f"Left out: it needs {' and '.join(self.needs)}."
         if self.findings is None:
             return "Its runs could not be read, which is a bug of this section."
-        if self.is_too_small:
+        if not self.section.judges(self.scale):
             return (
                 "Not judged: runs as small as these cannot tell a broken method from a right one. "
                 "The full scale can."
@@ -99,17 +102,8 @@ def make_chapter(
     An error of the section is a bug, which is shown: the other sections are made all the same.
     """
     ended = {run.name: results.get(run.name, MISSING) for run in runs}
-    needs = find_needs(section, scale)
-    text = section.write_text(scale)
-    chapter = Chapter(
-        section=section,
-        text=text,
-        runs=tuple(runs),
-        results=ended,
-        needs=needs,
-        is_too_small=not section.judges(scale),
-    )
-    if needs:
+    chapter = Chapter(section=section, scale=scale, runs=tuple(runs), results=ended)
+    if chapter.needs:
         return chapter
     try:
         findings = section.judge_runs(scale, ended)
@@ -168,28 +162,15 @@ def write_summary(
     records = []
     for run in {run.name: run for chapter in chapters for run in chapter.runs}.values():
         result = results.get(run.name, MISSING)
-        records.append(
-            {
-                "run": run.name,
-                "command": run.command,
-                "is_alone": run.is_alone,
-                "status": result.status,
-                "error": result.error,
-                "seconds": result.seconds,
-                "folder": f"{RUNS}/{run.name}",
-            }
-        )
+        names = ("status", "error", "seconds")
+        ended = {name: getattr(result, name) for name in names}
+        records.append({"run": run.name, "command": run.command} | ended)
     sections = []
     for chapter in chapters:
         findings = chapter.findings or Findings([])
+        names = ("statement", "paper", "ours", "is_modelled")
         claims = [
-            {
-                "statement": claim.statement,
-                "paper": claim.paper,
-                "ours": claim.ours,
-                "holds": judge(claim),
-                "is_modelled": claim.is_modelled,
-            }
+            {name: getattr(claim, name) for name in names} | {"holds": judge(claim)}
             for claim in findings.claims
         ]
         sections.append(

@@ -73,7 +73,7 @@ def count_verdicts(chapters: Sequence[Chapter]) -> str:
 
 def format_chapter(chapter: Chapter) -> Iterator[str]:
     """Yields the blocks of a section."""
-    yield from format_claims(chapter, escape(chapter.text))
+    yield from format_claims(chapter, escape(chapter.section.write_text(chapter.scale)))
     for table in chapter.findings.tables if chapter.findings else ():
         yield f"**{escape(table.title)}**"
         yield format_table(table.columns, table.rows)

@@ -19,12 +19,13 @@ seconds are `0.298 + 2 log2(n) 0.100` within 1.2 %, and no ring has such a growt
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
+from experiments.presets import sgp19
 from experiments.report.section import (
     Claim,
     Findings,
@@ -70,54 +71,31 @@ SGP18_SECONDS = {
     "SGP": (0.377, 0.377, 0.411, 0.426),
 }
 
-SGP19_TABLE1 = {
-    "AllReduce": (22.0, 14.0, 8.5, 5.1),
-    "D-PSGD": (19.7, 9.7, 5.0, 2.6),
-    "SGP": (11.8, 5.9, 3.2, 1.7),
-}
-Parts = tuple[tuple[str, int], ...]
-"""What ran, one after another, and for how many epochs."""
 TWO_PEERS = "SGP, two peers"
-SGP19_HOURS: dict[int, list[tuple[Parts, int, float]]] = {
-    1: [
-        (((name, 90),), nodes, hours)
-        for name, row in SGP19_TABLE1.items()
-        for nodes, hours in zip(SGP18_NODES, row, strict=True)
-    ],
-    2: [
-        ((("AllReduce", 90),), 4, 8.8),
-        ((("SGP", 90),), 4, 8.2),
-        ((("AllReduce", 90),), 16, 2.5),
-        ((("SGP", 90),), 16, 2.2),
-    ],
-    3: [
-        ((("AllReduce", 90),), 16, 8.5),
-        ((("AllReduce", 90),), 32, 5.2),
-        (((TWO_PEERS, 90),), 16, 5.1),
-        (((TWO_PEERS, 90),), 32, 2.5),
-        ((("SGP", 90),), 16, 3.2),
-        ((("SGP", 90),), 32, 1.7),
-        ((("AllReduce", 30), ("SGP", 60)), 16, 4.8),
-        ((("AllReduce", 30), ("SGP", 60)), 32, 2.8),
-        (((TWO_PEERS, 30), ("SGP", 60)), 16, 3.5),
-        (((TWO_PEERS, 30), ("SGP", 60)), 32, 1.8),
-    ],
-    4: [
-        ((("AllReduce", 90),), 16, 8.5),
-        ((("D-PSGD", 90),), 16, 4.9),
-        ((("AD-PSGD", 90),), 16, 2.9),
-        ((("SGP", 90),), 16, 3.2),
-        ((("biased 1-OSGP", 90),), 16, 1.8),
-        ((("1-OSGP", 90),), 16, 1.8),
-    ],
-    5: [
-        ((("AllReduce", 90),), 32, 5.1),
-        ((("AD-PSGD", 270),), 32, 4.7),
-        ((("SGP", 270),), 32, 4.6),
-        ((("1-OSGP", 270),), 32, 2.7),
-    ],
+PARTS = {
+    "ar": {"AllReduce": 90},
+    "dpsgd": {"D-PSGD": 90},
+    "adpsgd": {"AD-PSGD": 90},
+    "sgp": {"SGP": 90},
+    "1p": {"SGP": 90},
+    "2p": {TWO_PEERS: 90},
+    "ar-1p": {"AllReduce": 30, "SGP": 60},
+    "2p-1p": {TWO_PEERS: 30, "SGP": 60},
+    "biased-1-osgp": {"biased 1-OSGP": 90},
+    "1-osgp": {"1-OSGP": 90},
 }
-"""Table of SGP-19 -> what ran, nodes, hours."""
+"""Row of the presets' tables -> what ran, one after another, and for how many epochs."""
+SGP19_TABLES: dict[int, Mapping[str, Mapping[int, Sequence[str]]]] = {
+    1: sgp19.TABLE_1,
+    2: {  # InfiniBand
+        "ar": {4: ("8.8",), 16: ("2.5",)},
+        "sgp": {4: ("8.2",), 16: ("2.2",)},
+    },
+    3: sgp19.TABLE_3,
+    4: {row: {16: figures} for row, figures in sgp19.TABLE_4.items()},
+    5: {row: {32: figures} for row, figures in sgp19.TABLE_5.items()},
+}
+"""Table of SGP-19 -> row -> nodes -> figures, of which the last are hours."""
 
 SGP18_HOURS: list[tuple[str, str, str, float]] = [
     ("section 5.2, InfiniBand", "SGP", "infiniband", 1.16),
@@ -301,15 +279,17 @@ def compare_sgp19(table: int) -> list[Row]:
     """
     network = networks.SGP_INFINIBAND if table == 2 else networks.SGP_ETHERNET
     rows = []
-    for parts, nodes, published in SGP19_HOURS[table]:
-        seconds = sum(
-            epochs * STEPS_PER_EPOCH / nodes * predict_seconds(name, nodes, network)
-            for name, epochs in parts
-        )
-        names = ", then ".join(name for name, _ in parts)
-        is_fitted = table != 2 and all(name in SGP18_SECONDS for name, _ in parts)
-        table_name = f"SGP-19 Table {table}"
-        rows.append(Row(table_name, names, nodes, seconds / 3600, published, "h", is_fitted))
+    for row, columns in SGP19_TABLES[table].items():
+        parts = PARTS[row]
+        is_fitted = table != 2 and SGP18_SECONDS.keys() >= parts.keys()
+        for nodes, figures in columns.items():
+            factor = 3 if table == 5 and row != "ar" else 1  # times the epochs
+            seconds = sum(
+                factor * epochs * STEPS_PER_EPOCH / nodes * predict_seconds(name, nodes, network)
+                for name, epochs in parts.items()
+            )
+            fields = (f"SGP-19 Table {table}", ", then ".join(parts), nodes, seconds / 3600)
+            rows.append(Row(*fields, float(figures[-1]), "h", is_fitted))
     return rows
 
 

@@ -108,7 +108,7 @@ def test_the_kept_runs_say_what_the_results_say(tmp_path, monkeypatch):
         kept -= results.keys()
         findings = SECTIONS[name].find(scale, results)
         check(findings)
-        chapter = Chapter(section=SECTIONS[name], findings=findings)
+        chapter = Chapter(section=SECTIONS[name], scale=scale, findings=findings)
         assert chapter.verdict == published[chapter.section.title], name
     assert not kept
 

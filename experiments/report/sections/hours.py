@@ -130,17 +130,6 @@ def find_lead(row: Mapping[str, np.ndarray]) -> tuple[np.ndarray, list[str]]:
     return row[ALL_REDUCE] / table.min(0), [rivals[index] for index in table.argmin(0)]
 
 
-def find_crossing(lead: np.ndarray, error: float) -> Estimate:
-    """Returns the bandwidth in Gbit/s above which AllReduce is first, with its limits.
-
-    Args:
-      lead: AllReduce's hours over the best gossip's, at each of `BANDWIDTHS`.
-      error: of the logarithm of the lead; the limits are where it is as large.
-    """
-    value, low, high = (find_last(lead, level) for level in (0.0, error, -error))
-    return Estimate(value, low, high)
-
-
 def find_last(lead: np.ndarray, level: float) -> float:
     """Returns the largest bandwidth in Gbit/s where the logarithm of the lead is above a level.
 
@@ -156,12 +145,6 @@ def find_last(lead: np.ndarray, level: float) -> float:
     return math.exp(ends[0] + part * (ends[1] - ends[0])) / 1e9
 
 
-def find_error(row: Mapping[str, Sample], name: str) -> float:
-    """Returns the error of the logarithm of a lead: that of the steps, and that of the model."""
-    steps = compare_steps(row, name)
-    return math.hypot((steps.high - steps.low) / 2, MODEL_ERROR)
-
-
 def find(scale: Scale, results: Results) -> Findings:
     """Compares the hours of gossip with those of the best all-reduce."""
     del scale
@@ -171,7 +154,11 @@ def find(scale: Scale, results: Results) -> Findings:
     crossings = {}
     for n, (lead, names) in leads.items():
         at = max(int(np.argmax(lead <= 1)) - 1, 0) if (lead <= 1).any() else -1
-        crossings[n] = find_crossing(lead, find_error(steps[n], names[at]))
+        of_steps = compare_steps(steps[n], names[at])
+        # The error of the logarithm of a lead is that of the steps, and that of the model; the
+        # limits of a crossing are where the lead is as large.
+        error = math.hypot((of_steps.high - of_steps.low) / 2, MODEL_ERROR)
+        crossings[n] = Estimate(*(find_last(lead, level) for level in (0.0, error, -error)))
     claims = [
         Claim(
             "SGP needs at most twice the steps of AllReduce, at each number of nodes (the figures "

@@ -1,5 +1,6 @@
 """SlowMo, Table 1, and RelaySGD, Table 2: a perceptron on images over 16 nodes."""
 
+import functools
 from typing import NamedTuple
 
 from experiments.presets import relaysgd, slowmo
@@ -89,9 +90,7 @@ PUBLISHED = {ALL_REDUCE: 76.0, SGP: 75.15, OSGP: 74.96, LOCAL: 69.94}
 PUBLISHED |= {WITH.format(SGP): 75.73, WITH.format(OSGP): 75.54, WITH.format(LOCAL): 73.24}
 
 
-def find_slowmo_sizes(scale: Scale) -> Images:
-    """Returns what is trained."""
-    return find_images(scale, epochs=4, seeds=3)
+find_slowmo_sizes = functools.partial(find_images, epochs=4, seeds=3)
 
 
 def list_slowmo_runs(scale: Scale) -> list[Run]:
@@ -190,9 +189,7 @@ TITLES = {row: title for row, (_, title) in relaysgd.METHODS.items()}
 WITHOUT = "without momentum."
 
 
-def find_relay_sizes(scale: Scale) -> Images:
-    """Returns what is trained."""
-    return find_images(scale, epochs=3, seeds=3)
+find_relay_sizes = functools.partial(find_images, epochs=3, seeds=3)
 
 
 def tune_relaysgd(scale: Scale) -> dict[tuple[str, float, str], Tuned]:
