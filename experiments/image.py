@@ -23,13 +23,7 @@ import gossipjax as gx
 from experiments import data, models
 from experiments.data.sharding import Shuffle
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
-from experiments.options import (
-    DTYPES,
-    OptionalPath,
-    PositiveFloat,
-    Precision,
-    Remat,
-)
+from experiments.options import DTYPES, OptionalPath, PositiveFloat, Precision, Remat
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables

@@ -26,13 +26,7 @@ import tyro
 
 import gossipjax as gx
 from experiments.data import divide_examples, draw_batches
-from experiments.data.texts import (
-    FILES,
-    PYTHON_DOCS,
-    Split,
-    find_files,
-    read_texts,
-)
+from experiments.data.texts import FILES, PYTHON_DOCS, Split, find_files, read_texts
 from experiments.data.tokenizer import (
     END_ID,
     TOKENIZER_FILE,

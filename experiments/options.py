@@ -36,14 +36,9 @@ def parse_arguments(
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A condition on a number, as an annotation of its type.
+    """A condition on a number, as an annotation of its type."""
 
-    Attributes:
-      description: what a value must be, as in "--nodes must be an integer >= 1".
-      is_met: whether a value is so.
-    """
-
-    description: str
+    description: str  # what a value must be, as in "--nodes must be an integer >= 1"
     is_met: Callable[[float], bool]
 
 

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -30,7 +30,11 @@ from experiments.program import FatalError
 from experiments.results import Record, create_run_dir, read_object, replace_text
 
 Status = Literal["finished", "diverged", "failed", "missing"]
+Devices = Sequence[dict[str, str]]
+"""The environment variables of each of the runs that can be side by side."""
+
 STATE = "run.json"
+KEPT_FIELDS = ("status", "error", "seconds", "code", "machine")  # of a result, in that file
 LOG = "output.log"
 DIVERGED = "must be finite, got"  # what the programs say of a loss that is not
 MAX_LOG_LINES = 8  # of a run that failed, in messages
@@ -162,16 +166,8 @@ def read_result(state: Record, folder: Path) -> Result | None:
     summary = read_summary(folder) if state["status"] == "finished" else {}
     if not summary and state["status"] != "diverged":
         return None
-    names = ("status", "error", "seconds", "code", "machine")
-    ended = {name: state[name] for name in names if name in state}
+    ended = {name: state[name] for name in KEPT_FIELDS if name in state}
     return Result(folder=folder, summary=summary, **ended)
-
-
-def write_state(run: Run, result: Result, folder: Path) -> None:
-    """Writes how a run ended."""
-    names = ("status", "error", "seconds", "code", "machine")
-    state = {"command": run.call} | {name: getattr(result, name) for name in names}
-    replace_text(folder / STATE, json.dumps(state, indent=2))
 
 
 def read_summary(folder: Path) -> Record:
@@ -213,18 +209,6 @@ def find_machine() -> str:
     return f"{processor}, {os.cpu_count()} cores, {platform.system()}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Devices:
-    """What runs side by side can have."""
-
-    environments: tuple[dict[str, str], ...]  # environment variables of each
-
-    @property
-    def jobs(self) -> int:
-        """How many runs at a time."""
-        return len(self.environments)
-
-
 def find_devices(jobs: int | None) -> Devices:
     """Returns what each of some runs has: a GPU; without GPUs, all share the cores.
 
@@ -236,17 +220,17 @@ def find_devices(jobs: int | None) -> Devices:
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
     platform, count = (probe.stdout.split() or ["cpu", "1"])[-2:]
     if platform == "cpu":
-        return Devices(({},) * (jobs or min(MAX_CPU_JOBS, os.cpu_count() or 1)))
+        return [{}] * (jobs or min(MAX_CPU_JOBS, os.cpu_count() or 1))
     devices = int(count) if platform in ("gpu", "cuda", "rocm") else 1
     if jobs is not None and jobs > devices:
         raise ValueError(
             f"--jobs must be at most {devices}, one for each device of {platform}, got {jobs}."
         )
     if devices == 1 or jobs == 1:
-        return Devices(({},))
+        return [{}]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     names = visible if len(visible) == devices else [f"{index}" for index in range(devices)]
-    return Devices(tuple({"CUDA_VISIBLE_DEVICES": name} for name in names[:jobs]))
+    return [{"CUDA_VISIBLE_DEVICES": name} for name in names[:jobs]]
 
 
 class Processes:
@@ -326,18 +310,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-class RunObserver(Protocol):
-    """Who is told of runs."""
-
-    def begin(self, run: Run) -> None:
-        """A run begins; called from the thread that waits for it."""
-        ...
-
-    def end(self, run: Run, result: Result) -> None:
-        """A run has ended, now or before; an error ends all runs."""
-        ...
-
-
 class ProgressBar:
     """A bar with what runs, what has ended, and how long the rest may take.
 
@@ -355,12 +327,12 @@ class ProgressBar:
         self._task = bar.add_task("runs", total=len(runs), status="")
 
     def begin(self, run: Run) -> None:
-        """Shows a run that begins."""
+        """Shows a run that begins; called from the thread that waits for it."""
         self._began[run.name] = time.monotonic()
         self._show()
 
     def end(self, run: Run, result: Result) -> None:
-        """Counts a run that has ended, now or before."""
+        """Counts a run that has ended, now or before; an error ends all runs."""
         self.results[run.name] = result
         if self._began.pop(run.name, None) is not None:
             self._seconds.append(result.seconds)
@@ -413,7 +385,7 @@ def run_all(
     runs: Sequence[Run],
     folder: Path,
     devices: Devices,
-    reporter: RunObserver,
+    reporter: ProgressBar,
     replaces: bool = False,
     max_seconds: float = MAX_SECONDS,
 ) -> dict[str, Result]:
@@ -433,10 +405,9 @@ def run_all(
             results[run.name] = result
             reporter.end(run, result)
     rest = [run for run in runs if run.name not in results]
-    alone = Devices(devices.environments[:1])
     for part, share in (
         ([run for run in rest if not run.is_alone], devices),
-        ([run for run in rest if run.is_alone], alone),
+        ([run for run in rest if run.is_alone], devices[:1]),
     ):
         batch = Batch(folder, share, reporter, max_seconds)
         results |= batch.run(part)
@@ -462,14 +433,14 @@ def find_result(run: Run, folder: Path, replaces: bool = True) -> Result | None:
 class Batch:
     """Runs of which all may be side by side."""
 
-    def __init__(self, folder: Path, devices: Devices, reporter: RunObserver, max_seconds: float):
+    def __init__(self, folder: Path, devices: Devices, reporter: ProgressBar, max_seconds: float):
         self._folder = folder
         self._reporter = reporter
         self._max_seconds = max_seconds
         self._environments = queue.SimpleQueue[dict[str, str]]()
-        for environment in devices.environments:
+        for environment in devices:
             self._environments.put(environment)
-        self._jobs = devices.jobs
+        self._jobs = len(devices)
         self._processes = Processes()
         self._results: dict[str, Result] = {}
 
@@ -516,7 +487,8 @@ class Batch:
                 code=find_commit(),
                 machine=find_machine(),
             )
-            write_state(run, result, folder)
+            state = {"command": run.call} | {name: getattr(result, name) for name in KEPT_FIELDS}
+            replace_text(folder / STATE, json.dumps(state, indent=2))
             return result
         finally:
             self._environments.put(environment)

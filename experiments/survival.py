@@ -38,13 +38,7 @@ from rich.console import Console
 import gossipjax as gx
 from experiments import data, results
 from experiments.markdown import format_table
-from experiments.options import (
-    OutputOptions,
-    PositiveInt,
-    Seed,
-    parse_arguments,
-    require_different,
-)
+from experiments.options import OutputOptions, PositiveInt, Seed, parse_arguments, require_different
 from experiments.program import exit_on_error
 from experiments.results import Record
 

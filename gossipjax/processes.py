@@ -28,6 +28,7 @@ __all__ = [
     "any_process",
     "barrier",
     "broadcast_text",
+    "gather_texts",
     "is_main_process",
     "local_nodes",
     "processes_agree",

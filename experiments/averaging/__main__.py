@@ -107,10 +107,8 @@ class Curve(NamedTuple):
 
     topology: Topology
     nodes: int
-    schedule: gx.Schedule
-    """The schedule of seed 0, and of every seed unless the topology is random."""
-    errors: np.ndarray
-    """`[seeds, rounds + 1]`: of every seed after 0, 1, ... rounds."""
+    schedule: gx.Schedule  # of seed 0, and of every seed unless the topology is random
+    errors: np.ndarray  # `[seeds, rounds + 1]`: of every seed after 0, 1, ... rounds
 
     def lines(self) -> Iterable[Record]:
         """Yields the lines of `metrics.jsonl`."""
@@ -146,10 +144,7 @@ class Curve(NamedTuple):
 
 
 def averaging_error(schedule: gx.Schedule, rounds: int, seed: int) -> np.ndarray:
-    """Returns the averaging error of a seed's starting values after 0, 1, ... rounds.
-
-    Returns:
-      float64 `[rounds + 1]`, relative to the start.
+    """Returns the averaging error of a seed's values after 0, 1, ... rounds, `[rounds + 1]`.
 
     >>> averaging_error(gx.topology.complete(4), 1, seed=0).round(12).tolist()
     [1.0, 0.0]
@@ -263,11 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, and reports."""
     out = None
     with exit_on_error(lambda: out):
-        options = parse_arguments(
-            AveragingOptions,
-            "experiments.averaging",
-            arguments,
-        )
+        options = parse_arguments(AveragingOptions, "experiments.averaging", arguments)
         for topology, nodes in itertools.product(options.topology, options.nodes):
             make_schedule(topology, nodes, max(options.rounds, MIN_RANDOM_ROUNDS))  # or raises
         out = results.create_run_dir("averaging", options.out, options.overwrite)

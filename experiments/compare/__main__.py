@@ -114,7 +114,7 @@ def run_cells(
     ]
     if not runs:
         return
-    progress = Progress(grid, runs, bar, devices.jobs)
+    progress = Progress(grid, runs, bar, len(devices))
     try:
         run_all(runs, out / CELLS, devices, progress)
     finally:

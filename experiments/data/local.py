@@ -1,5 +1,6 @@
 """Data sets on this machine, in the folders of TensorFlow Datasets; no network is ever asked."""
 
+import dataclasses
 import io
 import os
 import re
@@ -95,30 +96,30 @@ def read_examples(source: Any, name: str, decode: Callable[[Any], Example]) -> I
         yield example
 
 
+@dataclasses.dataclass(frozen=True)
 class SplitReader:
     """Reads and decodes the images of a prepared split."""
 
-    def __init__(self, source: Any, name: str):
-        self._source = source
-        self._name = name
+    source: Any
+    name: str
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def decode(self, index: int, crop: Callable[[Image.Image], np.ndarray]) -> ImageExample:
         """Returns an image, cropped, with its label; raises `RecordError` if it is corrupt."""
         try:
-            record = self._source[index]
+            record = self.source[index]
             with Image.open(io.BytesIO(record["image"])) as image:
                 return crop(image), int(record["label"])
         except MemoryError:
             raise
         except Exception as error:  # of many types: Pillow, TFDS and protobuf do not wrap theirs
             raise RecordError(
-                f"image {index} of {self._name} must be one that can be decoded, got {error}: "
+                f"image {index} of {self.name} must be one that can be decoded, got {error}: "
                 "prepare the data set again."
             ) from error
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Returns int32 labels."""
-        return np.array([self._source[index]["label"] for index in indices.tolist()], np.int32)
+        return np.array([self.source[index]["label"] for index in indices.tolist()], np.int32)

@@ -1,6 +1,7 @@
 """Writes a data set in the form of TensorFlow Datasets, without network or TensorFlow."""
 
 import contextlib
+import dataclasses
 import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,23 +18,18 @@ KeyedExamples = Iterator[tuple[int | str, dict[str, Any]]]
 """Pairs of a key, which decides on the order in the files, and the features of an example."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Examples(Iterable[tuple[int | str, dict[str, Any]]]):
-    """The examples of a split; the progress bar of TensorFlow Datasets asks for their number.
+    """The examples of a split; the progress bar of TensorFlow Datasets asks for their number."""
 
-    Args:
-        read: yields the pairs.
-        size: their number; those that are corrupt are left out.
-    """
-
-    def __init__(self, read: Callable[[], KeyedExamples], size: int):
-        self._read = read
-        self._size = size
+    read: Callable[[], KeyedExamples]
+    size: int  # those that are corrupt are left out
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> KeyedExamples:
-        return self._read()
+        return self.read()
 
 
 class Original(NamedTuple):

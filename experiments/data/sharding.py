@@ -21,14 +21,10 @@ class GlobalShuffle:
     All nodes together read one random order of the examples after another, each of them once: node
     i of N has examples `i * B` to `(i + 1) * B - 1` of the N * B of a step. A step may end one
     epoch and begin the next.
-
-    Attributes:
-        num_examples: M, as many make an epoch.
-        nodes: N.
     """
 
-    num_examples: int
-    nodes: int
+    num_examples: int  # M, as many make an epoch
+    nodes: int  # N
 
     def __post_init__(self) -> None:
         _require_enough(self.num_examples, self.nodes)
@@ -60,15 +56,10 @@ def _require_enough(examples: int, nodes: int) -> None:
 def split_examples(
     labels: np.ndarray, nodes: int, dirichlet_alpha: float | None, seed: int
 ) -> list[np.ndarray]:
-    """Divides a training set over nodes; every example goes to exactly one node.
+    """Divides a training set over nodes; returns the indices of each node's examples.
 
-    Args:
-        labels: integers `[M]`, the class of each example.
-        dirichlet_alpha: None shuffles, and sizes differ by at most one. A number is that of
-            `gx.dirichlet_split`: a small one gives each node few classes.
-
-    Returns:
-        N integer arrays: the indices of each node's examples, at least one each.
+    Without `dirichlet_alpha` they are shuffled, and sizes differ by at most one. Else it is that of
+    `gx.dirichlet_split`: a small one gives each node few classes, of the `labels` `[M]`.
 
     >>> [len(shard) for shard in split_examples(np.arange(10) % 2, 4, None, seed=0)]
     [3, 3, 2, 2]

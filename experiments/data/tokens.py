@@ -24,8 +24,7 @@ STEPS_AT_ONCE = 1024  # steps whose buckets are drawn together
 def join_documents(documents: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Writes documents, each `[tokens]`, one after the other, each with `END_ID` at its end.
 
-    Returns:
-        Ids, int32, and integers `[M + 1]`: document i is `ids[starts[i] : starts[i + 1]]`.
+    Returns ids, int32, and integers `[M + 1]`: document i is `ids[starts[i] : starts[i + 1]]`.
 
     >>> ids, starts = join_documents([np.array([7, 8, 9]), np.array([5])])
     >>> ids.tolist(), starts.tolist()
@@ -43,11 +42,8 @@ def join_documents(documents: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndar
 def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
     """Writes documents one after the other, each with `END_ID` at its end, into rows of tokens.
 
-    Read row by row, these are the tokens of the documents: none is left out, none occurs twice. A
-    document may begin in one row and end in a later one.
-
-    Returns:
-        Ids, int32 `[rows, length]`. The last row is filled up with `NO_TOKEN`.
+    Read row by row, these are the tokens of the documents: none is left out, none occurs twice. The
+    last of the rows, int32 `[rows, length]`, is filled up with `NO_TOKEN`.
 
     >>> pack([np.array([7, 8, 9]), np.array([5])], length=4)
     array([[ 7,  8,  9,  2],
@@ -61,15 +57,10 @@ def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-    """M sequences of ids, each of which ends with `END_ID`.
+    """M sequences of ids, each of which ends with `END_ID`."""
 
-    Attributes:
-        ids: int32, one sequence after the other.
-        starts: integers `[M + 1]`; sequence i is `ids[starts[i] : starts[i + 1]]`.
-    """
-
-    ids: np.ndarray
-    starts: np.ndarray
+    ids: np.ndarray  # int32, one sequence after the other
+    starts: np.ndarray  # integers `[M + 1]`; sequence i is `ids[starts[i] : starts[i + 1]]`
 
     @classmethod
     def encode(cls, tokenizer: Tokenizer, texts: Iterable[str]) -> Self:

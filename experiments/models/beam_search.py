@@ -21,15 +21,12 @@ what the model has to remember of the tokens so far, a pytree of arrays `[B * K,
 
 
 class Hypotheses(NamedTuple):
-    """The best sequence that was found for each of B inputs.
+    """The best sequence that was found for each of B inputs."""
 
-    Attributes:
-        tokens: ids `[B, L]`: a sequence without `begin_id`, with its `end_id`, then padding.
-        scores: `log P(tokens) / length_penalty(length)`, `[B]`; the length counts `end_id`.
-    """
-
-    tokens: jax.Array
-    scores: jax.Array
+    tokens: (
+        jax.Array
+    )  # ids `[B, L]`: without `begin_id`, up to `end_id`, then padding
+    scores: jax.Array  # `[B]`, `log P(tokens) / length_penalty(length)`, which counts `end_id`
 
 
 class _Search(NamedTuple):

@@ -101,11 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, measures, and reports."""
     out = None
     with exit_on_error(lambda: out):
-        options = parse_arguments(
-            RatesOptions,
-            "experiments.rates",
-            arguments,
-        )
+        options = parse_arguments(RatesOptions, "experiments.rates", arguments)
         # All of them before the first runs: this raises for what is unknown or impossible.
         simulations = [
             Simulation(method, nodes, options.seeds)
@@ -146,13 +142,8 @@ def measure_all(
             runs.append(make_record(simulation, steps, lines[-1]))
         bar.update(task, status=f"{len(runs)} runs")
     slopes = report.find_slopes(runs)
-    results.write_summary(
-        out,
-        dataclasses.asdict(options),
-        {"numpy": np.__version__},
-        runs,
-        slopes=slopes,
-    )
+    environment = {"numpy": np.__version__}
+    results.write_summary(out, dataclasses.asdict(options), environment, runs, slopes=slopes)
     report.write_report(out, console, runs, slopes)
 
 

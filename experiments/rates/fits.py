@@ -14,17 +14,11 @@ REGIME_POWER = 3
 
 
 class Point(NamedTuple):
-    """What was measured of one run.
+    """What was measured of one run."""
 
-    Attributes:
-      nodes: n.
-      steps: K.
-      values: `[S]`, positive: the same quantity for each seed; the mean over them is its estimate.
-    """
-
-    nodes: int
-    steps: int
-    values: np.ndarray
+    nodes: int  # n
+    steps: int  # K
+    values: np.ndarray  # `[S]`, positive: the same quantity for each seed, estimated by their mean
 
 
 def select_points(runs: Sequence[Record], label: str, field: str) -> list[Point]:
@@ -39,13 +33,10 @@ def select_regime(points: Sequence[Point]) -> list[Point]:
 
 
 class Estimate(NamedTuple):
-    """A number found from points.
+    """A number found from points, and the limits of 95 % by the bootstrap.
 
-    Attributes:
-      value: from all seeds.
-      low, high: between which it is with a confidence of 95 %, by the bootstrap: the seeds are
-        drawn again with replacement, the same ones for all points. The
-        same as `value` with one seed, which tells nothing of the error.
+    The seeds are drawn again with replacement, the same ones for all points. With one seed, which
+    tells nothing of the error, the limits are the value.
     """
 
     value: float

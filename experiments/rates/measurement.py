@@ -18,15 +18,10 @@ BLOCK = 64  # steps of one call of a compiled program
 
 
 class Sums(NamedTuple):
-    """Sums over the steps of a block.
+    """Sums over the steps of a block."""
 
-    Attributes:
-      squared_gradient: of `||grad f(mean)||^2`.
-      squared_distance: of `1/n sum_i ||z_i - mean||^2`.
-    """
-
-    squared_gradient: Any
-    squared_distance: Any
+    squared_gradient: Any  # of `||grad f(mean)||^2`
+    squared_distance: Any  # of `1/n sum_i ||z_i - mean||^2`
 
 
 def advance(
@@ -39,20 +34,10 @@ def advance(
     method: str,
     nodes: int,
 ) -> tuple[jax.Array, Any, Sums]:
-    """Goes a block of steps, as one node of `nodes`.
+    """Goes a block of steps from number `start` on, as one node of `nodes`.
 
-    Args:
-      x: `[S, COORDINATES]`, the models of all seeds: mixing acts on each of them alone.
-      opt_state: of the method's transform.
-      kinds: `[S, COORDINATES]`.
-      keys: `[S]`, of the noise, the same on all nodes.
-      start: number of the first step.
-      rate: the learning rate.
-      method: `ALGORITHM@TOPOLOGY`.
-      nodes: N.
-
-    Returns:
-      `x`, `opt_state` and sums `[S]`, which are equal on all nodes.
+    The models `x` of all seeds, `[S, COORDINATES]`, are mixed each for itself, and so are their
+    `kinds`. The `keys` of the noise, `[S]`, and the sums, `[S]`, are the same on all nodes.
     """
     tx = make_method(method, MethodOptions(nodes=nodes), optax.sgd(rate)).transform
     centers = jnp.asarray(problem.CENTERS, jnp.float32)[kinds]
@@ -80,26 +65,15 @@ def advance(
 
 
 class Means(NamedTuple):
-    """Means over the first steps of a run, of what `Sums` has: a number for each seed.
+    """Means over the first steps of a run, of what `Sums` has: float64 `[S]`."""
 
-    Attributes:
-      step: how many steps.
-      squared_gradient, squared_distance: float64 `[S]`.
-    """
-
-    step: int
+    step: int  # how many steps
     squared_gradient: np.ndarray
     squared_distance: np.ndarray
 
 
 class Simulation:
-    """A method over N simulated nodes; its program is compiled once for all numbers of steps.
-
-    Attributes:
-      label: of the method, `ALGORITHM@TOPOLOGY`.
-      algorithm, topology: its two parts.
-      nodes: N.
-    """
+    """A method over N simulated nodes; its program is compiled once for all numbers of steps."""
 
     def __init__(self, method: str, nodes: int, seeds: int) -> None:
         made = make_method(method, MethodOptions(nodes=nodes), optax.sgd(1.0))
@@ -116,8 +90,7 @@ class Simulation:
     def run(self, steps: int) -> Iterator[Means]:
         """Goes `steps` steps with the rate `sqrt(N / steps)`, from the same start and noise.
 
-        Yields:
-          The means after each block of `BLOCK` steps, of which `steps` must be a multiple.
+        Yields the means after each block of `BLOCK` steps, of which `steps` must be a multiple.
         """
         start = jnp.full((self._seeds, problem.COORDINATES), problem.START)
         x, opt_state = self.nodes.init(self._transform, start)

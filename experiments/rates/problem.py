@@ -33,14 +33,9 @@ HETEROGENEITY = COORDINATES * PULL**2  # zeta^2 at the optimum
 
 
 def draw_kinds(nodes: int, seeds: int) -> np.ndarray:
-    """Draws the kinds of all nodes, half of them 0 and half 1 for each coordinate.
+    """Draws the kinds of all nodes, half of them 0 and half 1: int `[N, S, COORDINATES]`.
 
-    Args:
-      nodes: N, even.
-      seeds: S.
-
-    Returns:
-      int `[N, S, COORDINATES]`; those of a seed do not depend on S.
+    Those of a seed do not depend on S.
 
     >>> draw_kinds(4, 3).sum(axis=0).tolist() == [[2] * COORDINATES] * 3
     True

@@ -38,17 +38,8 @@ from experiments.report.chapters import (
     make_chapter,
     write_summary,
 )
-from experiments.report.keep import (
-    KEPT,
-    keep_runs,
-    name_data,
-    unpack_runs,
-)
-from experiments.report.pages import (
-    count_verdicts,
-    format_report,
-    format_results,
-)
+from experiments.report.keep import KEPT, keep_runs, name_data, unpack_runs
+from experiments.report.pages import count_verdicts, format_report, format_results
 from experiments.report.section import DATA, Scale, Section
 from experiments.report.sections import SECTIONS
 from experiments.runner import (
@@ -202,7 +193,7 @@ def run_grid(
     """
     devices = find_devices(options.jobs)
     with make_run_bar(console) as bar, compilation_cache():
-        progress = ProgressBar(runs, bar, devices.jobs)
+        progress = ProgressBar(runs, bar, len(devices))
         limit = MAX_QUICK_SECONDS if options.quick else MAX_SECONDS
         try:
             run_all(runs, folder, devices, progress, replaces=True, max_seconds=limit)

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.report.chapters import RUNS
 from experiments.report.section import DATA, Scale
-from experiments.results import Record, read_lines
+from experiments.results import read_lines
 from experiments.runner import STATE, Run, read_result, read_state
 
 KEPT = Path(__file__).with_name("kept")
@@ -27,19 +27,14 @@ def name_data() -> Scale:
     return dataclasses.replace(Scale(), **{name: Path(name) for name in DATA})
 
 
-def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> list[Path]:
-    """Writes the finished runs of a report as files, and returns these.
+def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> None:
+    """Writes the finished runs of the folder of a report into that of the kept files.
 
-    Args:
-      runs: of the report.
-      report: its folder.
-      scale: of the report, whose folders of data sets lose their paths.
-      kept: the folder of the files.
+    Folders of data sets, which `scale` has, lose their paths.
     """
     folder = kept / KEPT_RUNS
     folder.mkdir(exist_ok=True, parents=True)
     names = {f"{getattr(scale, name)}": name for name in DATA if getattr(scale, name)}
-    written = []
     for run in runs:
         source = report / RUNS / run.name
         state = read_state(source)
@@ -57,10 +52,8 @@ def keep_runs(runs: Iterable[Run], report: Path, scale: Scale, kept: Path) -> li
                 for line in lines
             ],
         }
-        path = folder / f"{run.name}.json"
-        path.write_text(format_record(record))
-        written.append(path)
-    return written
+        parts = (f'"{name}": {json.dumps(part)}' for name, part in record.items())  # a line each
+        (folder / f"{run.name}.json").write_text("{" + ",\n".join(parts) + "}\n")
 
 
 def remove_paths(value: Any, names: Mapping[str, str]) -> Any:
@@ -79,12 +72,6 @@ def remove_paths(value: Any, names: Mapping[str, str]) -> Any:
         return value
     text = names.get(value, value).rpartition("\n")[2]
     return "" if text.startswith("/") else text
-
-
-def format_record(record: Record) -> str:
-    """Returns a record as JSON, with a line for each part."""
-    parts = (f'"{name}": {json.dumps(record[name])}' for name in ("state", "summary", "metrics"))
-    return "{" + ",\n".join(parts) + "}\n"
 
 
 def unpack_runs(report: Path, kept: Path) -> None:

@@ -7,15 +7,7 @@ rate is no end of its bracket, and how much it matters.
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from experiments.report.section import (
-    Claim,
-    Estimate,
-    Place,
-    Results,
-    Sample,
-    exact,
-    read_sample,
-)
+from experiments.report.section import Claim, Estimate, Place, Results, Sample, exact, read_sample
 from experiments.runner import Run
 
 FACTORS = (0.5, 1.0, 2.0)
@@ -76,11 +68,7 @@ class Tuned(NamedTuple):
 def claim_best(methods: Mapping[str, Tuned], results: Results, sign: int, spec: str) -> Claim:
     """Returns the claim that no method is better at half or twice its rate.
 
-    Args:
-      methods: title -> a method.
-      results: of the runs.
-      sign: 1 where a larger field is better, -1 where a smaller one is.
-      spec: how a difference is formatted.
+    `methods` are by title; `sign` is 1 where a larger field is better, -1 where a smaller one is.
     """
     rows: dict[str, Estimate] = {}
     for title, method in methods.items():

@@ -22,21 +22,14 @@ Cell = str | Callable[[Record], str]
 
 
 class Measurement(NamedTuple):
-    """What a check measures, and how its result is shown.
+    """What a check measures, and how its result is shown."""
 
-    Attributes:
-      description: where it runs.
-      cases: what is done, and a function that does it and returns lines of `metrics.jsonl`.
-      make_table: of the list `runs` of `summary.json`.
-      summarize: the lines of a case -> its objects in `runs`.
-      violation: the error of a run whose `matches_schedule` is false.
-    """
-
-    description: str
+    description: str  # where it runs
+    # what is done, and a function that does it and returns lines of `metrics.jsonl`
     cases: Sequence[tuple[str, Callable[[], list[Record]]]]
-    make_table: Callable[[Sequence[Record]], Table]
-    summarize: Callable[[list[Record]], list[Record]] = list
-    violation: str = ""
+    make_table: Callable[[Sequence[Record]], Table]  # of the list `runs` of `summary.json`
+    summarize: Callable[[list[Record]], list[Record]] = list  # a case's lines -> objects in `runs`
+    violation: str = ""  # the error of a run whose `matches_schedule` is false
 
 
 def run_check(

@@ -1,5 +1,6 @@
 """What an asynchronous node writes while it trains, and the results of all nodes of a run."""
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -28,48 +29,49 @@ COLLECT_SECONDS = 10.0  # for the files of the other nodes
 Show = Callable[[float, str], None]
 
 
+@dataclasses.dataclass
 class NodeLog:
     """The lines of one node: its losses, with the seconds since 1970.
 
-    A node that was started again appends to the file. `show` is told how far the run is, and a
-    text.
+    A node that was started again appends to the file.
     """
 
-    def __init__(self, path: Path, node: Any, plan: TrainingPlan, nodes: int, show: Show):
-        self.seconds_per_step: list[float] = []
-        self._path = path
-        self._node = node
-        self._plan = plan
-        self._nodes = nodes
-        self._show = show
-        self._losses: list[jax.Array] = []
-        self.began = self._last = time.time()
+    path: Path
+    node: Any
+    plan: TrainingPlan
+    nodes: int
+    show: Show  # is told how far the run is, and a text
+    seconds_per_step: list[float] = dataclasses.field(default_factory=list)
+    losses: list[jax.Array] = dataclasses.field(default_factory=list)  # since the last line
+
+    def __post_init__(self) -> None:
+        self.began = self.last = time.time()
 
     def add(self, loss: jax.Array) -> None:
         """Adds the loss of a step."""
-        self._losses.append(loss)
-        if len(self._losses) == self._plan.options.log_every:
+        self.losses.append(loss)
+        if len(self.losses) == self.plan.options.log_every:
             self.finish()
 
     def finish(self) -> None:
         """Writes the losses since the last line; raises `NonFiniteError` if one is not finite."""
-        if not self._losses:
+        if not self.losses:
             return
-        loss = float(np.mean(jax.device_get(self._losses)))
+        loss = float(np.mean(jax.device_get(self.losses)))
         if not np.isfinite(loss):
             raise NonFiniteError(
-                f"the loss of node {self._node.place} must be finite, got {loss} after "
-                f"{self._node.statistics.steps} steps: lower --learning-rate."
+                f"the loss of node {self.node.place} must be finite, got {loss} after "
+                f"{self.node.statistics.steps} steps: lower --learning-rate."
             )
         now = time.time()
-        self.seconds_per_step.append((now - self._last) / len(self._losses))
-        self._last = now
-        self._losses = []
-        step = min(self._node.total_steps / self._nodes, self._plan.steps)
-        line = {"step": step, "time": now, "loss": loss, "members": self._node.members}
-        with self._path.open("a") as file:
+        self.seconds_per_step.append((now - self.last) / len(self.losses))
+        self.last = now
+        self.losses = []
+        step = min(self.node.total_steps / self.nodes, self.plan.steps)
+        line = {"step": step, "time": now, "loss": loss, "members": self.node.members}
+        with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        self._show(step, f"loss {loss:.3g}, {len(self._node.members)} nodes")
+        self.show(step, f"loss {loss:.3g}, {len(self.node.members)} nodes")
 
 
 def write_node(path: Path, node: gx.asynchronous.Node, log: Any) -> None:

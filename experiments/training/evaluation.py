@@ -7,14 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.data.prefetch import LazyBatch
 from experiments.results import metric_fields
 from experiments.training.placement import count_devices_per_node, make_put
 from experiments.training.task import Examination, Task, Variables
-from gossipjax.processes import local_nodes, put, to_host
+from gossipjax.processes import gather_texts
 
 Sums = dict[str, tuple[Any, Any]]
 """Name of a metric -> the sum of its totals and that of its counts."""
@@ -130,29 +129,9 @@ def map_texts(
         return function(texts)
     mine = texts[jax.process_index() :: count]
     results = [""] * len(texts)
-    for process, part in enumerate(gather_texts(function(mine) if mine else [])):
-        results[process::count] = part
+    for process, part in enumerate(gather_texts(json.dumps(function(mine) if mine else []))):
+        results[process::count] = json.loads(part)
     return results
-
-
-def gather_texts(texts: list[str]) -> list[list[str]]:
-    """Returns the texts of every process, in their order, on all of them."""
-    data = np.frombuffer(json.dumps(texts).encode(), np.uint8)
-    sizes = _gather(np.array([len(data)], np.int32))
-    rows = _gather(np.pad(data, (0, int(sizes.max()) - len(data))))
-    return [
-        json.loads(row[:size].tobytes()) for row, (size,) in zip(rows, sizes.tolist(), strict=True)
-    ]
-
-
-def _gather(row: np.ndarray) -> np.ndarray:
-    """The rows of all processes, of one shape."""
-    devices = jax.devices()
-    mesh = Mesh(np.array(devices), ("nodes",))
-    rows = np.stack([row] * len(local_nodes(mesh, mesh.size)))
-    stacked = to_host(put(rows, mesh, mesh.size))
-    owners = [device.process_index for device in devices]
-    return stacked[[owners.index(process) for process in range(jax.process_count())]]
 
 
 def make_metric_sums(task: Task) -> Callable[[Variables, Any, jax.Array], Sums]:

@@ -28,6 +28,8 @@ from experiments.training.task import Task
 from experiments.training.train import Experiment, train
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 
+ORIGIN = "(Options that are not on the command line are those of --preset {}.)"
+
 Options = TypeVar("Options", bound=TrainingOptions)
 
 
@@ -86,7 +88,7 @@ def parse_options(
         return tyro.cli(options_type, prog=f"python -m {module}", args=arguments, default=defaults)
     except SystemExit as error:
         if error.code:  # that of wrong options, whose message tyro has printed
-            print(describe_origin(name), file=sys.stderr)
+            print(ORIGIN.format(name), file=sys.stderr)
         raise
 
 
@@ -106,12 +108,7 @@ def mention_preset(arguments: Sequence[str] | None) -> Iterator[None]:
     except ValueError as error:
         if name is None or "--preset" in str(error):
             raise
-        raise ValueError(f"{error} {describe_origin(name)}") from error
-
-
-def describe_origin(name: str) -> str:
-    """Returns where options come from, after an error."""
-    return f"(Options that are not on the command line are those of --preset {name}.)"
+        raise ValueError(f"{error} {ORIGIN.format(name)}") from error
 
 
 def join_job(options: TrainingOptions) -> None:

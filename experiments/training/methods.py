@@ -423,12 +423,10 @@ def make_method(
 ) -> Method:
     """Returns the named algorithm on its topology, around `optimizer`.
 
-    Args:
-      name: `ALGORITHM` or `ALGORITHM@TOPOLOGY`; a topology is a name or a hybrid, `FIRST/THEN`,
-        as AR/1P-SGP is `sgp@complete/one_peer_exponential`.
-      options: those of the run; `overlap` is taken from the name.
-      optimizer: the local one; with momentum that is quasi-global, what stands before it.
-      default_topology: used if the name has none; None is that of the algorithm's paper.
+    The name is `ALGORITHM` or `ALGORITHM@TOPOLOGY`; a topology is a name or a hybrid, `FIRST/THEN`,
+    as AR/1P-SGP is `sgp@complete/one_peer_exponential`. If the name has none, it is
+    `default_topology`, or that of the algorithm's paper. `overlap` is taken from the name. The
+    `optimizer` is the local one; with quasi-global momentum, what stands before it.
 
     >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
     'ring'

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from rich.progress import Progress, TaskID
 
@@ -122,45 +122,33 @@ class Output:
             filter_metrics(self.folder / "metrics.jsonl", is_kept)
 
 
-class RunLog:
-    """The lines of one run in `metrics.jsonl`, and its bar `row` on the screen.
+class RunLog(NamedTuple):
+    """The lines of one run in `metrics.jsonl`, and its bar on the screen."""
 
-    `num_examples` are those of an epoch; `reporter` is given the lines as well.
-    """
-
-    def __init__(
-        self,
-        run: TrainingRun,
-        output: Output,
-        bar: Progress,
-        row: TaskID,
-        num_examples: int,
-        reporter: TensorboardReporter | None,
-    ):
-        self._run = run
-        self._output = output
-        self._bar = bar
-        self._row = row
-        self._num_examples = num_examples
-        self._reporter = reporter
+    run: TrainingRun
+    output: Output
+    bar: Progress
+    row: TaskID  # of the bar
+    num_examples: int  # of an epoch
+    reporter: TensorboardReporter | None  # is given the lines as well
 
     def start(self, step: int, message: str | None) -> None:
         """Logs that the run starts after `step`; `message` says from where, if it is resumed."""
         if message is not None:
-            self._bar.console.print(message, soft_wrap=True)
-            self._output.add_resumed(message)
-        self._output.truncate_metrics(self._run.name, step)
-        if self._reporter is not None:
-            self._reporter.start(step)
+            self.bar.console.print(message, soft_wrap=True)
+            self.output.add_resumed(message)
+        self.output.truncate_metrics(self.run.name, step)
+        if self.reporter is not None:
+            self.reporter.start(step)
 
     def end(self, message: str) -> None:
         """Prints why the run ends before its last step."""
-        self._bar.console.print(message, soft_wrap=True)
+        self.bar.console.print(message, soft_wrap=True)
 
     def write_texts(self, texts: Mapping[str, Sequence[str]]) -> None:
         """Writes the texts of an examination into `OUT/texts/RUN`."""
         if is_main_process():
-            write_texts(self._output.folder / TEXT_FOLDER / self._run.folder_name, texts)
+            write_texts(self.output.folder / TEXT_FOLDER / self.run.folder_name, texts)
 
     def add_training(self, step: int, progress: RunProgress) -> None:
         """Logs the metrics of the steps up to `step`."""
@@ -170,7 +158,7 @@ class RunLog:
             f"loss {metrics['loss']:.3g}, consensus {metrics['consensus_distance']:.1e}, "
             f"{metrics['examples_per_second']:,.0f} examples/s"
         )
-        self._bar.update(self._row, completed=step, status=status)
+        self.bar.update(self.row, completed=step, status=status)
 
     def add_evaluation(
         self, step: int, progress: RunProgress, metrics: Record, examined: Examination
@@ -181,13 +169,13 @@ class RunLog:
             step, progress, metrics | examined.metrics | ({"samples": samples} if samples else {})
         )
         for line in samples:
-            self._bar.console.print(line, soft_wrap=True, markup=False, highlight=False)
+            self.bar.console.print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _add(self, step: int, progress: RunProgress, metrics: Record) -> None:
         position: dict[str, Any] = {
-            "run": self._run.name,
+            "run": self.run.name,
             "step": step,
-            "epoch": progress.examples / self._num_examples,
+            "epoch": progress.examples / self.num_examples,
             "seconds": progress.seconds,
         }
         for name, value in metrics.items():
@@ -197,9 +185,9 @@ class RunLog:
                 raise NonFiniteError(
                     f"{name} must be finite, got {bad[0]} at step {step}: lower --learning-rate."
                 )
-        self._output.add_metrics(position | metrics)
-        if self._reporter is not None:
-            self._reporter.add(position | metrics)
+        self.output.add_metrics(position | metrics)
+        if self.reporter is not None:
+            self.reporter.add(position | metrics)
 
 
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:

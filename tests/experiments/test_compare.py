@@ -17,7 +17,7 @@ from experiments.compare.table import (
     format_markdown,
     summarize,
 )
-from experiments.runner import Devices, Result
+from experiments.runner import Result
 
 GRID = Grid(
     title="a title",
@@ -156,7 +156,7 @@ def test_rows_are_algorithms_by_topologies_momentum_and_wires():
 
 def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
     write_program(tmp_path, monkeypatch)
-    monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},) * (jobs or 1)))
+    monkeypatch.setattr(program, "find_devices", lambda jobs: [{}] * (jobs or 1))
     out = tmp_path / "out"
     line = ["--algorithm", "sgp", "dpsgd", "--seed", "0", "--out", str(out), "--", "--epochs", "1"]
     with pytest.raises(SystemExit, match="error: no luck"):
@@ -176,7 +176,7 @@ def test_a_comparison_from_the_command_line(tmp_path, monkeypatch, capsys):
 
 def test_a_changed_algorithm_of_the_user_is_another_run(tmp_path, monkeypatch, capsys):
     write_program(tmp_path, monkeypatch)
-    monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},)))
+    monkeypatch.setattr(program, "find_devices", lambda jobs: [{}])
     monkeypatch.chdir(tmp_path)
     source = tmp_path / "algorithm_of_a_user.py"
     source.write_text("from gossipjax import sgp as mine\n")

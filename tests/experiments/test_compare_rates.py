@@ -11,7 +11,7 @@ from experiments.compare import __main__ as program
 from experiments.compare.costs import SENT, choose_rates, find_costs, format_costs
 from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.compare.options import CompareOptions, make_grid
-from experiments.runner import Devices, Result
+from experiments.runner import Result
 
 GRID = Grid(
     title="a title",
@@ -90,7 +90,7 @@ def test_the_loss_at_equal_bytes_is_the_last_before_them(tmp_path):
 
 def test_rates_from_the_command_line_are_tried_once(tmp_path, monkeypatch):
     write_program(tmp_path, monkeypatch)
-    monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},) * (jobs or 1)))
+    monkeypatch.setattr(program, "find_devices", lambda jobs: [{}] * (jobs or 1))
     out = tmp_path / "out"
     line = ["--algorithm", "sgp", "--seed", "0", "1", "--rates", "0.2", "0.1", "--out", str(out)]
     for _ in range(2):

@@ -15,8 +15,9 @@ import gossipjax as gx
 from experiments.plan import __main__ as program
 from experiments.plan.candidates import Wire, count_mixing_steps, list_candidates
 from experiments.plan.choice import Plan, Row, Situation, make_plan
-from experiments.plan.options import BANDWIDTH, COUNT, LATENCY, SECONDS, parse
+from experiments.plan.options import COUNT, LATENCY, SECONDS
 from experiments.plan.report import describe_reason
+from experiments.quantities import BANDWIDTH, parse
 from experiments.training.methods import MethodOptions, make_method
 from gossipjax.cost_model import Network, Slowness, Workload, networks
 

@@ -9,7 +9,7 @@ from fake_program import read_calls, write_program
 from experiments.report import __main__ as program
 from experiments.report.chapters import list_runs
 from experiments.report.section import Claim, Figure, Findings, Scale, Section, Table, exact
-from experiments.runner import Devices, ProgressBar, Run
+from experiments.runner import ProgressBar, Run
 
 
 def list_first_runs(scale):
@@ -78,7 +78,7 @@ def frame(tmp_path, monkeypatch):
     """Made-up sections and programs, on one or two places."""
     write_program(tmp_path, monkeypatch)
     monkeypatch.setattr(program, "SECTIONS", SECTIONS)
-    monkeypatch.setattr(program, "find_devices", lambda jobs: Devices(({},) * (jobs or 2)))
+    monkeypatch.setattr(program, "find_devices", lambda jobs: [{}] * (jobs or 2))
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     yield
     signal.signal(signal.SIGTERM, handlers[0])

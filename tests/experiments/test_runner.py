@@ -4,12 +4,12 @@ import pytest
 from fake_program import are_gone, read_calls, write_program
 
 from experiments import runner
-from experiments.runner import Devices, Run, judge, run_all
+from experiments.runner import Run, judge, run_all
 
-TWO = Devices(({}, {}))
+TWO = [{}, {}]
 
 
-class Recorder:
+class Recorder(runner.ProgressBar):
     """Keeps what it is told."""
 
     def __init__(self):

@@ -153,14 +153,6 @@ def test_summary():
     assert len(lines[-1]["seconds"]) == 4
 
 
-def test_rates_are_those_of_tc():
-    rates = {
-        "200mbit": 200e6, "1Gbit": 1e9, "1.5mbit": 1.5e6, "9000": 9000,
-        "8kibit": 8192, "25mbps": 200e6, "1MiBps": 8 * 2**20,
-    }  # fmt: skip
-    assert {rate: links.parse_rate(rate) for rate in rates} == rates
-
-
 def test_limits_need_root_and_tools(tmp_path, capsys, monkeypatch):
     arguments = ["wire", "--bandwidth", "200mbit", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -2,15 +2,7 @@
 
 from experiments.report import published
 from experiments.report.section import Section
-from experiments.report.sections import (
-    hours,
-    images,
-    rand20,
-    sgp19,
-    texts,
-    theory,
-    times,
-)
+from experiments.report.sections import hours, images, rand20, sgp19, texts, theory, times
 
 SECTIONS: dict[str, Section] = {
     section.name: section

@@ -72,15 +72,10 @@ def make_simulated_method(name: str, nodes: int) -> Method:
 
 
 class ByHand(NamedTuple):
-    """An algorithm on its graph as one would write it, for nodes whose weights stay 1.
+    """An algorithm on its graph as one would write it, for nodes whose weights stay 1."""
 
-    Attributes:
-      combine: `(x, u, round) -> x` of one leaf, under `vmap`.
-      rounds: of how many rounds the graph consists.
-    """
-
-    combine: Callable[[jax.Array, jax.Array, int], jax.Array]
-    rounds: int = 1
+    combine: Callable[[jax.Array, jax.Array, int], jax.Array]  # `(x, u, round) -> x` of one leaf
+    rounds: int = 1  # of which the graph consists
 
     def combine_trees(self, x: Any, u: Any, number: int) -> Any:
         """`combine` of all leaves."""

@@ -21,8 +21,9 @@ from rich.progress import Progress, TaskID
 import gossipjax as gx
 from experiments.program import ProgramError
 from experiments.results import Record
+from experiments.runner import ignore_stop_signals
 from experiments.speed.wire import links
-from experiments.speed.wire.links import Host, ignore_stop_signals
+from experiments.speed.wire.links import Host
 from experiments.speed.wire.worker import Job
 
 TAIL_LINES = 15  # of a failed host's output

@@ -18,17 +18,16 @@ from types import FrameType
 from typing import NamedTuple
 
 import gossipjax as gx
+from experiments.quantities import BANDWIDTH, parse
+from experiments.runner import ignore_stop_signals
 
 INTERFACE = "e0"  # inside a namespace
 QUEUE_SECONDS = 0.05  # packets that would wait longer are dropped
 BURST_SECONDS = 0.01
 MIN_BURST_BYTES = 66_000  # a packet that the kernel has not cut up yet
-MIN_BITS_PER_SECOND = 8000
 HOST_FILES = Path("/etc/netns")  # a folder per namespace, with the files that replace those of /etc
 CREATED_NAME = re.compile(r"gxs(\d+)[bhn]\d*")
-
-# A rate as tc reads it (tc(8)): bits, or bytes for ...bps, in powers of 1000 or 1024.
-TC_RATE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([kmgt]i?)?(bit|bps))?", re.IGNORECASE)
+RATE = BANDWIDTH._replace(low=1000.0)  # 8 kbit/s: tc sends a packet now and then at least
 
 
 class Host(NamedTuple):
@@ -44,26 +43,12 @@ class Host(NamedTuple):
 
 
 def parse_rate(rate: str) -> int:
-    """Bits per second of a bandwidth as `tc` reads it.
+    """Bits per second of a bandwidth.
 
-    >>> parse_rate("200mbit"), parse_rate("25mbps"), parse_rate("8kibit")
-    (200000000, 200000000, 8192)
+    >>> parse_rate("200mbit"), parse_rate("25MB/s")
+    (200000000, 200000000)
     """
-    match = TC_RATE.fullmatch(rate.strip())
-    if match is None:
-        raise ValueError(
-            f"--bandwidth must be a rate as tc reads it, got {rate!r}: a number and bit, kbit, "
-            "mbit, gbit or tbit (bits per second), or bps, kbps, mbps, ... (bytes per second), as "
-            "in 200mbit."
-        )
-    scale = (match[2] or "").lower()
-    unit = (match[3] or "bit").lower()
-    base = 1024 if scale.endswith("i") else 1000
-    power = " kmgt".index(scale[0]) if scale else 0
-    bits = int(float(match[1]) * base**power * (8 if unit == "bps" else 1))
-    if bits < MIN_BITS_PER_SECOND:
-        raise ValueError(f"--bandwidth must be >= 8kbit, got {rate!r}, {bits} bits per second.")
-    return bits
+    return round(8 * parse(RATE, rate, "--bandwidth"))
 
 
 def require_tools() -> None:
@@ -168,11 +153,6 @@ def remove_leftovers() -> None:
     for process in list_created():
         if not Path(f"/proc/{process}").exists():
             remove_created(process)
-
-
-def ignore_stop_signals() -> contextlib.AbstractContextManager[None]:
-    """Ignores Ctrl-C and SIGTERM during a clean-up."""
-    return gx.launch.signal_handlers((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)
 
 
 def exit_on_stop_signals() -> contextlib.AbstractContextManager[None]:

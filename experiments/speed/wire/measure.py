@@ -32,12 +32,7 @@ from experiments.speed.wire.rows import (
     WireOptions,
     build_rows,
 )
-from experiments.speed.wire.timed import (
-    ALL_LINKS,
-    BUSY_HOSTS,
-    COMPUTATION,
-    SINGLE_LINK,
-)
+from experiments.speed.wire.timed import ALL_LINKS, BUSY_HOSTS, COMPUTATION, SINGLE_LINK
 from gossipjax.cost_model import Method, Network, Workload, predict_step
 
 GOODPUTS = {

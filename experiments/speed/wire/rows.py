@@ -81,8 +81,8 @@ class WireOptions(OutputOptions):
     hosts: tuple[int, ...] = (4,)
     """Number of hosts, one process each: one or several numbers."""
     bandwidth: tuple[str, ...] = ()
-    """Bandwidth of every host's link, each way, as tc reads it (200mbit): one or several; needs
-    root. Without it the hosts share the machine's loopback, without limits."""
+    """Bandwidth of every host's link, each way, as 200mbit or 25MB/s: one or several; needs root.
+    Without it the hosts share the machine's loopback, without limits."""
     megabytes: float = 20.0
     """Float32 parameters of the model, in 1e6 bytes."""
     compute_seconds: NonNegativeFloat = 0.5
