@@ -475,11 +475,13 @@ class Batch:
             self._reporter.begin(run)
             folder = self._folder / run.name
             empty_folder(folder)
+            path = Path(sys.executable).parent, os.environ.get("PATH", os.defpath)
             began = time.monotonic()
             status = self._processes.run(
                 [sys.executable, "-m", run.module, *run.arguments, "--out", f"{folder}"],
                 folder / LOG,
-                make_environment(environment),
+                # `python` of a command in it is the one that runs here.
+                os.environ | environment | {"PATH": os.pathsep.join(map(str, path))},
                 self._max_seconds,
             )
             result = dataclasses.replace(
@@ -492,9 +494,3 @@ class Batch:
             return result
         finally:
             self._environments.put(environment)
-
-
-def make_environment(own: dict[str, str]) -> dict[str, str]:
-    """Returns the variables of a process; `python` of a command in it is the one that runs here."""
-    path = os.pathsep.join([f"{Path(sys.executable).parent}", os.environ.get("PATH", os.defpath)])
-    return os.environ | own | {"PATH": path}

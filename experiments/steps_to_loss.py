@@ -23,7 +23,6 @@ each seed.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -74,16 +73,8 @@ def make_sgd(rate: Any) -> optax.GradientTransformation:
     return optax.sgd(rate, momentum=MOMENTUM, nesterov=True)
 
 
-def peers(nodes: int) -> gx.Schedule:
-    """Returns the graph of SGP."""
-    return gx.topology.one_peer_exponential(nodes)
-
-
-def pairs(nodes: int) -> gx.Schedule:
-    """Returns the graph of D-PSGD."""
-    return gx.topology.bipartite_exponential(nodes)
-
-
+peers = gx.topology.one_peer_exponential  # the graph of SGP
+pairs = gx.topology.bipartite_exponential  # that of D-PSGD
 METHODS: dict[str, Make] = {
     "allreduce": lambda n, rate, every: optax.chain(gx.allreduce(), make_sgd(rate)),
     "sgp": lambda n, rate, every: optax.chain(make_sgd(rate), gx.sgp(peers(n))),
@@ -183,13 +174,11 @@ def make_trainer(
         average = jax.tree.map(lambda x: x.mean(0), params)
         return compute_loss(average, (images[0][:WATCHED], images[1][:WATCHED]))
 
-    return functools.partial(find_loss, train)
+    def find_loss(rate: float, steps: int, seed: int) -> float:
+        loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
+        return loss if math.isfinite(loss) else math.inf
 
-
-def find_loss(train: Callable[..., jax.Array], rate: float, steps: int, seed: int) -> float:
-    """Returns the loss at the end of a run; infinite if it diverged."""
-    loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
-    return loss if math.isfinite(loss) else math.inf
+    return find_loss
 
 
 def choose_rate(measure: Callable[[float], float], first: float) -> float:
@@ -257,11 +246,6 @@ def measure(options: StepsOptions, out: Path, console: Console) -> None:
     console.print(tabulate(records, options))
 
 
-def find_mean(record: Record) -> float:
-    """Returns the mean steps over the seeds; infinite if one did not reach the loss."""
-    return float(np.mean([math.inf if s is None else s for s in record["steps"]]))
-
-
 def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
     """Returns a table: methods by numbers of nodes."""
     table = Table(box=SIMPLE_HEAD, title=f"Steps to a loss of {options.loss:g}, mean (rate)")
@@ -269,8 +253,12 @@ def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
     for nodes in options.nodes:
         table.add_column(f"{nodes} nodes", justify="right")
     for name in dict.fromkeys(record["method"] for record in records):
-        row = [record for record in records if record["method"] == name]
-        table.add_row(name, *(f"{find_mean(x):.0f} ({x['rates'][-1]:g})" for x in row))
+        cells = []
+        for record in records:
+            if record["method"] == name:
+                steps = [math.inf if s is None else s for s in record["steps"]]
+                cells.append(f"{np.mean(steps):.0f} ({record['rates'][-1]:g})")
+        table.add_row(name, *cells)
     return table
 
 

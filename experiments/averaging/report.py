@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from experiments.plots import COLORS
 from experiments.results import Record
+from experiments.tables import Cell, make_table
 
 MARKERS = "os^xvD*P<"
 MARKER_INTERVAL = 5  # rounds
@@ -72,66 +72,48 @@ def _draw_curve(axes: Axes, lines: Sequence[Record], label: str, index: int) -> 
 
 def make_sgp18_table(factors: Sequence[Record]) -> Table:
     """Makes a table of the list `sgp18_appendix_a` of `summary.json`."""
-    table = make_table(
-        f"sigma_2 squared, {factors[0]['nodes']} nodes, {factors[0]['rounds']} rounds",
-        "SGP-18: appendix A; a bound on the squared error. ±: standard deviation over the seeds",
-        ("peer in each round", "ours", "SGP-18"),
+    title = "sigma_2 squared, {nodes} nodes, {rounds} rounds".format(**factors[0])
+    caption = (
+        "SGP-18: appendix A; a bound on the squared error. ±: standard deviation over the seeds"
     )
-    for record in factors:
-        table.add_row(record["label"], _format_mean(record, "{:.3f}"), record["paper"])
-    return table
+    columns: dict[str, Cell] = {
+        "peer in each round": "{label}",
+        "ours": lambda record: _format_mean(record, "{:.3f}"),
+        "SGP-18": "{paper}",
+    }
+    return make_table(title, caption, columns, factors)
 
 
 def make_rand20_table(rings: Sequence[Record]) -> Table:
     """Makes a table of the list `rand20_rings` of `summary.json`."""
-    headers = ("nodes", "ring:\nlambda_2", "\nRAND-20", "ring:\ndistance", "\nRAND-20")
-    table = make_table(
-        f"Rings, distance to the exact average after {rings[0]['rounds']} rounds",
-        "RAND-20: eqs. 6, 5, 12. ±: standard deviation over seeds",
-        (*headers, "randomized:\ndistance", "bound\n(RAND-20)"),
-    )
-    for record in rings:
-        table.add_row(
-            f"{record['nodes']}",
-            f"{record['second_eigenvalue']:.4f}",
-            f"{record['paper_second_eigenvalue']:.4f}",
-            f"{record['ring_distance']:.4f}",
-            f"{record['paper_ring_distance']:.4f}",
-            _format_mean(record, "{:.4f}"),
-            f"{record['paper_bound']:.4f}",
-        )
-    return table
+    title = "Rings, distance to the exact average after {rounds} rounds".format(**rings[0])
+    columns: dict[str, Cell] = {
+        "nodes": "{nodes}",
+        "ring:\nlambda_2": "{second_eigenvalue:.4f}",
+        "\nRAND-20": "{paper_second_eigenvalue:.4f}",
+        "ring:\ndistance": "{ring_distance:.4f}",
+        "\nRAND-20 ": "{paper_ring_distance:.4f}",
+        "randomized:\ndistance": lambda record: _format_mean(record, "{:.4f}"),
+        "bound\n(RAND-20)": "{paper_bound:.4f}",
+    }
+    caption = "RAND-20: eqs. 6, 5, 12. ±: standard deviation over seeds"
+    return make_table(title, caption, columns, rings)
 
 
 def make_topology_table(runs: Sequence[Record]) -> Table:
     """Makes a table of the list `runs` of `summary.json`."""
-    headers = ("topology", "\nnodes", "\npeers", "\nperiod", "spectral\ngap", "exact\nafter")
-    table = make_table(
-        "Topologies",
-        "errors: medians over the seeds; all others: seed 0",
-        (*headers, "error\nafter 5", "final\nerror"),
-    )
-    for run in runs:
-        table.add_row(
-            run["topology"],
-            f"{run['nodes']}",
-            f"{run['peers_per_round']}",
-            f"{run['period']}",
-            f"{run['spectral_gap']:.4f}",
-            f"{run['rounds_to_exact_average'] or 'never'}",
-            _format_error(run["error_after_5_rounds"]),
-            _format_error(run["final_error"]),
-        )
-    return table
-
-
-def make_table(title: str, caption: str, headers: Sequence[str], is_wrapped: bool = False) -> Table:
-    """An empty table: the first column has text, the others numbers."""
-    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0, min_width=64)
-    table.add_column(headers[0], overflow="fold", min_width=12)
-    for header in headers[1:]:
-        table.add_column(header, justify="right", no_wrap=not is_wrapped)
-    return table
+    columns: dict[str, Cell] = {
+        "topology": "{topology}",
+        "\nnodes": "{nodes}",
+        "\npeers": "{peers_per_round}",
+        "\nperiod": "{period}",
+        "spectral\ngap": "{spectral_gap:.4f}",
+        "exact\nafter": lambda run: f"{run['rounds_to_exact_average'] or 'never'}",
+        "error\nafter 5": lambda run: _format_error(run["error_after_5_rounds"]),
+        "final\nerror": lambda run: _format_error(run["final_error"]),
+    }
+    caption = "errors: medians over the seeds; all others: seed 0"
+    return make_table("Topologies", caption, columns, runs)
 
 
 def _format_error(error: float | None) -> str:

@@ -36,25 +36,16 @@ class Windows:
 
     The frames of an utterance after its last whole window are not used, so one that is shorter than
     a window has none.
-
-    Attributes:
-        utterance: int `[W]`, the utterance of each window, in ascending order.
-        counts: int `[U]`, the number of windows of each utterance.
-        first_windows: int `[U]`, the number of the first of them.
-        num_features: features of a frame: A + C + 3 F.
     """
 
     def __init__(self, utterances: Utterances, length: int):
         self.utterances = utterances
         self.length = length
-        self.counts = utterances.lengths // length
-        self.utterance = np.repeat(np.arange(len(self.counts)), self.counts)
-        self.num_features = (
-            3 * utterances.frames.shape[1]
-            + utterances.frame_features.shape[1]
-            + utterances.utterance_features.shape[1]
-        )
-        self.first_windows = np.cumsum(self.counts) - self.counts
+        self.counts = utterances.lengths // length  # `[U]`, the windows of each utterance
+        self.first_windows = np.cumsum(self.counts) - self.counts  # `[U]`, the first of them
+        self.utterance = np.repeat(np.arange(len(self.counts)), self.counts)  # `[W]`
+        extra = utterances.frame_features.shape[1] + utterances.utterance_features.shape[1]
+        self.num_features = 3 * utterances.frames.shape[1] + extra  # of a frame
         self._first_frames = np.cumsum(utterances.lengths) - utterances.lengths
 
     def __len__(self) -> int:

@@ -9,22 +9,11 @@ so that a checkpoint can be resumed with or without it.
 
 from functools import partial
 
-from experiments.models.layers import Normalization, decay_mask
+from experiments.models.layers import Normalization as Normalization
+from experiments.models.layers import decay_mask as decay_mask
 from experiments.models.resnet import ResNet, ResNetCifar
 from experiments.models.small import MLP, Linear, SmallCNN
 from experiments.models.vgg import VGG11
-
-__all__ = [
-    "MLP",
-    "MODELS",
-    "VGG11",
-    "Linear",
-    "Normalization",
-    "ResNet",
-    "ResNetCifar",
-    "SmallCNN",
-    "decay_mask",
-]
 
 MODELS = {
     "small_cnn": SmallCNN,

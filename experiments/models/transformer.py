@@ -11,6 +11,7 @@ of a sequence), H the number of heads, D the width of a head, V the size of the 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -116,19 +117,13 @@ class Attention(nn.Module):
                 "width / heads must be even, because rotary positions turn pairs of columns, got "
                 f"{self.width} / {self.heads}."
             )
-        self.query = self.make_dense(self.kernel_init)
-        self.key = self.make_dense(self.kernel_init)
-        self.value = self.make_dense(self.kernel_init)
-        self.output = self.make_dense(self.output_init)
-
-    def make_dense(self, kernel_init: Initializer) -> nn.Dense:
-        return nn.Dense(
-            self.width,
-            use_bias=False,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            kernel_init=kernel_init,
+        dense = partial(
+            nn.Dense, self.width, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype
         )
+        self.query = dense(kernel_init=self.kernel_init)
+        self.key = dense(kernel_init=self.kernel_init)
+        self.value = dense(kernel_init=self.kernel_init)
+        self.output = dense(kernel_init=self.output_init)
 
     def split_heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(*x.shape[:2], self.heads, -1)
@@ -169,20 +164,13 @@ class FeedForward(nn.Module):
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
 
-    def make_dense(self, width: int, kernel_init: Initializer) -> nn.Dense:
-        return nn.Dense(
-            width,
-            use_bias=self.use_bias,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            kernel_init=kernel_init,
-        )
-
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, width]` -> `[B, T, width]`."""
-        hidden = self.activation(self.make_dense(self.hidden, self.kernel_init)(x))
-        return self.make_dense(x.shape[-1], self.output_init)(hidden)
+        types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        dense = partial(nn.Dense, use_bias=self.use_bias, **types)
+        hidden = self.activation(dense(self.hidden, kernel_init=self.kernel_init)(x))
+        return dense(x.shape[-1], kernel_init=self.output_init)(hidden)
 
 
 class TokenEmbedding(nn.Module):

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from rich.console import Console
 from rich.table import Table
 
-from experiments.averaging.report import make_table
 from experiments.plots import choose_colors
 from experiments.rates.fits import (
     Estimate,
@@ -23,6 +22,7 @@ from experiments.rates.fits import (
     select_regime,
 )
 from experiments.results import Record
+from experiments.tables import Cell, make_table
 
 MARKERS = "os^Dv*P<"  # numbers of nodes
 MIN_DISTANCE = 1e-9  # squared; a smaller one is only float32 rounding
@@ -109,47 +109,47 @@ def find_slopes(runs: Sequence[Record]) -> list[Record]:
             "steps": in_steps,
             "nodes": in_nodes,
         }
-        found = {name: _make_list(estimate) for name, estimate in estimates.items()}
+        found = {
+            name: None if math.isnan(estimate.value) else list(estimate)
+            for name, estimate in estimates.items()
+        }
         records.append({"label": label, **found})
     return records
 
 
-def _make_list(estimate: Estimate) -> list[float] | None:
-    return None if math.isnan(estimate.value) else list(estimate)
-
-
 def make_rate_table(runs: Sequence[Record], field: str, title: str) -> Table:
     """Makes a table of one quantity: a row for each method and n, a column for each K."""
-    steps = sorted({run["steps"] for run in runs})
-    table = make_table(title, CAPTION, ("method", "n", *(f"K = {number}" for number in steps)))
-    found = {(run["label"], run["nodes"], run["steps"]): run for run in runs}
-    for label, nodes in dict.fromkeys((run["label"], run["nodes"]) for run in runs):
-        cells = [_format_cell(found.get((label, nodes, number)), field) for number in steps]
-        table.add_row(label, f"{nodes}", *cells)
-    return table
-
-
-def _format_cell(run: Record | None, field: str) -> str:
-    if run is None:
-        return "-"
-    mean = np.mean(run[field])
-    text = f"{mean:.3g}" if mean > MIN_DISTANCE else "0"
-    return text if is_in_regime(run["nodes"], run["steps"]) else f"{text}*"
+    cells: dict[tuple[str, int], Record] = {}
+    for run in runs:
+        mean = np.mean(run[field])
+        text = f"{mean:.3g}" if mean > MIN_DISTANCE else "0"
+        text += "*" * (not is_in_regime(run["nodes"], run["steps"]))
+        cells.setdefault((run["label"], run["nodes"]), {})[f"K = {run['steps']}"] = text
+    steps = (f"K = {number}" for number in sorted({run["steps"] for run in runs}))
+    columns: dict[str, Cell] = {"method": "{method}", "n": "{n}"}
+    columns |= {name: (lambda row, name=name: row.get(name, "-")) for name in steps}
+    rows = [{"method": label, "n": nodes} | row for (label, nodes), row in cells.items()]
+    return make_table(title, CAPTION, columns, rows)
 
 
 def make_slope_table(slopes: Sequence[Record]) -> Table:
     """Makes a table of what `find_slopes` returns."""
-    table = make_table(
+
+    def show(name: str) -> Cell:
+        return lambda record: "-" if record[name] is None else f"{Estimate(*record[name])}"
+
+    return make_table(
         "Slopes of the squared gradient, in logarithms (theorem 1: -1/2)",
         "in brackets: 95 % of the bootstrap over the seeds",
-        ("method", "in nK", "in K", "in n"),
-        is_wrapped=True,
+        {
+            "method": "{label}",
+            "in nK": show("nodes_times_steps"),
+            "in K": show("steps"),
+            "in n": show("nodes"),
+        },
+        slopes,
+        texts=4,  # which break where they are too long
     )
-    for record in slopes:
-        values = [record[name] for name in ("nodes_times_steps", "steps", "nodes")]
-        cells = ["-" if value is None else f"{Estimate(*value)}" for value in values]
-        table.add_row(record["label"], *cells)
-    return table
 
 
 def write_report(

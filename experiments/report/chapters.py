@@ -106,7 +106,9 @@ def make_chapter(
     if chapter.needs:
         return chapter
     try:
-        findings = section.judge_runs(scale, ended)
+        findings = section.find(scale, ended)
+        if not section.judges(scale):  # runs that are too small to tell
+            findings = findings.drop_bounds()
         chapter = dataclasses.replace(chapter, findings=findings)
         drawings = draw_figures(section.name, findings.figures, folder)
         return dataclasses.replace(chapter, drawings=drawings)

@@ -330,11 +330,6 @@ class Section:
     # whether the small runs of the quick scale can be judged, too
     judges_when_quick: bool = False
 
-    def judge_runs(self, scale: Scale, results: Results) -> "Findings":
-        """Returns what the runs say; without bounds where they are too small to tell."""
-        findings = self.find(scale, results)
-        return findings if self.judges(scale) else findings.drop_bounds()
-
     def judges(self, scale: Scale) -> bool:
         """Whether the section can tell a broken method from a right one at this scale."""
         return self.judges_when_quick or not scale.is_quick

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -16,9 +15,6 @@ from experiments import results
 from experiments.options import OutputOptions
 from experiments.program import ProgramError, exit_on_error
 from experiments.results import Record
-
-Cell = str | Callable[[Record], str]
-"""A format of a run's fields, as "{seconds:.2f}", or a function of the run."""
 
 
 class Measurement(NamedTuple):
@@ -62,28 +58,6 @@ def run_check(
         if not all(run.get("matches_schedule", True) for run in runs):
             raise ProgramError(f"{measurement.violation}, got something else: see the table.")
         return out, runs
-
-
-def make_table(
-    title: str, caption: str, columns: Mapping[str, Cell], runs: Sequence[Record], texts: int = 1
-) -> Table:
-    """Makes a table with a row per run; the first `texts` columns are text, the others numbers."""
-    table = Table(title=title, caption=caption or None, box=SIMPLE_HEAD, padding=0)
-    for index, header in enumerate(columns):
-        if index < texts:
-            table.add_column(header, overflow="fold", min_width=6)
-        else:
-            table.add_column(header, justify="right", no_wrap=True)
-    for run in runs:
-        table.add_row(
-            *(c.format(**run) if isinstance(c, str) else c(run) for c in columns.values())
-        )
-    return table
-
-
-def scale(field: str, unit: float, digits: str) -> Cell:
-    """A cell with a field in other units; - where a run has none."""
-    return lambda run: "-" if run.get(field) is None else f"{run[field] / unit:{digits}}"
 
 
 def summarize_samples(name: str, samples: ArrayLike) -> Record:

@@ -149,7 +149,11 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
         **data,
         "job": os.environ.get("GOSSIPJAX_JOB"),
     }
-    folder = create_shared_run_dir(program, options, resume=previous is not None)
+    folder = options.out
+    if is_main_process():
+        resumes = previous is not None
+        folder = create_run_dir(program, options.out, options.overwrite, resumes)
+    folder = Path(broadcast_text(str(folder)))
     output = Output(folder, dataclasses.asdict(options), environment, previous or {})
     output.write_summary()  # before the first run: a program that is stopped can be resumed
     if is_main_process():
@@ -175,14 +179,6 @@ def find_previous(options: TrainingOptions) -> Record | None:
     job = os.environ.get("GOSSIPJAX_JOB")
     is_of_another_job = previous and previous["environment"].get("job") != job
     return None if is_of_another_job and not options.resume else previous
-
-
-def create_shared_run_dir(program: str, options: TrainingOptions, resume: bool) -> Path:
-    """Has process 0 create the folder for the results, and returns it on all processes."""
-    folder = options.out
-    if is_main_process():
-        folder = create_run_dir(program, options.out, options.overwrite, resume)
-    return Path(broadcast_text(str(folder)))
 
 
 def run_all(experiment: Experiment, console: Console) -> None:

@@ -115,10 +115,6 @@ def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     return gx.contrib.relay(networkx.from_numpy_array(matrix - np.diag(np.diag(matrix))))
 
 
-def _build_nothing(schedule: gx.Schedule, options: MethodOptions) -> Transform:
-    return optax.with_extra_args_support(optax.identity())
-
-
 ALGORITHMS = {
     "sgp": Algorithm(
         lambda schedule, options: gx.sgp(schedule, wire=options.codec),
@@ -190,7 +186,7 @@ ALGORITHMS = {
         goes_first=True,
     ),
     "local": Algorithm(  # Local SGD, DiLoCo: with --outer-every
-        _build_nothing,
+        lambda schedule, options: optax.with_extra_args_support(optax.identity()),
         "none",
         fixed_topology=True,
         wires=("float32",),
@@ -488,17 +484,17 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
             f"{local_steps}: give --outer-every {local_steps} instead.",
         ),
         (
-            local_steps > 1 and not algorithm.skips_steps,
-            f"{name} must exchange at every update: --local-steps must be 1, got {local_steps}: "
-            f"{way_out}",
-        ),
-        (
             mixes_momentum and not algorithm.mixes_after,
             f"the algorithm of --momentum {options.momentum} must be {mixing}, which mix models "
             f"after a local step, got {name}: {way_out}",
         ),
         (
-            mixes_momentum and local_steps > 1,
+            local_steps > 1 and not algorithm.skips_steps,
+            f"{name} must exchange at every update: --local-steps must be 1, got {local_steps}: "
+            f"{way_out}",
+        ),
+        (
+            local_steps > 1 and mixes_momentum,
             f"--momentum {options.momentum} must exchange at every update: --local-steps must be "
             f"1, got {local_steps}.",
         ),

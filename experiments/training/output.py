@@ -71,7 +71,7 @@ class Output:
         self.runs: list[Record] = list(previous.get("runs", []))
         self._options = options
         self._environment = environment
-        self._resumed: list[str] = list(previous.get("environment", {}).get("resumed", []))
+        self.resumed: list[str] = list(previous.get("environment", {}).get("resumed", []))
 
     def open_reporter(
         self, report_to: ReportTo, run: TrainingRun
@@ -91,17 +91,12 @@ class Output:
     def write_summary(self) -> None:
         """Writes `summary.json`."""
         if is_main_process():
-            environment = {**self._environment, "resumed": self._resumed}
+            environment = {**self._environment, "resumed": self.resumed}
             write_summary(self.folder, self._options, environment, self.runs)
 
     def add_run(self, run: Record) -> None:
         """Adds a finished run to `summary.json`."""
         self.runs.append(run)
-        self.write_summary()
-
-    def add_resumed(self, message: str) -> None:
-        """Notes in `summary.json` that a run was resumed."""
-        self._resumed.append(message)
         self.write_summary()
 
     def add_metrics(self, line: Record) -> None:
@@ -136,14 +131,11 @@ class RunLog(NamedTuple):
         """Logs that the run starts after `step`; `message` says from where, if it is resumed."""
         if message is not None:
             self.bar.console.print(message, soft_wrap=True)
-            self.output.add_resumed(message)
+            self.output.resumed.append(message)
+            self.output.write_summary()
         self.output.truncate_metrics(self.run.name, step)
         if self.reporter is not None:
             self.reporter.start(step)
-
-    def end(self, message: str) -> None:
-        """Prints why the run ends before its last step."""
-        self.bar.console.print(message, soft_wrap=True)
 
     def write_texts(self, texts: Mapping[str, Sequence[str]]) -> None:
         """Writes the texts of an examination into `OUT/texts/RUN`."""

@@ -245,7 +245,8 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
     ended_by = find_end(plan, state.step)
     if ended_by != "epochs":
         option = option_name(ended_by)
-        log.end(f"{run.title} ends after step {state.step} of {plan.steps}, by {option}")
+        why = f"{run.title} ends after step {state.step} of {plan.steps}, by {option}"
+        log.bar.console.print(why, soft_wrap=True)
     log.write_texts(examined.texts)
     params = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), state.params)
     seconds_per_step = float(np.median(progress.seconds_per_step))

@@ -67,7 +67,6 @@ def test_reads_messages_and_matmuls():
         Message("all-reduce", "bf16+f32", 68),
     ]
     assert hlo.count_matmuls(module) == 4
-    assert hlo.count_matmuls_before(module) == 1
     assert hlo.count_overlapped(module) == 2
 
 

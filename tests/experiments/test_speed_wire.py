@@ -433,14 +433,6 @@ def test_ratios_are_to_the_same_algorithm():
     assert (runs[2]["ratio_to_none"], runs[2]["ratio_to_ideal"]) == (None, None)
 
 
-def test_without_pyzmq_only_lockstep_is_possible(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(stragglers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit):
-        main(["stragglers", "--out", str(tmp_path / "out")])
-    assert "--algorithm async-sgp must be run with pyzmq" in capsys.readouterr().err
-    stragglers.require_algorithms(stragglers.StragglerOptions(algorithm=("sgp",)))
-
-
 def test_what_was_measured_before_a_failure_is_written(tmp_path, monkeypatch):
     def fail_in_the_second_run(members, command, folder, *rest):
         for rank in range(len(members)):

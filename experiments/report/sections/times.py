@@ -127,7 +127,6 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
     """Compares measured seconds with those of the cost model; the loopback is not judged."""
     del scale
     claims = []
-    rows = []
     records = []
     for name, result in results.items():
         records += [
@@ -139,7 +138,6 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
             for run in result.runs
             if (modelled := run["modelled_seconds"]) is not None
         ]
-        rows += timed
         claims.append(
             claim_near(
                 f"On {LINKS[name]} the cost model is within 10 % of every measured time per "
@@ -241,7 +239,6 @@ def find_stragglers(scale: Scale, results: Results) -> Findings:
     margin = 0.15 if scale.is_quick else 0.05  # of the examples per second that remain
     cause = "The simulation leaves out the processor time of a step."
     claims = []
-    rows = []
     records = []
     for result in results.values():
         runs = sorted(result.runs, key=lambda run: SLOWNESS.index(run["slowness"]))
@@ -262,7 +259,6 @@ def find_stragglers(scale: Scale, results: Results) -> Findings:
             for run in runs
             if (modelled := run["modelled_examples_per_second"]) is not None
         ]
-        rows += timed
         statement = (
             f"With {nodes} nodes the simulation is within {bound:.0%} of every measured rate of "
             "examples."

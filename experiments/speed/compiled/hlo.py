@@ -151,16 +151,6 @@ def count_matmuls(module: Module) -> int:
     return sum(_count_matmuls(it, module) for it in module.instruction_order.values())
 
 
-def count_matmuls_before(module: Module) -> int:
-    """Matrix products that run before the first collective starts."""
-    before = 0
-    for it in module.instruction_order.values():
-        if it.collective:
-            break
-        before += _count_matmuls(it, module)
-    return before
-
-
 def count_overlapped(module: Module) -> int:
     """Matrix products that run while a collective is under way; 0 for one that blocks."""
     overlapped = 0

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 import gossipjax as gx
+from experiments import tables
 from experiments.options import OutputOptions, PositiveInt
 from experiments.results import Record
 from experiments.speed import harness
@@ -104,7 +105,6 @@ def compile_program(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Reco
         "expected_bytes": expected,
         "matches_schedule": 0 <= sent - expected <= padding,
         "matmuls": hlo.count_matmuls(module),
-        "matmuls_before": hlo.count_matmuls_before(module),
         "matmuls_overlapped": hlo.count_overlapped(module),
     }
 
@@ -154,7 +154,7 @@ def format_messages(messages: Sequence[Record]) -> str:
 
 def make_table(runs: Sequence[Record]) -> Table:
     """The table of the list `runs` of `summary.json`."""
-    columns: dict[str, harness.Cell] = {
+    columns: dict[str, tables.Cell] = {
         "target": "{target}",
         "algorithm": lambda run: (
             run["algorithm"] + (f", {run['wire']}" if run["wire"] != "float32" else "")
@@ -172,7 +172,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     }
     title = "Collectives of a compiled step, and matrix products between start and done"
     caption = "collectives: of one node: count, kind, type and bytes of each"
-    return harness.make_table(title, caption, columns, runs, texts=5)
+    return tables.make_table(title, caption, columns, runs, texts=5)
 
 
 def make_measurement(options: ScheduleOptions) -> harness.Measurement:

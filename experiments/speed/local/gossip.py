@@ -18,6 +18,7 @@ import optax
 from rich.table import Table
 
 import gossipjax as gx
+from experiments import tables
 from experiments.models import MODELS
 from experiments.options import Check, OutputOptions, PositiveInt
 from experiments.results import Record
@@ -233,20 +234,20 @@ def measure_case(options: GossipTimeOptions, model: str, nodes: int) -> list[Rec
 
 def make_table(runs: Sequence[Record]) -> Table:
     """A row per model, number of nodes and method."""
-    columns: dict[str, harness.Cell] = {
+    columns: dict[str, tables.Cell] = {
         "model": "{model}",
         "method": "{method}",
         "nodes": "{nodes}",
-        "ms without": harness.scale("plain_seconds", 1e-3, ".2f"),
+        "ms without": tables.scale("plain_seconds", 1e-3, ".2f"),
         "x with": "{ratio:.2f}",
         "10-90 %": "{ratio_p10:.2f}-{ratio_p90:.2f}",
-        "x by hand": harness.scale("ratio_by_hand", 1, ".2f"),
-        "update ms": harness.scale("update_seconds", 1e-3, ".2f"),
-        "x its hand": harness.scale("update_ratio_to_hand", 1, ".2f"),
+        "x by hand": tables.scale("ratio_by_hand", 1, ".2f"),
+        "update ms": tables.scale("update_seconds", 1e-3, ".2f"),
+        "x its hand": tables.scale("update_ratio_to_hand", 1, ".2f"),
         "x first": "{first_ratio:.1f}",
     }
     title = "A step of simulated nodes over the same without gossip"
-    return harness.make_table(title, "x first: the first step, compiled", columns, runs, texts=2)
+    return tables.make_table(title, "x first: the first step, compiled", columns, runs, texts=2)
 
 
 def make_measurement(options: GossipTimeOptions) -> harness.Measurement:

@@ -100,18 +100,11 @@ def _add_host(host: Host, outside: str, bridge: str, bits_per_second: int) -> No
     run_command("ip", "-n", name, "addr", "add", f"{host.address}/16", "dev", INTERFACE)
     run_command("ip", "-n", name, "link", "set", INTERFACE, "up")
     run_command("ip", "-n", name, "link", "set", "lo", "up")
-    limit_link(host, bits_per_second)
-
-
-def limit_link(host: Host, bits_per_second: int) -> None:
-    """Limits what a host of `make_network` sends and receives, in place of the limit before."""
     burst = max(MIN_BURST_BYTES, int(bits_per_second / 8 * BURST_SECONDS))
     limit = burst + int(bits_per_second / 8 * QUEUE_SECONDS)
     shaping = f"root tbf rate {bits_per_second}bit burst {burst}b limit {limit}b".split()
-    name = str(host.namespace)
-    outside = "h".join(name.rsplit("n", 1))
-    run_command("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, *shaping)  # what it sends
-    run_command("tc", "qdisc", "replace", "dev", outside, *shaping)  # what it receives
+    run_command("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, *shaping)  # what it sends
+    run_command("tc", "qdisc", "add", "dev", outside, *shaping)  # what it receives
 
 
 def run_command(*command: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 
 from experiments.results import Record
-from experiments.speed.harness import Cell, make_table, scale
+from experiments.tables import Cell, make_table, scale
 
 MEGA = 1e6
 
