@@ -15,7 +15,6 @@ from gossipjax.cost_model import Method
 Kind = Literal["ring", "tree"]
 Wire = Literal["float32", "bfloat16", "int8", "int4"]
 
-INTEGERS = ("int8", "int4")
 MAX_DENSE_NODES = 256  # of schedules whose spectrum needs dense matrices, which take seconds beyond
 MAX_STEPS = 2**20
 AVERAGED = 0.1  # of the differences between nodes, that are left when they count as averaged
@@ -39,11 +38,6 @@ class Candidate(NamedTuple):
     # steps until the differences between the nodes have shrunk to a tenth, if each exchange is used
     # at once; 0 if the average is exact in every step
     mixing: float
-    # second singular value of the product of the first `ceil(log2 N)` steps: 0 is an exact average,
-    # 1 none at all
-    sigma: float
-    # models that a node keeps beside its parameters, gradients and optimizer state
-    kept_models: float
     wire: str = "float32"  # the form of the messages
     is_here: bool = True  # whether gossipjax has it
     gradient_age: float = 0  # steps by which gradients are older than the model that they change
@@ -66,7 +60,7 @@ def list_candidates(
     ['single']
     """
     if nodes == 1:
-        return [Candidate("single", Method("single"), 0, 0.0, 0)]
+        return [Candidate("single", Method("single"), 0)]
     rows: list[Candidate] = []
     for wire in wires:
         reduction = kind if wire == "float32" else "ring"
@@ -77,17 +71,15 @@ def list_candidates(
 
 def _list_exact(kind: Kind, wire: Wire, nodes: int, every: int) -> Iterator[Candidate]:
     """Exact averages: of gradients in every step, or of models now and then."""
-    error = float(wire in INTEGERS)  # what the messages leave out is kept
     buckets = cost_model.allreduce(kind, wire, BUCKETS)
     server = cost_model.centralized(wire)
     local = cost_model.diloco(LOCAL_STEPS, kind, wire)
     diloco = cost_model.diloco(every, kind, wire)
-    sigma = float(count_rounds(nodes) < every)
-    yield Candidate("allreduce", cost_model.allreduce(kind, wire), 0, 0.0, error, wire)
-    yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, 0.0, error, wire, is_here=False)
-    yield Candidate("centralized", server, 0, 0.0, error, wire, is_here=False)
-    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, 1.0, 1, wire)
-    yield Candidate(f"diloco, every {every}", diloco, every, sigma, 2, wire)
+    yield Candidate("allreduce", cost_model.allreduce(kind, wire), 0, wire)
+    yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, wire, is_here=False)
+    yield Candidate("centralized", server, 0, wire, is_here=False)
+    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, wire)
+    yield Candidate(f"diloco, every {every}", diloco, every, wire)
 
 
 def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
@@ -99,84 +91,64 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     assert state is not None
     tracking = cost_model.from_plan(state.plan, "gradient-tracking")
     slowmo = cost_model.slowmo(early, SLOWMO_STEPS, kind, wire)
-    rows = [  # name, method, schedule, kept models
-        ("sgp", cost_model.sgp(peer, wire=wire), peer, 0),
-        ("sgp-cwa", early, peer, 0),
-        ("1-osgp", cost_model.osgp(peer, 1, wire), peer, 1),
-        ("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2), 1),
-        ("gradient-tracking@one_peer_exponential", tracking, peer, 1),
-        ("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring, 0),
-        ("async-sgp", cost_model.async_sgp(peer, wire), peer, 1),
-        (f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer, 2),
+    rows = [  # name, method, schedule
+        ("sgp", cost_model.sgp(peer, wire=wire), peer),
+        ("sgp-cwa", early, peer),
+        ("1-osgp", cost_model.osgp(peer, 1, wire), peer),
+        ("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2)),
+        ("gradient-tracking@one_peer_exponential", tracking, peer),
+        ("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring),
+        ("async-sgp", cost_model.async_sgp(peer, wire), peer),
+        (f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer),
     ]
     if nodes > 2:
         two = gx.topology.k_peer_exponential(nodes, 2)
-        rows.append(("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two, 0))
+        rows.append(("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two))
     mixing = PAIR_STEPS * count_mixing_steps(peer)
     tracked = cost_model.noloco(peer, PAIR_STEPS, wire)
-    outer = [Candidate(f"{TRACKED_OUTER}, every {PAIR_STEPS}", tracked, mixing, 1.0, 3, wire)]
+    outer = [Candidate(f"{TRACKED_OUTER}, every {PAIR_STEPS}", tracked, mixing, wire)]
     if nodes <= MAX_DENSE_NODES:
         drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
-        random = cost_model.dpsgd(drawn, wire=wire)
-        rows.append(("rand-psgd", random, drawn, 0))
+        rows.append(("rand-psgd", cost_model.dpsgd(drawn, wire=wire), drawn))
     if nodes <= MAX_DENSE_NODES and nodes % 2 == 0:
         pairs = gx.topology.bipartite_exponential(nodes)
-        rows.append(("dpsgd@bipartite_exponential", cost_model.dpsgd(pairs, wire=wire), pairs, 0))
+        rows.append(("dpsgd@bipartite_exponential", cost_model.dpsgd(pairs, wire=wire), pairs))
         if wire == "float32":  # it sends copies in full
             # A node of gx.asynchronous whose link is busy does not average at that step.
             (exchange,) = cost_model.adpsgd(pairs).exchanges
             free = dataclasses.replace(exchange, awaits="nobody")
-            rows.append(("async-adpsgd", Method("async-adpsgd", (free,), staleness=1), pairs, 1))
+            rows.append(("async-adpsgd", Method("async-adpsgd", (free,), staleness=1), pairs))
         drawn = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
         mixing = PAIR_STEPS * count_mixing_steps(drawn)
         method = cost_model.noloco(drawn, PAIR_STEPS, wire)
-        outer.append(Candidate(f"noloco, every {PAIR_STEPS}", method, mixing, 1.0, 2, wire))
-    return [*(_rate(*row, wire) for row in rows), *outer]
+        outer.append(Candidate(f"noloco, every {PAIR_STEPS}", method, mixing, wire))
+    rated = (Candidate(name, way, count_mixing_steps(rounds), wire) for name, way, rounds in rows)
+    return [*rated, *outer]
 
 
 def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
     """Methods of one form of messages."""
     average = cost_model.allreduce(kind)
     late = Method("d1d-psgd", (dataclasses.replace(average.exchanges[0], overlap=1),), staleness=1)
-    yield Candidate("d1d-psgd", late, 0, 0.0, 1, gradient_age=1)
+    yield Candidate("d1d-psgd", late, 0, gradient_age=1)
     elastic = math.log(AVERAGED) / math.log1p(-ELASTICITY / nodes)
-    sigma = (1 - ELASTICITY / nodes) ** count_rounds(nodes)
-    yield Candidate("easgd", average, elastic, sigma, 1)
+    yield Candidate("easgd", average, elastic)
     if nodes <= MAX_DENSE_NODES:
         exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
         pga = cost_model.sgp(exact, CWA)
-        yield _rate(f"gossip-pga, every {EXACT_STEPS}", pga, exact, 0, "float32")
+        yield Candidate(f"gossip-pga, every {EXACT_STEPS}", pga, count_mixing_steps(exact))
     peer = gx.topology.one_peer_exponential(nodes)
     (share,) = cost_model.async_sgp(peer).exchanges
     rare = dataclasses.replace(share, fraction=2.0, every=every, phase=every - 1)  # with momentum
     method = Method("async-outer", (rare,), staleness=1)
     mixing = every * count_mixing_steps(peer)
-    yield Candidate(f"async-outer, every {every}", method, mixing, 1.0, 4)
-    sigma = float(count_rounds(nodes) < every)
+    yield Candidate(f"async-outer, every {every}", method, mixing)
     if every > FRAGMENTS:
         streaming = cost_model.streaming_diloco(every, FRAGMENTS, 1, kind, "int4")
-        name = f"streaming-diloco, every {every}"
-        yield Candidate(name, streaming, every, sigma, 2 + 1 / FRAGMENTS, "int4")
+        yield Candidate(f"streaming-diloco, every {every}", streaming, every, "int4")
     codec = gx.wire.block_top_k()
     sparse = cost_model.sparse_loco(every, nodes, codec)
-    yield Candidate(f"sparse-loco, every {every}", sparse, every, sigma, 2, "block_top_k")
-
-
-def _rate(
-    name: str, method: Method, schedule: gx.Schedule, kept_models: float, wire: Wire
-) -> Candidate:
-    """The candidate with the spectrum of its schedule."""
-    sigma = gx.topology.second_singular_value(schedule, count_rounds(schedule.size))
-    return Candidate(name, method, count_mixing_steps(schedule), sigma, kept_models, wire)
-
-
-def count_rounds(nodes: int) -> int:
-    """`ceil(log2 N)`: the fewest rounds of one peer that can average exactly; 1 for one node.
-
-    >>> count_rounds(32), count_rounds(12)
-    (5, 4)
-    """
-    return max(1, math.ceil(math.log2(nodes)))
+    yield Candidate(f"sparse-loco, every {every}", sparse, every, "block_top_k")
 
 
 def count_mixing_steps(schedule: gx.Schedule) -> int:

@@ -97,11 +97,6 @@ class Row:
         return 0.0 if self.simulation is None else self.simulation.kept
 
     @property
-    def sigma(self) -> float | None:
-        """That of the candidate; None if exchanges are left out, and it is that of others."""
-        return None if self.kept else self.candidate.sigma
-
-    @property
     def staleness(self) -> float:
         """Steps by which what a node gets is older than its own model."""
         if self.simulation is None:
@@ -175,8 +170,6 @@ class Row:
             "examples_per_second": self.situation.nodes * workload.examples / self.seconds,
             "efficiency": workload.compute_seconds / self.seconds,
             "sent_bytes": self.prediction.sent_bytes,
-            "kept_bytes": self.candidate.kept_models * workload.model_bytes,
-            "sigma": self.sigma,
             "mixing_steps": self.candidate.mixing,
             "staleness": self.staleness,
             "is_together": self.is_together,
