@@ -20,22 +20,20 @@ class LazyBatch(NamedTuple):
     read: Callable[[np.ndarray], Any]  # integers `[...]` below E -> arrays `[..., ...]`
 
 
-def map_ahead(
-    function: Callable[[T], R], items: Iterable[T], ahead: int, threads: int | None = None
-) -> Iterator[R]:
+def map_ahead(function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
     """Yields `function(item)` in order; threads compute it for the next `ahead` items, too.
 
     Threads and not processes, because decoding and resizing images run without Python's lock, and
     nothing is copied from process to process. An error is raised where its result is asked for.
 
     `items` may be infinite; they are taken in the thread that asks for the results. `ahead` of them
-    are being worked on or wait to be taken, by as many threads as cores if not given.
+    are being worked on, by as many threads as cores, or wait to be taken.
 
     >>> list(map_ahead(lambda x: x * x, range(4), ahead=2))
     [0, 1, 4, 9]
     """
     iterator = iter(items)
-    executor = ThreadPoolExecutor(threads or count_cores(), thread_name_prefix="map_ahead")
+    executor = ThreadPoolExecutor(count_cores(), thread_name_prefix="map_ahead")
     try:
         first = itertools.islice(iterator, ahead)
         results = deque(executor.submit(function, item) for item in first)

@@ -244,9 +244,7 @@ def build_rows(options: WireOptions, nodes: int) -> tuple[list[Row], dict[str, s
     return rows, left_out
 
 
-def average_at_center(
-    codec: gx.wire.Codec | None, axis_name: str = "nodes"
-) -> optax.GradientTransformationExtraArgs:
+def average_at_center(codec: gx.wire.Codec | None) -> optax.GradientTransformationExtraArgs:
     """A parameter server: node 0 gathers all gradients and sends every node their mean.
 
     Goes first in a chain. Needs a mesh: the permutations are partial, because only the link of
@@ -256,17 +254,17 @@ def average_at_center(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del params, extra_args
         buffer, unravel = ravel_pytree(updates)
-        nodes = jax.lax.axis_size(axis_name)
-        node = jax.lax.axis_index(axis_name)
+        nodes = jax.lax.axis_size("nodes")
+        node = jax.lax.axis_index("nodes")
         words = encode([buffer], codec)
         total = buffer
         for sender in range(1, nodes):
-            received = jax.lax.ppermute(words, axis_name, [(sender, 0)])
+            received = jax.lax.ppermute(words, "nodes", [(sender, 0)])
             total = total + decode(received, codec, [buffer])[0]
         mean = encode([total / nodes], codec)  # only node 0 has the mean
         result = mean
         for receiver in range(1, nodes):
-            received = jax.lax.ppermute(mean, axis_name, [(0, receiver)])
+            received = jax.lax.ppermute(mean, "nodes", [(0, receiver)])
             result = jnp.where(node == receiver, received, result)
         return unravel(decode(result, codec, [buffer])[0]), state
 
