@@ -31,16 +31,11 @@ class Recipe(NamedTuple):
     crop: Callable[[Image.Image], np.ndarray]  # image -> the same, for tests
 
 
-def to_pixels(image: Image.Image) -> np.ndarray:
-    """Returns uint8 `[H, W, 3]`."""
-    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-
-
 def crop_cifar(image: Image.Image) -> np.ndarray:
     """Returns the whole image; raises `ValueError` if it is not 32x32."""
     if image.size != (CIFAR_SIZE, CIFAR_SIZE):
         raise ValueError(f"an image must be 32x32, got {image.width}x{image.height}.")
-    return to_pixels(image)
+    return np.asarray(image.convert("RGB"))
 
 
 def augment_cifar(image: Image.Image, rng: np.random.Generator) -> np.ndarray:

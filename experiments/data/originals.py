@@ -91,7 +91,13 @@ def _make_cifar_examples(
 ) -> Examples:
     parts = [_parse_cifar(file, contents) for file in files]  # all before one is written
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return _make_examples(images, labels, split)
+
+    def read() -> KeyedExamples:
+        for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+            name = f"{split}_{index:05d}"
+            yield index, {"id": name, "image": to_png(image), "label": int(label)}
+
+    return Examples(read, len(labels))
 
 
 def _parse_cifar(file: str, contents: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -112,17 +118,6 @@ def _parse_cifar(file: str, contents: dict[str, bytes]) -> tuple[np.ndarray, np.
             f"{labels.min(initial=0)} to {labels.max(initial=0)}."
         )
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
-
-
-def _make_examples(images: np.ndarray, labels: np.ndarray, split: str) -> Examples:
-    """Returns examples of images in memory; each has an id, such as train_00007."""
-
-    def read() -> KeyedExamples:
-        for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-            name = f"{split}_{index:05d}"
-            yield index, {"id": name, "image": to_png(image), "label": int(label)}
-
-    return Examples(read, len(labels))
 
 
 SUFFIXES = frozenset({".jpeg", ".jpg", ".png"})

@@ -56,14 +56,6 @@ class Tuned(NamedTuple):
         """Reads the field, times `factor`, of every seed at the rate."""
         return read_sample(results, self.find_place(), self.field, factor, single_spread)
 
-    def list_tries(self, results: Results) -> list[float | None]:
-        """Returns the field with the first seed at each rate; None of one that did not finish."""
-        tries = []
-        for factor in FACTORS:
-            sample = read_sample(results, self.find_place(factor), self.field)
-            tries.append(sample.values[0] if sample.values else None)
-        return tries
-
 
 def claim_best(methods: Mapping[str, Tuned], results: Results, sign: int, spec: str) -> Claim:
     """Returns the claim that no method is better at half or twice its rate.
@@ -72,10 +64,10 @@ def claim_best(methods: Mapping[str, Tuned], results: Results, sign: int, spec: 
     """
     rows: dict[str, Estimate] = {}
     for title, method in methods.items():
-        tries = method.list_tries(results)
-        others = [value for value in (tries[0], tries[2]) if value is not None]
-        if tries[1] is not None and others:  # what diverged is worse
-            rows[title] = exact(min(sign * (tries[1] - value) for value in others))
+        tries = [read_sample(results, method.find_place(f), method.field).values for f in FACTORS]
+        half, once, twice = (values[:1] for values in tries)  # of the first seed, if it finished
+        if once and (half or twice):  # what diverged is worse
+            rows[title] = exact(min(sign * (once[0] - value) for value in half + twice))
     return Claim(
         "Each method has its best rate: with the first seed, half and twice this rate are worse, "
         "or diverge.",

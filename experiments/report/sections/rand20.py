@@ -57,9 +57,9 @@ class Batch(NamedTuple):
 
     def tune(self, title: str, scale: Scale) -> Tuned:
         """Returns a method at its rate over the fewest learners."""
-        name = f"rand20-{self.size}-{self.learners[0]}-{NAMES[title].replace('@', '-')}"
-        options = self.list_options(self.learners[0], scale)
-        return Tuned(name, "speech", options, NAMES[title], self.rates[title], FIELD)
+        fewest = self.learners[0]
+        call = (self.name_run(title, fewest), "speech", self.list_options(fewest, scale))
+        return Tuned(*call, NAMES[title], self.rates[title], FIELD)
 
     def tune_all(self, scale: Scale) -> dict[str, Tuned]:
         """Returns all methods, by title."""
