@@ -23,6 +23,7 @@ each seed.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -174,11 +175,13 @@ def make_trainer(
         average = jax.tree.map(lambda x: x.mean(0), params)
         return compute_loss(average, (images[0][:WATCHED], images[1][:WATCHED]))
 
-    def find_loss(rate: float, steps: int, seed: int) -> float:
-        loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
-        return loss if math.isfinite(loss) else math.inf
+    return functools.partial(find_loss, train)
 
-    return find_loss
+
+def find_loss(train: Callable[..., jax.Array], rate: float, steps: int, seed: int) -> float:
+    """Returns the loss at the end of a run; infinite if it diverged."""
+    loss = float(train(jnp.float32(rate), jnp.int32(steps), jnp.uint32(seed)))
+    return loss if math.isfinite(loss) else math.inf
 
 
 def choose_rate(measure: Callable[[float], float], first: float) -> float:

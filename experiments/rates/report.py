@@ -126,28 +126,28 @@ def make_rate_table(runs: Sequence[Record], field: str, title: str) -> Table:
         text += "*" * (not is_in_regime(run["nodes"], run["steps"]))
         cells.setdefault((run["label"], run["nodes"]), {})[f"K = {run['steps']}"] = text
     steps = (f"K = {number}" for number in sorted({run["steps"] for run in runs}))
-    columns: dict[str, Cell] = {"method": "{method}", "n": "{n}"}
-    columns |= {name: (lambda row, name=name: row.get(name, "-")) for name in steps}
+    columns = {name: _show(name) for name in ("method", "n", *steps)}
     rows = [{"method": label, "n": nodes} | row for (label, nodes), row in cells.items()]
     return make_table(title, CAPTION, columns, rows)
 
 
+def _show(name: str) -> Cell:
+    """A cell with a field of a record; - where it has none."""
+    return lambda record: f"{record.get(name) or '-'}"
+
+
 def make_slope_table(slopes: Sequence[Record]) -> Table:
     """Makes a table of what `find_slopes` returns."""
-
-    def show(name: str) -> Cell:
-        return lambda record: "-" if record[name] is None else f"{Estimate(*record[name])}"
-
+    names = {"method": "label", "in nK": "nodes_times_steps", "in K": "steps", "in n": "nodes"}
+    rows = [
+        {name: Estimate(*x) if isinstance(x, list) else x for name, x in record.items()}
+        for record in slopes
+    ]
     return make_table(
         "Slopes of the squared gradient, in logarithms (theorem 1: -1/2)",
         "in brackets: 95 % of the bootstrap over the seeds",
-        {
-            "method": "{label}",
-            "in nK": show("nodes_times_steps"),
-            "in K": show("steps"),
-            "in n": show("nodes"),
-        },
-        slopes,
+        {title: _show(name) for title, name in names.items()},
+        rows,
         texts=4,  # which break where they are too long
     )
 
