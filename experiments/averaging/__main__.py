@@ -8,13 +8,9 @@ The averaging error of the de-biased `z = x / w` is, with the mean of the starts
     sqrt(sum_i ||z_i - m||^2 / sum_i ||x_i(0) - m||^2).
 
 This is the mathematics of the schedules: dense float64 matrices on the CPU, without any exchange of
-messages. The program writes into `--out`:
-
-- `metrics.jsonl`: a line per topology, number of nodes and round (`round` 0 is the start) with
-  `error_median`, `error_p10` and `error_p90` (the 10 % and 90 % quantiles over the seeds);
-- `summary.json`: `runs` (an object per topology and number of nodes), `sgp18_appendix_a` and
-  `rand20_rings` (the rows of the two tables that repeat figures of the papers);
-- `averaging_error.png`.
+messages. The program writes `averaging_error.png` into `--out`, `metrics.jsonl` with a line per
+topology, number of nodes and round, of which 0 is the start, and `summary.json`, in which
+`sgp18_appendix_a` and `rand20_rings` repeat figures of the papers.
 
 References:
   Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR 2019,
@@ -211,12 +207,9 @@ def compute_sgp18_factors(seeds: int) -> list[Record]:
 def compute_rand20_rings(seeds: int) -> list[Record]:
     """Computes the ring and the randomized ring, and the same by RAND-20, eqs. 5, 6 and 12.
 
-    For each size N, `second_eigenvalue` is computed from the matrix and `paper_second_eigenvalue`
-    by eq. 6. Distances are spectral norms of the difference to the exact average,
-    `||T_1 ... T_k - T_u||_2`, after `k` rounds: `ring_distance`, its value `rho^k` by eqs. 5 and 6
-    (`paper_ring_distance`), `mean` and `standard_deviation` of the randomized ring over the seeds,
-    and the bound of eq. 12 on that mean (`paper_bound`). `means_by_round` and
-    `paper_bounds_by_round` are those after 1, 2, ... `k` rounds.
+    Distances are spectral norms of the difference to the exact average, `||T_1 ... T_k - T_u||_2`,
+    after `k` rounds; `mean` and `standard_deviation` are of the randomized ring over the seeds, and
+    `paper_bound` is that of eq. 12 on their mean.
     """
     k = RING_ROUNDS
     records = []

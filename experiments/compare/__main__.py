@@ -4,16 +4,11 @@
       --dirichlet-alpha 1 0.1 --seed 0 1 2 --out runs/compare -- --dataset mnist5k --epochs 4
     python -m experiments.compare --grid methods-mini --out runs/methods
 
-Every cell of the grid is a run of a training program, `--jobs` of them side by side, each with its
-folder in `OUT/cells`. Run it again with the same `--out`, and only what is not finished is run. The
-table has mean and standard deviation over the seeds, the best of each column marked, and the
-paper's figures beside them; `table.md` holds it, `summary.json` all of it, and `curves.png` is
-drawn from the metrics of the runs. A run whose loss is not finite has diverged, and is counted as
-such; one that fails by another error is named, and the program then exits with status 1.
-
-With `--rates 0.001 0.002 0.004` each row and column runs once per rate at the first seed, and the
-other seeds run at the best of them. A second table in `table.md` has these rates, the bytes that a
-node sends, and the loss at equal bytes.
+Every cell of the grid is a run of a training program with its folder in `OUT/cells`. Run it again
+with the same `--out`, and only what is not finished is run. A run whose loss is not finite has
+diverged, and is counted as such; one that fails by another error is named, and the program then
+exits with status 1. With `--rates` each row and column runs once per rate at the first seed, and
+the other seeds run at the best of them. docs/guides/experiments.md says what the tables show.
 """
 
 import dataclasses

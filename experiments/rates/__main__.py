@@ -11,16 +11,9 @@ library, but nothing is exchanged between machines. With `mean` the average mode
     1/(nK) sum_k sum_i ||z_ik - mean_k||^2   theorem 2: O(1/K + 1/K^1.5)
 
 and the slopes of the first in nK, in K and in n. These are of the runs with `K >= n^3`: from there
-on, what the disagreement of the nodes adds is small. The program writes into `--out`:
-
-- `metrics.jsonl`: a line for each run and number of steps `step`, in powers of two, with `label`
-  (the method), `nodes`, `steps` (K) and the means over the seeds and the first `step` steps,
-  `squared_gradient` and `squared_distance`;
-- `summary.json`: `runs` (an object for each method, n and K: `label`, `algorithm`, `topology`,
-  `nodes`, `steps`, `learning_rate`, `bound` of theorem 1, `is_in_regime`, `squared_gradient` and
-  `squared_distance`, a number for each seed) and `slopes` (an object for each method: the slopes in
-  `nodes_times_steps`, `steps` and `nodes` with the limits of 95 %, or null);
-- `rates.png`.
+on, what the disagreement of the nodes adds is small. The program writes `rates.png` into `--out`,
+`metrics.jsonl` with a line for each run and number of steps `step`, in powers of two, and
+`summary.json`, whose `slopes` have limits of 95 %, or are null.
 
 References:
   Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
