@@ -1,7 +1,7 @@
 """Data sets, their division over nodes, and the batches of each node."""
 
 from experiments.data.augmentation import RECIPES
-from experiments.data.images import DATASETS, Dataset, load
+from experiments.data.images import Dataset, load
 from experiments.data.local import DataError, MissingDataError, RecordError
 from experiments.data.records import ImageRecords
 from experiments.data.sharding import Division, divide_examples, draw_batches, split_examples
@@ -9,7 +9,6 @@ from experiments.data.sharding import Division, divide_examples, draw_batches, s
 Images = Dataset | ImageRecords
 
 __all__ = [
-    "DATASETS",
     "RECIPES",
     "DataError",
     "Dataset",

@@ -23,9 +23,7 @@ what the model has to remember of the tokens so far, a pytree of arrays `[B * K,
 class Hypotheses(NamedTuple):
     """The best sequence that was found for each of B inputs."""
 
-    tokens: (
-        jax.Array
-    )  # ids `[B, L]`: without `begin_id`, up to `end_id`, then padding
+    tokens: jax.Array  # ids `[B, L]`: without `begin_id`, up to `end_id`, then padding
     scores: jax.Array  # `[B]`, `log P(tokens) / length_penalty(length)`, which counts `end_id`
 
 
