@@ -34,23 +34,20 @@ class Reaper:
             command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
         )
         assert self._process.stdin is not None
-        self._pipe = self._process.stdin
+        # A new process writes its id there before it does anything else.
+        self.pipe: IO[bytes] = self._process.stdin
 
     def __enter__(self) -> Reaper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pipe.close()
+        self.pipe.close()
         self._process.wait()
-
-    def input(self) -> IO[bytes]:
-        """The pipe, to which a new process writes its id before it does anything else."""
-        return self._pipe
 
     def discard(self, group: int) -> None:
         """Report that a process has exited."""
         with self._lock, contextlib.suppress(OSError):
-            self._pipe.write(b"-%d\n" % group)
+            self.pipe.write(b"-%d\n" % group)
 
 
 def signal_group(group: int, number: int) -> None:

@@ -140,7 +140,7 @@ class Worker:
         self._is_running = True
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", REPORT_AND_EXEC, "sh", *command],
-            stdin=reaper.input(),
+            stdin=reaper.pipe,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
