@@ -20,7 +20,7 @@ from gossipjax.collectives import node_mean, upcast
 from gossipjax.diagnostics import average_model, on_axis
 from gossipjax.processes import is_key
 from gossipjax.serialization import written_by_flax
-from gossipjax.sharding import shard_specs
+from gossipjax.sharding import ShardedState, shard_specs
 from gossipjax.spmd import Nodes
 from gossipjax.spmd.arguments import Argnums, argument_numbers, is_function, require_numbers
 from gossipjax.train_step import TrainStep
@@ -308,6 +308,7 @@ def _require_updates(opt_state: Any) -> None:
     """Raises `ValueError` where a transform needs gradients, or would be a second optimizer."""
     outer = outer_state(opt_state)
     chain = opt_state if outer is None else outer.inner
+    chain = chain.inner if isinstance(chain, ShardedState) else chain
     # A chain with gossip is looked at part by part; any other is an optimizer.
     parts = chain if type(chain) is tuple and gossip_state(chain) is not None else (chain,)
     gossips = find_parts(opt_state, GossipState)

@@ -33,9 +33,23 @@ def is_spec(part: Any) -> bool:
     return part is None or isinstance(part, PartitionSpec)
 
 
+def _leaves_by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[Path, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    return {_without_box(path): leaf for path, leaf in leaves}
+
+
+def _without_box(path: Path) -> Path:
+    """The path of a parameter without that of the box of flax around it.
+
+    `nnx.Optimizer` takes the boxes off for an update, and puts others around its state.
+    """
+    while path and getattr(path[-1], "name", None) == "value":
+        path = path[:-1]
+    return tuple(path)
+
+
 def _shapes_of(tree: Any) -> dict[Path, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {tuple(path): jnp.shape(leaf) for path, leaf in leaves}
+    return {path: jnp.shape(leaf) for path, leaf in _leaves_by_path(tree).items()}
 
 
 def is_box(part: Any) -> bool:
@@ -81,8 +95,8 @@ class Specs:
     @classmethod
     def make(cls, specs: Any, axis_name: str | None = None) -> Specs:
         """Returns the `Specs` of a pytree of `PartitionSpec`s, or of None for a whole parameter."""
-        leaves = jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_spec)
-        for path, spec in leaves:
+        leaves = _leaves_by_path(specs, is_spec)
+        for path, spec in leaves.items():
             name = f"specs{jax.tree_util.keystr(path)}"
             if not is_spec(spec):
                 raise ValueError(
@@ -94,7 +108,7 @@ class Specs:
                     f"{name} must name axes inside a node, got {spec} with {axis_name!r}, the axis "
                     "of the nodes: specs are those of one node's arrays, without the node axis."
                 )
-        return cls(tuple((tuple(path), _shorten(spec or PartitionSpec())) for path, spec in leaves))
+        return cls(tuple((path, _shorten(spec or WHOLE)) for path, spec in leaves.items()))
 
     @classmethod
     def of_annotations(cls, params: Any, axis_name: str) -> Specs:
@@ -123,7 +137,7 @@ class Specs:
 
     def of_path(self, path: Path) -> PartitionSpec:
         """The spec of one parameter."""
-        return self._spec_of[tuple(path)]
+        return self._spec_of[_without_box(path)]
 
     @property
     def axes(self) -> list[str]:
@@ -147,8 +161,9 @@ class Specs:
             shape = jnp.shape(leaf)
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):  # a key, a count
                 return others
+            path = _without_box(path)
             for start in range(len(path) + 1):
-                ending = tuple(path[start:])
+                ending = path[start:]
                 expected = shapes.get(ending)
                 if expected is None or ending not in self._spec_of:
                     continue
@@ -167,7 +182,7 @@ class Specs:
           sizes: of the inner axes; empty where there is no mesh.
           may_repeat: whether most of the values may be whole on several devices of a node.
         """
-        leaves = {tuple(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+        leaves = _leaves_by_path(params)
         if not leaves:
             return
         for path, leaf in leaves.items():

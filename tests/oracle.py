@@ -256,22 +256,43 @@ def block_top_k(x, count, block):
     return result[: len(x)]
 
 
-def outer_with_feedback(x, updates, rate, every, keep, compress, mean_over="nodes"):
-    """Local steps, and plain SGD along the sent parts of `a - x`: yields (x, a, e)."""
+def outer_with_feedback(
+    x,
+    updates,
+    rate,
+    every,
+    keep,
+    compress,
+    mean_over="nodes",
+    parts=(slice(None),),
+    mix=0.0,
+    tokens=None,
+):
+    """Local steps, and plain SGD along the sent parts of `p (a - x)`: yields (x, a, e).
+
+    `p` are shares, of mean 1, of the `tokens` `[S, N]` since the last average of a part.
+    """
     n = len(x)
+    x = x.copy()
     anchor = x.mean(axis=0)
     error = np.zeros_like(x)
+    counted = np.zeros((len(parts), n))
     for k, u in enumerate(updates):
         x = x + u
-        if k % every == every - 1:
-            error = keep * error + anchor - x
-            sent = np.stack([compress(e) for e in error])
-            error = error - sent
+        counted += 1 if tokens is None else tokens[k]
+        for f, part in enumerate(parts):
+            if (k + 1 - (f + 1) * every // len(parts)) % every:
+                continue
+            shares = counted[f] / counted[f].mean()
+            counted[f] = 0
+            wanted = keep * error[:, part] + shares[:, None] * (anchor[part] - x[:, part])
+            sent = np.stack([compress(e) for e in wanted])
+            error[:, part] = wanted - sent
             senders = (sent != 0).sum(axis=0)
             divisor = n if mean_over == "nodes" else np.maximum(senders, 1)
-            anchor = anchor - rate * sent.sum(axis=0) / divisor
-            x = np.tile(anchor, (n, 1))
-        yield x, anchor, error
+            anchor[part] -= rate * sent.sum(axis=0) / divisor
+            x[:, part] = mix * x[:, part] + (1 - mix) * anchor[part]
+        yield x.copy(), anchor.copy(), error.copy()
 
 
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):

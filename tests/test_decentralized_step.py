@@ -21,7 +21,13 @@ from gossipjax.checkpoint import Checkpoints
 
 N = 4
 SCHEDULE = gx.topology.random_peer(N, 3, seed=0)  # weights that differ
-GRID = Mesh(np.array(jax.devices()[: 2 * N]).reshape(N, 2), ("nodes", "fsdp"))
+
+
+def make_grid(size):
+    return Mesh(np.array(jax.devices()[: 2 * size]).reshape(size, 2), ("nodes", "fsdp"))
+
+
+GRID = make_grid(N)
 SPECS = {"w": P("fsdp")}
 PLACEMENTS = {
     "vmap": (gx.Nodes(N), lambda tx: tx),
@@ -113,19 +119,26 @@ TAKEN = {
 }
 
 
+@pytest.mark.parametrize("place", ["vmap", "fsdp"])
 @pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN)
-def test_a_run_goes_on_from_its_checkpoint(make, tmp_path):
+def test_a_run_goes_on_from_its_checkpoint(make, place, tmp_path):
     """From any step, as the number of the round is in the state; and with other nodes."""
+    is_sharded = place == "fsdp"
 
     def make_tx(saved):
-        return make(SCHEDULE if saved["nodes"] == N else gx.topology.directed_ring(saved["nodes"]))
+        schedule = SCHEDULE if saved["nodes"] == N else gx.topology.directed_ring(saved["nodes"])
+        return PLACEMENTS[place][1](make(schedule))
+
+    def decentralize(size):
+        nodes = gx.Nodes(mesh=make_grid(size)) if is_sharded else size
+        return gx.decentralize(train_step, make_tx({"nodes": size}), nodes)
 
     def start(size):
-        step = gx.decentralize(train_step, make_tx({"nodes": size}), size)
+        step = decentralize(size)
         return step, checkpoints.resume(step.init(make_state()), step.nodes, make_tx)
 
     state: Any = None
-    whole = train(gx.decentralize(train_step, make_tx({"nodes": N}), N))
+    whole = train(decentralize(N))
     for target in TARGETS.astype(np.float32):
         with Checkpoints(tmp_path, every=1) as checkpoints:
             step, state = start(N)
@@ -133,9 +146,12 @@ def test_a_run_goes_on_from_its_checkpoint(make, tmp_path):
             checkpoints.after(state)
     for pair in zip(*map(jax.tree.leaves, (state.arrays, whole.arrays)), strict=True):
         np.testing.assert_array_equal(*pair)
+        assert pair[0].sharding == pair[1].sharding
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         step, state = start(2)
     assert "batch_stats.opt_state[0].mu" in str(checkpoints.resize_report)
+    for x in (state.params["w"], state.batch_stats.opt_state[0].mu["w"]):
+        assert x.addressable_shards[0].data.shape[1:] == (3 if is_sharded else 6,)
     state, _ = step(state, np.zeros((2, 6), np.float32))
     assert (state.step, state.batch_stats.step.tolist()) == (10, [10, 10])
     state, _ = step(step.average(state), np.zeros((2, 6), np.float32))  # as a loop's own restores

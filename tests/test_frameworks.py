@@ -1,6 +1,7 @@
 """States, models and annotations of flax, equinox and orbax; their loops are examples."""
 
 import shutil
+from typing import Any
 
 import equinox as eqx
 import flax.linen as nn
@@ -23,6 +24,15 @@ NODES = gx.Nodes(N)
 TX = optax.chain(promoting(optax.adam(0.05)), gx.sgp(SCHEDULE))
 PARAMS = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
 KEY = jax.random.key(0)
+
+
+def make_halves(size) -> Any:
+    """Nodes of two devices each."""
+    devices = np.array(jax.devices()[: 2 * size]).reshape(size, 2)
+    return gx.Nodes(mesh=jax.sharding.Mesh(devices, ("nodes", "fsdp")))
+
+
+HALVES = make_halves(N)
 
 
 class Module(nnx.Module):
@@ -158,17 +168,22 @@ def test_a_run_is_resumed_also_with_another_number_of_nodes(model, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, resumed.params, fresh.params)
 
 
+@pytest.mark.parametrize("inside", [1, 2], ids=["simulated", "sharded"])
 @pytest.mark.parametrize("take_params", [lambda state: state, nnx.as_pure])
-def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, tmp_path):
+def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, inside, tmp_path):
     """`nnx.Optimizer` has each array of the state of its chain in a Variable."""
+    most = 8 // inside
+    params = nnx.state(Module(nnx.Rngs(0)), nnx.Param)
+    specs = gx.fsdp_specs(params, HALVES.mesh)
 
     def make_tx(saved):
-        schedule = gx.topology.one_peer_exponential(saved["nodes"])
-        return optax.chain(promoting(optax.adam(0.05)), gx.osgp(schedule))
+        gossip = gx.osgp(gx.topology.one_peer_exponential(saved["nodes"]))
+        gossip = gx.sharded(gossip, specs) if inside > 1 else gossip
+        return optax.chain(promoting(optax.adam(0.05)), gossip)
 
     def train(size, start, stop):
         """From `start`, which was saved, to `stop`; returns the last state and what was resumed."""
-        nodes = gx.Nodes(size)
+        nodes = make_halves(size) if inside > 1 else gx.Nodes(size)
         model = Module(nnx.Rngs(0))
         optimizer = nnx.Optimizer(model, make_tx({"nodes": size}), wrt=nnx.Param)
         graph, state = nnx.split((model, optimizer))
@@ -187,12 +202,15 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, tmp_path
 
         step = 0
         program = nodes.spmd(train_step, static_argnums=2)
-        state = nodes.replicate(state, fold_in=True)
+        where = gx.state_specs(state, params, specs) if inside > 1 else None
+        state = nodes.replicate(state, where, fold_in=True)
         with Checkpoints(tmp_path / str(start), every=stop) as checkpoints:
             packed = pack(state)
             saved = checkpoints.resume(packed, nodes, make_tx)
             assert saved.step == start
             assert jax.tree.structure(saved.arrays) == jax.tree.structure(packed.arrays)
+            for x, like in zip(*map(jax.tree.leaves, (saved.arrays, packed.arrays)), strict=True):
+                assert x.sharding.is_equivalent_to(like.sharding, x.ndim)
             model, optimizer = nnx.merge(graph, state)
             rest, optimizer.step = saved.batch_stats
             nnx.update(model, saved.params, rest)
@@ -206,13 +224,15 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, tmp_path
             checkpoints.after(pack(state))
         return state, saved
 
-    whole, _ = train(8, 0, 6)
-    train(8, 0, 3)
-    for actual, expected in zip(*map(jax.tree.leaves, (train(8, 3, 6)[0], whole)), strict=True):
+    whole, _ = train(most, 0, 6)
+    train(most, 0, 3)
+    for actual, expected in zip(*map(jax.tree.leaves, (train(most, 3, 6)[0], whole)), strict=True):
         assert (actual == expected).all()
     shutil.rmtree(tmp_path / "6")
-    state, saved = train(4, 3, 6)
-    assert {x.shape[0] for x in jax.tree.leaves(state)} == {4}
+    state, saved = train(most // 2, 3, 6)
+    assert {x.shape[0] for x in jax.tree.leaves(state)} == {most // 2}
+    kernel = jax.tree.leaves(saved.params)[1]
+    assert kernel.addressable_shards[0].data.shape[1:] == (3, 8 // inside)
     moment = jax.tree.leaves(saved.opt_state)[1]
     assert np.ptp(np.asarray(moment), axis=0).max() == 0
 
@@ -229,11 +249,6 @@ def test_the_nodes_of_an_optimizer_of_nnx_are_changed(name):
     expected = change_nodes(params, opt_state, CHAINS[name], N)
     assert jax.tree.structure(changed[:2]) == jax.tree.structure(expected[:2])
     jax.tree.map(np.testing.assert_array_equal, changed[:2], expected[:2])
-
-
-HALVES = gx.Nodes(
-    mesh=jax.sharding.Mesh(np.array(jax.devices()[: 2 * N]).reshape(N, 2), ("nodes", "fsdp"))
-)
 
 
 def init_boxed():

@@ -125,8 +125,8 @@ def outer(
       error_feedback: b, from 0 to 1. A node keeps what codec C left out of its messages and adds it
         to the next: `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. Only for an exact
         average without delay.
-      mean_over: "nodes", or, for sparse codecs, "senders", which divides each value by the number
-        of nodes that sent it.
+      mean_over: "nodes", or, for sparse codecs without `weights`, "senders", which divides each
+        value by the number of nodes that sent it.
       weights: how much each node counts in an exact average, such as its number of examples:
         `D = a - sum_i p_i x_i` with `p_i = n_i / sum n`; `gx.weighted` says what this minimizes.
         "counted" adds up `update(..., node_weight=)`, such as the tokens of each step, from one
@@ -176,7 +176,7 @@ def outer(
     route = make_route(
         "outer", axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None
     )
-    require_mean_over(mean_over, error_feedback, route.codec)
+    require_mean_over(mean_over, error_feedback, route.codec, weights)
     plan = OuterPlan(
         every,
         who,

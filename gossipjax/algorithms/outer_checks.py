@@ -118,13 +118,14 @@ def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
         )
 
 
-def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None) -> None:
+def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None, weights: Any) -> None:
     require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
     is_sparse = codec is not None and codec.is_sparse and factor is not None
-    if mean_over == "senders" and not is_sparse:
+    if mean_over == "senders" and not (is_sparse and weights is None):
         raise ValueError(
-            "mean_over of outer must be 'nodes' unless error_feedback is given and wire is sparse, "
-            f"such as gx.wire.block_top_k(), got {mean_over!r}: all nodes send all values."
+            "mean_over of outer must be 'nodes' unless error_feedback is given, wire is sparse, "
+            f"such as gx.wire.block_top_k(), and weights is None, got {mean_over!r}: other wires "
+            "send all values, and with weights the senders of a value do not count alike."
         )
 
 

@@ -19,6 +19,7 @@ D = 40
 EVERY = 2
 RATE = 0.7
 KEEP = 0.9
+TOKENS = np.random.default_rng(1).uniform(1, 9, (8, N))
 BLOCK_TOP_K = gx.wire.block_top_k(6, block=20)
 COMPRESS = {
     BLOCK_TOP_K: partial(oracle.block_top_k, count=6, block=20),
@@ -75,25 +76,57 @@ def test_equals_the_oracle_step_by_step(codec, mean_over, mode, style):
     np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1, 1)))
 
 
-def test_by_fragments_it_is_that_of_each_part():
-    """The leaves are of blocks of their own, so that two fragments have the messages of one."""
+def by_tokens(tx):
+    """The transform, given the tokens of each step."""
+
+    def update(updates, state, params, **told):
+        own = jnp.asarray(TOKENS)[state.count, jax.lax.axis_index("nodes")]
+        return tx.update(updates, state, params, node_weight=own, **told)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+FRAGMENTS = {  # the two layers of both leaves, or the leaves: messages of one block each
+    gx.layer_fragments(2, 0): np.split(np.arange(D).reshape(2, 2, 10), 2, axis=1),
+    2: np.split(np.arange(D), 2),
+}
+
+
+@pytest.mark.parametrize("weights", [None, "counted"])
+@pytest.mark.parametrize("fragments", FRAGMENTS, ids=["layers", "leaves"])
+def test_fragments_equal_the_oracle_step_by_step(fragments, weights):
     start, updates = make_data()
-    halves = {"a": start[:, :20], "b": start[:, 20:40]}
-    inputs = {"a": updates[..., :20].swapaxes(0, 1), "b": updates[..., 20:40].swapaxes(0, 1)}
-    to_jax = partial(jax.tree.map, lambda x: jnp.asarray(x, jnp.float32))
-    tx = make_outer(fragments=2, mix=0.25)
-    result = run_history("vmap", tx, "traced", to_jax(halves), to_jax(inputs))
-    states = outer_state(result[2])
-    assert states is not None
-    # The second is sent at the steps of a whole model; the local models do not follow fully.
-    x, anchor, error = start[:, 20:40], start[0, 20:40], np.zeros((N, 20))
-    for k, u in enumerate(updates[..., 20:40]):
-        x = x + u
-        if k % EVERY == EVERY - 1:
-            error = KEEP * error + anchor - x
-            sent = np.stack([COMPRESS[BLOCK_TOP_K](e) for e in error])
-            error = error - sent
-            anchor = anchor - RATE * sent.mean(axis=0)
-            x = 0.25 * x + 0.75 * anchor
-        np.testing.assert_allclose(result[1]["b"][:, k], x, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(states.error[1]["b"][:, k], error, rtol=1e-5, atol=1e-5)
+
+    def to_tree(flat):
+        parts = jnp.asarray(flat).reshape(*flat.shape[:-1], 2, 2, 10)
+        return {"a": parts[..., 0, :, :], "b": parts[..., 1, :, :]}
+
+    def flatten(tree):
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+        return np.concatenate([x.reshape(*x.shape[:2], -1) for x in leaves], axis=-1)
+
+    with jax.enable_x64(True):
+        tx = by_tokens(make_outer(fragments=fragments, mix=0.25, weights=weights))
+        args = to_tree(start), to_tree(updates.swapaxes(0, 1))
+        _, models, states, _, _ = run_history("vmap", tx, "traced", *args)
+    state = outer_state(states)
+    assert state is not None
+    parts = [part.ravel() for part in FRAGMENTS[fragments]]
+    expected = oracle.outer_with_feedback(
+        start,
+        updates,
+        RATE,
+        EVERY,
+        KEEP,
+        COMPRESS[BLOCK_TOP_K],
+        parts=parts,
+        mix=0.25,
+        tokens=None if weights is None else TOKENS,
+    )
+    for k, (x, anchor, error) in enumerate(expected):
+        results = [(models, x)]
+        for f, part in enumerate(parts):
+            results += [(state.anchor[f], np.tile(anchor[part], (N, 1)))]
+            results += [(state.error[f], error[:, part])]
+        for tree, result in results:
+            np.testing.assert_allclose(flatten(tree)[:, k], result, atol=1e-12, err_msg=f"{k}")

@@ -275,6 +275,7 @@ for name, function, values, message in (
             {"mean_over": "all"},
             {"mean_over": "senders"},
             {"mean_over": "senders", "wire": INT8, "error_feedback": 1},
+            {"mean_over": "senders", "wire": TOP_K, "error_feedback": 1, "weights": "counted"},
         ],
         "mean_over of outer",
     ),
