@@ -5,10 +5,7 @@ Public as `gossipjax.topology` and `gossipjax.diagnostics`.
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,16 +20,6 @@ __all__ = ["rounds_to_exact_average", "second_singular_value", "spectral_gap"]
 
 MAX_DENSE_NODES = 2**12  # of dense products and their spectra: about a minute
 MAX_SPARSE_DEGREE = 8  # nonzero weights per row, from which on a dense product is faster
-
-# Of a power iteration:
-STEPS = 2**12
-COLUMNS = 4  # random starts that are followed at once
-AGREEMENT = -30.0  # logarithm of the differences, from 1 at the start, where nodes surely agree
-DIVERGENCE = 100.0  # and where they surely do not
-GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
-MAX_WORK = 2**28  # numbers that are computed, after which it stops: a second or two
-
-Matrix = tuple[tuple[float, ...], ...]
 
 
 def spectral_gap(schedule: Schedule) -> float:
@@ -254,69 +241,3 @@ def multiply_round(round_: Round, x: np.ndarray) -> np.ndarray:
         return round_.matrix @ x
     begins = np.flatnonzero(np.diff(round_.receivers, prepend=-1))  # of the rows, in order
     return np.add.reduceat(x[round_.senders] * round_.weights[:, None], begins)
-
-
-class Recurrence(NamedTuple):
-    """A step of the nodes, linear in m numbers of each, `v` `[N, m]`; P is the round:
-
-        v <- v A^T + P v B^T
-
-    Attributes:
-      local: A, `[m, m]`.
-      mixed: B, `[m, m]`.
-      schedule: the rounds.
-    """
-
-    local: Matrix
-    mixed: Matrix
-    schedule: Schedule
-
-
-def require_stable(name: str, recurrence: Recurrence) -> None:
-    """Raises `ValueError` where differences between the nodes grow; `name` is whose they are."""
-    growth = growth_of_differences(recurrence)
-    if growth > 1 + GROWTH_TOLERANCE:
-        raise ValueError(
-            f"{name} must be stable, so that nodes come to agree where no gradient drives them "
-            f"apart, got a spectral radius of {growth:.4f} per round for their differences: take "
-            "gx.topology.random_pairs or ring, or a smaller rate or momentum."
-        )
-
-
-@functools.lru_cache(256)
-def growth_of_differences(recurrence: Recurrence) -> float:
-    """The factor per step by which differences between the nodes grow in the long run.
-
-    It is the spectral radius of the recurrence over a cycle, per step, on all v that are not the
-    same on every node; from 1 on, nodes that differ never agree. It is found by power iteration in
-    float64 from random differences: 4096 steps, or fewer for many nodes, or where the nodes agree
-    or diverge before; near 1 to about 1e-4. Of a piecewise schedule it is the largest of its parts.
-
-    >>> import gossipjax as gx
-    >>> ring = gx.topology.directed_ring(4)
-    >>> round(growth_of_differences(Recurrence(((0.0,),), ((1.0,),), ring)), 2)  # x <- P x
-    0.71
-    """
-    return max(_follow(recurrence, part.cycle) for part in recurrence.schedule.segments)
-
-
-def _follow(recurrence: Recurrence, cycle: tuple[int, ...]) -> float:
-    local, mixed, schedule = recurrence
-    identity = np.eye(COLUMNS)
-    A, B = (np.kron(np.array(matrix), identity).T for matrix in (local, mixed))
-    v = np.random.default_rng(0).normal(size=(schedule.size, len(A)))
-    work = 0
-    logs = [0.0]  # of the size of the differences
-    while len(logs) <= STEPS and AGREEMENT < logs[-1] < DIVERGENCE and work < MAX_WORK:
-        step = len(logs) - 1
-        sent = multiply_round(schedule.rounds[cycle[step % len(cycle)]], v @ B)
-        v = v @ A + sent
-        v -= v.mean(axis=0)  # what all nodes have in common is no difference
-        norm = np.linalg.norm(v)
-        if not norm:
-            return 0.0
-        logs.append(logs[-1] + math.log(norm) if step else 0.0)
-        v /= norm
-        work += v.size
-    half = logs[len(logs) // 2 :]
-    return math.exp(np.polyfit(np.arange(len(half)), half, 1)[0]) if len(half) > 1 else math.nan
