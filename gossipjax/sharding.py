@@ -82,14 +82,9 @@ def axes_of(spec: PartitionSpec) -> list[str]:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Specs:
-    """How the parameters are sharded inside a node: static data of a state.
+    """How the parameters are sharded inside a node, by path: static data of a state."""
 
-    Attributes:
-      by_path: the path of each parameter and its `PartitionSpec` over the inner axes.
-      shapes: the path of each parameter and its shape, in the specs of a state.
-    """
-
-    by_path: tuple[tuple[Path, PartitionSpec], ...]
+    by_path: tuple[tuple[Path, PartitionSpec], ...]  # over the inner axes
     shapes: tuple[tuple[Path, tuple[int, ...]], ...] = dataclasses.field(default=(), compare=False)
 
     @classmethod
@@ -148,12 +143,8 @@ class Specs:
         """The specs of any pytree that holds trees like the parameters, such as an optimizer's.
 
         An array is sharded as the parameter by whose path its own path ends, if its shape, but for
-        leading axes, is the same.
-
-        Args:
-          tree: arrays, or anything with a shape.
-          like: the parameters, or a tree like them; None for those that the state was made for.
-          others: what arrays get that are not like a parameter: by default they are whole.
+        leading axes, is the same. `like` are the parameters; None for those that the state was made
+        for. Arrays that are like none get `others`: by default they are whole.
         """
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
 
@@ -177,10 +168,8 @@ class Specs:
     def require(self, params: Any, sizes: Mapping[str, int], may_repeat: bool = False) -> None:
         """Raises `ValueError` unless parameters can be sharded so over inner axes of these sizes.
 
-        Args:
-          params: the parameters, whole; without leaves, nothing is asked.
-          sizes: of the inner axes; empty where there is no mesh.
-          may_repeat: whether most of the values may be whole on several devices of a node.
+        Sizes are empty where there is no mesh. With `may_repeat` most of the values may be whole on
+        several devices of a node.
         """
         leaves = _leaves_by_path(params)
         if not leaves:
@@ -329,15 +318,10 @@ _specs_here: ContextVar[Any] = ContextVar("specs", default=None)
 
 
 class ShardedState(NamedTuple):
-    """State of `gx.sharded`.
+    """State of `gx.sharded`."""
 
-    Attributes:
-      inner: the state of the transform. Messages in flight in it are trees like the parameters.
-      specs: static: how the parameters are sharded inside a node.
-    """
-
-    inner: Any
-    specs: Any
+    inner: Any  # the state of the transform
+    specs: Any  # static: how the parameters are sharded inside a node
 
 
 def shard_specs(opt_state: Any) -> Specs | None:
@@ -407,13 +391,8 @@ def on_shards(
 def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) -> Any:
     """`tree`, with what is like a parameter sharded so, where XLA partitions the inside of a node.
 
-    Without it XLA chooses how results are sharded, and may choose whole ones.
-
-    Args:
-      tree: any arrays; those that are like no parameter stay as they are.
-      specs: of the parameters; None changes nothing.
-      axis_name: the axis of the nodes.
-      like: as in `Specs.of`.
+    Without it XLA chooses how results are sharded, and may choose whole ones. What is like no
+    parameter stays as it is. `like` is as in `Specs.of`.
     """
     if specs is None or not inner_axes(axis_name):
         return tree

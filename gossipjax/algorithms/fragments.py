@@ -80,15 +80,10 @@ def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
 @written_by_flax
 @dataclasses.dataclass(frozen=True)
 class LayerFragments:
-    """What `layer_fragments` returns.
-
-    Attributes:
-      count: p.
-      axes: the path of each entry of the tree, and the axis; or the name that flax has for it.
-    """
+    """What `layer_fragments` returns."""
 
     count: int
-    axes: str | tuple[tuple[Any, int | None], ...]
+    axes: str | tuple[tuple[Any, int | None], ...]  # path and axis, or flax's name of the axis
 
     def split(self, tree: Any) -> list[Fragment]:
         """The pieces of each fragment; they depend on the shapes and the names of axes alone."""

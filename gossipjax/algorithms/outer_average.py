@@ -25,28 +25,10 @@ Shares = tuple[float, ...] | Literal["counted"] | None
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class OuterPlan:
-    """When an outer optimizer averages which fragment, and over whom.
-
-    Attributes:
-      every: H, steps from one average of a fragment to the next.
-      average: "exact", "none", a schedule, or the plan of the gossip that stands in its place:
-        period `m` of H steps uses round `m`.
-      fragments: p, or with the layers that are in each. Fragment `f` is sent at the end of every
-        step `k` with `k + 1 = (f + 1) H // p  (mod H)`, the last one thus at that of each H-th
-        step: one fragment at a step, at most.
-      delay: steps between sending a fragment and using its average.
-      mix: the weight of the local model where an average is used.
-      pull: the weight of the distance between anchors, where `average` is a schedule.
-      wire: the axes and the type of messages.
-      error_feedback: the factor of what messages have left out, in the next ones; None if it is
-        lost.
-      mean_over: by what the sum of sparse messages is divided: all nodes, or those that sent a
-        value.
-      shares: `N p_i` of each node, of mean 1, or that they are counted; None if nodes count alike.
-    """
+    """When an outer optimizer averages which fragment, and over whom: arguments of `gx.outer`."""
 
     every: int
-    average: Average = "exact"
+    average: Average = "exact"  # or the plan of the gossip in its place
     fragments: int | LayerFragments = 1
     delay: int = 0
     mix: float = 0.0
@@ -54,7 +36,7 @@ class OuterPlan:
     wire: Wire = DEFAULT_WIRE
     error_feedback: float | None = None
     mean_over: MeanOver = "nodes"
-    shares: Shares = None
+    shares: Shares = None  # `N p_i` of each node, of mean 1; None if nodes count alike
 
     @property
     def schedule(self) -> Schedule | None:
@@ -130,37 +112,24 @@ class OuterPlan:
 
 
 class OuterState(NamedTuple):
-    """State of `gx.outer` for one node.
+    """State of `gx.outer` for one node."""
 
-    Attributes:
-      count: int32 scalar, the number of updates so far.
-      inner: the state of the chain inside.
-      local: the `GossipState` of a chain that holds none, with its residuals: that of the gossip
-        in the place of an average, if there is one; else None.
-      anchor: the model after the last outer step, float32 at least, by fragment: a tuple of p trees
-        like the parameters, each with what is in its fragment. Without fragments `anchor[0]` is all
-        of it. The same on all nodes where `average="exact"`.
-      outer: the state of the outer optimizer, by fragment.
-      sent: this node's outer gradients, like `anchor`, each kept until its average is used; None
-        without delay.
-      sent_counts: int32 `[p]`, the updates before that after which each fragment was sent; -1
-        before that, and once its average was used; None without delay.
-      plan: static: the `OuterPlan`.
-      error: what this node's messages have left out, like `anchor`; None without error feedback.
-      counted: float32 `[p]`, the sum of this node's weights since each fragment's last average;
-        None unless they are counted.
-    """
-
-    count: Any
-    inner: Any
+    count: Any  # int32 scalar, the number of updates so far
+    inner: Any  # the state of the chain inside
+    # The `GossipState` of a chain that holds none, with its residuals: that of the gossip in the
+    # place of an average, if there is one; else None.
     local: Any
+    # The model after the last outer step, float32 at least, by fragment: p trees like the parameters,
+    # each with what is in its fragment. The same on all nodes where `average="exact"`.
     anchor: Any
-    outer: Any
-    sent: Any
+    outer: Any  # the state of the outer optimizer, by fragment
+    sent: Any  # this node's outer gradients, like `anchor`, until they are used; None without delay
+    # int32 `[p]`, the updates before that after which each fragment was sent; -1 before that, and
+    # once its average was used; None without delay.
     sent_counts: Any
-    plan: Any
-    error: Any = None
-    counted: Any = None
+    plan: Any  # static: the `OuterPlan`
+    error: Any = None  # what messages have left out, like `anchor`; None without error feedback
+    counted: Any = None  # float32 `[p]`, the sum of this node's weights since the last averages
 
 
 def average_fragment(

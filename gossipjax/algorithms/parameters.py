@@ -16,13 +16,9 @@ from gossipjax.serialization import written_by_flax
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """The parameters that a masked transform sees: static data of its state.
+    """The parameters that a masked transform sees: static data of its state."""
 
-    Attributes:
-      structure: of these parameters, with an `optax.MaskedNode` at each part that is left out.
-    """
-
-    structure: Any
+    structure: Any  # with an `optax.MaskedNode` at each part that is left out
 
     @functools.cached_property
     def tree(self) -> Any:

@@ -47,28 +47,17 @@ OnResize = Literal["average", "max", "first", "restart"]
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class ExchangePlan:
-    """When, with whom and in which form an algorithm exchanges: static data of its state.
+    """When, with whom and in which form an algorithm exchanges: static data of its state."""
 
-    Attributes:
-      schedule: the rounds, in the order in which they are used; None if all nodes exchange at once.
-      overlap: steps between sending a message and using it. A round is used every
-        `max(1, overlap)` steps.
-      wire: the axes and the form of messages.
-      period: steps from one exchange to the next, where `schedule` is None.
-      order: whether models are combined while they adapt, `P x + u`, or after it, `P (x + u)`.
-      models: the number of trees like the parameters in a message.
-      takes_gradients: whether the algorithm is the optimizer, at which gradients arrive.
-      moves_by_zeros: whether an update of zeros moves the state too, or the model beyond the
-        exchange, so that every update must carry a gradient.
-    """
-
-    schedule: Schedule | None = None
-    overlap: int = 0
+    schedule: Schedule | None = None  # None if all nodes exchange at once
+    overlap: int = 0  # steps between sending a message and using it
     wire: Wire = DEFAULT_WIRE
-    period: int = 1
+    period: int = 1  # steps from one exchange to the next, where `schedule` is None
     order: Order = "adapt-then-combine"
-    models: int = 1
-    takes_gradients: bool = False
+    models: int = 1  # trees like the parameters in a message
+    takes_gradients: bool = False  # whether the algorithm is the optimizer
+    # Whether an update of zeros moves the state too, or the model beyond the exchange, so that
+    # every update must carry a gradient.
     moves_by_zeros: bool = False
 
     @property
@@ -120,19 +109,12 @@ class PushSum(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """A part of the state that one algorithm alone keeps.
+    """A part of the state that one algorithm alone keeps."""
 
-    Attributes:
-      value: a pytree `[...]`.
-      on_resize: how it survives a change of nodes: `"average"`, `"max"` or `"first"` of the old
-        nodes, or `"restart"`, as `init` makes it from the average model.
-      is_mass: whether `value`, which is then the same on all nodes and like the parameters, counts
-        in `sum_i x_i`.
-    """
-
-    value: Any
+    value: Any  # a pytree `[...]`
+    # How it survives a change of nodes; "restart": as `init` makes it from the average model.
     on_resize: OnResize = "average"
-    is_mass: bool = False
+    is_mass: bool = False  # whether `value`, the same on all nodes, counts in `sum_i x_i`
 
 
 class GossipState(NamedTuple):
@@ -199,17 +181,11 @@ class GossipState(NamedTuple):
 
 
 class ErrorFeedback(NamedTuple):
-    """State of `allreduce` for one node: the plan alone, unless its codec leaves something out.
+    """State of `allreduce` for one node: the plan alone, unless its codec leaves something out."""
 
-    Attributes:
-      count: int32 scalar, the number of averages so far.
-      error: `e`, like the gradients, float32 at least: what the codec has left out so far.
-      plan: static: the `ExchangePlan`, with axis and codec.
-    """
-
-    count: Any = None
-    error: Any = None
-    plan: Any = ExchangePlan()
+    count: Any = None  # int32 scalar, the number of averages so far
+    error: Any = None  # `e`, like the gradients: what the codec has left out so far
+    plan: Any = ExchangePlan()  # static
 
 
 def init_state(

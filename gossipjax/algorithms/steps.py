@@ -32,17 +32,11 @@ LEAF = jax.tree.structure(0)
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """All that decides which program a step needs: the rounds of the gossip and the outer steps.
-
-    Attributes:
-      exchange: the plan of the gossip.
-      outer: the plan of the outer optimizer, if there is one.
-      is_local: whether the chain inside the outer optimizer holds no gossip.
-    """
+    """All that decides which program a step needs: the rounds of the gossip and the outer steps."""
 
     exchange: ExchangePlan
     outer: OuterPlan | None = None
-    is_local: bool = False
+    is_local: bool = False  # whether the chain inside the outer optimizer holds no gossip
 
     @functools.cached_property
     def is_one_program(self) -> bool:
@@ -311,7 +305,6 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
 def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """The static step number of a training loop: equal for steps that need the same program.
 
-    Pass it as the static `step` of a train step, and one program is compiled per distinct round.
     It is the smallest number with the same round and the same outer step, if there are any, and
     under overlap with the same rounds at the `overlap` steps before it. Without exchange it is 0.
 

@@ -32,17 +32,11 @@ State = TypeVar("State")
 
 
 class Combined(NamedTuple):
-    """The result of a `combine` function.
+    """The result of a `combine` function."""
 
-    Attributes:
-      x: the new numerators, like the parameters, float32 at least.
-      state: the state with its new weight and what else the algorithm keeps.
-      params: the parameters that the user holds from now on, float32 at least, if they are not the
-        latest model `x / w`; `init` must then keep a residual.
-    """
-
-    x: Any
-    state: GossipState
+    x: Any  # the new numerators, like the parameters, float32 at least
+    state: GossipState  # with its new weight and what else the algorithm keeps
+    # What the user holds from now on, if not the latest model `x / w`: `init` keeps a residual.
     params: Any = None
 
 
@@ -54,11 +48,10 @@ def gossip_transform(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps `combine` as an optax transform that goes last in a chain.
 
-    `combine(x, updates, state, step)` gets the numerators and returns a `Combined`: the new ones,
-    and the state with its new weight. Where the plan exchanges early, the result of `exchange` is
-    its fifth argument. The wrapper returns the update that reaches the new parameters,
-    in their types, counts, and keeps residuals if `init` made some. `update(skip_exchange=True)`
-    only adds the updates to the numerators: for an outer optimizer that averages over all nodes.
+    `combine(x, updates, state, step)` gets the numerators and returns a `Combined`. Where the plan
+    exchanges early, the result of `exchange` is its fifth argument. The wrapper returns the update
+    that reaches the new parameters, counts, and keeps residuals if `init` made some.
+    `update(skip_exchange=True)` only adds the updates, for an outer average over all nodes.
     """
 
     def update(

@@ -192,14 +192,8 @@ def mean_of_encoded(
     The sum over the nodes of the averages and of `e` is that of `x`. All nodes get the same
     average, in the types of `x`, float32 at least. Sparse messages are gathered. Of dense ones,
     every node averages 1/N and encodes the average; what that leaves out goes into its `e`. One
-    node, and no more values than nodes, are averaged in full precision.
-
-    Args:
-      tree: `x`, float32 at least.
-      wire: the axes and the codec of the messages.
-      key: for codecs that need one; nodes fold their index in.
-      mean_over: "nodes", or "senders": of sparse messages, each value is then divided by the number
-        of nodes from which one arrives that is not 0.
+    node, and no more values than nodes, are averaged in full precision. Over "senders" each value
+    of sparse messages is divided by the number of nodes from which one arrives that is not 0.
     """
     layout = Layout(tree)
     key = fold_in_node(key, wire)

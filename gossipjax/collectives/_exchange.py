@@ -45,15 +45,10 @@ MIN_ALIGNED = 64 * LANES  # values of a row, from which on the padding does not 
 
 
 class NodeSlot(NamedTuple):
-    """A permutation of the nodes, in each of `R` rounds.
+    """A permutation of the nodes, in each of `R` rounds."""
 
-    Attributes:
-      receivers: `[R, N]`, by sender.
-      weights: float64 `[R, N]`, `P` at the edge to the receiver; 0 at a filler.
-    """
-
-    receivers: np.ndarray
-    weights: np.ndarray
+    receivers: np.ndarray  # `[R, N]`, by sender
+    weights: np.ndarray  # float64 `[R, N]`, `P` at the edge to the receiver; 0 at a filler
 
     @property
     def senders(self) -> np.ndarray:
@@ -64,10 +59,8 @@ class NodeSlot(NamedTuple):
 class NodeRound:
     """A round of a schedule as a node sees it while its program is traced.
 
-    Args:
-      rounds: `R` rounds that are alike: none exchanges, all take the exact mean, or neither.
-      index: which of them it is: 0 for a single one, else a traced integer, for simulated nodes.
-      axis_name: of the nodes.
+    It is one of `R` rounds that are alike: none exchanges, all take the exact mean, or neither.
+    `index` says which: 0 for a single one, else a traced integer, for simulated nodes.
     """
 
     def __init__(self, rounds: tuple[Round, ...], index: int | jax.Array, axis_name: str):
@@ -247,13 +240,9 @@ def permute(
 ) -> list[jax.Array]:
     """Sends each node's words to its receiver; returns the words of its sender.
 
-    A node that gets no message gets zeros or what is no message, and the caller discards it.
-
-    Args:
-      words: arrays of this node; flat, if there are several: they travel as one message.
-      receivers: a full permutation `[N]`, by sender.
-      axis_name: of the nodes.
-      is_message: bool `[N]`, by sender; False for a filler and for a node that is its own receiver.
+    Several arrays must be flat, and travel as one message. `receivers` are a full permutation
+    `[N]`, by sender. A node that gets no message (`is_message` is False at its sender) gets zeros
+    or what is no message, and the caller discards it.
     """
     nodes = np.arange(len(receivers))
     in_pairs = (receivers[receivers] == nodes).all() and (receivers != nodes).all()

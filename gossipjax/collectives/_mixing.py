@@ -389,13 +389,8 @@ def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
 def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
     """Sends `q = C(x)` to the neighbours; returns `q` and `sum_j P_ij q_j`, own part included.
 
-    One message per type and slot, whatever the codec, and however many leaves.
-
-    Args:
-      tree: `x`, float32 at least.
-      round_: the weights `P`.
-      wire: with the codec `C`; None sends `x`.
-      key: for codecs that need one; nodes fold their index in.
+    One message per type and slot, whatever the codec, and however many leaves. Without a codec it
+    sends `x`, float32 at least.
     """
     layout = Layout(tree)
     key = fold_in_node(key, wire)

@@ -11,15 +11,10 @@ from gossipjax.topology.schedule import Schedule
 
 
 class DeslocState(NamedTuple):
-    """State of `desloc` for one node.
+    """State of `desloc` for one node."""
 
-    Attributes:
-      count: int32 scalar, the number of updates so far.
-      inner: the state of the optimizer.
-    """
-
-    count: Any
-    inner: Any
+    count: Any  # int32 scalar, the number of updates so far
+    inner: Any  # the state of the optimizer
 
 
 def desloc(

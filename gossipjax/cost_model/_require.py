@@ -11,14 +11,7 @@ MAX_NODES = 2**17
 
 
 def require_quantity(value: Any, what: str, unit: str, *, is_zero_allowed: bool = False) -> float:
-    """Return `value` as a float; raise `ValueError` unless it is a finite number above 0.
-
-    Args:
-      value: the quantity.
-      what: names it in the error, as "bandwidth of Network".
-      unit: of the quantity, for the error.
-      is_zero_allowed: whether 0 is a valid quantity, too.
-    """
+    """Return `value` as a float; raise `ValueError` unless it is a finite number above 0."""
     is_number = isinstance(value, int | float | np.integer | np.floating)
     if not is_number or not 0 <= value < math.inf or (value == 0 and not is_zero_allowed):
         bound = "of at least 0" if is_zero_allowed else "above 0"

@@ -39,11 +39,8 @@ class Links:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sends the messages of a round; returns when each node has sent and received all of its.
 
-        Args:
-          slots: receivers `[N]`, of a message of each node; none where that is the node itself.
-          begun: when each node begins, in seconds, `[N]`.
-          wire, copy: seconds of a message, on the wire and before that through its source's memory.
-          is_awaited: whether receivers are at the same step, so that messages share their links.
+        `wire` and `copy` are seconds of a message. With `is_awaited` receivers are at the same
+        step, so that messages share their links.
         """
         sent = begun.copy()
         received = np.full(len(begun), -math.inf)
@@ -65,9 +62,7 @@ class Links:
     def begin_collective(self, ready: np.ndarray, seconds: float) -> float:
         """Occupies all links with an all-reduce in parts, once all are free: when the last ends.
 
-        Args:
-          ready: when each part may begin, in order, in seconds.
-          seconds: of all parts together.
+        `ready` says when each part may begin, in order.
         """
         end = max(self._out_free.max(), self._in_free.max())
         for begin in ready:
@@ -83,12 +78,7 @@ def _find_ends(
     """When each node ends each of its steps, in seconds, `[steps, N]`.
 
     What overlaps with k computations is waited for k computations later. All messages of a step
-    take their links before those of the next.
-
-    Args:
-      method, workload, network: as in `simulate`.
-      seconds: of the computation of each step of each node, `[T, N]`; repeated after T steps.
-      steps: of each node.
+    take their links before those of the next. `seconds` `[T, N]` are those of the computation.
     """
     links = Links(seconds.shape[1])
     ends = np.zeros((steps + 1, seconds.shape[1]))
@@ -127,12 +117,10 @@ def _find_ends(
 def _find_collective(
     exchange: Exchange, links: Links, begun: np.ndarray, seconds: Sequence[np.ndarray], took: float
 ) -> np.ndarray:
-    """When each node has what it needs of an all-reduce, `[N]`.
+    """When each node has what it needs of an all-reduce that `took` so many seconds, `[N]`.
 
-    Args:
-      begun: when the computation of each node has ended.
-      seconds: of the computation of each node, at the step, and at the one after it is awaited.
-      took: seconds of the all-reduce.
+    `begun` is when computations have ended, and `seconds` what they take at the step, and at the
+    one after the all-reduce is awaited.
     """
     # Of the backward pass, after each part; and of the next forward pass, before the last part.
     remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
@@ -215,7 +203,15 @@ def simulate(
             f"steps of simulate must be at most {MAX_NODE_STEPS // nodes - warm_up} for {nodes} "
             f"nodes, got {steps}: give fewer."
         )
-    factors = _find_factors(slowness, nodes, total, seed)
+    factors = slowness
+    if slowness is None or isinstance(slowness, Slowness):
+        factors = (slowness or Slowness()).draw(nodes, total, seed)
+    factors = np.asarray(factors, float)
+    if factors.ndim != 2 or factors.shape[1] != nodes or not len(factors):
+        raise ValueError(
+            f"factors of slowness must be [T, N] with N = {nodes}, got shape {factors.shape}. "
+            "Slowness.draw makes such."
+        )
     if all(exchange.awaits == "nobody" for exchange in method.exchanges) and method.exchanges:
         rate = float((1 / (factors[warm_up:].mean(axis=0) * workload.compute_seconds)).sum())
         return _summarize(rate, method, workload, network, nodes)
@@ -223,22 +219,6 @@ def simulate(
     seconds = ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)
     rate = float((steps / seconds).sum()) if (seconds > 0).all() else math.inf
     return _summarize(rate, method, workload, network, nodes)
-
-
-def _find_factors(
-    slowness: Slowness | np.ndarray | None, nodes: int, steps: int, seed: int
-) -> np.ndarray:
-    if slowness is None:
-        slowness = Slowness()
-    if isinstance(slowness, Slowness):
-        return slowness.draw(nodes, steps, seed)
-    factors = np.asarray(slowness, float)
-    if factors.ndim != 2 or factors.shape[1] != nodes or not len(factors):
-        raise ValueError(
-            f"factors of slowness must be [T, N] with N = {nodes}, got shape {factors.shape}. "
-            "Slowness.draw makes such."
-        )
-    return factors
 
 
 def _summarize(

@@ -23,10 +23,6 @@ class Links:
 
     Arrays of this node have a leading axis `[L]` for its links to receivers, and in queues a second
     one `[D + 1]` for the age of what was sent, in steps; the last is for that age and all above.
-
-    Attributes:
-      count: L.
-      capacity: D + 1, for delays of up to D.
     """
 
     def __init__(self, schedule: Schedule, faults: Faults, wire: Wire):
@@ -51,8 +47,8 @@ class Links:
         self._active_receivers = np.asarray(faults.active)[:, places]
         self._deaths_of_receivers = _read_deaths(faults)[places]
         self._faults = faults
-        self.count = len(places)
-        self.capacity = faults.max_delay + 1
+        self.count = len(places)  # L
+        self.capacity = faults.max_delay + 1  # D + 1
         self.schedule = schedule
         self.wire = wire
 

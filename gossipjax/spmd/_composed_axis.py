@@ -20,18 +20,11 @@ Groups = Sequence[Sequence[int]]
 
 
 class ComposedAxis(NamedTuple):
-    """An axis of N = D k nodes: node `i` is row `i % k` of device `i // k`.
+    """An axis of N = D k nodes: node `i` is row `i % k` of device `i // k`."""
 
-    Attributes:
-      name: of the axis of all nodes, over which programs call collectives, and of that of the
-        devices, of `shard_map`.
-      devices: D.
-      per_device: k.
-    """
-
-    name: str
-    devices: int
-    per_device: int
+    name: str  # of the axis of all nodes, and of that of the devices, of `shard_map`
+    devices: int  # D
+    per_device: int  # k
 
     @property
     def size(self) -> int:

@@ -118,13 +118,9 @@ def make_rows(
 ) -> Any:
     """`make()` for every node, `[N, ...]`: each device makes its part.
 
-    Args:
-      make: the function.
-      shapes: what it returned to `jax.eval_shape`; the result has this structure, as static parts
-        of what it returns may differ from call to call.
-      specs: of each leaf, or one for all, or None where nothing is sharded inside a node.
-      nodes: where they run.
-      fold_in: whether each node folds its number in its keys.
+    `shapes` are what it returned to `jax.eval_shape`; the result has this structure, as static
+    parts of what it returns may differ from call to call. `specs` are those of each leaf, or one
+    for all, or None where nothing is sharded inside a node.
     """
 
     def make_all() -> list[jax.Array]:
@@ -145,12 +141,7 @@ def make_rows(
 
 
 def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
-    """The shardings of node-stacked arrays whose rows have these specs.
-
-    Args:
-      rows: `[..., ...]`, of any number of nodes.
-      specs: a tree like `rows` of `PartitionSpec`s over the axes inside a node, or one for all.
-    """
+    """The shardings of node-stacked arrays whose rows have these specs, or this one."""
     if isinstance(specs, P):
         specs = jax.tree.map(lambda _: specs, rows)
     sizes = {name: mesh.shape[name] for name in mesh.axis_names}

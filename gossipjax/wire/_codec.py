@@ -25,19 +25,14 @@ class Codec(abc.ABC):
     The number of words depends on the size and the type of an array alone. Arrays of one value,
     such as push-sum weights, are not given to a codec: they travel in full precision.
 
-    Attributes:
-      is_sparse: whether values are left out, so that `x / w` would be wrong: push-sum refuses it.
-      needs_key: whether `encode` draws random numbers.
-      is_elementwise: whether the words of an array are those of its parts.
-
     >>> import gossipjax as gx
     >>> [isinstance(codec, Codec) for codec in (gx.wire.int8(), gx.wire.top_k(0.1))]
     [True, True]
     """
 
-    is_sparse: ClassVar[bool] = False
-    needs_key: ClassVar[bool] = False
-    is_elementwise: ClassVar[bool] = False
+    is_sparse: ClassVar[bool] = False  # values are left out: `x / w` of push-sum would be wrong
+    needs_key: ClassVar[bool] = False  # `encode` draws random numbers
+    is_elementwise: ClassVar[bool] = False  # the words of an array are those of its parts
 
     @property
     @abc.abstractmethod
