@@ -13,12 +13,7 @@ from numpy.typing import ArrayLike
 from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, add, init_state
 from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
-from gossipjax.collectives import (
-    StepLike,
-    cast_like,
-    require_doubly_stochastic,
-    select_for_node,
-)
+from gossipjax.collectives import StepLike, cast_like, require_doubly_stochastic, select_for_node
 from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
@@ -40,10 +35,9 @@ def adpsgd(
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 
     (models before the start are the starting one). The parameters that the user holds are the stale
-    model at which the *next* gradient is evaluated; the state's `residual`, float32 at least, leads
-    from it to the latest one, which `gx.latest_model` reads. Older ones are the ring buffer
-    `extra["history"]`, `[D - 1, ...]` for delays of up to `D`. Weight decay and clipping before it
-    see the stale model too. Delay 0 is `dpsgd`.
+    model at which the *next* gradient is evaluated; `gx.latest_model` reads the latest one. Older
+    ones are the ring buffer `extra["history"]`, `[D - 1, ...]` for delays of up to `D`. Weight
+    decay and clipping before it see the stale model too. Delay 0 is `dpsgd`.
 
     Args:
       schedule: a doubly stochastic schedule; the paper's is `bipartite_exponential`.

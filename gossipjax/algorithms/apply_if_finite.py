@@ -49,8 +49,6 @@ def apply_if_finite(
         finite or not.
       axis_name, local_axis_name: as in `gx.sgp`.
 
-    The state is an `optax.ApplyIfFiniteState`, with its fields and their meaning.
-
     Raises:
       ValueError: if an argument is of the wrong type; when traced, if the axis is missing, or
         `inner` holds a transform with overlap and a step is given.

@@ -55,8 +55,7 @@ def choco(
 
         x <- y + gamma d;    q = C(x - xh);    xh <- xh + q;    d <- d + sum_j w_ij q_j - q
 
-    The parameters that the user holds are `x`, `[...]` per node. The state keeps `extra["known"]`,
-    `xh`, and `extra["difference"]`, `d`, each like the parameters, float32 at least; 0 at first.
+    The state keeps `xh` as `extra["known"]` and `d` as `extra["difference"]`, 0 at first.
 
     Args:
       schedule: a static, doubly stochastic graph: one round; rounds of no exchange between
@@ -99,7 +98,8 @@ def choco(
             "codec."
         )
     codec = require_codec(codec, "the codec of choco")
-    gamma = require_gamma(gamma, "choco")
+    allowed = "above 0 and at most 1"
+    gamma = require_number(gamma, "gamma of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
     wire = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
     plan = ExchangePlan(schedule, wire=wire)
@@ -121,12 +121,7 @@ def choco(
         return x, known, difference
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        operands = (
-            add(x, updates),
-            state.kept("known"),
-            state.kept("difference"),
-            state.count,
-        )
+        operands = add(x, updates), state.kept("known"), state.kept("difference"), state.count
         x, known, difference = at_round(exchange, schedule, step, axis_name, operands)
         return Combined(x, state.keep(known=known, difference=difference))
 
@@ -135,9 +130,3 @@ def choco(
 
 def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
     return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
-
-
-def require_gamma(gamma: Any, name: str) -> float:
-    """Returns `gamma`; raises `ValueError` unless it is a number above 0 and at most 1."""
-    allowed = "above 0 and at most 1"
-    return require_number(gamma, f"gamma of {name}", allowed, lambda g: 0 < g <= 1)

@@ -49,9 +49,7 @@ def dpsgd(
                            of the D-PSGD that the SGP paper compares with
 
     On a random ring it is RAND-PSGD. A `strength` c below 1 mixes by `(1 - c) I + c P` instead of
-    `P`, at the same traffic. With `gx.contrib.adaptive_consensus` this is DSGD-AC. The state is a
-    `GossipState`. If any parameter has less precision than float32, it contains float32 residuals
-    of all parameters.
+    `P`, at the same traffic. With `gx.contrib.adaptive_consensus` this is DSGD-AC.
 
     Args:
       schedule: a doubly stochastic schedule. It need not be symmetric, as the paper's are.
@@ -79,7 +77,9 @@ def dpsgd(
     """
     require_doubly_stochastic(schedule, "dpsgd")
     require_choice(order, "order of dpsgd", get_args(Order))
-    _require_strength(strength)
+    if not callable(strength):
+        name = "strength of dpsgd, unless it is a function of the update,"
+        require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
     route = make_route("dpsgd", axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order)
     if not callable(strength) and not isinstance(strength, jax.Array) and strength == 1:
@@ -101,17 +101,3 @@ def dpsgd(
 def _interpolate(x: Any, mixed: Any, c: Any) -> Any:
     """`(1 - c) x + c P x`: exactly `P x` at 1, and exactly `x` at 0."""
     return add(scale(x, 1 - jnp.asarray(c)), scale(mixed, c))
-
-
-def _require_strength(strength: Any) -> None:
-    """Raises `ValueError` unless `strength` is a number from 0 to 1 or a schedule of numbers."""
-    name = "strength of dpsgd, unless it is a function of the update,"
-    if not callable(strength):
-        require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
-        return
-    value = jax.eval_shape(strength, jax.ShapeDtypeStruct((), jnp.int32))
-    if jnp.shape(value) != ():
-        raise ValueError(
-            "strength of dpsgd must be a function of the update that returns one number, got shape "
-            f"{list(jnp.shape(value))}."
-        )

@@ -37,10 +37,9 @@ def easgd(
     and at the others `x_i <- x_i + u_i` (eqs. 5 and 6). The gap between the mean model and the
     center changes by `1 - alpha (N + 1)` each time.
 
-    The parameters that the user holds are `x_i`. Every node's state holds the same center as
-    `extra["center"]`, float32 at least: at the start the mean of the models. Where `init` is called
-    outside of the mapped axis, the center is the parameters, and all nodes must start from the
-    same. The sum of all `x_i` and `c` changes only by the updates.
+    Every node's state holds the same center as `extra["center"]`: at the start the mean of the
+    models. Where `init` is called outside of the mapped axis, the center is the parameters, and all
+    nodes must start from the same. The sum of all `x_i` and `c` changes only by the updates.
 
     Args:
       alpha: the elasticity, above 0 and below `2 / (N + 1)`; the paper has `0.9 / N`.

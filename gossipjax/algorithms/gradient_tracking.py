@@ -49,9 +49,8 @@ def gradient_tracking(
 
         w <- P w;    z <- x / w
 
-    `x`, `c` and `w` travel as one message, twice as long as that of `sgp`. The state is a
-    `GossipState` with `extra["correction"]`, like the parameters and float32 at least; it restarts
-    from 0 on a change of nodes.
+    `x`, `c` and `w` travel as one message, twice as long as that of `sgp`. The state keeps `c` as
+    `extra["correction"]`; it restarts from 0 on a change of nodes.
 
     With `damped`, a node of weight below 1 follows its updates slowly; `v`, 0 at the start, takes
     the place of `u`, and is `u` where all weights are 1:
@@ -63,8 +62,8 @@ def gradient_tracking(
     Args:
       schedule: any column-stochastic schedule.
       axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
-      damped: whether updates are. The state then has `extra["damped"]`, v, too, which restarts as
-        c does. Where the schedule is doubly stochastic, it changes nothing.
+      damped: whether updates are. The state then keeps v, too, which restarts as c does. Where the
+        schedule is doubly stochastic, it changes nothing.
 
     Raises:
       ValueError: as `sgp`.

@@ -18,14 +18,7 @@ from gossipjax.algorithms.state import (
     zeros_like_model,
 )
 from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
-from gossipjax.collectives import (
-    StepLike,
-    at_round,
-    cond,
-    require_schedule,
-    split,
-    vary,
-)
+from gossipjax.collectives import StepLike, at_round, cond, require_schedule, split, vary
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
 
@@ -55,8 +48,8 @@ def osgp(
     round `k / tau` of the schedule, as `schedule.every(overlap)` does. A message travels in tau
     pieces, one per step. Each piece consists of whole leaves, and all are about equal in size.
 
-    Your parameters are the de-biased `z`. The state is as in `sgp`, and also contains the messages
-    in flight, already scaled. Only updates change the sums of `x` and `w` over nodes and messages.
+    Your parameters are the de-biased `z`. The state also contains the messages in flight, already
+    scaled. Only updates change the sums of `x` and `w` over nodes and messages.
 
     An exchange needs nothing that its step computes, so it can be a separate program: `gx.exchange`
     makes `received`, and `update(..., received=received)` then contains no collective.

@@ -132,9 +132,8 @@ def outer(
         "counted" adds up `update(..., node_weight=)`, such as the tokens of each step, from one
         average to the next, so nodes that make fewer steps count less.
 
-    The state is an `OuterState`; `gx.gossip_state` finds the gossip inside, or in `average`. All
-    nodes must start from the same parameters. `update` takes `step=` as in `gx.sgp`. The step also
-    picks the outer steps, and with a delay no step may be left out.
+    All nodes must start from the same parameters. `update` takes `step=` as in `gx.sgp`. The step
+    also picks the outer steps, and with a delay no step may be left out.
 
     Raises:
       ValueError: if an argument is out of its range, or `outer_tx` over this average would make

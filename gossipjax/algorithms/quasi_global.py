@@ -57,8 +57,7 @@ def quasi_global(
     On uneven data the momentum of local gradients drives the nodes apart; that of the mixed models
     does not. Where the models stand still `m` is 0, so it ends where D-PSGD without momentum does.
     `h` is not kept. A step at rate 0, with which a warm-up may begin, leaves `m` unchanged.
-    The state is a `GossipState` with `extra["momentum"]`, like the parameters and float32 at least;
-    on a change of nodes it is averaged.
+    The state keeps `m` as `extra["momentum"]`; on a change of nodes it is averaged.
 
     Args:
       schedule: a doubly stochastic schedule.
@@ -88,9 +87,11 @@ def quasi_global(
     ([0.5, 0.5], [-0.1, 0.3])
     """
     name = "quasi_global"
-    require_rate(rate, name)
-    require_fraction(momentum, f"momentum of {name}")
-    require_fraction(mu, f"mu of {name}")
+    if not callable(rate):
+        what = f"rate of {name}, unless it is a function of the update,"
+        require_scalar(rate, what, "above 0", lambda v: 0 < v < np.inf)
+    for what, value in (("momentum", momentum), ("mu", mu)):
+        require_scalar(value, f"{what} of {name}", "from 0 to below 1", lambda v: 0 <= v < 1)
     require_doubly_stochastic(schedule, name)
     route = make_route(name, axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, takes_gradients=True, moves_by_zeros=True)
@@ -104,7 +105,7 @@ def quasi_global(
         direction = add_scaled(gradients, momentum, old)
         if nesterov:
             direction = add_scaled(gradients, momentum, direction)
-        new_x = step_and_mix(x, eta, direction, state, step)
+        new_x, _ = mix_once(subtract(x, scale(direction, eta)), None, state, step)
         is_idle = eta == 0
         divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
         speed = scale(subtract(x, new_x), 1 / divisor)
@@ -169,27 +170,6 @@ def interpolate(old: Any, new: Any, keep: Any) -> Any:
         return jnp.asarray(keep, a.dtype) * a + jnp.asarray(1 - keep, a.dtype) * b
 
     return jax.tree.map(interpolate, old, new)
-
-
-def step_and_mix(x: Any, eta: jax.Array, direction: Any, state: GossipState, step: StepLike) -> Any:
-    """Returns `P (x - eta d)`."""
-    return mix_once(subtract(x, scale(direction, eta)), None, state, step)[0]
-
-
-def require_fraction(value: Any, name: str) -> None:
-    """Raises `ValueError` unless `value` is a number from 0 to below 1 or a scalar of JAX."""
-    require_scalar(value, name, "from 0 to below 1", lambda v: 0 <= v < 1)
-
-
-def require_positive(value: Any, name: str) -> None:
-    """Raises `ValueError` unless `value` is a positive number or a scalar of JAX."""
-    require_scalar(value, name, "above 0", lambda v: 0 < v < np.inf)
-
-
-def require_rate(rate: Any, name: str) -> None:
-    """Raises `ValueError` unless `rate` is a positive number, a scalar of JAX or a function."""
-    if not callable(rate):
-        require_positive(rate, f"rate of {name}, unless it is a function of the update,")
 
 
 def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:

@@ -26,8 +26,7 @@ def sharded(
     """Gossip of a model that is sharded inside a node: each device exchanges its own part.
 
     A node is a mesh of its own. Each of its L devices sends one message per round, of `B / L` bytes
-    of a model of `B`, with the push-sum weight of the node in it, to the device at the same place
-    in another node. Nothing is gathered, and no device ever has the whole model.
+    of a model of `B`, to the device at the same place in another node. Nothing is gathered.
 
         nodes = gx.Nodes(mesh=gx.launch.mesh(4, fsdp=2))
         specs = gx.fsdp_specs(params, nodes.mesh)
@@ -43,8 +42,7 @@ def sharded(
     `shard_map` of your own over all axes, transforms are called with parts; there `tx` is one
     gossip or `gx.allreduce`. Under `vmap`, and on a mesh without further axes, results are those of
     `tx`. Make the state by `gx.Nodes.init`, which shards all of it: XLA may choose to have moments
-    that start as zeros whole on each device. With `osgp(overlap=tau)` a message travels in up to
-    tau pieces of whole arrays.
+    that start as zeros whole on each device.
 
     Where a node has copies of a sharded model, `gx.launch.mesh(4, local=2, fsdp=2)`, gradients are
     averaged by `gx.sharded(gx.allreduce("local"), specs)`, and the gossip takes
@@ -59,8 +57,7 @@ def sharded(
         one.
       axis_name: the mapped axis of the nodes, the same as for `tx`.
 
-    The state is a `ShardedState`. Its arrays are like the parameters, messages in flight as well:
-    a checkpoint of it can be restored onto another mesh inside the nodes.
+    A checkpoint of its state can be restored onto another mesh inside the nodes.
 
     Raises:
       ValueError: if an argument is of another kind; in `init` and `update`, if `specs` do not fit
@@ -68,9 +65,8 @@ def sharded(
         round copies apart, or `tx` holds more than one exchange in a `shard_map` over all axes.
 
     References:
-      Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054, for sharding inside a node; Assran et
-      al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, section 6, for nodes of several
-      devices.
+      Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054; Assran et al., "Stochastic Gradient
+      Push", ICML 2019, arXiv:1811.10792, section 6, for nodes of several devices.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> from jax.sharding import PartitionSpec as P

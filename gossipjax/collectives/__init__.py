@@ -8,8 +8,6 @@
 `mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute` is the way of a model to `ppermute`.
 """
 
-# ruff: noqa: F401
-
 from gossipjax.collectives._averages import (
     MeanOver,
     clipped_node_mean,
@@ -54,3 +52,42 @@ from gossipjax.collectives._mixing import (
     require_schedule,
     round_index,
 )
+
+__all__ = [
+    "Layout",
+    "MeanOver",
+    "NodeRound",
+    "StepLike",
+    "accumulation_dtype",
+    "as_varying",
+    "at_round",
+    "axis_size",
+    "cast_like",
+    "change_if",
+    "clipped_node_mean",
+    "cond",
+    "copy_for_leaves",
+    "default_step",
+    "deliver",
+    "exact_average",
+    "exchange_along",
+    "exchange_in_pairs",
+    "group_rounds",
+    "mean_of_encoded",
+    "mix",
+    "mix_encoded",
+    "node_mean",
+    "node_sum",
+    "require_doubly_stochastic",
+    "require_floats",
+    "require_schedule",
+    "require_step",
+    "round_index",
+    "select_for_node",
+    "split",
+    "sum_over_parts",
+    "upcast",
+    "varies",
+    "vary",
+    "vary_where_mapped",
+]

@@ -168,7 +168,7 @@ for name, keeps, combine, message in (
 ROWS += calls(
     "strength",
     lambda c: gx.dpsgd(RING, strength=c),
-    [-0.1, 1.1, NAN, "1", lambda count: jnp.ones(2)],
+    [-0.1, 1.1, NAN, "1"],
     "strength of dpsgd",
 )
 for name in ("dpsgd", "adpsgd", "quasi_global"):
