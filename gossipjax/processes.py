@@ -281,8 +281,8 @@ def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") 
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of PRNG keys."""
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    """Whether a leaf is an array of typed PRNG keys, or a `jax.ShapeDtypeStruct` of one."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def require_rows(tree: Any, count: int, name: str) -> None:

@@ -228,12 +228,16 @@ def test_parameters_are_found_in_any_state():
             np.testing.assert_allclose(x, y, rtol=1e-6)
 
 
-def test_each_node_draws_by_its_own_key():
+@pytest.mark.parametrize("is_function", [False, True])
+def test_each_node_draws_by_its_own_key(is_function):
     def noise(state, x):
         return state, jax.random.normal(jax.random.fold_in(state["key"], state["step"]))
 
-    state = {"params": jnp.ones(2), "key": jax.random.key(0), "step": 0}
+    def make_state():
+        return {"params": jnp.ones(2), "key": jax.random.key(0), "step": 0}
+
     step = gx.decentralize(noise, gx.sgp(SCHEDULE), N, lambda state: state["params"])
+    state = step.init(make_state if is_function else make_state())
     state, drawn = step(state, jnp.zeros(N))
     assert len({*drawn.tolist()}) == N
     assert step.average(state)["key"] == state.batch_stats["key"][0]

@@ -119,8 +119,8 @@ class OuterState(NamedTuple):
     # The `GossipState` of a chain that holds none, with its residuals: that of the gossip in the
     # place of an average, if there is one; else None.
     local: Any
-    # The model after the last outer step, float32 at least, by fragment: p trees like the parameters,
-    # each with what is in its fragment. The same on all nodes where `average="exact"`.
+    # The model after the last outer step, float32 at least, by fragment: p trees like the
+    # parameters, each with what is in its fragment. The same on all nodes where `average="exact"`.
     anchor: Any
     outer: Any  # the state of the outer optimizer, by fragment
     sent: Any  # this node's outer gradients, like `anchor`, until they are used; None without delay

@@ -12,6 +12,7 @@ import numpy as np
 
 from gossipjax.algorithms.outer_average import OuterState
 from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, GossipState
+from gossipjax.processes import is_key
 from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule
 
@@ -21,11 +22,6 @@ SETTINGS = {
     ".wire.codec": "codec: pass the one it was saved with as wire=",
     ".plan.": "setting of gx.outer: pass the one it was saved with",
 }
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether `leaf` is an array of typed PRNG keys."""
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def is_encoded(leaf: Any) -> bool:

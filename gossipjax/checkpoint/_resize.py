@@ -17,8 +17,9 @@ from gossipjax.algorithms.outer_average import OuterState
 from gossipjax.algorithms.parameters import gossiped, merge_gossiped
 from gossipjax.algorithms.state import Extra, GossipState
 from gossipjax.algorithms.steps import gossip_state
-from gossipjax.checkpoint._leaves import arrange_like, is_key, unwrap
+from gossipjax.checkpoint._leaves import arrange_like, unwrap
 from gossipjax.collectives import cast_like, require_floats
+from gossipjax.processes import is_key
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 

@@ -27,13 +27,12 @@ from gossipjax.checkpoint._leaves import (
     held_nodes,
     held_parts,
     is_encoded,
-    is_key,
     is_on_all_processes,
     leaf_specs,
     require_same_specs,
     require_types_of_devices,
 )
-from gossipjax.processes import all_processes, gather_texts
+from gossipjax.processes import all_processes, gather_texts, is_key
 from gossipjax.spmd.arguments import is_function
 
 try:
