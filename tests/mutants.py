@@ -82,7 +82,7 @@ gossipjax/algorithms/adpsgd.py | algorithms/test_algorithms.py -k "round_by_roun
 gossipjax/algorithms/allreduce.py | collectives/test_codecs.py -k that_of_one_step | a NaN is kept for ever | jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)) => e
 gossipjax/wire/_block_top_k.py | collectives/test_codecs.py -k block_top_k_equals | bins are of another width | np.asarray(RANGE / BINS => np.asarray(1 / BINS
 gossipjax/algorithms/fragments.py | algorithms/test_outer.py -k "round_by_round and layers" | pieces are put where the first stands | view, part, self.start, => view, part, 0,
-gossipjax/algorithms/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | pick(state.error, self.leaves), plan.error_feedback) => pick(state.error, self.leaves), 1.0)
+gossipjax/algorithms/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | scale(state.error[self.fragment], plan.error_feedback) => scale(state.error[self.fragment], 1.0)
 gossipjax/collectives/_averages.py | algorithms/test_error_feedback.py -k "oracle and senders" | senders are all nodes | (values != 0).astype(like.dtype) => (values == values).astype(like.dtype)
 gossipjax/algorithms/easgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and easgd" | the center is pulled by one node | node_sum(pull, plan.wire) => pull
 gossipjax/algorithms/choco.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and top_k" | differences are not added up | d + (p - q) => (p - q)
@@ -94,7 +94,7 @@ gossipjax/algorithms/state.py | algorithms/test_state.py -k "lands or rounded_va
 gossipjax/algorithms/state.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
 gossipjax/algorithms/steps.py | test_train_step.py -k go_on_alike | a jump loses messages | if overlapped and exchange.canonical_step(step) => if 0 * exchange.canonical_step(step)
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
-gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | (jnp.zeros_like, gossip.in_flight) => (jnp.copy, gossip.in_flight)
+gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | jax.tree.map(jnp.zeros_like, old[1]) => jax.tree.map(jnp.copy, old[1])
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | gossip in outer steps takes the round of the step | step=self.steps.plan.round_number(self.step) => step=self.step
 gossipjax/algorithms/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
 gossipjax/algorithms/sgp.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | what damping holds back is lost | held_back=subtract(waiting, updates) => held_back=scale(waiting, 0)
