@@ -79,7 +79,7 @@ def test_equals_the_oracle_step_by_step(codec, mean_over, mode, style):
 def by_tokens(tx):
     """The transform, given the tokens of each step."""
 
-    def update(updates, state, params, **told):
+    def update(updates, state, params=None, **told):
         own = jnp.asarray(TOKENS)[state.count, jax.lax.axis_index("nodes")]
         return tx.update(updates, state, params, node_weight=own, **told)
 
