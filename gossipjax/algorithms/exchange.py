@@ -16,13 +16,7 @@ from gossipjax.algorithms.fragments import Fragment, merge, pick, split_leaves
 from gossipjax.algorithms.parameters import gossiped
 from gossipjax.algorithms.state import GossipState, PushSum, mix_once, numerators
 from gossipjax.algorithms.steps import gossip_state, require_updates_numbered
-from gossipjax.collectives import (
-    StepLike,
-    deliver,
-    require_step,
-    upcast,
-    vary,
-)
+from gossipjax.collectives import StepLike, deliver, require_step, upcast, vary
 from gossipjax.sharding import inner_axes, on_shards, shard_specs
 
 
@@ -38,8 +32,8 @@ def exchange(
     - Of an algorithm that combines while it adapts (`dpsgd`, `adpsgd`, `sgp` in that order) it
       mixes the models, `x, w <- P x, P w`, which the gradient then moves.
 
-    It can run at the same time as the gradients, as a separate program; `tx.update(..., step=step,
-    received=received)` is the other half. Both together equal `tx.update(..., step=step)`.
+    It can be a separate program, beside the gradients. `tx.update(..., step=step,
+    received=received)` is the other half; both together equal `tx.update(..., step=step)`.
 
     Args:
       opt_state: the state of the transform, or of a whole chain that holds it.

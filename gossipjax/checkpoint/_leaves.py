@@ -231,10 +231,8 @@ def checksum(leaves: list[Any]) -> int:
     """Returns `sum_l sum_i h(word_li, i, l)` modulo 2^32, of words `i` of arrays `l`.
 
     `h` is a 32-bit hash of a word, its place and its array, so damage of any kind leaves the sum as
-    it was once in 2^32 times, as with CRC-32. Words are the bits as unsigned integers of up to 32
-    bits. A sum has no order: NumPy arrays and JAX's, on any devices of one process or several, have
-    the same checksum. It is computed where the arrays are, and of each device's part one number
-    leaves the device.
+    it was once in 2^32 times, as with CRC-32. A sum has no order: NumPy arrays and JAX's, on any
+    devices, have the same checksum. Of each device's part one number leaves the device.
 
     >>> checksum([np.ones(2, np.uint8)]) == checksum([jnp.ones(2, jnp.uint8)])
     True

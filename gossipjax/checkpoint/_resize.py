@@ -79,15 +79,13 @@ def change_nodes(
     a rule: the average, the maximum or the first of the old nodes, or what `tx.init` makes from
     `z`. A part that the old state does not have, or has in another shape, is also made from `z`.
 
-    The rest of the optimizer's state is averaged over the nodes and given to all: momentum, the
-    moments of Adam. Integers (step counts) take the maximum over nodes. `tx` may be of another
-    algorithm or topology than the old chain: its arrays outside the gossip are matched in their
-    order.
+    The rest of the optimizer's state is averaged over the nodes: momentum, the moments of Adam.
+    Integers (step counts) take the maximum. `tx` may be of another algorithm or topology than the
+    old chain: its arrays outside the gossip are matched in their order.
 
     PRNG keys (the `rng_key` of `optax.add_noise`, keys of dropout): node j gets
-    `jax.random.fold_in(key, j)` of node 0's key, so that the new nodes draw different numbers. Raw
-    keys are uint32 `[..., 2]` or `[..., 4]` below a name with `key` or `rng` in it. A part of an
-    algorithm whose rule is `"first"` stays node 0's on all nodes, keys too.
+    `jax.random.fold_in(key, j)` of node 0's key. Raw keys are uint32 `[..., 2]` or `[..., 4]` below
+    a name with `key` or `rng` in it. A part whose rule is `"first"` stays node 0's, keys too.
 
     Gossip may be of a part of the parameters (`optax.masked`, `optax.multi_transform`). The others
     are averaged over the nodes, without weights.

@@ -95,13 +95,9 @@ def mix(
 ) -> tuple[Any, Any]:
     """One push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
 
-    Numerators go in and numerators come out: the estimate of the average is `x / w`. With a
-    doubly stochastic schedule and weights of 1, `x` is that estimate. A de-biased statistic `s` is
-    mixed by `x, w = mix(w * s, w, ...)` and read as `x / w`.
-
-    The sender keeps the rounding error of its messages (in full precision, if it keeps 1/128 or
-    more), so rounded weights or a narrow wire lose no mass: sums over the nodes change by the
-    float32 rounding of additions only.
+    Numerators go in and numerators come out: the estimate of the average is `x / w`. A de-biased
+    statistic `s` is mixed by `x, w = mix(w * s, w, ...)`. The sender keeps the rounding error of
+    its messages (in full precision, if it keeps 1/128 or more), so that no mass is lost.
 
     Args:
       tree: this node's values: floating-point leaves `[...]`. They are mixed in float32 at least.
@@ -113,11 +109,9 @@ def mix(
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, over which `tree` is replicated: each
         of its L devices then exchanges 1/L of the message.
-      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
-        `gx.wire.int8()`. Sums are taken in float32 at least, and the weight travels in full
-        precision. Rounding limits how near the nodes get to one another, to a consensus distance of
-        about 1.5e-3 of the model's norm in bfloat16. What is not finite arrives as such.
-        Derivatives are those of the exchange in full precision.
+      wire: the form of messages, as in `gx.sgp`. Sums are taken in float32 at least, and the weight
+        travels in full precision. What is not finite arrives as such. Derivatives are those of the
+        exchange in full precision.
       key: a PRNG key for codecs that round at random, another one for every exchange; nodes fold
         their index in.
       specs: on a mesh with axes inside the nodes, how `tree` is sharded over them, as in
@@ -289,10 +283,6 @@ def at_round(
 
     An integer fixes the round when traced; a traced step chooses it, on a mesh by a `lax.switch`
     over the distinct rounds.
-
-    Raises:
-      ValueError: if the axis is of another size than the schedule's, or `step` is neither an
-        integer nor a traced one that is the same on every node.
     """
     nodes = axis_size(axis_name)
     if nodes != schedule.size:

@@ -25,17 +25,14 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
                         lost. Rows and columns sum to 1; `schedule` must be symmetric.
 
     The first is for push-sum, in which a sender knows what did not arrive, as by an acknowledgement
-    that never fails. The second is for doubly stochastic methods: the mean stays. `gx.faults.dpsgd`
-    has the third choice, in which the receiver takes its own model for one that did not arrive: the
-    mean drifts. `gx.faults.sgp` is for senders that do not know.
+    that never fails. The second is for doubly stochastic methods: the mean stays. `gx.faults.sgp`
+    is for senders that do not know. In `gx.faults.dpsgd` a receiver takes its own model for one
+    that did not arrive: the mean drifts.
 
     The rounds repeat after the least common multiple of the period of the schedule and the lengths
-    of the tables: draw tables of a multiple of the period. They are as many different rounds as
-    there are different steps. Where nodes are simulated that costs little, as who sends to
-    whom is data: 130 different rounds compile in 0.7 s. On a mesh `gx.TrainStep` compiles a program
-    per round up to `max_programs` of them, and beyond that one with a branch per round, each of
-    which took 0.2 s to compile for 8 devices. `gx.faults.sgp` and `dpsgd` need no more programs
-    than the schedule without faults.
+    of the tables: draw tables of a multiple of the period. There are as many different rounds as
+    different steps, and on a mesh `gx.TrainStep` compiles a program for each, up to `max_programs`.
+    `gx.faults.sgp` and `dpsgd` need no more programs than the schedule without faults.
 
     Args:
       schedule: any schedule; its step `k` sees the faults of step `k`.
