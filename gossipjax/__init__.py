@@ -99,7 +99,7 @@ _WENT = {name: f"contrib.{name}" for name in _IN_CONTRIB} | {"accumulate": "accu
 
 
 class _LazyPackage(ModuleType):
-    """The package: imports a name at its first use, so that the launcher starts without JAX."""
+    """The package. It imports a name at its first use, so the launcher can start without JAX."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _MODULES:
@@ -122,7 +122,7 @@ class _LazyPackage(ModuleType):
         return sorted({*own, *__all__})
 
     def __reduce__(self) -> Any:
-        """By its name, as functions of a script that Ray or another engine sends name it."""
+        """The package is pickled by its name, so scripts can send it to Ray and other engines."""
         return importlib.import_module, (self.__name__,)
 
 

@@ -1,4 +1,4 @@
-"""The names of `import gossipjax as gx`. Its first use of one imports this module, and so JAX."""
+"""The names of `import gossipjax as gx`. The first use of a name imports this module and JAX."""
 
 # ruff: noqa: F401
 

@@ -1,12 +1,12 @@
-"""Statistics that are not parameters, such as BatchNorm's running means: local, mixed or averaged.
+"""Statistics that are not parameters, such as the running means of BatchNorm.
 
-The layers of each node see only its data. Three policies are in use:
+The layers of a node see only the data of this node. You can treat their statistics in three ways:
 
-- local: every node keeps its statistics, and evaluates its model with them; nothing is called.
-- mix: they are mixed with the parameters at every step, `mix_batch_stats`.
-- average: local in training, averaged before an evaluation, `average_batch_stats`.
+- local: every node keeps its statistics and evaluates its model with them. You call nothing.
+- mix: `mix_batch_stats` mixes the statistics at every step, like the parameters.
+- average: nodes keep local statistics and call `average_batch_stats` before an evaluation.
 
-The average model has no statistics: with any policy it needs those of `average_batch_stats`.
+To evaluate the average model, call `average_batch_stats` in all three cases.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from gossipjax.wire import Wire
 
 
 def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> Any:
-    """Mixes statistics as the parameters of SGP are mixed: by the same round and weights.
+    """Mixes statistics by the round and the weights by which SGP mixes the parameters.
 
         s_i <- sum_j P_ij w_j s_j / sum_j P_ij w_j
 
-    The round is that of the gossip transform in `opt_state` at `step`. Under overlap the statistics
-    do not wait: they are used at once. Where all nodes exchange at once, as in a chain with
-    `allreduce`, the statistics are averaged exactly; under `outer` around a chain without gossip,
-    they are averaged as it says, at every `every`-th step: that which uses the average of the last
-    fragment. Statistics of the devices of a node, each of its part of the batch, are averaged
-    first, if the transform has a `local_axis_name`.
+    The gossip transform in `opt_state` says which round is used at `step`. Under overlap, mixed
+    statistics are used at once, without a delay. If all nodes exchange at once, as with
+    `allreduce`, the statistics are averaged exactly. With `outer` around a chain without gossip,
+    statistics are averaged as `outer` averages models, once in `every` steps: at the step that uses
+    the average of the last fragment. If the transform has a `local_axis_name`, the devices of a
+    node first average their statistics, because each device has seen its part of the batch.
 
     Args:
       stats: the statistics of this node, a tree of floating-point leaves `[...]`.
@@ -59,7 +59,7 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
       step: the step of the update, as in `tx.update`.
 
     Raises (when traced):
-      ValueError: as `mix`.
+      ValueError: if `gx.mix` would raise it.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sgp(gx.topology.ring(2))
@@ -92,7 +92,7 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
 def _mix(
     stats: Any, state: GossipState | None, schedule: Schedule, round_number: StepLike, wire: Wire
 ) -> Any:
-    """The statistics, mixed by a round, each with the weight of its node."""
+    """Mixes the statistics by a round, each with the weight of its node."""
     weight = push_sum_weight(state)
     scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, upcast(stats))
     mixed, weight = mix(
@@ -107,9 +107,9 @@ def _mix(
 
 
 def _average_at_outer_steps(stats: Any, outer: OuterState, step: StepLike) -> Any:
-    """Averages statistics where an outer optimizer uses an average of models, by its round.
+    """Averages statistics at the steps at which an outer optimizer uses an average of models.
 
-    Only in such steps does `canonical_step` tell the rounds apart.
+    `canonical_step` tells the rounds apart in these steps only.
     """
     plan = outer.plan
     axis_name = plan.wire.axis_name
@@ -138,13 +138,13 @@ def average_batch_stats(
 ) -> Any:
     """Returns the mean of every leaf over the nodes, on every node; leaves keep their types.
 
-    Of any tree: of statistics, of a moving average of the parameters. The mean of variances is the
-    one within nodes: it leaves out the differences between the means of the nodes.
+    You can also average other trees, such as a moving average of the parameters. The mean of
+    variances leaves out how much the means of the nodes differ.
 
     Args:
       stats: the statistics of this node, `[...]`.
-      axis_name: the mapped axis of the nodes; "nodes" if neither it nor `nodes` is given.
-      nodes: outside of a per-node function, as in `gx.average_model`.
+      axis_name: the mapped axis of the nodes; by default "nodes", or the axis of `nodes`.
+      nodes: for a call outside of a per-node function, as in `gx.average_model`.
 
     Raises:
       ValueError: if the axis is missing or a leaf is not floating-point.

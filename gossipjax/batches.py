@@ -1,4 +1,4 @@
-"""Batches that a thread makes ahead of their use."""
+"""A thread that prepares batches before the training loop needs them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ def prefetch(
     *,
     together: bool = False,
 ) -> Iterator[T]:
-    """Yields the items. A thread makes them before they are needed, and keeps `count` ready.
+    """Yields the items. A thread makes them in advance and keeps `count` of them ready.
 
-    So the next batches are read and put on the devices while a step runs:
+    While a step runs, the thread reads the next batches and puts them on the devices:
 
         for batch in gx.prefetch(map(nodes.split, loader)):
 
-    where `loader` is any iterable of batches: Grain, tfds, torch's DataLoader, or a generator.
+    `loader` is any iterable of batches: Grain, tfds, torch's DataLoader, or a generator.
 
     Args:
-      items: the batches. If making one fails, the error is raised where you ask for that one.
-      count: how many are kept ready; one more is being made.
+      items: the batches. If making a batch fails, the error is raised when you ask for this batch.
+      count: how many batches are kept ready, while the thread makes one more.
       waiting: a context, such as a clock, that is entered while your loop waits for a batch.
-
-      together: whether all processes end with the shortest of their inputs. Otherwise a step that
-        only some processes make waits for the others. The threads agree on each batch before it is
-        used, so all processes must call `prefetch` in the same order.
+      together: whether all processes stop when the first of them has no more batches. Without it, a
+        process with more batches makes a step alone and waits for the others. The threads agree on
+        each batch before it is used, so all processes must call `prefetch` in the same order.
 
     Raises:
       ValueError: if `count` is not an integer >= 1, or `together` is true and the processes have
@@ -65,7 +64,7 @@ def prefetch(
 
 def _until_one_ends(items: Iterator[T], name: str, others: peers.Peers) -> Iterator[T]:
     end: Any = object()
-    # Also one that has no more batch asks, once: the others learn it there.
+    # A process without further batches asks once more, so the others learn that it has ended.
     while all(others.gather(name, (item := next(items, end)) is not end, MEETING_SECONDS)):
         yield item
 
@@ -88,5 +87,5 @@ def _prefetch(
             ready.append(executor.submit(next, items, end))
             yield item  # pyright: ignore[reportReturnType]
     finally:
-        # Not waiting for the thread: garbage is collected by any thread, the input's included.
+        # Do not wait for the thread: any thread may collect garbage, also the one that reads.
         executor.shutdown(wait=False, cancel_futures=True)

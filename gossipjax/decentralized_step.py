@@ -1,4 +1,4 @@
-"""A closed train step, with its optimizer inside, made into that of nodes that gossip."""
+"""A closed train step, with its optimizer inside, that becomes a train step of gossiping nodes."""
 
 from __future__ import annotations
 
@@ -37,51 +37,54 @@ def decentralize(
 ) -> DecentralizedStep:
     """Turns a closed `train_step(state, batch) -> state, metrics` into N nodes that gossip.
 
-    Your step stays as it is, with its optimizer inside, and each node takes its own step. The
-    change of the parameters is the update `u` that `tx` gets, as if from a chain before it:
+    Your step stays as it is, with its optimizer inside, and each node takes its own step. `tx` gets
+    the change of the parameters as the update `u`, as if an optimizer before it had made `u`:
 
         s' = train_step(s, batch);    u = params(s') - params(s)
         params(s) <- params(s) + tx(u),    all else of s <- that of s'
 
-    `tx` is any gossip, such as `gx.sgp(schedule)` (then adapt-then-combine), also with
-    `gx.weighted(...)` before it, or `gx.outer(optax.identity(), outer_tx, every)`. Only `params`
-    are mixed. Momentum and moments, statistics of BatchNorm and dropout keys stay each node's own.
-    (`gx.contrib.mixed_momentum` mixes momentum too, but needs gradients.)
+    `tx` is any gossip, such as `gx.sgp(schedule)` (then adapt-then-combine). You can put
+    `gx.weighted(...)` before it, or use `gx.outer(optax.identity(), outer_tx, every)`. Nodes mix
+    only `params`. Each node keeps its own momentum and moments, BatchNorm statistics and dropout
+    keys. (`gx.contrib.mixed_momentum` mixes momentum too, but needs gradients.)
 
         step = gx.decentralize(train_step, gx.sgp(schedule), nodes)
         for batch in map(nodes.split, batches):
             state, metrics = step(state, batch)             # metrics: [N, ...]
         state = step.average(state)                         # of all nodes -> of one, to evaluate
 
-    In NNX, `nnx.update((model, optimizer), step.average(state))` puts it into your modules.
+    In NNX, `nnx.update((model, optimizer), step.average(state))` puts the average into your
+    modules.
 
-    The first call makes the state of all nodes from yours; you can also call `step.init` before the
-    loop. The result is a `gossipjax.checkpoint.TrainState`: `opt_state` is the state of `tx`, and
-    `batch_stats` is your state without its parameters. `Checkpoints` saves and resumes it, also
-    with another number of nodes.
+    The first call copies your state to all nodes; you can also call `step.init` before the loop.
+    The result is a `gossipjax.checkpoint.TrainState`: its `opt_state` is the state of `tx`, and
+    its `batch_stats` is your state without the parameters. `Checkpoints` saves this state, and can
+    resume it with another number of nodes.
 
     Args:
-      train_step: of one node: `train_step(state, *inputs, **inputs) -> (state, metrics)`, jitted or
-        not. Bind what is not an array: `functools.partial(train_step, config=config)`. Take out the
-        `lax.pmean` of its gradients over all devices, but keep one over the devices of a node.
-      tx: what exchanges. It has no optimizer, because it gets no gradients.
+      train_step: the step of one node, `train_step(state, *inputs, **inputs) -> (state, metrics)`,
+        jitted or not. Bind arguments that are not arrays: `functools.partial(train_step,
+        config=config)`. Remove a `lax.pmean` of the gradients over all devices, but keep a
+        `lax.pmean` over the devices of one node.
+      tx: the gossip. It must not contain an optimizer, because it gets no gradients.
       nodes: where the nodes run.
-      params: finds the parameters in the state: `lambda state: state.params`, or in an NNX state
-        `lambda state: nnx.filter_state(state, nnx.Param)`, of `state[0]` if an EMA stands next to
-        it: what is picked gossips. It picks leaves, and computes nothing.
+      params: a function that picks the parameters to gossip out of the state, and computes nothing:
+        `lambda state: state.params`, or for an NNX state
+        `lambda state: nnx.filter_state(state, nnx.Param)`. If an EMA stands next to the model, pick
+        from `state[0]`.
       local_argnums: arguments of `train_step` that are split over the devices of a node.
-      **options: others of `gx.TrainStep`; `extra_args` is given the metrics.
+      **options: further arguments of `gx.TrainStep`; `extra_args` is given the metrics.
 
-    Inputs are node-stacked: batches by `nodes.split`, a key by `jax.random.split(key, N)`. Keys of
-    `jax.random.key` in the state are folded with the number of the node. If parameters are narrower
-    than float32, what your step rounds away is lost. If your step skips an update by itself, it
-    moves by zero, and the node gossips on. `reset_inner` of `gx.outer` does not reset the optimizer
-    inside your step.
+    Inputs are node-stacked: `nodes.split` splits a batch, `jax.random.split(key, N)` a key. The
+    number of the node is folded into each `jax.random.key` of the state. If parameters are narrower
+    than float32, what your step rounds away is lost. If your step skips an update, the parameters
+    do not move, and the node still gossips. `reset_inner` of `gx.outer` does not reset the
+    optimizer inside your step.
 
     Raises:
       ValueError: in `init`, if `tx` contains an optimizer or needs gradients, or `params` fails or
         does not pick leaves. At a step: if `train_step` does not return a pair with a state like
-        the one it got, or an input is not node-stacked. Else as `gx.TrainStep`.
+        its first argument, or an input is not node-stacked. Also if `gx.TrainStep` raises it.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> def train_step(state, target):
@@ -117,7 +120,7 @@ class DecentralizedStep:
             _updates_as_gradients(train_step),
             tx,
             nodes=nodes,
-            # The rest of the state and the inputs by name stand before those by position.
+            # The rest of the state and the named inputs precede the positional inputs.
             local_argnums=[number + 2 for number in argument_numbers(local_argnums)],
             extra_args=None if extra_args is None else lambda aux: extra_args(aux[1]),
             **options,
@@ -128,10 +131,10 @@ class DecentralizedStep:
         self._params = params
 
     def init(self, state: Any) -> TrainState:
-        """The state of one node, `[...]`, or a function that makes it -> that of all.
+        """Makes the state of all nodes from the state `[...]` of one, or from a function.
 
-        The first step has the number `state.step`, where your state has one, else 0.
-        Of a function each device makes its own part, as `gx.Nodes.init` says.
+        The first step gets the number `state.step` if your state has a `step`, else 0. A function
+        runs on the devices, and each device makes its own part, as `gx.Nodes.init` says.
         """
         if is_function(state):
             shapes = jax.eval_shape(state)
@@ -154,7 +157,7 @@ class DecentralizedStep:
             None if specs is None else specs.of(rest),
             fold_in=any(map(is_key, jax.tree.leaves(rest))),
         )
-        # A loop that was resumed from an average goes on counting where its own state does.
+        # A loop that resumes from an average continues the count of its own state.
         count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
         is_count = is_count and count.shape == (self.nodes.size,)
@@ -190,9 +193,9 @@ class DecentralizedStep:
         return params, jax.tree.unflatten(structure, leaves)
 
     def __call__(self, state: Any, *inputs: Any, **named: Any) -> tuple[TrainState, Any]:
-        """The state after one step of all nodes, and their metrics, `[N, ...]`.
+        """Returns the state after one step of all nodes, and their metrics, `[N, ...]`.
 
-        Of an ordinary state it makes that of all nodes, by `init`. Accelerators donate `state`, as
+        An ordinary state of one node first goes through `init`. Accelerators donate `state`, as
         `gx.TrainStep` does.
         """
         if not isinstance(state, TrainState):  # that with which a loop begins
@@ -206,7 +209,7 @@ class DecentralizedStep:
                     f"{got}: batches by nodes.split, a key as jax.random.split(key, {size}); bind "
                     "what is no array, functools.partial(train_step, config=config)."
                 )
-        # A plain number: the device is not asked for it, but for an array that was restored.
+        # A plain number, so the device is asked only for an array that was restored.
         step = int(state.step)
         params, opt_state, (rest, metrics) = self.train_step(
             step, state.params, state.opt_state, state.batch_stats, named, *inputs
@@ -215,11 +218,11 @@ class DecentralizedStep:
         return new, metrics
 
     def average(self, state: Any) -> Any:
-        """One ordinary state, `[...]`: with the average model, to evaluate or to save.
+        """Returns one ordinary state, `[...]`, with the average model, to evaluate or to save.
 
-        What else is floating-point is averaged, as statistics are and moments may be; counts and
-        keys are those of the first node. `gx.average_model` makes the parameters alone. A state
-        that is an ordinary one, as before the first step, stays as it is.
+        Other floating-point values, such as statistics and moments, are averaged too; counts and
+        keys are taken from the first node. If you need only the parameters, call
+        `gx.average_model`. An ordinary state of one node is returned unchanged.
         """
         if not isinstance(state, TrainState):
             return state
@@ -237,7 +240,7 @@ class DecentralizedStep:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Stands in the rest of a state for a leaf of the parameters; `number` says for which."""
+    """Marks where a leaf of the parameters was taken out of a state; `number` says which leaf."""
 
     number: int
 
@@ -247,7 +250,7 @@ def _is_parameter(part: Any) -> bool:
 
 
 def _merge(params: Any, rest: Any) -> Any:
-    """The user's state, of the parameters and the rest."""
+    """Puts the parameters and the rest together to the user's state."""
     leaves = jax.tree.leaves(params)
 
     def fill(part: Any) -> Any:
@@ -257,7 +260,7 @@ def _merge(params: Any, rest: Any) -> Any:
 
 
 def _split(state: Any, rest: Any) -> tuple[list[Any], Any]:
-    """The leaves of the parameters in a state, and its rest, which is like `rest`."""
+    """Takes the leaves of the parameters out of a state; the rest has the form of `rest`."""
     parts, structure = jax.tree.flatten(rest, is_leaf=_is_parameter)
     leaves = jax.tree.leaves(state)
     places = {part.number: place for place, part in enumerate(parts) if _is_parameter(part)}
@@ -266,7 +269,7 @@ def _split(state: Any, rest: Any) -> tuple[list[Any], Any]:
 
 
 def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """`gradients` of `gx.TrainStep` that returns by what a closed step moves the parameters."""
+    """Makes `gradients` for `gx.TrainStep` that return how a closed step moves the parameters."""
 
     def gradients(params: Any, rest: Any, named: dict[str, Any], *inputs: Any) -> Any:
         state = _merge(params, rest)
@@ -279,7 +282,7 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
         _require_same_form(state, result[0])
         leaves, new_rest = _split(result[0], rest)
         new_params = jax.tree.unflatten(jax.tree.structure(params), leaves)
-        # Of full precision, so that the update is not rounded a second time.
+        # In full precision, so that the update is not rounded a second time.
         updates = subtract(upcast(new_params), upcast(params))
         return updates, (new_rest, result[1])
 
@@ -287,7 +290,7 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_same_form(state: Any, new: Any) -> None:
-    """Raises `ValueError` unless a step has returned a state like the one that it got."""
+    """Raises `ValueError` unless a step has returned a state of the form of its input."""
     structure = jax.tree.structure(state)
     if jax.tree.structure(new) != structure:
         raise ValueError(
@@ -305,11 +308,11 @@ def _require_same_form(state: Any, new: Any) -> None:
 
 
 def _require_updates(opt_state: Any) -> None:
-    """Raises `ValueError` where a transform needs gradients, or would be a second optimizer."""
+    """Raises `ValueError` if a transform needs gradients or would be a second optimizer."""
     outer = outer_state(opt_state)
     chain = opt_state if outer is None else outer.inner
     chain = chain.inner if isinstance(chain, ShardedState) else chain
-    # A chain with gossip is looked at part by part; any other is an optimizer.
+    # In a chain with gossip each part is checked; a chain without gossip is an optimizer.
     parts = chain if type(chain) is tuple and gossip_state(chain) is not None else (chain,)
     gossips = find_parts(opt_state, GossipState)
     others = find_parts(opt_state, optax.ApplyIfFiniteState, ErrorFeedback)

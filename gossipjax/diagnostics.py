@@ -1,7 +1,7 @@
 """The average model, the distance of nodes to it, and the total mass. Inside a per-node function.
 
 The measures of a schedule (`spectral_gap`, `second_singular_value`, `rounds_to_exact_average`) are
-those of `gossipjax.topology`; they are NumPy and need no axis.
+in `gossipjax.topology`; they are NumPy and need no axis.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def consensus_distance(
 ) -> jax.Array:
     """This node's Euclidean distance to the node average: `||z_i - (1/N) sum_j z_j||_2`.
 
-    It is a scalar per node, over all leaves together, in float32 at least. It is exactly 0 if all
-    nodes have the same bits.
+    The distance is one scalar per node, over all leaves together, in float32 at least. If all nodes
+    have the same bits, the distance is exactly 0.
 
     Args:
       params: this node's parameters, `[...]`.
       axis_name: the mapped axis of the nodes.
-      specs: only for a `shard_map` of your own that is manual inside the nodes too, where `params`
-        are parts: their `PartitionSpec`s, as in `gx.sharded`, so that squares of all parts are
-        added up. Under `gx.spmd` leave it out.
+      specs: needed only in a `shard_map` of your own that is manual inside the nodes too, where
+        `params` are parts of the model. Give the `PartitionSpec`s of the parameters, as in
+        `gx.sharded`; the squares of all parts are then added up. Under `gx.spmd` leave it out.
 
     Raises (when traced):
       ValueError: if the axis is missing or a leaf is not floating-point.
@@ -90,12 +90,12 @@ def consensus_distance(
 def layer_consensus_distance(
     params: optax.Params, axis_name: str = "nodes", specs: Any = None
 ) -> Any:
-    """`consensus_distance` of every leaf: a tree of scalars like `params`.
+    """Returns the consensus distance of every leaf, as a tree of scalars like `params`.
 
     The squares of these distances add up to the square of `consensus_distance`.
 
     Raises (when traced):
-      ValueError: as `consensus_distance`.
+      ValueError: if the axis is missing or a leaf is not floating-point.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> distance = jax.vmap(gx.diagnostics.layer_consensus_distance, axis_name="nodes")
@@ -116,10 +116,11 @@ def _squared_distances(params: optax.Params, axis_name: str, specs: Any) -> Any:
 
 
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:
-    """This node's newest model: `params` itself, or what is newer for an algorithm that lags.
+    """Returns this node's newest model.
 
-    With `adpsgd` and `d1d_psgd`, `params` is a stale model. The result has the types of the
-    parameters. `opt_state` may be the state of a whole chain.
+    The newest model is `params`, except with `adpsgd` and `d1d_psgd`, where `params` is a stale
+    model. The result has the types of the parameters. `opt_state` may be the state of a whole
+    chain.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.d1d_psgd(2)
@@ -169,11 +170,11 @@ def total_mass(
 ) -> tuple[Any, jax.Array]:
     """Returns `(sum_i x_i, sum_i w_i)` over all nodes and the messages in flight.
 
-    Mixing changes neither sum. The sum of the `x_i`, a tree like the parameters, float32 at least,
-    moves only by the updates. The sum of the `w_i` stays N. Without weights each node counts 1.
-    If `params` is a stale model (`adpsgd`), the `x_i` are the latest models. Parts of the state
-    that are mass (`Extra.is_mass`, such as a center) are added to their sum. If the transform is
-    masked, parameters that it does not gossip are an `optax.MaskedNode`.
+    Mixing changes neither sum. The sum of the `x_i`, a tree like the parameters in float32 at
+    least, moves only by the updates. The sum of the `w_i` stays N; without weights each node counts
+    1. If `params` is a stale model (`adpsgd`), the latest models are summed. Further mass in the
+    state (`Extra.is_mass`, such as a center) is added to the sum of the `x_i`. In a masked
+    transform, an `optax.MaskedNode` replaces each parameter that does not gossip.
 
     Args:
       params: the parameters in your loop, `[...]` per node.
@@ -208,15 +209,16 @@ def average_model(
     *,
     nodes: Nodes | None = None,
 ) -> Any:
-    """The average model `sum_i x_i / sum_i w_i`, messages in flight included, on every node.
+    """Returns the average model `sum_i x_i / sum_i w_i` on every node; messages in flight count.
 
-    It has the types of the parameters. If weights differ, it is not the average of the `z_i`. If
-    `params` is a stale model (`adpsgd`), the latest models are averaged; a center is not counted.
-    Parameters that a masked transform does not gossip stay this node's own. Inside a node the
-    result is sharded as the specs of `gx.sharded` say.
+    The result has the types of the parameters. If weights differ, the result differs from the mean
+    of the `z_i`. If `params` is a stale model (`adpsgd`), the latest models are averaged; a center
+    is not counted. Parameters that a masked transform does not gossip stay this node's own. Inside
+    a node the result is sharded as the specs of `gx.sharded` say.
 
-    Call it only for the parameters, because it adds their messages in flight to what you give it.
-    For another tree, such as their moving average, use `gx.average_batch_stats(ema, nodes=nodes)`.
+    Call `average_model` only for the parameters, because it adds the messages in flight to its
+    argument. For another tree, such as a moving average of the parameters, call
+    `gx.average_batch_stats(ema, nodes=nodes)`.
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.
@@ -224,8 +226,8 @@ def average_model(
         You then get one ordinary model, `[...]`, on every process, to evaluate or save.
 
     Raises:
-      ValueError: as `total_mass`. With `nodes`, also if the arrays are not of these nodes, or nodes
-        differ in parameters that the transform does not gossip.
+      ValueError: if `total_mass` would raise it. With `nodes`, also if the arrays are not of these
+        nodes, or nodes differ in parameters that the transform does not gossip.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.sgp(gx.topology.directed_ring(3))
@@ -266,7 +268,7 @@ def average_model(
 
 
 def _without_variables(tree: Any) -> Any:
-    """The arrays in the variables of flax's NNX, whose kinds differ in parameters and in states."""
+    """Takes the arrays out of NNX variables, whose kinds differ in parameters and in states."""
 
     def is_variable(part: Any) -> bool:
         return hasattr(part, "get_value")
@@ -279,7 +281,7 @@ def _without_variables(tree: Any) -> Any:
 
 @functools.cache
 def on_axis(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
-    """`fn` over this axis: the same function for the same axis, so that `Nodes.run` keeps it."""
+    """Binds the axis; returns one function per axis, so that `Nodes.run` keeps its program."""
     return functools.partial(fn, axis_name=axis_name)
 
 
@@ -292,7 +294,7 @@ def require_inside(axis_name: str, call: str) -> None:
 
 
 def sum_mass(params: optax.Params, opt_state: optax.OptState, axis_name: str) -> jax.Array:
-    """`[3]`: the sums of weights and of all numerators, and how far updates were counted apart."""
+    """`[3]`: the sum of weights, the sum of all numerators, the spread of counted updates."""
     params, opt_state = _without_variables((params, opt_state))
     state = gossip_state(opt_state)
     mass = _mass_of_node(gossiped(params, state), state)

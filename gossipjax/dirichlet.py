@@ -1,4 +1,4 @@
-"""The division of a labelled training set over nodes whose classes are uneven. NumPy only."""
+"""Splits a labelled training set over nodes so that their classes are uneven. NumPy only."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ def dirichlet_split(
 ) -> list[np.ndarray]:
     """Divides a training set over N nodes, each class in proportions drawn from Dirichlet(alpha).
 
-    The shuffled examples of class c are cut in proportions
+    The examples of class c are shuffled and cut in proportions
 
         q_c ~ Dirichlet(alpha, ..., alpha)    over the N nodes
 
-    so that a large alpha gives all nodes the same classes, and a small one each class to few nodes,
-    and nodes of different sizes; `gx.weighted` counts them by these. Every example goes to one
-    node. A node with fewer than `min_size` takes examples of the node that has most at that time.
-    The same arguments give the same division, on any machine with the same NumPy.
+    With a large alpha all nodes get the same classes. With a small alpha few nodes get most of a
+    class, and nodes get different numbers of examples, which you can give to `gx.weighted`. Every
+    example goes to one node. If a node gets fewer than `min_size` examples, it takes some from the
+    node that has most. The same arguments always give the same division, on any machine with the
+    same NumPy.
 
     Args:
       labels: integers `[M]`, the class of each example.
       nodes: N.
-      alpha: above 0. In use are 100 (even), 1, 0.1 and 0.01.
-      seed: of the order of the examples and of the proportions.
-      min_size: examples that a node has at least, such as its batch.
+      alpha: the parameter of the distribution, above 0. Papers use 100 (even), 1, 0.1 and 0.01.
+      seed: the seed for the order of the examples and for the proportions.
+      min_size: the smallest number of examples of a node, such as its batch size.
 
     Returns:
-      N integer arrays, the places of each node's examples in `labels`.
+      N integer arrays: for each node, the indices of its examples in `labels`.
 
     Raises:
-      ValueError: if alpha is not above 0, `labels` has other than one axis, or there are fewer than
-        N `min_size` examples.
+      ValueError: if alpha is not above 0, `labels` does not have exactly one axis, or there are
+        fewer than N `min_size` examples.
 
     References:
       Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual

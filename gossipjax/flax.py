@@ -1,7 +1,7 @@
 """gossipjax in programs of flax: a `TrainState` that passes the step to the gossip.
 
-It needs flax, which `gossipjax` itself does not. With NNX nothing is needed:
-`nnx.Optimizer.update(model, grads, step=step)` passes the step as it is.
+This module needs flax; the rest of gossipjax does not. With NNX you do not need this module,
+because `nnx.Optimizer.update(model, grads, step=step)` passes the step on.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["TrainState"]
 class TrainState(flax.training.train_state.TrainState):
     """flax's `TrainState`, whose `apply_gradients` takes the number of the step.
 
-    flax's own calls `tx.update` without a step. The gossip then counts its updates, the nodes agree
-    on the count by a small all-reduce, and one program contains all rounds. With `step`, each
-    program contains one round, and its exchange can start early.
+    flax's own `apply_gradients` calls `tx.update` without a step. The gossip then counts its
+    updates, the nodes agree on the count by a small all-reduce, and one program contains all
+    rounds. With `step`, each program contains one round, and its exchange can start early.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(2)
@@ -42,8 +42,8 @@ class TrainState(flax.training.train_state.TrainState):
 
         Args:
           grads: the gradients of this node.
-          step: the number of the step, as the transforms of gossipjax take it: an integer, best of
-            `gx.canonical_step`, or a traced scalar that all nodes share; None counts updates.
+          step: the number of the step: an integer, best taken from `gx.canonical_step`, or a traced
+            scalar that is the same on all nodes. With None, the gossip counts its updates.
           **kwargs: fields to replace.
         """
         tx = optax.with_extra_args_support(self.tx)

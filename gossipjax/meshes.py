@@ -1,8 +1,8 @@
 """Arrays and programs under `jax.set_mesh`, which may set a mesh of Explicit axes.
 
-Such axes are in the types of arrays, and under such a mesh JAX refuses arrays and programs of any
-other. The library's meshes have Auto axes. So its programs run where no mesh is set, and their
-results go to the set mesh, without a copy.
+The type of an array names its Explicit axes, and under a mesh with such axes JAX refuses arrays
+and programs of any other mesh. The library's meshes have Auto axes. Its programs therefore run
+while no mesh is set, and their results move to the set mesh without a copy.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def auto_mesh(mesh: Mesh) -> Mesh:
-    """The same devices and names of axes, all of them Auto."""
+    """The same devices and names of axes; all axes are Auto."""
     return Mesh(mesh.devices, mesh.axis_names)
 
 
 def has_explicit_axes(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether some axis of a mesh is in the types of arrays."""
+    """Whether the types of arrays name an axis of the mesh."""
     return AxisType.Explicit in mesh.axis_types
 
 
@@ -61,9 +61,9 @@ def apart_from_set_mesh(fn: Function) -> Function:
 
 
 def on_auto_axes(tree: Any) -> Any:
-    """The tree, with arrays of Explicit axes as arrays of Auto ones; other leaves as they are.
+    """Returns arrays of Explicit axes as arrays of Auto axes; other leaves stay as they are.
 
-    Arrays that wait in the host's memory come to the devices.
+    Arrays that wait in the host's memory move to the devices.
     """
 
     def convert(x: Any) -> Any:
@@ -80,7 +80,7 @@ def on_auto_axes(tree: Any) -> Any:
 
 
 def on_mesh(tree: Any, mesh: Mesh | None) -> Any:
-    """The tree, with arrays that lie on `mesh`, but for the kinds of its axes, as arrays of it."""
+    """Returns arrays on the devices of `mesh` as arrays of `mesh`, with its kinds of axes."""
     if mesh is None or not has_explicit_axes(mesh):
         return tree
     auto = auto_mesh(mesh)

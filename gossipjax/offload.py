@@ -1,7 +1,8 @@
-"""The state of an outer optimizer in the host's memory, but for the steps that need it.
+"""Keeps the state of an outer optimizer in the host's memory until a step needs it.
 
-A program would hold on the device what it only hands on. So the program of a step does not take
-what the step does not need: there is an `OnHost` in its place, which is no array.
+A program keeps all its arguments in the memory of the device, even those that it only passes on.
+So the program of a step does not take arrays that the step does not use. An `OnHost`, which is not
+an array, marks their places.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WRITTEN = {"anchor": ("used",), "outer": ("used",), "sent": ("sent",), "error": 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class OnHost:
-    """In the place of an array that stays on the host: shape and type of one node's."""
+    """Marks the place of an array on the host, with the shape and type of one node's array."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -41,7 +42,7 @@ def _is_on_host(part: Any) -> bool:
 
 
 def _leave_out(opt_state: Any, step: int, fields: Any, node_axes: int) -> Any:
-    """The state without arrays of `fields` that are of none of the fragments of `step`."""
+    """Leaves out the arrays of `fields` that no fragment of `step` uses."""
 
     def leave(x: Any) -> OnHost:
         return OnHost(x.shape[node_axes:], x.dtype)
@@ -65,7 +66,7 @@ def _leave_out(opt_state: Any, step: int, fields: Any, node_axes: int) -> Any:
 
 
 def with_less(update: Callable[..., Any]) -> Callable[..., Any]:
-    """An update of one node that takes and returns what its static step needs of the state."""
+    """An update of one node that takes and returns only the state that its static step needs."""
 
     def run(step: int, params: Any, opt_state: Any, *inputs: Any) -> Any:
         # XLA drops these zeros: nothing that depends on them is returned.
@@ -81,7 +82,7 @@ def with_less(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def start(params: Any, opt_state: Any, is_donated: bool) -> tuple[Any, Any]:
-    """Parameters and state of a loop that starts, on the host what waits there."""
+    """Parameters and state at the start of a loop; parts that wait move to the host."""
 
     def commit(x: Any) -> Any:
         return x if getattr(x, "committed", True) else jax.device_put(x, x.sharding)
@@ -100,12 +101,12 @@ def start(params: Any, opt_state: Any, is_donated: bool) -> tuple[Any, Any]:
 
 
 def bring(opt_state: Any, step: int) -> Any:
-    """What the program of `step` takes, on the devices. It returns while they copy."""
+    """The state that the program of `step` takes. Returns while arrays move to the devices."""
     return _move(_leave_out(opt_state, step, READ, node_axes=1), "device")
 
 
 def put_back(new: Any, old: Any) -> Any:
-    """The state after a step, of what its program returned and took. It returns while they copy."""
+    """The state after a step, from its program's input and output. Returns while arrays move."""
     merged = jax.tree.map(lambda x, o: o if _is_on_host(x) else x, new, old, is_leaf=_is_on_host)
     return _to_host(merged)
 
@@ -119,7 +120,7 @@ def _to_host(opt_state: Any) -> Any:
 
 
 def _move(tree: Any, kind: str) -> Any:
-    """The tree with its arrays in a kind of memory, all moved at once."""
+    """Moves all arrays of the tree to a kind of memory at once."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [x for x in leaves if isinstance(x, jax.Array) and x.sharding.memory_kind != kind]
     shardings = [x.sharding.with_memory_kind(kind) for x in arrays]

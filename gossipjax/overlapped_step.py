@@ -1,4 +1,4 @@
-"""Steps of which an exchange is a separate program, run by a thread (JAX on CPU)."""
+"""Steps whose exchange is a separate program that a thread runs (JAX on CPU)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLLECTIVE = re.compile(r"stablehlo\.(all_|reduce_scatter|collective_)")
 
 
 def has_collectives(program: Program, *args: Any) -> bool:
-    """Whether a program exchanges anything between devices; arrays matter by their shapes only."""
+    """Whether a program exchanges anything between devices; only shapes of arrays matter."""
 
     def describe(leaf: Any) -> Any:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
@@ -33,10 +33,10 @@ def has_collectives(program: Program, *args: Any) -> bool:
 
 
 class Background:
-    """A program that is compiled in the calling thread and run by another, call after call.
+    """A program that the calling thread compiles and another thread runs, call after call.
 
-    A thread has none of the caller's JAX context (x64, matrix precision, mesh), which matters
-    while a program is traced and compiled, and not while it runs.
+    JAX's context of the caller (x64, matrix precision, mesh) matters while a program is traced and
+    compiled. A thread does not have this context, and needs none to run the program.
     """
 
     def __init__(self, program: Program):
@@ -46,12 +46,12 @@ class Background:
         self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
 
     def start(self, *args: Any) -> Future[Any]:
-        """Dispatches the program; the result of the future is on the devices."""
+        """Dispatches the program; when the future is done, its result is on the devices."""
         return self._executor.submit(self._program.prepare(*args))
 
 
 class OverlappedUpdate:
-    """An update whose exchange runs beside its gradients, as a separate program."""
+    """An update whose exchange is a separate program and runs while gradients are computed."""
 
     def __init__(
         self,
@@ -97,12 +97,12 @@ class OverlappedUpdate:
 
 
 class DelayedUpdate:
-    """An update beside which the averages of `gx.outer` are taken, over several steps.
+    """An update that runs while a thread takes the averages of `gx.outer`, over several steps.
 
-    The average of a fragment starts when it is sent and is awaited at the step that uses it, after
-    that step's gradients were dispatched. The state has all that an average needs: one that is not
-    on its way, because the run has just begun with this state, starts anew, with the same result.
-    `fused` is the update as one program, for the steps that use no average.
+    The average of a fragment starts when the fragment is sent. The step that uses the average first
+    dispatches its gradients and then waits for the average. If a run has just begun and the average
+    has not been started, it is computed anew from the state, with the same result. `fused` is the
+    update as one program, for the steps that use no average.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class DelayedUpdate:
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """As `TrainStep`, with the number of the step, not a canonical one."""
+        """Like `TrainStep`, with the true number of the step instead of a canonical one."""
         plan = step_plan(opt_state)
         assert plan.outer is not None
         delay = plan.outer.delay
@@ -168,7 +168,7 @@ class DelayedUpdate:
         return params, opt_state, aux
 
     def _start(self, steps: range, opt_state: optax.OptState) -> None:
-        """Starts the averages that are used at these steps, of what the state holds."""
+        """Starts the averages that these steps use, from fragments in the state."""
         plan = step_plan(opt_state)
         assert plan.outer is not None
         for step in steps:

@@ -1,4 +1,4 @@
-"""Actions that all processes of a job take together: agree, meet, place arrays, bring them home.
+"""Actions that all processes of a job take together: agree, wait, place and fetch arrays.
 
 Every process makes the same calls in the same order. With one process they return at once.
 """
@@ -47,9 +47,10 @@ _seconds = contextvars.ContextVar("seconds", default=MEETING_SECONDS)
 
 @contextlib.contextmanager
 def meet_within(seconds: float) -> Iterator[None]:
-    """Within the context, processes wait for one another for at most `seconds`.
+    """Within this context, processes wait for one another for at most `seconds`.
 
-    For what all do at once, where no process compiles or evaluates: reading, for example.
+    Use it for work that all processes do at the same time and that compiles and evaluates nothing,
+    such as reading.
     """
     token = _seconds.set(seconds)
     try:
@@ -70,13 +71,14 @@ def is_main_process() -> bool:
 def all_processes(flag: bool, timeout: float | None = None) -> bool:
     """Whether `flag` is true on all processes.
 
-    Where the processes have met by `gx.launch.initialize`, they agree over the connections of that
-    meeting: after 30 s a line says which process is waited for, and where. Where JAX has found the
-    job by itself, it is a collective, which waits without an end.
+    If the processes met by `gx.launch.initialize`, they use the connections of that meeting. After
+    30 s of waiting, a line says which process is missing and in which call. If JAX found the job by
+    itself, a collective asks all processes, and waits without an end.
 
     Raises:
-      TimeoutError: if a process has not come within `timeout` seconds (default: 30 minutes, and
-        the `timeout` of `Checkpoints` while it reads and writes); it is named.
+      TimeoutError: if a process has not come within `timeout` seconds; the message names the
+        process. The default is 30 minutes, or the `timeout` of `Checkpoints` while it reads or
+        writes.
 
     >>> all_processes(True), all_processes(False)
     (True, False)
@@ -168,7 +170,7 @@ def broadcast_text(text: str) -> str:
 
 
 def gather_texts(text: str) -> list[str]:
-    """Returns the texts of all processes, in their order, on all of them.
+    """Returns the texts of all processes on every process, in the order of the processes.
 
     >>> gather_texts("runs/7")
     ['runs/7']
@@ -194,9 +196,9 @@ def gather_texts(text: str) -> list[str]:
 
 
 def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[int]:
-    """The numbers of the nodes that this process has devices of; all nodes without a mesh.
+    """The numbers of the nodes whose devices belong to this process; all nodes without a mesh.
 
-    N = `size` is a multiple of the D devices of the axis; each has N / D nodes, one after another.
+    N = `size` is a multiple of the D devices of the axis. Each device gets N / D consecutive nodes.
 
     >>> local_nodes(None, size=3)
     [0, 1, 2]
@@ -218,7 +220,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
     """Puts the rows of each process's nodes, `[local_nodes, ...]`, on the devices: `[N, ...]`.
 
     Raises:
-      ValueError: if a leaf is no array with a row for each node of this process.
+      ValueError: if a leaf is not an array with a row for each node of this process.
 
     >>> put(np.zeros((3, 2)), None, size=3).shape
     (3, 2)
@@ -242,19 +244,19 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
 
 @meshes.apart_from_set_mesh
 def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") -> Any:
-    """`put` with a sharding for each array, over axes inside the nodes as well.
+    """Puts rows on the devices like `put`, with a sharding for each array, also inside the nodes.
 
-    Every process that has devices of a node gives the node's whole row; of it each device gets its
-    part.
+    Every process that has devices of a node gives the node's whole row. Each device then gets its
+    part of the row.
 
     Args:
       rows: `[local_nodes, ...]`.
       shardings: a tree like `rows` of `NamedSharding`s of one mesh, the first axis over the nodes.
       size: N.
-      axis_name: of the nodes.
+      axis_name: the axis of the nodes.
 
     Raises:
-      ValueError: as `put`.
+      ValueError: if a leaf is not an array with a row for each node of this process.
 
     >>> from jax.sharding import NamedSharding, PartitionSpec
     >>> mesh = jax.make_mesh((1,), ("nodes",))
@@ -300,7 +302,7 @@ def require_rows(tree: Any, count: int, name: str) -> None:
 
 @meshes.apart_from_set_mesh
 def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
-    """Puts host arrays that all processes have on every device of the mesh.
+    """Puts host arrays on every device of the mesh. All processes must give the same arrays.
 
     >>> put_replicated(np.zeros(2), None).shape
     (2,)
@@ -311,9 +313,9 @@ def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
-    """Puts a host value that all processes have whole.
+    """Puts a host value of which every process has the whole.
 
-    `jax.device_put` would gather it over all processes, to check that it is the same everywhere.
+    `jax.device_put` would gather the value over all processes, to check that all have the same.
     """
     if jax.process_count() == 1:
         return jax.device_put(value, sharding)

@@ -1,4 +1,4 @@
-"""How `flax.serialization` writes data of a state that are no arrays: as a text."""
+"""How `flax.serialization` writes data of a state that are not arrays: as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _kinds: list[type] = []  # those that flax was not told of yet
 
 
 def written_by_flax(kind: type[T]) -> type[T]:
-    """Marks a dataclass that stands in states; it has arrays in its field `value`, if at all."""
+    """Marks a dataclass that is part of states; only its field `value` may contain arrays."""
     _kinds.append(kind)
     return kind
 
@@ -22,7 +22,7 @@ def written_by_flax(kind: type[T]) -> type[T]:
 def register_with_flax() -> None:
     """Tells `flax.serialization` how to write these kinds, if the program has imported it.
 
-    It is called where a state is made, as flax need not be installed.
+    Functions that make a state call this one, because flax may not be installed.
     """
     flax = sys.modules.get("flax.serialization")
     if flax is None:
@@ -48,7 +48,7 @@ def register_with_flax() -> None:
 
 
 def describe(data: Any) -> str:
-    """What static data say, but for their schedules: a run may go on with another."""
+    """Describes static data without their schedules, because a run may go on with another."""
     names = [f.name for f in dataclasses.fields(data) if f.compare and f.name != "value"]
     fields = {name: getattr(data, name) for name in names}
     said = [

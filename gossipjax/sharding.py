@@ -1,8 +1,8 @@
 """Models that are sharded inside a node: which device has which part, and functions of the parts.
 
-A node is then a mesh of its own: a mesh with further axes beside that of the nodes, such as
-`gx.launch.mesh(4, fsdp=2)`. `gx.spmd` is manual over the nodes alone, and inside a node XLA
-partitions the computation (GSPMD) as the arrays are sharded over the further axes, the inner ones.
+The mesh then has further axes inside the nodes, such as `gx.launch.mesh(4, fsdp=2)`: each node is a
+mesh of its own. `gx.spmd` is manual over the axis of the nodes alone. Over the other axes, the
+inner ones, XLA partitions the computation (GSPMD) as the arrays are sharded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its
 
 
 def is_spec(part: Any) -> bool:
-    """Whether it says how an array is sharded, or None, that it is whole."""
+    """Whether it says how an array is sharded; None says that the array is whole."""
     return part is None or isinstance(part, PartitionSpec)
 
 
@@ -53,7 +53,7 @@ def _shapes_of(tree: Any) -> dict[Path, tuple[int, ...]]:
 
 
 def is_box(part: Any) -> bool:
-    """Whether it is an annotated parameter: of flax.linen a `Partitioned`, of NNX a `Variable`."""
+    """Whether it is an annotated parameter: flax.linen's `Partitioned` or NNX's `Variable`."""
     return hasattr(part, "get_partition_spec") or hasattr(part, "get_metadata")
 
 
@@ -65,7 +65,7 @@ def spec_of_box(box: Any) -> PartitionSpec | None:
 
 
 def _shorten(spec: PartitionSpec) -> PartitionSpec:
-    """The spec without what it says of axes at the end that are whole."""
+    """Leaves out the axes at the end of the spec that are whole."""
     parts = list(spec)
     while parts and parts[-1] is None:
         parts.pop()
@@ -107,7 +107,7 @@ class Specs:
 
     @classmethod
     def of_annotations(cls, params: Any, axis_name: str) -> Specs:
-        """Returns the `Specs` that the boxes of flax around parameters say."""
+        """Returns the `Specs` that flax's boxes around the parameters contain."""
         parts = jax.tree.leaves(params, is_leaf=is_box)
         if not any(map(is_box, parts)):
             raise ValueError(
@@ -123,7 +123,7 @@ class Specs:
         return cls.make(jax.tree.map(spec_of, params, is_leaf=is_box), axis_name)
 
     def for_params(self, params: Any) -> Specs:
-        """These specs, with the shapes of the parameters that they are for."""
+        """Returns these specs together with the shapes of their parameters."""
         return dataclasses.replace(self, shapes=tuple(_shapes_of(params).items()))
 
     @functools.cached_property
@@ -140,11 +140,11 @@ class Specs:
         return sorted({axis for _, spec in self.by_path for axis in axes_of(spec)})
 
     def of(self, tree: Any, like: Any = None, others: Any = WHOLE) -> Any:
-        """The specs of any pytree that holds trees like the parameters, such as an optimizer's.
+        """The specs of any pytree that contains trees like the parameters, such as an optimizer's.
 
-        An array is sharded as the parameter by whose path its own path ends, if its shape, but for
-        leading axes, is the same. `like` are the parameters; None for those that the state was made
-        for. Arrays that are like none get `others`: by default they are whole.
+        An array is sharded like the parameter whose path is the end of the array's path, if both
+        have the same shape apart from leading axes. `like` are the parameters, or None for those
+        that the state was made for. Other arrays get the spec `others`; by default they are whole.
         """
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
 
@@ -166,9 +166,9 @@ class Specs:
         return jax.tree_util.tree_map_with_path(spec_of, tree)
 
     def require(self, params: Any, sizes: Mapping[str, int], may_repeat: bool = False) -> None:
-        """Raises `ValueError` unless parameters can be sharded so over inner axes of these sizes.
+        """Raises `ValueError` unless these specs fit parameters and inner axes of these sizes.
 
-        Sizes are empty where there is no mesh. With `may_repeat` most of the values may be whole on
+        `sizes` is empty if there is no mesh. With `may_repeat` most of the values may be whole on
         several devices of a node.
         """
         leaves = _leaves_by_path(params)
@@ -196,7 +196,7 @@ class Specs:
             self._require_parts(leaves, sizes)
 
     def _require_parts(self, leaves: Mapping[Path, Any], sizes: Mapping[str, int]) -> None:
-        """Raises `ValueError` where most of the model would be sent several times."""
+        """Raises `ValueError` if most of the model would be sent several times."""
         copies = {}  # devices of a node that have the same part of a parameter
         for path in leaves:
             axes = axes_of(self._spec_of[path])
@@ -242,15 +242,16 @@ def _require_fits(
 
 
 def state_specs(tree: Any, params: Any, specs: Any) -> Any:
-    """The specs of anything that holds trees like the parameters, such as an optimizer's state.
+    """Returns the specs of a tree that contains trees like the parameters, as optimizer states do.
 
-    For a `shard_map` of your own, and for placing a state: an array is sharded as the parameter by
-    whose path its own path ends, if its shape is the same but for leading axes; others are whole.
+    You need them to place a state, or for a `shard_map` of your own. An array is sharded like the
+    parameter whose path is the end of the array's path, if both have the same shape apart from
+    leading axes. Other arrays are whole.
 
     Args:
       tree: the state of one node: arrays or `jax.ShapeDtypeStruct`s, of whole models.
       params: the parameters of one node, whole.
-      specs: a tree like them of `jax.sharding.PartitionSpec`s, or None for a whole parameter.
+      specs: a tree like `params` of `jax.sharding.PartitionSpec`s, or None for a whole parameter.
 
     Returns:
       A tree like `tree` of `PartitionSpec`s.
@@ -273,12 +274,12 @@ def state_specs(tree: Any, params: Any, specs: Any) -> Any:
 def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:
     """Specs that shard each parameter over one axis inside a node: fully sharded data parallelism.
 
-    Of each parameter the largest axis that the L devices divide is sharded, the first of equal
-    ones; a parameter without such an axis stays whole.
+    For each parameter, the L devices share its largest axis that L divides; of equal axes, the
+    first. A parameter without such an axis stays whole.
 
     Args:
       params: the parameters of one node, `[...]`: arrays or `jax.ShapeDtypeStruct`s.
-      mesh: with the axis.
+      mesh: the mesh of the nodes, which contains the axis.
       axis_name: the axis inside a node.
 
     Returns:
@@ -337,7 +338,7 @@ def _is_sharded(part: Any) -> bool:
 def inner_axes(axis_name: str) -> dict[str, int]:
     """The sizes of the axes inside a node that XLA partitions here; none outside of `gx.spmd`.
 
-    These are the Auto axes where the nodes' axis is manual.
+    These axes are Auto, while the axis of the nodes is manual.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if axis_name not in mesh.manual_axes:
@@ -346,7 +347,7 @@ def inner_axes(axis_name: str) -> dict[str, int]:
 
 
 def require_whole(name: str, axis_name: str) -> None:
-    """Raises `ValueError` where a model is sharded inside a node and `gx.sharded` is missing."""
+    """Raises `ValueError` if a model is sharded inside a node and `gx.sharded` is missing."""
     axes = inner_axes(axis_name)
     if any(size > 1 for size in axes.values()):
         raise ValueError(
@@ -359,10 +360,10 @@ def require_whole(name: str, axis_name: str) -> None:
 def on_shards(
     fn: Callable[..., Any], specs: Specs, axis_name: str, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """`fn` run by each device of a node on its own parts, where XLA partitions the inside.
+    """Lets each device of a node run `fn` on its own parts, if XLA partitions the inside.
 
-    There all axes are manual. Elsewhere it runs on what it is given. Arguments that are integers,
-    such as static steps, stay known when traced.
+    Inside `fn` all axes are then manual. If XLA does not partition the inside, `fn` runs on its
+    arguments unchanged. Integer arguments, such as static steps, stay known when traced.
     """
 
     def call(*args: Any) -> Any:
@@ -389,10 +390,10 @@ def on_shards(
 
 
 def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) -> Any:
-    """`tree`, with what is like a parameter sharded so, where XLA partitions the inside of a node.
+    """Shards arrays that are like a parameter as the specs say, if XLA partitions the inside.
 
-    Without it XLA chooses how results are sharded, and may choose whole ones. What is like no
-    parameter stays as it is. `like` is as in `Specs.of`.
+    Without it XLA chooses how results are sharded, and may choose whole ones. Arrays that are like
+    no parameter stay as they are. `like` is as in `Specs.of`.
     """
     if specs is None or not inner_axes(axis_name):
         return tree
@@ -405,7 +406,7 @@ def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) 
 
 @contextlib.contextmanager
 def use_specs(specs: Specs) -> Iterator[None]:
-    """What is traced in this context finds the specs by `specs_here`."""
+    """A context in which `specs_here` returns the specs to functions that are traced."""
     token = _specs_here.set(specs)
     try:
         yield
@@ -414,5 +415,5 @@ def use_specs(specs: Specs) -> Iterator[None]:
 
 
 def specs_here() -> Specs | None:
-    """The specs of `gx.sharded` inside which a function is traced, on whole arrays or on parts."""
+    """The specs of the `gx.sharded` that traces a function, on whole arrays or on parts."""
     return _specs_here.get()

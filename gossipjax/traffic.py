@@ -1,4 +1,4 @@
-"""What a step sends: the bytes of each node, read in the traced program of an update."""
+"""The bytes that each node sends in a step, read in the traced program of an update."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Traffic(NamedTuple):
     """The bytes that N nodes exchange in T steps.
 
     Attributes:
-      sent: float64 `[T, N]`, by each node in each step.
-      received: float64 `[T, N]`.
+      sent: float64 `[T, N]`, the bytes that each node sends in each step.
+      received: float64 `[T, N]`, the bytes that each node receives in each step.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> star = gx.sgp(gx.topology.star(3))
@@ -56,27 +56,27 @@ def bytes_per_step(
 ) -> Traffic:
     """Returns the bytes that each node sends and receives in each step.
 
-    Nothing runs. The update of each distinct step is traced for nodes on devices of their own, as
-    `gx.TrainStep` compiles it, and its collectives are counted: all that travels, with scales and
-    indices of codecs and with push-sum weights. A node without a peer in a round sends nothing. Of
-    rounds that differ in who sends to whom alone, as random ones do, one is traced.
+    The function runs no step. It traces the update of each distinct step for nodes on devices of
+    their own, as `gx.TrainStep` compiles the update, and counts the collectives. The count includes
+    the scales and indices of codecs and the push-sum weights. A node without a peer in a round
+    sends nothing. If rounds differ only in who sends to whom, as random ones do, one is traced.
     Exact averages are counted on a ring: of B bytes an all-reduce sends `2 (N - 1) / N B`, a gather
     `(N - 1) B`, an all-to-all `(N - 1) / N B`.
 
-    Where a node has several devices, it is what all of them exchange with other nodes, and not
-    among themselves. `gx.apply_if_finite` is counted as if it skipped nothing. What a training step
-    exchanges outside of `tx` is not counted.
+    If a node has several devices, the bytes that they exchange with other nodes are added up; the
+    bytes between devices of the same node are not counted. `gx.apply_if_finite` is counted as if it
+    skipped nothing. What a training step exchanges outside of `tx` is not counted.
 
     Args:
       tx: the whole chain.
       params: the parameters of one node, `[...]`: arrays or `jax.ShapeDtypeStruct`s.
-      nodes: N; or the `Nodes` with a mesh, if that has more axes, such as "local" or "fsdp".
-      steps: the numbers of T steps, from 0; by default those up to the end of the first cycle.
-      extra_args: what `tx.update` needs beside, such as `node_weight=`, of one node.
+      nodes: N, or a `Nodes` if its mesh has more axes, such as "local" or "fsdp".
+      steps: the numbers of T steps, from 0; by default all steps up to the end of the first cycle.
+      extra_args: further arguments of `tx.update` for one node, such as `node_weight=`.
 
     Raises:
-      ValueError: if it is not known when traced whether or how often nodes exchange, as in
-        `gx.contrib.desloc`, or a collective has no formula here; else as `tx`.
+      ValueError: if tracing cannot tell whether or how often nodes exchange, as in
+        `gx.contrib.desloc`, if a collective has no formula here, or if `tx` raises it.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(4).every(2)
@@ -125,9 +125,9 @@ def bytes_per_step(
 
 
 def _describe_round(plan: StepPlan, step: int) -> tuple[Any, np.ndarray]:
-    """How many messages each node sends and receives in a step, `[2, N]`, and all else of it.
+    """How many messages each node sends and receives in a step, `[2, N]`, and the kind of the step.
 
-    Steps of one kind exchange messages of the same size. The kind is None where that is not known.
+    Steps of one kind exchange messages of the same size. The kind is None if it is not known.
     """
     exchange = plan.exchange
     outer = plan.outer
@@ -155,7 +155,7 @@ def _describe_round(plan: StepPlan, step: int) -> tuple[Any, np.ndarray]:
 
 
 def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:
-    """The bytes `[2, N]`, sent and received, of a jaxpr on devices along these axes."""
+    """The bytes `[2, N]` that a jaxpr sends and receives on devices along these axes."""
     total = np.zeros((2, nodes.size))
     for eqn in jaxpr.eqns:
         axes = manual
@@ -180,7 +180,7 @@ def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) 
 
 
 def _choose(branches: list[np.ndarray], platforms: Any, may_skip: bool) -> np.ndarray:
-    """The branch that this backend compiles; where data decide, that which skips nothing."""
+    """The branch that this backend compiles; if data decide, the branch that skips nothing."""
     if platforms is not None:
         backend = jax.default_backend()
         names = [backend in given if given else True for given in platforms]
@@ -195,7 +195,7 @@ def _choose(branches: list[np.ndarray], platforms: Any, may_skip: bool) -> np.nd
 
 
 def _count_collective(eqn: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
-    """The bytes `[2, N]` of one collective, of all devices of a node."""
+    """The bytes `[2, N]` of one collective, added over all devices of a node."""
     names = [eqn.params[name] for name in AXIS_PARAMS if name in eqn.params]
     over = {name for part in names for name in (part if isinstance(part, tuple) else (part,))}
     devices = math.prod(size for axis, size in manual.items() if axis not in over)

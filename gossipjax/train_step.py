@@ -37,7 +37,7 @@ ExtraArgs = Callable[[Any], dict[str, Any]]
 
 
 def check_gradients(gradients: Gradients) -> Gradients:
-    """`gradients`, whose result is checked when traced."""
+    """Returns `gradients` with a check of its result when traced."""
 
     @functools.wraps(gradients)
     def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
@@ -64,22 +64,22 @@ def check_gradients(gradients: Gradients) -> Gradients:
 
 
 def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
-    """`gradients` of a large batch, computed in `every` parts, one after another.
+    """Computes the gradients of a large batch in `every` parts, one after another.
 
     With `k = every` and a loss that is a mean over examples, each part has `B / k` examples, and
 
         accumulated(params, batch) = (1/k sum_j grads(params, batch_j), [aux_0, ..., aux_{k-1}])
 
-    is the gradient of the whole batch, at the memory of one part: right before any chain, since the
-    optimizer and the gossip know nothing of it. Sums are of float32 at least.
+    is the gradient of the whole batch, in the memory of one part. It works before any chain,
+    because the optimizer and the gossip see one gradient. Sums are taken in float32 at least.
 
     Args:
-      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as of `gx.TrainStep`.
+      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as for `gx.TrainStep`.
       every: k, the number of parts.
 
     Returns:
-      A function like `gradients`. All arrays of its inputs are `[B, ...]`, with any B that k
-      divides; `jax.random.split(key, k)` gives each part a key, `[1]`. Its `aux` is `[k, ...]`.
+      A function like `gradients`. All arrays of its inputs are `[B, ...]`, where k divides B;
+      `jax.random.split(key, k)` gives each part a key, `[1]`. Its `aux` is `[k, ...]`.
 
     Raises:
       ValueError: if `every` is not an integer >= 1; when traced, if it does not divide the leading
@@ -143,7 +143,7 @@ Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 
 
 class _Kind(NamedTuple):
-    """What a step asks of its update."""
+    """What a step requires of its update."""
 
     is_static: bool  # a program is compiled per round
     overlaps: bool = False  # the exchange is a program beside the gradients of its step
@@ -156,44 +156,45 @@ class TrainStep:
 
     It reads schedule, overlap and wire from the optimizer state. On a mesh it compiles one program
     per distinct round, with a static `gx.canonical_step`, so XLA can run the exchange during the
-    computation. Beyond `max_programs` it compiles one with a traced step. Simulated nodes get one
-    program with a traced step, which mixes as fast, if all rounds exchange in the same way.
+    computation. Beyond `max_programs` it compiles one program with a traced step. Simulated nodes
+    also get one program with a traced step, if all rounds exchange in the same way. That program
+    mixes as fast.
 
     On CPU, JAX does not overlap computation and exchange inside a program. If several processes
-    have one device each there, an exchange that needs nothing of its step becomes a separate
-    program on a thread, with the same results up to rounding. Such exchanges are those of `osgp`
-    and of algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order) and,
-    around a chain without other collectives, the averages of `outer` with a delay. Call any other
-    program with collectives by `run` there.
+    have one device each, an exchange that needs no result of its step becomes a separate program on
+    a thread, with the same results up to rounding. `osgp` has such exchanges, and so have
+    algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order). The averages
+    of `outer` with a delay are of this kind too, around a chain without other collectives. In such
+    a loop, call any other program with collectives by `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as `jax.grad(loss,
-        has_aux=True)`. It must have no collectives if the exchange is a separate program.
+        has_aux=True)`. It must not contain collectives if the exchange is a separate program.
       tx: the optax chain.
       mesh, nodes: where the nodes run, as in `spmd`; `nodes` may be a `Nodes`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in
-        `spmd`: 1 is the first of `inputs`.
-      max_programs: how many programs may be compiled, as their rounds come. In the one program with
-        a traced step XLA cannot run the exchange of a mesh during the computation.
-      overlap_in_thread: whether an exchange that needs nothing of its step is a separate program,
-        dispatched by a thread; None chooses by the backend.
+        `spmd`; number 1 is the first of `inputs`.
+      max_programs: how many programs may be compiled, one for each new round. In a single program
+        with a traced step XLA cannot run the exchange of a mesh during the computation.
+      overlap_in_thread: whether a thread dispatches an exchange that needs no result of its step,
+        as a separate program; None chooses by the backend.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
         It has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
       extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes from `aux`,
-        such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. All except
-        `node_weight` of `gx.weighted` are averaged over the nodes, so that nodes decide alike.
-      check_mass: the steps from one check to the next, 0 for none; a check finds a node that
-        decides alone about what is shared. Push-sum weights must add up to N, all nodes must have
-        counted the same updates, and no sum may change before the next call. A check waits for a
-        pass over the model.
+        such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. They are averaged
+        over the nodes, so that nodes decide alike, except `node_weight` of `gx.weighted`.
+      check_mass: the number of steps between two checks, 0 for none. A check finds a node that
+        alone changed shared values: push-sum weights must add up to N, all nodes must have counted
+        the same updates, and no sum may change before the next call. Each check takes the time of
+        one pass over the model.
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
         `overlap_in_thread` is True with several devices per node. At the first step: if an
-        optimizer comes after the gossip, or one with momentum before a gossip that is the optimizer
-        itself, or devices of a node get parts of a batch but exchange nothing. Later: if `step`
-        goes back and the state does not.
+        optimizer comes after the gossip, if an optimizer with momentum comes before a gossip that
+        is the optimizer itself, or if the devices of a node get parts of a batch but exchange
+        nothing. Later: if `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> nodes = gx.Nodes(4)
@@ -245,7 +246,7 @@ class TrainStep:
         self._mass_period = require_int(int(check_mass), "check_mass", 0)
         self._mass: np.ndarray | None = None  # after the last step, if it was checked
         self._updates: dict[_Kind, Update] = {}
-        # Whether the gradients of a node's devices, each of its part of a batch, are averaged.
+        # Whether gradients of a node's devices, each from its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
         self._next_step: int | None = None  # the one that follows the last
@@ -257,8 +258,8 @@ class TrainStep:
     ) -> tuple[Any, Any, Any]:
         """Returns the new parameters and state, and `aux`, node-stacked.
 
-        Accelerators donate `params` and `opt_state`, except where several nodes of one device mix
-        their models: there it would cost two copies of each and save at most their memory.
+        Accelerators donate `params` and `opt_state`, unless several nodes of one device mix their
+        models. Then donation would cost two copies of each, and save at most their memory.
         """
         plan = step_plan(opt_state)
         kind = self._kind(plan)
@@ -280,7 +281,7 @@ class TrainStep:
         is_delayed = isinstance(update, DelayedUpdate)
         if not self._is_averaged:
             self._require_local_average(update, number, params, opt_state, *inputs)
-        # An average that is on its way is known by the step that uses it, not by its round.
+        # An average in flight is known by the step that uses it, not by its round.
         result = update(step if is_delayed else number, params, opt_state, *inputs)
         if program not in self._called:
             self._called.add(program)
@@ -293,24 +294,25 @@ class TrainStep:
     def scan(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[Any, Any, Any]:
-        """K steps from `step` on, as one program: the same as K calls, up to rounding.
+        """Runs K steps from `step` on as one program; results equal K calls, up to rounding.
 
-        For small models, whose step is shorter than the call that starts it. The number of the step
-        is data, so that one program does for all rounds: on a mesh it chooses between them, and XLA
-        cannot move the exchange beside the computation.
+        It pays for small models, whose step is shorter than the call that starts it. The step
+        number is data, so one program can run all rounds. On a mesh this program chooses between
+        the rounds, and XLA cannot run the exchange during the computation.
 
         Args:
           step: the number of the first of the K steps.
-          params: `[N, ...]`, as in a call; accelerators donate both.
+          params: `[N, ...]`, as in a call; accelerators donate `params` and `opt_state`.
           opt_state: `[N, ...]`.
-          inputs: those of K calls, `[K, N, ...]`: batches are `[K, N, B, ...]`.
+          inputs: the inputs of K calls, `[K, N, ...]`: batches are `[K, N, B, ...]`.
 
         Returns:
           `(params, opt_state, aux)` after the last step, with `aux` of all steps, `[K, N, ...]`.
 
         Raises:
-          ValueError: as a call, or if an input is not `[K, N, ...]` with one K, the devices of a
-            node split a batch, a thread dispatches the exchange, or with `offload_outer`.
+          ValueError: if a call would raise it, if an input is not `[K, N, ...]` with one K, if the
+            devices of a node split a batch, if a thread dispatches the exchange, or with
+            `offload_outer`.
 
         >>> import jax.numpy as jnp, optax, gossipjax as gx
         >>> nodes = gx.Nodes(4)
@@ -346,14 +348,14 @@ class TrainStep:
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
     def _follow(self, step: int, opt_state: optax.OptState, count: int) -> optax.OptState:
-        """The state at `step`, and a note of the step after the next `count`."""
+        """Returns the state at `step`, and notes the step after the next `count`."""
         if not is_int(step):
             kind = type(step).__name__
             raise ValueError(
                 f"step must be the number of the step, an integer from 0, got a {kind}: call "
                 "train_step(step, params, opt_state, *inputs)."
             )
-        # The first step of a loop, or a jump: the state's count must follow, at one read of it.
+        # At the first step of a loop, or after a jump, the count must match: one read of the state.
         if step != self._next_step:
             with meshes.unset_mesh():
                 opt_state = start_at(opt_state, require_int(step, "step", 0))
@@ -361,7 +363,7 @@ class TrainStep:
         return opt_state
 
     def _check_mass_before(self, step: int, params: Any, opt_state: Any) -> None:
-        """Raises `ValueError` if mass is lost since the last step, or where a loop starts."""
+        """Raises `ValueError` if mass was lost since the last step or before the loop."""
         before = self._mass
         self._mass = None
         if step != self._next_step and self._mass_period:
@@ -388,7 +390,7 @@ class TrainStep:
         sums = self.run(self.nodes.run, program, params, opt_state)
         mass = np.asarray(sums.addressable_data(0))[0]
         size = self.nodes.size
-        # Weights are of float32, and rounded at every step.
+        # Weights are float32, and rounded at every step.
         if not abs(mass[0] - size) <= 1e-2 + 1e-5 * size or mass[2] != 0:
             raise ValueError(
                 f"the weights of {size} nodes must add up to {size}, and all nodes must have "
@@ -401,7 +403,7 @@ class TrainStep:
 
     @functools.cached_property
     def _scanned(self) -> Program:
-        """The steps of all nodes: numbers `[K]`, and of a node inputs `[K, ...]`."""
+        """The program of K steps of all nodes; a node's inputs are `[K, ...]`."""
         update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
 
         def run_steps(steps: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
@@ -419,9 +421,9 @@ class TrainStep:
     def lower(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> Any:
-        """The program of a step as `jax.jit(...).lower` returns it, of arrays or their shapes.
+        """Lowers the program of a step like `jax.jit(...).lower`, for arrays or their shapes.
 
-        It is the whole step, also where the exchange would be a separate program.
+        The program is the whole step, even if the exchange would run as a separate program.
 
         >>> import jax.numpy as jnp, optax, gossipjax as gx
         >>> nodes = gx.Nodes(4)
@@ -458,8 +460,8 @@ class TrainStep:
     def overlaps(self, opt_state: optax.OptState) -> bool:
         """Whether the exchange runs as a separate program, on a thread.
 
-        Where a chain has other collectives, averages of an outer optimizer do not: the first step
-        shows it.
+        For an outer optimizer the first step decides, because its averages cannot run on a thread
+        if the chain contains other collectives.
         """
         kind = self._kind(step_plan(opt_state))
         update = self._updates.get(kind)
@@ -479,18 +481,18 @@ class TrainStep:
                     "max_programs, or choose a schedule of fewer rounds."
                 )
             return _Kind(is_static, offloads=offloads)
-        # Not where the chain inside exchanges as well, at every step: all processes must run their
+        # Not if the chain inside exchanges at every step too: all processes must run their
         # collectives in one order.
         delays = outer is not None and plan.is_local and is_static and outer.can_run_beside
         delays = delays and not self._has_extra_args  # their average is a collective of each step
         return _Kind(is_static, plan.exchange.exchanges_early, delays)
 
     def _traces_rounds(self, plan: StepPlan) -> bool:
-        """Whether one program mixes by any round as fast as one of its own would."""
+        """Whether one program mixes by any round as fast as a program for this round would."""
         return self.nodes.is_simulated and plan.is_one_program and not self._has_thread
 
     def _number(self, plan: StepPlan, step: int, is_static: bool) -> Any:
-        """The step as it is given to the program: static, or an array."""
+        """The step as the program takes it: static, or an array."""
         if is_static:
             return plan.canonical_step(step)
         if not self._traces_rounds(plan):
@@ -507,11 +509,11 @@ class TrainStep:
         return programs <= (MAX_PROGRAMS if self._max_programs is None else self._max_programs)
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
-        """Returns `program(*args)`: another program with collectives, between two steps.
+        """Runs another program with collectives between two steps; returns `program(*args)`.
 
-        All processes must run their collectives in one order, or they hang. So where a thread
-        dispatches the exchange, the averages of an outer optimizer that are on their way, and then
-        the result, are awaited; elsewhere it is dispatched like any other.
+        All processes must run their collectives in one order, or they hang. So if a thread
+        dispatches the exchange, `run` first waits for the outer averages in flight, and then for
+        the result of the program. Without such a thread, `run` only dispatches the program.
 
         >>> import jax.numpy as jnp, optax, gossipjax as gx
         >>> nodes = gx.Nodes(4)
@@ -527,20 +529,20 @@ class TrainStep:
         return jax.block_until_ready(result) if self._has_thread else result
 
     def wait(self) -> None:
-        """Returns when no average of an outer optimizer is on its way any more."""
+        """Returns when no average of an outer optimizer is in flight any more."""
         for update in self._updates.values():
             if isinstance(update, DelayedUpdate):
                 update.wait()
 
     def close(self) -> None:
-        """Ends the thread of the exchange; it ends with the object anyway."""
+        """Ends the thread of the exchange. The thread also ends with this object."""
         for update in self._updates.values():
             if isinstance(update, OverlappedUpdate | DelayedUpdate):
                 update.close()
 
     @functools.cached_property
     def _has_thread(self) -> bool:
-        """Whether an exchange that needs nothing of its step is dispatched by a thread."""
+        """Whether a thread dispatches an exchange that needs nothing of its step."""
         if self._overlap_in_thread is not None:
             return self._overlap_in_thread
         # XLA on CPU runs the programs of a process with several devices one after another.
@@ -557,7 +559,7 @@ class TrainStep:
         arguments = self._gradients, self._tx, self.nodes
         if kind.overlaps:
             return OverlappedUpdate(*arguments, self._extra_args, kind.is_static)
-        # What a thread still reads must not be donated.
+        # Arrays that a thread still reads must not be donated.
         donated = () if kind.delays else self._donated(exchange)
         donated += donate_on_accelerators(*(3 + number for number in self.donated_inputs))
         # A static step is part of the program, and so are its permutations; a traced one is data.
@@ -567,7 +569,7 @@ class TrainStep:
             offload.with_less(update) if kind.offloads else update,
             **by_step,
             donate_argnums=donated,
-            # The arguments of `gradients` stand two places later here, but for the parameters.
+            # Here the arguments of `gradients`, except the parameters, stand two places later.
             local_argnums=[number + 2 if number else 1 for number in self._local_argnums],
         )
         fused.max_static_values = math.inf  # `max_programs` has been asked
@@ -575,14 +577,14 @@ class TrainStep:
 
     def _donated(self, exchange: ExchangePlan) -> tuple[int, ...]:
         """The arguments of an update whose memory the results take."""
-        # Not what other nodes of a device read while it is written: XLA would write the new models
-        # elsewhere, and then copy them.
+        # Do not donate what other nodes of a device read at the same time: XLA would write the new
+        # models elsewhere, and then copy them.
         is_read = self.nodes.per_device > 1 and exchange.schedule is not None
         return () if is_read and not exchange.overlap else donate_on_accelerators(1, 2)
 
 
 def _warn_of_equal_keys(inputs: Any) -> None:
-    """Warns where all nodes get one PRNG key: they would drop the same units."""
+    """Warns if all nodes get the same PRNG key, because they would drop the same units."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         is_raw = is_raw_key(leaf)
         if not (is_raw or is_key(leaf)) or not getattr(leaf, "is_fully_addressable", True):
@@ -597,7 +599,7 @@ def _warn_of_equal_keys(inputs: Any) -> None:
 
 
 def _agree(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
-    """`extra_args`, whose values are averaged over the nodes; inside `Nodes.spmd`."""
+    """Returns `extra_args` with values averaged over the nodes; for use inside `Nodes.spmd`."""
     if extra_args is None:
         return lambda aux: {}
 
@@ -625,8 +627,8 @@ def _make_update_of_node(
     def update(
         step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        # The user's parameters are where gradients are taken, whatever the algorithm. The update
-        # mixes: `combine` of the algorithm's file, through `transform.py`, down to `ppermute`.
+        # Gradients are taken at the user's parameters, whatever the algorithm. The update mixes:
+        # it calls `combine` of the algorithm's file, through `transform.py`, down to `ppermute`.
         grads, aux = gradients(params, *inputs)
         told = extra_args(aux)
         updates, opt_state = tx.update(grads, opt_state, params, step=step, **told)
