@@ -26,28 +26,28 @@ def adpsgd(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Simulates AD-PSGD: nodes in lockstep, gradients at stale models. Goes *last* in a chain.
+    """Simulates AD-PSGD: nodes in lockstep, gradients at stale models. Put it *last* in a chain.
 
-    Nothing here is asynchronous: gradients are taken at models that are stale by given delays, so
-    that a run can be replayed. With `W_k` the models after `k` steps, `d_k` this node's delay at
-    step `k` and `u` the update from the chain:
+    Nodes run in lockstep, so a run can be replayed: gradients are taken at models that are stale by
+    given delays. If `W_k` are the models after `k` steps, `d_k` is this node's delay at step `k`,
+    and `u` is the update from the chain, then
 
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 
-    (models before the start are the starting one). The parameters that the user holds are the stale
-    model at which the *next* gradient is evaluated; `gx.latest_model` reads the latest one. Older
-    ones are the ring buffer `extra["history"]`, `[D - 1, ...]` for delays of up to `D`. Weight
-    decay and clipping before it see the stale model too. Delay 0 is `dpsgd`.
+    Before the start, models equal the first one. Your parameters are the stale model at which the
+    *next* gradient is evaluated; `gx.latest_model` returns the newest model. The ring buffer
+    `extra["history"]` keeps `[D - 1, ...]` older models for delays of up to `D`. Weight decay and
+    clipping before `adpsgd` see the stale model too. With delay 0 it equals `dpsgd`.
 
     Args:
-      schedule: a doubly stochastic schedule; the paper's is `bipartite_exponential`.
+      schedule: a doubly stochastic schedule; the paper uses `bipartite_exponential`.
       delays: one number of steps for all, or a table `[T, N]`: at step `k` (counted by the state)
-        node `i` has `delays[k mod T, i]`. `random_delays` draws one.
-      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
+        node `i` has `delays[k mod T, i]`. `random_delays` draws a table.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
 
     Raises:
-      ValueError: if the delays are not integers from 0 to 2^20, one or `[T, N]`; else as
-        `gx.dpsgd`.
+      ValueError: if the delays are neither one integer from 0 to 2^20 nor a table `[T, N]` of such
+        integers, or if `gx.dpsgd` would raise it.
 
     References:
       Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
@@ -69,7 +69,7 @@ def adpsgd(
     nodes = schedule.size
     table = np.full((1, nodes), delays) if np.ndim(delays) == 0 else np.asarray(delays)
     is_table = table.ndim == 2 and table.shape[1] == nodes and table.size
-    # Each step of a delay costs a copy of the model.
+    # Each step of delay costs a copy of the model.
     if not is_table or table.dtype.kind not in "iu" or not 0 <= table.min() <= table.max() < 2**20:
         raise ValueError(
             f"delays must be one number of steps, an integer from 0, or a table of them, [T, N] "
@@ -100,7 +100,7 @@ def adpsgd(
         params = _where(delay == 0, latest, x)
         if state.extra is not None:
             history = state.kept("history")
-            # It holds models k - 1, ..., k - capacity; this step's, k, replaces the oldest.
+            # The buffer holds models k - 1, ..., k - capacity; model k replaces the oldest.
             stale = jax.tree.map(lambda models: models[(upcoming - delay) % capacity], history)
             params = _where(delay < 2, params, cast_like(stale, params))
             history = jax.tree.map(
@@ -115,7 +115,7 @@ def adpsgd(
 
 
 def _repeat(leaf: Any, count: int) -> jax.Array:
-    """`[...]` -> `[count, ...]`; zeros of a `jax.ShapeDtypeStruct`."""
+    """`[...]` -> `[count, ...]`; zeros for a `jax.ShapeDtypeStruct`."""
     array = jnp.zeros_like(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
     return jnp.broadcast_to(array, (count, *array.shape))
 
@@ -127,14 +127,14 @@ def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
 def random_delays(
     n: int, rounds: int, seed: int, mean_delay: float = 1.0, max_delay: int = 4
 ) -> np.ndarray:
-    """Returns a table of delays `[T, N]` for `adpsgd`: Poisson, cut at `max_delay`; in steps.
+    """Draws a table of delays in steps, `[T, N]`, for `adpsgd`: Poisson, cut at `max_delay`.
 
     Args:
       n: N, the number of nodes.
       rounds: T, the number of rows.
-      seed: of the random numbers.
-      mean_delay: of the Poisson distribution.
-      max_delay: larger delays become this one.
+      seed: the seed of the random numbers.
+      mean_delay: the mean of the Poisson distribution.
+      max_delay: the largest delay; larger random numbers become `max_delay`.
 
     Raises:
       ValueError: if an argument is out of its range.
@@ -155,13 +155,13 @@ def d1d_psgd(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """D1D-PSGD, delay by one: `adpsgd` on the complete graph with delay 1. Goes *last* in a chain.
+    """D1D-PSGD: `adpsgd` on the complete graph with a delay of 1. Put it *last* in a chain.
 
         W_{k+1} = mean(W_k) + u,    u made from the gradient at W_{k - 1}
 
-    The all-reduce of the models and the computation of the gradient can run at the same time.
-    The user holds the model of the previous round; the state holds the latest. `n` is the number of
-    nodes; the other arguments are those of `adpsgd`.
+    The all-reduce of the models and the computation of the gradient can run at the same time. Your
+    parameters are the model of the previous round; the state keeps the latest model. `n` is the
+    number of nodes; the other arguments are as in `adpsgd`.
 
     References:
       Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",

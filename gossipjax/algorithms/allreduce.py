@@ -1,4 +1,4 @@
-"""AllReduce SGD, the exact baseline (AR-SGD, S-PSGD, C-PSGD in the papers)."""
+"""AllReduce SGD, the exact baseline (papers call it AR-SGD, S-PSGD or C-PSGD)."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ def allreduce(
     axis_name: str = "nodes",
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Goes *first* in a chain.
+    """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Put it *first* in a chain.
 
-    If all nodes start equal, they all make the same steps. Over the devices of one node,
-    `allreduce("local")` averages gradients inside a server, while models gossip between servers.
-    The learning rate is not scaled by N.
+    If all nodes start with equal parameters, they stay equal. You can also average only over the
+    devices of one node: `allreduce("local")` averages gradients inside a server, while servers
+    gossip models. The learning rate is not scaled by N.
 
     Args:
       axis_name: the mapped axis that is averaged over.
-      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. A type
-        rounds each value once before the sum, which is float32 at least, and once after it. All
-        nodes get the same values, so equal models stay equal. Derivatives are those of the exact
-        average. An integer or sparse codec `C` leaves something out; every node keeps that in its
-        state, and adds it to the next gradient (error feedback):
+      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. With a
+        type, each value is rounded once before the sum, which is float32 at least, and once after
+        it. All nodes get the same values, so equal models stay equal. Derivatives are those of the
+        exact average. An integer or sparse codec `C` leaves something out. Every node keeps this
+        error in its state and adds it to the next gradient (error feedback):
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 
-        All nodes gather the sparse messages of all, `N - 1` times their bytes. There is one `e` per
-        node, so over the devices of one node only a type is allowed.
+        Sparse messages are gathered by all nodes, which takes `N - 1` times their bytes. There is
+        one `e` per node, so over the devices of one node you can only give a type.
 
     Raises:
       ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec. When
-        traced: if the axis is missing, a leaf is not floating-point, or a codec needs a state and
-        has none. Under a `shard_map` with `check_vma=True`: if a gradient does not vary over the
-        axis, because its parameter is replicated and autodiff has summed the gradient already.
+        traced: if the axis is missing, a leaf is not floating-point, or the state has no error for
+        a codec that needs one. Under a `shard_map` with `check_vma=True`: if a gradient does not
+        vary over the axis, because its parameter is replicated and autodiff has already summed it.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
@@ -107,7 +107,7 @@ def allreduce(
             return node_mean(updates, axis_name, codec), old
         wanted = add(old.error, updates)
         mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
-        # A gradient that is not finite is that of one step: kept, it would spoil all to come.
+        # A gradient that is not finite is wrong for one step: kept, it would spoil all later ones.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)
         return cast_like(mean, updates), old._replace(count=count, error=error)

@@ -21,7 +21,7 @@ from gossipjax.wire import Wire
 
 
 class ApplyIfFiniteState(optax.ApplyIfFiniteState):
-    """The state of `gx.apply_if_finite`: that of optax, the same on all nodes."""
+    """The state of `gx.apply_if_finite`: optax's fields, equal on all nodes."""
 
 
 def apply_if_finite(
@@ -30,28 +30,31 @@ def apply_if_finite(
     max_consecutive_errors: int = 5,
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.apply_if_finite` for several nodes: where one node's updates are not finite, all skip.
+    """`optax.apply_if_finite` for several nodes: if one node's updates are not finite, all skip.
 
-    optax's own decides on each node by itself. Around a gossip transform, the nodes then take
-    different branches of a conditional with an exchange in it: on a mesh of devices they wait for
-    each other forever, and simulated ones lose mass, as by `jnp.where(is_finite, new, old)` after a
-    step (flax's `DynamicScale`). This one counts the nodes whose updates are not finite, by a small
-    all-reduce, and all nodes take the same branch:
+    With optax's own version each node decides by itself. Around a gossip transform, nodes would
+    then take different branches of a conditional with an exchange in it: on a mesh of devices they
+    would wait for each other forever, and simulated nodes would lose mass. (Simulated nodes also
+    lose mass with `jnp.where(is_finite, new, old)` after a step, as in flax's `DynamicScale`.)
+    `gx.apply_if_finite` counts the nodes whose updates are not finite, by a small all-reduce, so
+    all nodes take the same
+    branch. You can put it in two places:
 
-    - around a whole chain: at a bad step no parameter and no state changes on any node. Around
-      `osgp` steps must be counted (no `step=`): a skipped step delivers no message.
-    - inside it, before the gossip: all nodes skip the optimizer and still exchange. To have only
-      the bad node skip it, take `optax.apply_if_finite` there, which is right before the gossip.
+    - around a whole chain: at a bad step no parameter and no state changes on any node. If the
+      chain contains `osgp`, do not pass `step=`, because a skipped step delivers no message.
+    - inside the chain, before the gossip: all nodes skip the optimizer and still exchange. If only
+      the bad node should skip the optimizer, use `optax.apply_if_finite` in this place; right
+      before the gossip it is safe.
 
     Args:
       inner: the transform or chain that is skipped.
-      max_consecutive_errors: after as many steps in a row that were skipped, the next is applied,
+      max_consecutive_errors: after this number of skipped steps in a row, the next step is applied,
         finite or not.
       axis_name, local_axis_name: as in `gx.sgp`.
 
     Raises:
       ValueError: if an argument is of the wrong type; when traced, if the axis is missing, or
-        `inner` holds a transform with overlap and a step is given.
+        `inner` contains a transform with overlap and a step is given.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.apply_if_finite(optax.chain(optax.sgd(1.0), gx.sgp(gx.topology.ring(2))))
@@ -111,13 +114,13 @@ def apply_if_finite(
 
 
 def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> jax.Array:
-    """Whether the updates of all nodes are finite: the same on every device."""
+    """Whether the updates of all nodes are finite; every device gets the same answer."""
     axis_size(axis_name)
     checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
     failures = jnp.logical_not(jnp.all(jnp.array(checks))).astype(jnp.float32)
     names = [axis_name] if local_axis_name is None else [axis_name, local_axis_name]
     if all(varies(jnp.zeros(()), name) for name in names):  # types do not tell what varies
-        # Devices of a node may have parts of a model.
+        # Each device of a node may have a part of the model.
         manual = jax.sharding.get_abstract_mesh().manual_axes
         names += [name for name in manual if name not in names]
     for name in names:

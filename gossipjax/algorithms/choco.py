@@ -38,38 +38,40 @@ def choco(
     local_axis_name: str | None = None,
     copies: Copies = "updated",
 ) -> optax.GradientTransformationExtraArgs:
-    """CHOCO-SGD: nodes send each other compressed differences. Goes *last* in a chain.
+    """CHOCO-SGD: nodes send each other compressed differences. Put it *last* in a chain.
 
-    With `u` the update from the chain before it, `C` the codec and `W` the static graph:
+    If `u` is the update from the chain before it, `C` the codec and `W` the static graph:
 
         y = x + u;    q = C(y - xh);    xh <- xh + q
         d <- d + sum_j w_ij q_j - q;    x <- y + gamma d
 
-    `xh` is the model that the neighbours of a node know of it, and `d = sum_j w_ij xh_j - xh_i`.
-    As the nodes agree, differences vanish, and with them the noise of the codec: any codec reaches
-    consensus, sparse ones too, where `sgp` and `dpsgd` end at the rounding of a whole model. The
-    sum of `x` changes only by the updates, up to about 1e-7 of the model a step.
+    `xh` is what a node's neighbours know of its model, and `d = sum_j w_ij xh_j - xh_i`. As the
+    nodes agree, the differences vanish, and the noise of the codec vanishes with them. So nodes
+    reach consensus with any codec, sparse ones too, while `sgp` and `dpsgd` keep the rounding error
+    of a whole model. Mixing changes the sum of `x` by about 1e-7 of the model a step.
 
-    This is the paper's order. The authors' released codes, which made its figures, mix the previous
-    copies first, `copies="previous"`:
+    This is the order of the paper. The code that the authors released, which made the figures,
+    mixes the previous copies first (`copies="previous"`):
 
         x <- y + gamma d;    q = C(x - xh);    xh <- xh + q;    d <- d + sum_j w_ij q_j - q
 
-    The state keeps `xh` as `extra["known"]` and `d` as `extra["difference"]`, 0 at first.
+    The state keeps `xh` as `extra["known"]` and `d` as `extra["difference"]`; both start at 0.
 
     Args:
-      schedule: a static, doubly stochastic graph: one round; rounds of no exchange between
-        (`schedule.every(k)`) are local steps. The paper's matrices are symmetric.
-      codec: of the messages, such as `gx.wire.top_k(0.01)`.
-      gamma: the step towards the neighbours, above 0 and at most 1: the smaller, the less the codec
-        keeps. 1 does for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for `random_k` and
-        twice that for `top_k`, on a ring of 8 nodes with fractions of 0.1; a larger one diverges.
-      axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
-      copies: "updated" or "previous", which of the two.
+      schedule: a static, doubly stochastic graph: a schedule of one round. It may contain rounds
+        without exchange (`schedule.every(k)`), which are local steps. The paper's matrices are
+        symmetric.
+      codec: the codec of the messages, such as `gx.wire.top_k(0.01)`.
+      gamma: the step towards the neighbours, above 0 and at most 1. The less the codec keeps, the
+        smaller gamma must be; with a larger one, nodes diverge. On a ring of 8 nodes with fractions
+        of 0.1, use 1 for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for `random_k`, and
+        twice the fraction for `top_k`.
+      axis_name, local_axis_name: as in `gx.sgp`; so is `step=` of `update`.
+      copies: "updated" for the order of the paper, or "previous" for the order of the code.
 
     Raises:
-      ValueError: if the schedule has several rounds, or an argument is not as above; else as
-        `gx.sgp`.
+      ValueError: if the schedule has several rounds, an argument is not as above, or `gx.sgp` would
+        raise it.
 
     References:
       Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with

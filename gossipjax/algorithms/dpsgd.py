@@ -39,7 +39,7 @@ def dpsgd(
     wire: WireLike | None = None,
     strength: optax.ScalarOrSchedule = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD: average with the neighbours and take a local step. Goes *last* in a chain.
+    """D-PSGD: average with the neighbours and take a local step. Put it *last* in a chain.
 
     If `x` are the parameters, `[...]` per node, and the chain before it makes the update `u`:
 
@@ -48,19 +48,20 @@ def dpsgd(
         x <- P (x + u)     order="adapt-then-combine" (a remark of the paper): the order of SGP, and
                            of the D-PSGD that the SGP paper compares with
 
-    On a random ring it is RAND-PSGD. A `strength` c below 1 mixes by `(1 - c) I + c P` instead of
-    `P`, at the same traffic. With `gx.contrib.adaptive_consensus` this is DSGD-AC.
+    With a random ring as the schedule, it is RAND-PSGD. With a `strength` c below 1, nodes mix by
+    `(1 - c) I + c P` instead of `P`, at the same traffic. If `gx.contrib.adaptive_consensus` gives
+    the strength, it is DSGD-AC.
 
     Args:
-      schedule: a doubly stochastic schedule. It need not be symmetric, as the paper's are.
-      order: which of the two.
+      schedule: a doubly stochastic schedule. It need not be symmetric; the paper's schedules are.
+      order: "combine-while-adapting" or "adapt-then-combine", as above.
       axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
       strength: c, from 0 to 1, or an `optax.Schedule`, a function of the number of updates so far.
-        At 0 every node is alone, but the exchange costs as much.
+        With strength 0 nodes do not mix, but the exchange costs as much.
 
     Raises:
       ValueError: if the schedule is not doubly stochastic (x would drift from the average: use
-        `sgp`), or `strength` is not as above; else as `gx.sgp`.
+        `sgp`), if `strength` is not as above, or if `gx.sgp` would raise it.
 
     References:
       Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NIPS 2017,

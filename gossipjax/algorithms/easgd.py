@@ -27,28 +27,29 @@ def easgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Elastic averaging SGD: models and a center pull toward each other. Goes *last* in a chain.
+    """Elastic averaging SGD: models and a center pull toward each other. Put it *last*.
 
-    With `c` the center, `u` the update from the chain before it, at every `period`-th step `k`
-    (`k mod period = 0`):
+    If `c` is the center, and `u` is the update from the chain before it, then at every `period`-th
+    step `k` (`k mod period = 0`)
 
         d_i = alpha (x_i - c);    x_i <- x_i + u_i - d_i;    c <- c + sum_i d_i
 
-    and at the others `x_i <- x_i + u_i` (eqs. 5 and 6). The gap between the mean model and the
-    center changes by `1 - alpha (N + 1)` each time.
+    and at all other steps `x_i <- x_i + u_i` (eqs. 5 and 6). Each exchange multiplies the gap
+    between the mean model and the center by `1 - alpha (N + 1)`.
 
-    Every node's state holds the same center as `extra["center"]`: at the start the mean of the
-    models. Where `init` is called outside of the mapped axis, the center is the parameters, and all
-    nodes must start from the same. The sum of all `x_i` and `c` changes only by the updates.
+    Every node keeps the same center in its state, as `extra["center"]`. The center starts as the
+    mean of the models. If you call `init` outside of the mapped axis, the center starts as the
+    parameters, and all nodes must start from the same parameters. Only updates change the sum of
+    all `x_i` and `c`.
 
     Args:
-      alpha: the elasticity, above 0 and below `2 / (N + 1)`; the paper has `0.9 / N`.
+      alpha: the elasticity, above 0 and below `2 / (N + 1)`; the paper uses `0.9 / N`.
       period: steps from one exchange to the next.
-      axis_name, local_axis_name: as in `gx.sgp`, and `step=` of `update`.
+      axis_name, local_axis_name: as in `gx.sgp`; so is `step=` of `update`.
 
     Raises:
-      ValueError: if an argument is out of its range, alpha for this number of nodes when traced;
-        else as `gx.sgp`.
+      ValueError: if an argument is out of its range (alpha is compared with the number of nodes
+        when traced), or if `gx.sgp` would raise it.
 
     References:
       Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015,

@@ -1,4 +1,4 @@
-"""The exchange that can be a program by itself, before or beside the step that uses it."""
+"""The exchange as a separate program that runs before, or together with, the step that uses it."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ def exchange(
     axis_name: str | None = None,
     params: optax.Params | None = None,
 ) -> PushSum:
-    """The first half of an update: the exchange, where it needs nothing that the step computes.
+    """The first half of an update: an exchange that needs nothing that the step computes.
 
-    - Under overlap (`osgp`) it exchanges what was sent before this step.
-    - Of an algorithm that combines while it adapts (`dpsgd`, `adpsgd`, `sgp` in that order) it
-      mixes the models, `x, w <- P x, P w`, which the gradient then moves.
+    - Under overlap (`osgp`) it exchanges the messages that nodes sent before this step.
+    - For algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order) it mixes
+      the models, `x, w <- P x, P w`, and the gradient then moves the mixed models.
 
-    It can be a separate program, beside the gradients. `tx.update(..., step=step,
-    received=received)` is the other half; both together equal `tx.update(..., step=step)`.
+    The exchange can run at the same time as the gradients, as a separate program. The second half
+    is `tx.update(..., step=step, received=received)`. Both halves together equal
+    `tx.update(..., step=step)`.
 
     Args:
-      opt_state: the state of the transform, or of a whole chain that holds it.
+      opt_state: the state of the transform, or of a whole chain that contains it.
       step: the step of the update that follows.
-      axis_name: the mapped axis of the nodes; that of the transform if not given.
-      params: the parameters that the user holds; under overlap they are not needed.
+      axis_name: the mapped axis of the nodes; by default the axis of the transform.
+      params: the parameters in your loop; under overlap you can leave them out.
 
     Raises:
-      ValueError: if the exchange of this algorithm needs the update of its step (`sgp`: use
-        `order="combine-while-adapting"`), if `params` are missing, or as `sgp` when traced.
+      ValueError: if the exchange of this algorithm needs the update of its step (for `sgp` use
+        `order="combine-while-adapting"`), if `params` are missing, or, when traced, if `gx.sgp`
+        would raise it.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.osgp(gx.topology.one_peer_exponential(2))
@@ -102,9 +104,9 @@ def exchange(
 
 
 def split_messages(state: GossipState) -> list[Fragment]:
-    """The leaves of a message that travel in each of the steps of an overlap, all about as large.
+    """The leaves of a message that travel in each step of an overlap, about as many bytes in each.
 
-    They depend on whole leaves, and not on how these are sharded inside a node.
+    How leaves are sharded inside a node does not matter, because only whole leaves are counted.
     """
     if not state.overlap:
         return []
@@ -115,7 +117,7 @@ def split_messages(state: GossipState) -> list[Fragment]:
 def exchange_parts(
     state: GossipState, params: Any, step: StepLike, pieces: list[Fragment]
 ) -> PushSum:
-    """`exchange` by one of the devices of a node, or by all of it; `pieces` of `split_messages`."""
+    """`exchange` by one device of a node, or by the whole node; `pieces` of `split_messages`."""
     if not state.overlap:
         x, weight = mix_once(numerators(params, state), state.weight, state, step)
         return PushSum(weight, x)
@@ -142,7 +144,7 @@ def exchange_parts(
 def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
     """The weight and numerators (like `params`, float32 at least) of this node's messages.
 
-    Zeros where nothing is in flight; the weight is None for an algorithm without weights.
+    They are zeros if nothing is in flight. The weight is None for an algorithm without weights.
     """
     zeros = jax.tree.map(jnp.zeros_like, upcast(params))
     if state is None or state.in_flight is None:

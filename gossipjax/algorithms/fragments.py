@@ -18,7 +18,7 @@ from gossipjax.topology.schedule import require_int
 class Piece(NamedTuple):
     """Every `columns`-th entry of an axis of a leaf, from each of `start` to `stop - 1`.
 
-    Entries that are far apart, so that the devices over which an axis is sharded have as many each.
+    The entries are far apart, so all devices over which the axis is sharded have equally many.
     """
 
     axis: int
@@ -52,9 +52,9 @@ STEP = 0.04  # a leaf is cut to within this part of a fragment's size
 
 
 def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
-    """The leaves of each fragment, in the order of the tree; all of about the same size.
+    """Deals the leaves to fragments, in the order of the tree; all have about the same size.
 
-    It depends on the shapes alone, so that all nodes split their models in the same way.
+    Only shapes decide, so all nodes split their models in the same way.
 
     >>> split_leaves({"a": np.ones(3), "b": np.ones(1), "c": np.ones(2)}, 2)
     [{0: None}, {1: None, 2: None}]
@@ -80,13 +80,13 @@ def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
 @written_by_flax
 @dataclasses.dataclass(frozen=True)
 class LayerFragments:
-    """What `layer_fragments` returns."""
+    """The result of `layer_fragments`."""
 
     count: int
     axes: str | tuple[tuple[Any, int | None], ...]  # path and axis, or flax's name of the axis
 
     def split(self, tree: Any) -> list[Fragment]:
-        """The pieces of each fragment; they depend on the shapes and the names of axes alone."""
+        """The pieces of each fragment; only the shapes and the names of axes decide."""
         fragments: list[Fragment] = [{} for _ in range(self.count)]
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
         if not shapes:  # the placeholder of optax.tree_map_params
@@ -124,7 +124,7 @@ class LayerFragments:
         return [dict(sorted(fragment.items())) for fragment in fragments]
 
     def _axis_of_leaves(self, tree: Any) -> dict[int, int]:
-        """The axis of each leaf that is stacked, by its number."""
+        """The axis of each stacked leaf, by the number of the leaf."""
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         if isinstance(self.axes, str):
             axes = _named_axes(tree, self.axes)
@@ -189,9 +189,9 @@ def _axis_of_path(path: Any, axes: tuple[tuple[Any, int | None], ...]) -> int | 
 
 
 def _choose_columns(shape: tuple[int, ...], wanted: float) -> tuple[int, int]:
-    """The axis of a leaf and in how many columns it is cut: `wanted` or more.
+    """Chooses an axis of a leaf, and the columns into which it is cut: `wanted` or more.
 
-    Of those the choice in which the axis can be sharded over most devices, as a power of two.
+    It prefers the choice that allows to shard the axis over most devices, as a power of two.
     """
     if wanted <= 1 or not shape:
         return 0, 1
@@ -221,23 +221,24 @@ def _divisors(size: int) -> list[int]:
 def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
     """Fragments by layers, for `gx.outer`, of a model that scans over stacked layers.
 
-    Layer `l` is in fragment `l % count`: the layers of a fragment are spread over the depth, as in
-    Streaming DiLoCo. Where `count` is one more than a number that divides the layers, they are in
-    all fragments but the last; where it is larger than their number, in the first ones. Parameters
-    that are not stacked are cut and fill the fragments up, so that all steps send about as many
-    bytes, within 10 %, if they are at least as large as one such fragment, or `count` divides the
-    layers. With `every=count` each step sends a fragment.
+    Layer `l` goes to fragment `l % count`, so the layers of a fragment are spread over the depth,
+    as in Streaming DiLoCo. If `count` is one more than a divisor of the number of layers, the last
+    fragment gets no layers. If `count` is larger than the number of layers, only the first
+    fragments get layers. Parameters that are not stacked are cut, and fill up the smaller
+    fragments. All steps then send about as many bytes, within 10 %, if these parameters are at
+    least as large as one such fragment, or `count` divides the layers. With `every=count` each step
+    sends one fragment.
 
     Args:
-      count: p, the number of fragments: such as the number of layers, or one more.
-      axes: which parameters are stacked: a tree like the parameters of the axis of the layers and
-        None for what is not stacked, or a prefix of it, as `in_axes` of `jax.vmap`. Or the name
-        that flax has for that axis in the annotations of the parameters, that of
-        `nn.scan(..., metadata_params={nn.PARTITION_NAME: "layers"})`.
+      count: p, the number of fragments, for example the number of layers or one more.
+      axes: which parameters are stacked. Give a tree like the parameters, or a prefix of it, as for
+        `in_axes` of `jax.vmap`: the axis of the layers, or None for a parameter that is not
+        stacked. Or give flax's name for the axis in the annotations of the parameters, which
+        `nn.scan(..., metadata_params={nn.PARTITION_NAME: "layers"})` sets.
 
     Raises:
-      ValueError: if an argument is of another kind; in `init` of `gx.outer`, if no parameter is
-        stacked, or layers cannot be dealt to so many fragments.
+      ValueError: if an argument is of another kind. In `init` of `gx.outer`: if no parameter is
+        stacked, or layers cannot be dealt to that many fragments.
 
     References:
       Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512, section 2.1. In 23 steps of 3
@@ -261,7 +262,7 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
 
 
 def pick(tree: Any, fragment: Fragment) -> Any:
-    """The tree with an `optax.MaskedNode` at every leaf of which the fragment has nothing."""
+    """The tree with an `optax.MaskedNode` at every leaf that is not in the fragment."""
     parts, structure = jax.tree.flatten(tree)
     picked: list[Any] = [optax.MaskedNode()] * len(parts)
     for number, piece in fragment.items():

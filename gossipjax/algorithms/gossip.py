@@ -1,4 +1,4 @@
-"""An algorithm of your own in a few lines: its equations, and the rest is made."""
+"""An algorithm of your own in a few lines: you write its equations for one node."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ PROBES = 3  # updates that are tried when a state is made
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """What a node has in one update, beside its model and the update that arrives.
+    """What a node knows in one update, besides its model and the update from the chain.
 
     Attributes:
-      mix: `mix(tree) -> P tree`, the exchange of this step, of any tree of floats. Its sum over the
-        nodes stays, so that it is an average only of numerators like `x`. Anything in the units of
-        the model, such as a momentum, goes beside them:
-        `x, m = mix(x, averages=m)` gives `P x` and `P (w m) / (P w)`, in one message.
-      kept: what the algorithm keeps, by name, float32 at least.
+      mix: `mix(tree) -> P tree`, the exchange of this step, for any tree of floats. `mix` keeps the
+        sum of the tree over the nodes, so it averages numerators, such as `x`. Pass values in the
+        units of the model, such as a momentum, as `averages`: `x, m = mix(x, averages=m)` gives
+        `P x` and `P (w m) / (P w)`, in one message.
+      kept: a dict of the values that the algorithm keeps, float32 at least.
       count: int32 scalar, the number of updates so far, for an `optax.Schedule`.
-      step: the number of the step, as `update` was given it.
-      weight: the push-sum weight `w` of `x` before the exchange; 1 where the schedule is doubly
+      step: the number of the step, as it was passed to `update`.
+      weight: the push-sum weight `w` of `x` before the exchange; 1 if the schedule is doubly
         stochastic.
     """
 
@@ -65,7 +65,7 @@ def gossip(
     *,
     takes_gradients: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """An algorithm of your own, by its equations for one node. Goes *last* in a chain.
+    """Makes an algorithm from its equations for one node. Put it *last* in a chain.
 
     `x` are the parameters, and `u` is the update that the chain before it makes. Both are trees
     like the parameters, `[...]` per node and float32 at least:
@@ -73,29 +73,32 @@ def gossip(
         x <- combine(x, u, node)          node.mix(tree) = P tree: the exchange of this step
         x, kept <- combine(x, u, node)    with keeps: node.kept[name], 0 at the start
 
-    Give one `node.mix` all that a step exchanges at once, for example as a tuple: it is sent as one
-    message per peer. Each further call is another exchange by the same round, as in Chebyshev's
-    acceleration. If the schedule is not doubly stochastic, `x` is the numerator of push-sum, as in
-    `gx.sgp`: `node.mix` mixes the weight `w` too, and your parameters are `z = x / w`.
+    Give one `node.mix` everything that a step exchanges at once, for example as a tuple: each peer
+    then gets one message. Each further call of `node.mix` is another exchange by the same round, as
+    in Chebyshev's acceleration. If the schedule is not doubly stochastic, `x` is the numerator of
+    push-sum, as in `gx.sgp`: `node.mix` mixes the weight `w` too, and your parameters are
+    `z = x / w`.
 
-    It works wherever the library's own algorithms do: in `gx.TrainStep`, `gx.outer`, `gx.sharded`
-    and checkpoints. Its exchange is inside the step, after the gradients.
+    You can use your algorithm wherever the library's own algorithms work: in `gx.TrainStep`,
+    `gx.outer`, `gx.sharded` and checkpoints. The exchange runs inside the step, after the
+    gradients.
 
     Args:
       schedule: any schedule. If your equations need a doubly stochastic one, check
         `schedule.is_doubly_stochastic`.
       combine: the equations. `optax.tree` contains sums and products of trees.
-      keeps: name -> `"average"` or `"restart"`: whether the kept tree is averaged or starts again
-        if a run goes on with other nodes. It starts as zeros like the parameters, or with a pair
-        `(rule, start)` as `start(params)`: `("restart", lambda params: jnp.ones(()))`.
-      takes_gradients: whether `combine` is the optimizer. `u` are then gradients, from which it
+      keeps: a dict from names to `"average"` or `"restart"`. It says whether a kept tree is
+        averaged or starts again if a run goes on with another number of nodes. A kept tree starts
+        as zeros like the parameters. To start from `start(params)`, give a pair `(rule, start)`:
+        `("restart", lambda params: jnp.ones(()))`.
+      takes_gradients: whether `combine` is the optimizer. Then `u` are gradients, and `combine`
         makes its own step downwards.
       axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
 
     Raises:
       ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. In
-        `init`, which tries it on equal nodes with few parameters: if it leaves `u` out or takes it
-        for a gradient. Else as `gx.sgp`.
+        `init`, which tries `combine` on equal nodes with few parameters: if `combine` ignores `u`
+        or takes `u` for a gradient. Also if `gx.sgp` would raise it.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -152,7 +155,7 @@ def gossip(
 
 
 class _Exchange:
-    """The exchanges of one update, each by the round of its step."""
+    """The exchanges of one update; all use the round of its step."""
 
     def __init__(self, state: GossipState, step: StepLike):
         self.is_done = False
@@ -161,7 +164,7 @@ class _Exchange:
         self._step = step
 
     def mix(self, tree: Any, averages: Any = None) -> Any:
-        """`P tree`, and the weight with it."""
+        """Returns `P tree`, and mixes the weight too."""
         if self.is_done:
             # XLA would compute the first exchange anew for each peer of the next one, and so on.
             tree, averages = jax.lax.optimization_barrier((tree, averages))
@@ -178,10 +181,10 @@ class _Exchange:
 def _require_use_of_updates(
     combine: Callable[..., Any], init: Start, params: Any, takes_gradients: bool
 ) -> None:
-    """Raises `ValueError` where updates move the model nowhere, or the other way.
+    """Raises `ValueError` if updates do not move the model, or move it the other way.
 
-    Some are tried with one number in the place of each array, on nodes that are all alike, for
-    which an exchange changes nothing. Equations that need more than that are not judged.
+    It tries some updates, with one number in the place of each array, on nodes that are all alike,
+    so that an exchange changes nothing. Equations that need real arrays are not judged.
     """
     like = jax.tree.map(lambda leaf: np.full((1,) * jnp.ndim(leaf), 0.5, np.float32), params)
 
@@ -219,7 +222,7 @@ def _require_use_of_updates(
 
 
 def _keep(result: Any, kept: dict[str, Any], state: GossipState) -> tuple[Any, GossipState]:
-    """The numerators, and the state with what `combine` returned beside them."""
+    """The numerators, and the state with the other values that `combine` returned."""
     is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
     if not is_pair or result[1].keys() != kept.keys():
         raise ValueError(

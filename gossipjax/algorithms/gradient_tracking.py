@@ -1,4 +1,4 @@
-"""Gradient tracking, by push-sum where the schedule is not doubly stochastic."""
+"""Gradient tracking, with push-sum if the schedule is not doubly stochastic."""
 
 from __future__ import annotations
 
@@ -32,41 +32,42 @@ def gradient_tracking(
     *,
     damped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradient tracking: every node steps along its estimate of the mean update. Goes *last*.
+    """Gradient tracking: every node steps along its estimate of the mean update. Put it *last*.
 
-    With `x` the parameters, `[...]` per node, `u` the update from the chain before it and `c` a
-    correction, 0 at the start, `y = u + c` estimates the mean of `u` over the nodes:
+    If `x` are the parameters, `[...]` per node, `u` is the update from the chain before it, and `c`
+    is a correction, 0 at the start, then `y = u + c` estimates the mean of `u` over the nodes:
 
         x <- P (x + u + c);    c <- P (c + u) - u
 
-    It is DSGT, `x <- P (x - a y), y <- P y + g' - g`, with the update `u = -a g` in the place of
-    the gradient `g`: `optax.sgd` before it gives the paper's, momentum before it is tracked. On
-    uneven data it reaches the optimum of the mean loss, where D-PSGD at a constant rate stays off
-    it. The mean of `y` over the nodes is that of `u` at every step: the mean of `c` stays 0.
+    This is DSGT, `x <- P (x - a y), y <- P y + g' - g`, with the update `u = -a g` in the place of
+    the gradient `g`. With `optax.sgd` before it, it is the paper's algorithm; with momentum before
+    it, the updates by momentum are tracked. On uneven data it reaches the optimum of the mean loss,
+    while D-PSGD at a constant rate stays away from this optimum. At every step the mean of `y` over
+    the nodes equals the mean of `u`, because the mean of `c` stays 0.
 
-    Where the schedule is not doubly stochastic, `x` is the numerator of push-sum, as in `sgp`, with
-    a weight `w` and the same `c`; it is then Push-DIGing, and the user holds `z`:
+    If the schedule is not doubly stochastic, the algorithm is Push-DIGing: `x` is the numerator of
+    push-sum, as in `sgp`, with a weight `w` and the same `c`, and your parameters are `z`:
 
         w <- P w;    z <- x / w
 
-    `x`, `c` and `w` travel as one message, twice as long as that of `sgp`. The state keeps `c` as
-    `extra["correction"]`; it restarts from 0 on a change of nodes.
+    `x`, `c` and `w` travel as one message, twice as long as a message of `sgp`. The state keeps `c`
+    as `extra["correction"]`. If the number of nodes changes, `c` restarts from 0.
 
-    With `damped`, a node of weight below 1 follows its updates slowly; `v`, 0 at the start, takes
-    the place of `u`, and is `u` where all weights are 1:
+    With `damped`, a node whose weight is below 1 follows its updates slowly. `v`, 0 at the start,
+    takes the place of `u`; if all weights are 1, `v` equals `u`:
 
         v <- v + min(1, w) (u - v)
 
-    Where weights come near 0, as with `random_peer`, the undamped `(u + c) / w` is larger by far.
+    If weights come near 0, as with `random_peer`, the undamped step `(u + c) / w` is far larger.
 
     Args:
       schedule: any column-stochastic schedule.
-      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`.
-      damped: whether updates are. The state then keeps v, too, which restarts as c does. Where the
-        schedule is doubly stochastic, it changes nothing.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
+      damped: whether nodes of low weight follow slowly. The state then also keeps v, which restarts
+        like c. With a doubly stochastic schedule it has no effect.
 
     Raises:
-      ValueError: as `sgp`.
+      ValueError: if `gx.sgp` would raise it.
 
     References:
       Pu and Nedic, "Distributed Stochastic Gradient Tracking Methods", Mathematical Programming

@@ -1,4 +1,4 @@
-"""Overlap SGP: messages are used some steps after they were sent."""
+"""Overlap SGP: nodes use messages some steps after they were sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def osgp(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Overlap SGP, tau-OSGP: the exchange runs while the next steps compute. Goes *last*.
+    """Overlap SGP, tau-OSGP: the exchange runs while the next steps compute. Put it *last*.
 
     If `tau = overlap`, `s_i = P_ii`, `R = P - diag(s)`, and the chain before it makes the update
     `u`, then:
@@ -42,11 +42,11 @@ def osgp(
         other steps:                   x <- y
         every step:                    z <- x / w
 
-    With tau = 1 every step sends, and the next step uses what was sent. With tau = 0 it is `sgp`.
-    Every message is late by exactly tau steps, so runs can be repeated. This is the worst case of
-    the paper's table 4, "all messages are received with tau-iteration staleness". Step `k` uses
-    round `k / tau` of the schedule, as `schedule.every(overlap)` does. A message travels in tau
-    pieces, one per step. Each piece consists of whole leaves, and all are about equal in size.
+    With tau = 1 nodes send at every step, and use the messages at the next step. With tau = 0 it is
+    `sgp`. Every message is late by exactly tau steps, so runs can be repeated. The paper's table 4
+    calls this the worst case: "all messages are received with tau-iteration staleness". Step `k`
+    uses round `k / tau` of the schedule, as `schedule.every(overlap)` does. A message travels in
+    tau pieces, one per step. Each piece consists of whole leaves, and all are about equal in size.
 
     Your parameters are the de-biased `z`. The state also contains the messages in flight, already
     scaled. Only updates change the sums of `x` and `w` over nodes and messages.
@@ -56,17 +56,17 @@ def osgp(
 
     Args:
       schedule: any column-stochastic schedule.
-      overlap: tau, steps between sending a message and using it.
-      biased: the ablation of the paper's table 4: messages carry no weight, and z = x. Models are
-        worse, because each of them lacks the mass in flight.
+      overlap: tau, the number of steps between sending a message and using it.
+      biased: whether to make the ablation of the paper's table 4: messages carry no weight, and
+        z = x. Models are worse, because each of them lacks the mass in flight.
       axis_name, local_axis_name, wire: as in `gx.sgp`.
 
-    `update` takes `step=` as in `gx.sgp`, and no step may be left out, because each step delivers
-    what the one before it sent. If steps are skipped (the whole chain inside `gx.apply_if_finite`),
-    do not pass `step`.
+    `update` takes `step=` as in `gx.sgp`. Do not leave out a step, because each step delivers the
+    messages of the step before. If steps are skipped (the whole chain is inside
+    `gx.apply_if_finite`), do not pass `step`.
 
     Raises:
-      ValueError: if the overlap is below 0; else as `gx.sgp`.
+      ValueError: if the overlap is below 0, or `gx.sgp` would raise it.
 
     References:
       Assran et al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, section 3 and table 4.

@@ -34,14 +34,14 @@ def sgp(
     *,
     damped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stochastic Gradient Push: each node updates its model, then push-sum mixes. Goes *last*.
+    """Stochastic Gradient Push: each node updates its model, then push-sum mixes. Put it *last*.
 
     If `u` is the update that the chain before it makes, one step of every node is
 
         y = w z + u;    x, w <- P y, P w;    z <- x / w        order="adapt-then-combine"
         x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"
 
-    Adapt-then-combine is algorithm 1; take it if the exchange is cheap. Combine-while-adapting is
+    Adapt-then-combine is algorithm 1; use it if the exchange is cheap. Combine-while-adapting is
     the overlap SGP of the authors' code: the exchange hides behind the gradients, and no message is
     stale.
 
@@ -55,10 +55,10 @@ def sgp(
       local_axis_name: if a node has several devices, their axis. Each device then exchanges its
         share of the message, and `allreduce` over this axis goes first in the chain.
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
-        `gx.wire.int8()`. No mass is lost, but nodes agree only up to this rounding: with bfloat16
+        `gx.wire.int8()`. No mass is lost, but nodes agree only up to the rounding: with bfloat16
         the consensus distance ends at about 1.5e-3 of the model's norm.
-      damped: if true, an update moves the model by at most `u`, even at a weight near 0, as
-        `random_peer` gives them: `v = min(1, w) (e + u)` takes the place of `u`, and the state
+      damped: if true, an update moves the model by at most `u`, even if the weight is near 0, as it
+        may be with `random_peer`: `v = min(1, w) (e + u)` takes the place of `u`, and the state
         keeps the rest, `e <- e + u - v`, as `extra["held_back"]`.
 
     The transform's `update` takes `step=`, which picks the round and nothing else. It is an integer
@@ -100,7 +100,7 @@ def sgp(
 def mix_updated(
     name: str, plan: ExchangePlan, *, push_sum: bool, damped: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """`x <- P (x + u)`, or `P x + u` by the order of the plan; with `push_sum` the weight, too."""
+    """Mixes by the plan's order, `x <- P (x + u)` or `P x + u`; with `push_sum` the weight too."""
 
     def combine(
         x: Any, updates: Any, state: GossipState, step: StepLike, received: Any = None
@@ -108,7 +108,7 @@ def mix_updated(
         weight = received.weight if plan.exchanges_early else state.weight
         if damped:
             # `u` is added to the numerator, so at weight w the model moves by u / w: a weight near
-            # 0 would throw it far. What is held back is in the next update, so that none is lost.
+            # 0 would throw it far. The next update contains what is held back, so none is lost.
             waiting = add(state.kept("held_back"), updates)
             updates = scale(waiting, jnp.minimum(1, weight))
             state = state.keep(held_back=subtract(waiting, updates))
