@@ -1,4 +1,4 @@
-"""Outer optimizers: an optimizer step on the average of the models, every so many steps."""
+"""Outer optimizers: nodes take `every` steps, and an optimizer then moves the average model."""
 
 from __future__ import annotations
 
@@ -91,40 +91,42 @@ def outer(
     mean_over: MeanOver = "nodes",
     weights: Sequence[float] | np.ndarray | Literal["counted"] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """An outer optimizer around a chain: what all nodes moved together is its gradient.
+    """An outer optimizer around a chain: its gradient is how far all nodes moved together.
 
     The anchor `a` is the model after the last outer step. At the end of every H-th step
     (`H = every`; steps H - 1, 2 H - 1, ...):
 
         D = a - avg(x);    a <- a + outer_tx(D at a);    x <- a
 
-    `D` is a gradient, so it points away from where the nodes went. Local SGD, SlowMo, DiLoCo,
-    Streaming DiLoCo, NoLoCo, SparseLoCo and MuLoCo are settings of it. docs/guides/transforms.md
-    shows their lines of code, what the arguments do together, and what is stable.
+    `D` is a gradient, so it points away from where the nodes went. You get Local SGD, SlowMo,
+    DiLoCo, Streaming DiLoCo, NoLoCo, SparseLoCo and MuLoCo by different arguments.
+    docs/guides/transforms.md shows the code for each, which arguments go together, and what is
+    stable.
 
     Args:
-      inner: the chain, with `sgp`, `osgp`, `dpsgd` or no gossip in it.
+      inner: the chain, which contains `sgp`, `osgp`, `dpsgd` or no gossip.
       outer_tx: any optax optimizer; it gets one outer gradient and the anchor, nothing else.
       every: H, steps from one average of a fragment to the next.
       average: "exact", over all nodes; "none", each node alone; or a doubly stochastic schedule,
         whose round m outer step m uses: `D = P (a - x) + pull (a - P a)`. For any directed graph,
-        `gx.sgp`, `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`: nodes then mix
-        after their outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
+        give a gossip: `gx.sgp`, `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`.
+        Nodes then mix after their outer steps, `y, w <- P (y + v), P w` with
+        `v = outer_tx(a - x at a)`.
       fragments: p, the number of parts into which the leaves are cut, in their order. Part f is
         averaged at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. For a model
-        that scans over stacked layers give `gx.layer_fragments`. If `outer_tx` is not elementwise,
-        as Muon or clipping by a norm, it sees each part alone, and a cut leaf as pieces.
+        that scans over stacked layers give `gx.layer_fragments`. An `outer_tx` that is not
+        elementwise, as Muon or clipping by a norm, sees each part alone, and a cut leaf as pieces.
       delay: steps between sending a fragment and using its average, below H.
-      mix: the weight of the local model where an average is used, from 0 to below 1.
+      mix: the weight of the local model when an average is used, from 0 to below 1.
       wire: the form of outer gradients, a narrower type or a codec, such as `gx.wire.int4()`. A
         sparse codec needs `error_feedback`. A gossip in `average` has its own `wire`.
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, if `average` is a schedule.
-      reset_inner: whether an outer step also sets the momentum and moments of the chain inside to
-        0; counts stay. Not around `optax.MultiSteps`, because its sums would be lost.
+      reset_inner: whether an outer step also sets the momentum and moments of the inner chain to 0;
+        counts stay. You cannot use it around `optax.MultiSteps`, because its sums would be lost.
       error_feedback: b, from 0 to 1. A node keeps what codec C left out of its messages and adds it
-        to the next: `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. Only for an exact
-        average without delay.
+        to the next message: `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. It needs an
+        exact average without delay.
       mean_over: "nodes", or, for sparse codecs without `weights`, "senders", which divides each
         value by the number of nodes that sent it.
       weights: how much each node counts in an exact average, such as its number of examples:
@@ -133,16 +135,17 @@ def outer(
         average to the next, so nodes that make fewer steps count less.
 
     All nodes must start from the same parameters. `update` takes `step=` as in `gx.sgp`. The step
-    also picks the outer steps, and with a delay no step may be left out.
+    also decides when outer steps happen, and with a delay you may not leave out a step.
 
     Raises:
-      ValueError: if an argument is out of its range, or `outer_tx` over this average would make
-        nodes diverge. In `init`: if there are more fragments than leaves, `outer_tx` needs more
-        than a gradient, or `inner` contains an algorithm of another kind. Else as `gx.sgp`.
+      ValueError: if an argument is out of its range, or nodes would diverge with `outer_tx` over
+        this average. In `init`: if there are more fragments than leaves, `outer_tx` needs more than
+        a gradient, or `inner` contains an algorithm of another kind. Also if `gx.sgp` would raise
+        it.
 
     References: docs/names.md lists the papers. On 40 steps of recorded gradients of 4 nodes, in
-    float64, results equal to 1e-14 those of OpenDiloco@a5b7236, torchft@73dafea, CCLoco@c01a785,
-    templar@142666f without its clipping, and MuLoCo@475bbf4.
+    float64, results are equal to 1e-14 to those of OpenDiloco@a5b7236, torchft@73dafea,
+    CCLoco@c01a785, templar@142666f without its clipping, and MuLoCo@475bbf4.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = gx.outer(optax.sgd(1.0), optax.sgd(0.5), every=2)
@@ -248,7 +251,7 @@ class _OuterSteps:
         return tuple(self.constrain(self.outer_tx.init(part), part) for part in parts)
 
     def constrain(self, outer_state: Any, part: Any) -> Any:
-        """Shards what is like pieces of parameters as these are inside a node."""
+        """Shards pieces of parameters, and arrays like them, as the parameters inside a node."""
         return constrain(outer_state, specs_here(), self.plan.wire.axis_name, part)
 
     @property
@@ -256,7 +259,7 @@ class _OuterSteps:
         return ExchangePlan(wire=self.plan.wire)
 
     def _local(self) -> optax.GradientTransformationExtraArgs:
-        """The last part of a chain without gossip: `x <- x + u`, with the residuals of 16 bits."""
+        """Ends a chain without gossip: `x <- x + u`, with residuals for parameters of 16 bits."""
         plan = self._local_plan
 
         def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Any:
@@ -307,7 +310,7 @@ class _OuterSteps:
     def _move_locally(
         self, change: Any, local: GossipState, params: Any, step: StepLike
     ) -> tuple[Any, GossipState]:
-        """`z <- z + u`, at any weight, with the residuals of 16 bits."""
+        """Moves the model by `u`, `z <- z + u`, at any weight, with residuals for 16 bits."""
         plain = local
         if self.gossip is not None:
             plain = GossipState(
@@ -350,7 +353,7 @@ class _FragmentStep:
         return (*by_fragment[:f], self._choose(new, by_fragment[f]), *by_fragment[f + 1 :])
 
     def _choose(self, new: Any, old: Any) -> Any:
-        """`new` if there is an average to use; for pieces, as XLA would copy whole leaves."""
+        """`new` if there is an average to use. Used for pieces, as XLA would copy whole leaves."""
         if self.was_sent is None:
             return new
         return jax.tree.map(partial(jnp.where, self.was_sent), new, old)
@@ -371,7 +374,7 @@ class _FragmentStep:
         return self._apply(average, updates, state)
 
     def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
-        """`D` of this node: the nodes' mean of `w a - x` is `a - sum x / sum w`, as `sum w = N`."""
+        """This node's `D`: as `sum w = N`, the nodes' mean of `w a - x` is `a - sum x / sum w`."""
         plan = self.steps.plan
         gossip = gossip_state(state)
         z = predict(self.params, updates)
@@ -405,7 +408,7 @@ class _FragmentStep:
         return self._set_model(anchor, updates, state)
 
     def _set_model(self, anchor: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """`x <- mix x + (1 - mix) a`, and what the gossip inside keeps of `x`."""
+        """Sets `x <- mix x + (1 - mix) a`, and what the inner gossip keeps of `x`."""
         plan = self.steps.plan
         leaves = self.leaves
         gossip = gossip_state(state)
@@ -416,7 +419,7 @@ class _FragmentStep:
             model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
         params = pick(self.params, leaves)
         part = self._choose(as_update(params, model), pick(updates, leaves))
-        # If XLA fused it with the rest of its leaves, it could not write them in place.
+        # If XLA fused this with the rest of the leaves, it could not write them in place.
         part = jax.lax.optimization_barrier(part)
         fields = {}
         if gossip.residual is not None:
@@ -424,7 +427,8 @@ class _FragmentStep:
             rest = self._choose(rest, pick(gossip.residual, leaves))
             fields["residual"] = merge(gossip.residual, rest, leaves)
         if plan.replaces_all:
-            # All mass is now that of the anchor, or the next de-biasing would bring the old back.
+            # All mass now belongs to the anchor, or the next de-biasing would restore the old
+            # model.
             old = gossip.weight, gossip.in_flight
             new = jax.tree.map(jnp.ones_like, old[0]), jax.tree.map(jnp.zeros_like, old[1])
             fields["weight"], fields["in_flight"] = self._choose(new, old)
@@ -434,8 +438,8 @@ class _FragmentStep:
     def _mix(
         self, gossip: Any, change: Any, anchor: Any, state: OuterState
     ) -> tuple[Any, OuterState]:
-        """Gossip in the place of an average: a round of it, with the outer update as its own."""
-        # The anchor is in full precision: the residual is that of the local model.
+        """Gossips instead of averaging: one round, with the outer update as the node's update."""
+        # The anchor is in full precision; the residual belongs to the local model.
         plain = state.local._replace(residual=None)
         change, mixed = gossip.update(
             change, plain, anchor, step=self.steps.plan.round_number(self.step)
@@ -443,7 +447,7 @@ class _FragmentStep:
         mixed = mixed._replace(residual=state.local.residual)
         return change, state._replace(local=self._choose(mixed, state.local))
 
-    # Streaming: what is sent at one step is used `delay` steps later.
+    # Streaming: nodes send a fragment at one step and use its average `delay` steps later.
 
     def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         sent = self._put(state.sent, self._outer_gradient(updates, state))
@@ -451,7 +455,7 @@ class _FragmentStep:
         return updates, state._replace(sent=sent, sent_counts=sent_counts)
 
     def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """The outer step; nothing where the fragment was not sent, as the run began after that."""
+        """The outer step. It does nothing if the run began after the fragment should be sent."""
         sent_count = state.sent_counts[self.fragment]
         # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
@@ -466,7 +470,7 @@ class _FragmentStep:
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
-    """The state of a chain with zeros for its momentum and moments; counts and gossip stay."""
+    """Sets the momentum and moments of a chain to zeros; counts and gossip stay."""
 
     def is_gossip(part: Any) -> bool:
         return isinstance(part, GossipState)

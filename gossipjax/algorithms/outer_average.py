@@ -1,4 +1,4 @@
-"""When an outer optimizer averages what, and the average: over all nodes, or of a round."""
+"""When an outer optimizer averages which fragment, and the average over all nodes or by a round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Shares = tuple[float, ...] | Literal["counted"] | None
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class OuterPlan:
-    """When an outer optimizer averages which fragment, and over whom: arguments of `gx.outer`."""
+    """When an outer optimizer averages which fragment, over which nodes: arguments of `gx.outer`."""
 
     every: int
     average: Average = "exact"  # or the plan of the gossip in its place
@@ -40,7 +40,7 @@ class OuterPlan:
 
     @property
     def schedule(self) -> Schedule | None:
-        """The rounds of the periods; None where all nodes average at once, or none."""
+        """The rounds of the periods; None if all nodes average at once, or none does."""
         if isinstance(self.average, ExchangePlan):
             return self.average.schedule
         return self.average if isinstance(self.average, Schedule) else None
@@ -51,28 +51,28 @@ class OuterPlan:
         return self.fragments if isinstance(self.fragments, int) else self.fragments.count
 
     def split(self, tree: Any) -> list[Fragment]:
-        """What is in each fragment of a tree like the parameters."""
+        """The parts of a tree like the parameters that are in each fragment."""
         if isinstance(self.fragments, int):
             return split_leaves(tree, self.fragments)
         return self.fragments.split(tree)
 
     @property
     def replaces_all(self) -> bool:
-        """Whether an outer step leaves nothing of the models that it has averaged."""
+        """Whether an outer step replaces the averaged models completely."""
         return self.average == "exact" and self.fragment_count == 1 and self.mix == 0
 
     def skips_exchange(self, step: StepLike) -> bool:
-        """Whether the gossip inside need not exchange at `step`, if that is known when traced.
+        """Whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
 
-        Its exchange would change nothing of the average over all nodes, and the outer step then
-        replaces all models, weights and messages.
+        The exchange would not change the average over all nodes, and the outer step then replaces
+        all models, weights and messages.
         """
         is_known = isinstance(step, int | np.integer)
         return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
 
     @property
     def can_run_beside(self) -> bool:
-        """Whether an average may be taken beside the steps between sending and using it."""
+        """Whether an average can run during the steps between sending and using a fragment."""
         return self.delay > 0 and self.average != "none"
 
     def is_sent(self, fragment: int, step: Any) -> Any:
@@ -135,12 +135,12 @@ class OuterState(NamedTuple):
 def average_fragment(
     plan: OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
 ) -> tuple[Any, Any]:
-    """`D`: the outer gradient of a fragment that is used at `step`, of those that nodes sent.
+    """The outer gradient `D` of the fragment that is used at `step`, averaged over what nodes sent.
 
-    With error feedback also what this node's message leaves out, else None.
+    With error feedback it also returns what this node's message leaves out, else None.
 
-    `count` is the number of updates before that after which they were sent: the key of a codec
-    that draws random numbers.
+    `count` is the number of updates before the update that sent the fragment. It is the key of a
+    codec that draws random numbers.
     """
     if plan.average == "none" or isinstance(plan.average, ExchangePlan):
         return sent, None
@@ -179,9 +179,9 @@ def _average_parts(
 
 
 def average_sent(state: OuterState, step: int) -> Any:
-    """The average of the fragment that is used at `step`, of what is in the state.
+    """The average of the fragment that is used at `step`, from outer gradients in the state.
 
-    It needs nothing of the steps since it was sent, so that it can be a program by itself:
+    It needs no result of the steps since the fragment was sent, so it can be a separate program:
     `tx.update(..., step=step, outer_average=average_sent(state, step))`.
     """
     fragment = state.plan.used_at(step)

@@ -30,7 +30,7 @@ from gossipjax.wire import Codec
 def require_gossip(
     average: Any,
 ) -> tuple[optax.GradientTransformationExtraArgs, GossipState]:
-    """Returns a gossip that outer steps can take, and the shapes of its state of one number."""
+    """Returns a gossip that outer steps can use, and the shapes of its state for one number."""
     gossip = require_transform(average, "average of outer, if no name and no gx.Schedule,")
     state: Any = None
     with contextlib.suppress(Exception):  # it may take no such number
@@ -49,7 +49,7 @@ def require_gossip(
 
 
 def require_whole_steps(plan: OuterPlan, gossip: ExchangePlan) -> None:
-    """Raises `ValueError` where a gossip in the place of an average cannot have these settings."""
+    """Raises `ValueError` if a gossip cannot replace the average with these settings."""
     if plan.fragment_count > 1 or plan.delay or plan.mix:
         raise ValueError(
             "fragments of outer must be 1, delay 0 and mix 0 where average is a gossip, which "
@@ -71,7 +71,7 @@ def require_fragments(fragments: Any, every: int) -> int | LayerFragments:
 
 
 def require_parts(parts: tuple[Any, ...], plan: OuterPlan) -> None:
-    """Raises `ValueError` where the devices of a node would not have as much of each piece."""
+    """Raises `ValueError` if the devices of a node would have unequal parts of a piece."""
     specs = specs_here()
     if specs is None:
         return
@@ -105,7 +105,7 @@ def require_average(average: Any, pull: Any) -> None:
 
 
 def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
-    """Raises `ValueError` unless messages can carry what those before them have left out."""
+    """Raises `ValueError` unless messages can carry what earlier messages have left out."""
     if factor is None:
         return
     name = "error_feedback of outer"
@@ -151,7 +151,7 @@ def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
 
 
 def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
-    """Raises `ValueError` where outer steps cannot set the models of the chain inside."""
+    """Raises `ValueError` if outer steps cannot set the models of the inner chain."""
     if outer_state(inner) is not None:
         raise ValueError("inner of outer must hold no other outer optimizer, got one.")
     gossip = gossip_state(inner)
@@ -184,7 +184,7 @@ def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
 
 
 def require_gradients_only(outer_tx: Any, anchor: Any, state: Any) -> None:
-    """Raises `ValueError` unless the outer optimizer makes updates of gradients alone."""
+    """Raises `ValueError` unless the outer optimizer makes updates from gradients alone."""
     if gossip_state(state) is not None:
         raise ValueError(
             "outer_tx of outer must exchange nothing, got one with gossip in it: average says "

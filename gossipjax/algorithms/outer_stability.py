@@ -1,4 +1,4 @@
-"""Whether nodes whose anchors differ come to agree, by a simulation of the outer optimizer.
+"""Simulates an outer optimizer to see whether nodes with different anchors come to agree.
 
 docs/guides/transforms.md has a table of what is stable.
 """
@@ -27,10 +27,10 @@ Transform = optax.GradientTransformationExtraArgs
 def require_stable(
     outer_tx: Transform, schedule: Schedule, pull: float, mix: float, gossip: set[str] | None
 ) -> None:
-    """Raises `ValueError` where differences between the nodes grow.
+    """Raises `ValueError` if differences between the nodes grow.
 
-    Without `gossip`, no node moves. With it, what its state keeps, all local steps go to 0 for a
-    part of their way, with 14 such parts beside each other.
+    Without `gossip`, no node moves. With `gossip`, the names of what the state of a gossip keeps,
+    every local step goes a part of the way to 0; 14 such parts are simulated side by side.
     """
     grows = False
     with contextlib.suppress(Exception):  # a rate is traced, or outer_tx takes no single number

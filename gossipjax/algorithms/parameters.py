@@ -1,4 +1,4 @@
-"""The part of the parameters that a transform gossips: inside `optax.masked`, that of its mask."""
+"""The part of the parameters that a transform gossips; inside `optax.masked` the mask decides."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _is_masked(part: Any) -> bool:
 
 
 def make_mask(params: Any) -> Mask | None:
-    """The mask of parameters of which `optax.masked` left some out; None where all are there."""
+    """The mask, if `optax.masked` left out some of the parameters; None if all are there."""
     parts = jax.tree.leaves(params, is_leaf=_is_masked)
     return Mask(jax.tree.structure(params)) if any(map(_is_masked, parts)) else None
 
 
 def gossiped(params: Any, state: Any) -> Any:
-    """The part of the user's parameters that the transform sees: all where it is not masked.
+    """The part of the user's parameters that the transform sees: all, if it is not masked.
 
-    Parameters of which the caller took that part himself are returned as they are.
+    If the caller has already taken this part, the parameters are returned unchanged.
     """
     if state is None or state.mask is None:
         return params
@@ -63,7 +63,7 @@ def gossiped(params: Any, state: Any) -> Any:
 
 
 def merge_gossiped(params: Any, part: Any, state: Any) -> Any:
-    """Returns `params` with `part`, in the form of `gossiped(params, state)`, put in its place."""
+    """Returns `params` with `part`, which has the form of `gossiped(params, state)`, put in."""
     if state is None or state.mask is None:
         return part
     if jax.tree.structure(params) == jax.tree.structure(part):

@@ -1,4 +1,4 @@
-"""Quasi-global momentum: the momentum of SGD, or Adam, follows the model after it was mixed."""
+"""Quasi-global momentum: the momentum of SGD, or of Adam, follows the model after mixing."""
 
 from __future__ import annotations
 
@@ -46,32 +46,33 @@ def quasi_global(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """QG-DSGDm: momentum of the mixed models. Goes *last*, in the place of the chain's SGD.
+    """QG-DSGDm: momentum of the mixed models. Put it *last*, in the place of the chain's SGD.
 
-    What arrives are gradients `g`, after clipping or weight decay, say. With `x` the parameters,
-    `[...]` per node, and `m` their quasi-global momentum, 0 at the start:
+    The chain before it hands on gradients `g`, for example after clipping or weight decay. If `x`
+    are the parameters, `[...]` per node, and `m` is their quasi-global momentum, 0 at the start:
 
         h = momentum m + g;    d = h, or g + momentum h (nesterov)
         x' = P (x - rate d);   m <- mu m + (1 - mu) (x - x') / rate;    x <- x'
 
-    On uneven data the momentum of local gradients drives the nodes apart; that of the mixed models
-    does not. Where the models stand still `m` is 0, so it ends where D-PSGD without momentum does.
-    `h` is not kept. A step at rate 0, with which a warm-up may begin, leaves `m` unchanged.
-    The state keeps `m` as `extra["momentum"]`; on a change of nodes it is averaged.
+    On uneven data the momentum of local gradients drives the nodes apart; the momentum of the mixed
+    models does not. If the models stand still, `m` is 0, so it ends at the same point as D-PSGD
+    without momentum. `h` is not kept. A step at rate 0, with which a warm-up may begin, leaves `m`
+    unchanged. The state keeps `m` as `extra["momentum"]`. If the number of nodes changes, `m` is
+    averaged.
 
     Args:
       schedule: a doubly stochastic schedule.
-      rate: the learning rate: a number, a function of the number of updates before, or a traced
-        scalar, as `optax.inject_hyperparams` makes of either.
+      rate: the learning rate: a number, a function of the number of updates so far, or a traced
+        scalar, which `optax.inject_hyperparams` makes from either.
       momentum: the factor of `m` in a step.
-      mu: the share of `m` that is kept; the paper has that of `momentum`.
-      nesterov: whether the step is that of Nesterov's momentum (QG-DSGDm-N).
-      axis_name, local_axis_name, wire: as in `gx.sgp`, and `step=` of `update`. `m` sees the floor
-        of the consensus distance that `wire` has, divided by the rate.
+      mu: the share of `m` that is kept; the paper uses the value of `momentum`.
+      nesterov: whether to use Nesterov's momentum (QG-DSGDm-N).
+      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`. With `wire`,
+        nodes keep a consensus distance, and `m` contains this distance, divided by the rate.
 
     Raises:
       ValueError: if nodes that differ would drift apart without any gradient, as on a directed
-        ring; else as `gx.dpsgd`.
+        ring, or if `gx.dpsgd` would raise it.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep
@@ -117,7 +118,7 @@ def quasi_global(
 
 
 def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) -> None:
-    """Raises `ValueError` where nodes drift apart without gradients; not of traced numbers."""
+    """Raises `ValueError` if nodes drift apart without gradients; ignores traced numbers."""
     try:
         b = float(momentum)
         mu = float(mu)

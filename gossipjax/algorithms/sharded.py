@@ -25,8 +25,9 @@ def sharded(
 ) -> optax.GradientTransformationExtraArgs:
     """Gossip of a model that is sharded inside a node: each device exchanges its own part.
 
-    A node is a mesh of its own. Each of its L devices sends one message per round, of `B / L` bytes
-    of a model of `B`, to the device at the same place in another node. Nothing is gathered.
+    A node is a mesh of its own. Of a model of `B` bytes, each of the node's L devices sends one
+    message of `B / L` bytes per round, to the device at the same place in another node. Nothing is
+    gathered.
 
         nodes = gx.Nodes(mesh=gx.launch.mesh(4, fsdp=2))
         specs = gx.fsdp_specs(params, nodes.mesh)
@@ -34,21 +35,21 @@ def sharded(
         params, opt_state = nodes.init(tx, params)          # [4, ...], in parts
         train_step = gx.TrainStep(gradients, tx, nodes=nodes)
 
-    Stands around what exchanges: the gossip at the end of a chain, `gx.allreduce` at its beginning,
-    a whole chain or `gx.outer`. Only the exchanges run on the parts; optimizers inside see whole
-    arrays, which XLA partitions, as they do outside.
+    Put `gx.sharded` around the part that exchanges: the gossip at the end of a chain,
+    `gx.allreduce` at its beginning, a whole chain or `gx.outer`. Only the exchanges run on the
+    parts. Optimizers inside see whole arrays, which XLA partitions, as optimizers outside do.
 
-    Under `gx.spmd` the inside of a node is XLA's (`shard_map` manual over the nodes alone). In a
-    `shard_map` of your own over all axes, transforms are called with parts; there `tx` is one
-    gossip or `gx.allreduce`. Under `vmap`, and on a mesh without further axes, results are those of
-    `tx`. Make the state by `gx.Nodes.init`, which shards all of it: XLA may choose to have moments
-    that start as zeros whole on each device.
+    Under `gx.spmd` XLA partitions the inside of a node (`shard_map` is manual over the nodes
+    alone). In a `shard_map` of your own over all axes, transforms get parts, and `tx` must be one
+    gossip or `gx.allreduce`. Under `vmap`, and on a mesh without further axes, results equal those
+    of `tx`. Make the state by `gx.Nodes.init`, which shards all of it; otherwise XLA may keep
+    moments that start as zeros whole on each device.
 
-    Where a node has copies of a sharded model, `gx.launch.mesh(4, local=2, fsdp=2)`, gradients are
-    averaged by `gx.sharded(gx.allreduce("local"), specs)`, and the gossip takes
-    `local_axis_name="local"`. A parameter that is whole on several devices of a node is sent by
-    each of them; messages are then of full precision or bfloat16, as other codecs would round the
-    copies apart.
+    If a node has copies of a sharded model, as with `gx.launch.mesh(4, local=2, fsdp=2)`, average
+    gradients by `gx.sharded(gx.allreduce("local"), specs)`, and give the gossip
+    `local_axis_name="local"`. If a parameter is whole on several devices of a node, each of them
+    sends it. Messages then need full precision or bfloat16, because other codecs would round the
+    copies differently.
 
     Args:
       tx: a transform of this library.
@@ -57,12 +58,13 @@ def sharded(
         one.
       axis_name: the mapped axis of the nodes, the same as for `tx`.
 
-    A checkpoint of its state can be restored onto another mesh inside the nodes.
+    You can restore a checkpoint of the state onto another mesh inside the nodes.
 
     Raises:
-      ValueError: if an argument is of another kind; in `init` and `update`, if `specs` do not fit
+      ValueError: if an argument is of another kind. In `init` and `update`: if `specs` do not fit
         the parameters or the mesh, most of the model is whole on several devices, a codec would
-        round copies apart, or `tx` holds more than one exchange in a `shard_map` over all axes.
+        round copies differently, or `tx` contains more than one exchange in a `shard_map` over all
+        axes.
 
     References:
       Rajbhandari et al., "ZeRO", SC 2020, arXiv:1910.02054; Assran et al., "Stochastic Gradient
@@ -131,9 +133,9 @@ class _Sharded:
 
 
 def _require_no_optimizer(specs: Specs, state: Any) -> None:
-    """Raises `ValueError` where an optimizer inside would get parts for whole arrays.
+    """Raises `ValueError` if an optimizer inside would get parts instead of whole arrays.
 
-    That is in a `shard_map` that is manual inside the nodes as well.
+    This happens in a `shard_map` that is manual inside the nodes as well.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     part = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
@@ -148,13 +150,13 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
 
 
 def _find_exchanges(state: Any) -> list[Any]:
-    """The states of exchanges of parts: an average of plain gradients may be of any axis."""
+    """The states of exchanges of parts; an average of plain gradients may be over any axis."""
     parts = find_parts(state, *EXCHANGES)
     return [p for p in parts if not isinstance(p, ErrorFeedback) or p.error is not None]
 
 
 def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
-    """Raises `ValueError` if a codec would round copies of a parameter inside a node apart."""
+    """Raises `ValueError` if a codec would round copies of a parameter in a node differently."""
     codec = _codec_of(state)
     if codec is None:
         return
@@ -175,7 +177,7 @@ def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
 
 
 def _codec_of(state: Any) -> Codec | None:
-    """The codec of the exchanges of a state that is made for them."""
+    """The codec of the exchanges that have this state."""
     for part in _find_exchanges(state):
         if part.plan.wire.codec is not None:
             return part.plan.wire.codec
