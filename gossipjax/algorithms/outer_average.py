@@ -25,7 +25,7 @@ Shares = tuple[float, ...] | Literal["counted"] | None
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class OuterPlan:
-    """When an outer optimizer averages which fragment, over which nodes: arguments of `gx.outer`."""
+    """When an outer optimizer averages which fragment: arguments of `gx.outer`."""
 
     every: int
     average: Average = "exact"  # or the plan of the gossip in its place

@@ -1,11 +1,11 @@
 """The state of all gossip transforms, and the plan of their exchange in it.
 
-N nodes; `[...]` is the shape of one node's array. The state is a `GossipState`: its arrays, and as
-static data the `ExchangePlan` (schedule, overlap and wire), so that nothing is said twice.
+N nodes; `[...]` is the shape of one node's array. The state is a `GossipState`: arrays, and the
+`ExchangePlan` (schedule, overlap and wire) as static data, so other functions can read the plan.
 
-The model is `z + r`: parameters `z` and a residual `r` in float32. `as_update` leads from `z` to
-another model, `predict` says which parameters the user will then hold, and `residuals` what they
-lack.
+The model is `z + r`: parameters `z` and a residual `r` in float32. `as_update` makes the update
+from `z` to another model, `predict` returns the parameters that the user will then hold, and
+`residuals` returns what these parameters lack.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ExchangePlan:
 
     @functools.cached_property
     def schedule_by_step(self) -> Schedule | None:
-        """The round of every step: `schedule.every(overlap)`."""
+        """The schedule of rounds by step: `schedule.every(overlap)`."""
         return None if self.schedule is None else self.schedule.every(max(1, self.overlap))
 
     @property
@@ -88,7 +88,7 @@ class ExchangePlan:
 
     @functools.cached_property
     def canonical_steps(self) -> tuple[int, ...]:
-        """All values of `canonical_step`."""
+        """All values that `canonical_step` returns."""
         if self.schedule_by_step is None:
             return tuple(range(self.period))
         return tuple(self.schedule_by_step.canonical_steps(self.overlap))
@@ -109,10 +109,10 @@ class PushSum(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True)
 class Extra:
-    """A part of the state that one algorithm alone keeps."""
+    """A part of the state that only one algorithm keeps."""
 
     value: Any  # a pytree `[...]`
-    # How it survives a change of nodes; "restart": as `init` makes it from the average model.
+    # How it survives a change of nodes; with "restart", `init` makes it from the average model.
     on_resize: OnResize = "average"
     is_mass: bool = False  # whether `value`, the same on all nodes, counts in `sum_i x_i`
 
@@ -120,21 +120,22 @@ class Extra:
 class GossipState(NamedTuple):
     """State of a gossip transform for one node; a field that an algorithm does not need is None.
 
-    The user holds parameters `z`. They are the model, up to a residual `r`: what rounding to their
-    type left over, or, where an algorithm hands out an older model, the difference to the latest.
+    The user holds parameters `z`. The model is `z` plus a residual `r`: what rounding to the type
+    of the parameters left over, or, for an algorithm whose parameters are an older model, the
+    difference to the latest model.
 
         x = w (z + r)
 
-    Parameters that were changed from outside the chain are thus seen, in any type.
+    So the algorithm sees changes that you make to the parameters outside of the chain, in any type.
 
     Attributes:
       count: int32 scalar, the number of updates so far.
       weight: the push-sum weight `w`, a scalar, float32 at least.
-      residual: `r`, float32 at least, like the parameters. Kept, for all leaves, if any parameter
-        has less precision than float32 or the parameters are an older model; otherwise `r = 0`.
-      in_flight: the `PushSum` of messages that were sent and not yet used, already scaled. What has
-        travelled is what was received, the rest what this node has sent.
-      extra: a dict of `Extra`, parts that one algorithm alone keeps, by name.
+      residual: `r`, float32 at least, like the parameters. All leaves have one if any parameter has
+        less precision than float32, or the parameters are an older model; otherwise `r = 0`.
+      in_flight: the `PushSum` of messages that were sent and not yet used, already scaled. Leaves
+        that have travelled are received messages; the other leaves are messages of this node.
+      extra: a dict of `Extra` by name, the parts that only one algorithm keeps.
       plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
       mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.
 
@@ -172,7 +173,7 @@ class GossipState(NamedTuple):
         return self.extra[name].value
 
     def keep(self, **values: Any) -> GossipState:
-        """The state with other values of such parts."""
+        """Returns the state with new values of parts that the algorithm keeps."""
         parts = {
             name: dataclasses.replace(self.extra[name], value=value)
             for name, value in values.items()
@@ -181,7 +182,7 @@ class GossipState(NamedTuple):
 
 
 class ErrorFeedback(NamedTuple):
-    """State of `allreduce` for one node: the plan alone, unless its codec leaves something out."""
+    """State of `allreduce` for one node: only the plan, unless its codec leaves something out."""
 
     count: Any = None  # int32 scalar, the number of averages so far
     error: Any = None  # `e`, like the gradients: what the codec has left out so far
@@ -196,10 +197,10 @@ def init_state(
     keep_residual: bool = False,
     zeros: Mapping[str, OnResize] | None = None,
 ) -> GossipState:
-    """Returns the state at the start: weight 1, and residuals of 0 where they are needed.
+    """Returns the state at the start: weight 1, and residuals of 0 if they are needed.
 
-    `zeros` are the parts that the algorithm keeps like the model, 0 at the start, and how each
-    survives a change of nodes.
+    `zeros` names the parts like the model that the algorithm keeps, 0 at the start, and says how a
+    new number of nodes gets each.
     """
     register_with_flax()
     require_floats(params, "params")
@@ -221,22 +222,22 @@ def init_state(
 
 
 def zeros_like_model(params: Any) -> Any:
-    """Zeros like the leaves, float32 at least; `jax.ShapeDtypeStruct` will do."""
+    """Zeros like the leaves, float32 at least; leaves may be `jax.ShapeDtypeStruct`s."""
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
     )
 
 
 def widen(params: optax.Params) -> Any:
-    """The parameters that the user holds, float32 at least, rounded as their types are."""
+    """The parameters that the user holds, float32 at least; they stay rounded to their types."""
     return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
 
 
 def as_update(params: optax.Params, target: Any) -> optax.Updates:
     """Returns the update, in the types of `params`, from `params` to the rounded `target`.
 
-    In full precision it is `target - params`, rounded once. In a narrower type it is rounded to
-    that type as well, and what that leaves over is a residual.
+    In full precision the update is `target - params`, rounded once. In a narrower type the update
+    is also rounded to this type, and the difference is a residual.
     """
 
     def difference(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -259,7 +260,7 @@ def predict(params: optax.Params, updates: optax.Updates) -> Any:
 def residuals(model: Any, z: Any) -> Any:
     """Returns `r = model - z`, leaf by leaf, of two trees of float32 at least.
 
-    0 where `z` is not finite, so that what is not finite is in the parameters alone.
+    If `z` is not finite, `r` is 0, so only the parameters contain values that are not finite.
     """
     return jax.tree.map(
         lambda leaf, z: jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)), model, z
@@ -286,9 +287,9 @@ def numerators(params: optax.Params, state: GossipState | None) -> Any:
 
 
 def debias(x: Any, weight: jax.Array | None, axis_name: str | None = None) -> Any:
-    """Returns `z = x / w`, leaf by leaf, in the type of `x`; `x` where there is no weight.
+    """Returns `z = x / w`, leaf by leaf, in the type of `x`; without a weight it returns `x`.
 
-    With the name of the nodes' axis it is as fast as can be where they are simulated.
+    For simulated nodes it is fastest if you give the name of the nodes' axis.
     """
     if weight is None:
         return x
@@ -321,16 +322,16 @@ def scale(x: Any, factor: Any) -> Any:
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
-    """`optax.apply_updates`, also of updates wider than their parameters under strict promotion.
+    """`optax.apply_updates` that also takes updates wider than the parameters, if JAX is strict.
 
-    Gossip returns updates in the types of the parameters; a chain without it may not.
+    Gossip returns updates in the types of the parameters; a chain without gossip may not.
     """
     with jax.numpy_dtype_promotion("standard"):
         return optax.apply_updates(params, updates)
 
 
 def common_model(params: Any, axis_name: str | None) -> Any:
-    """A copy of the parameters, float32 at least; on the axis, if there is one, their mean."""
+    """A copy of the parameters, float32 at least; inside the axis, their mean over the nodes."""
 
     def copy(leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -346,7 +347,7 @@ def common_model(params: Any, axis_name: str | None) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _common_mean(tree: Any, axis_name: str) -> Any:
-    """`clipped_node_mean`, with the derivative of the mean: a minimum has none over an axis."""
+    """`clipped_node_mean` with the derivative of the mean, as a minimum over an axis has none."""
     return clipped_node_mean(tree, axis_name)
 
 
@@ -358,6 +359,6 @@ def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, 
 
 
 def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
-    """`P x, P w`: the round of `step` of the plan in a state."""
+    """Returns `P x, P w` by the round of `step` in the plan of a state."""
     key = state.wire.make_key(state.count)
     return mix(tree, weight, state.plan.schedule, step, **state.wire.arguments(), key=key)

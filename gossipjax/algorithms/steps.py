@@ -1,7 +1,7 @@
-"""Which program a step of a chain needs: the plans in its state, and the static steps they ask for.
+"""Which program a step of a chain needs. The plans in the state of the chain decide.
 
-A chain holds one gossip state at most, inside `gx.outer` or not. Each of the two has a plan, static
-data of its state. A `StepPlan` is both.
+A chain contains at most one gossip state, inside `gx.outer` or not. The states of the gossip and of
+`gx.outer` each contain a plan as static data, and a `StepPlan` contains both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAF = jax.tree.structure(0)
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """All that decides which program a step needs: the rounds of the gossip and the outer steps."""
+    """Everything that decides which program a step needs: gossip rounds and outer steps."""
 
     exchange: ExchangePlan
     outer: OuterPlan | None = None
@@ -40,7 +40,7 @@ class StepPlan:
 
     @functools.cached_property
     def is_one_program(self) -> bool:
-        """Whether a traced step makes one program without branches, where nodes are simulated."""
+        """Whether a traced step gives one program without branches, if nodes are simulated."""
         schedule = self.exchange.schedule
         if schedule is None or self.outer is not None or self.exchange.overlap > 1:
             return False
@@ -48,7 +48,7 @@ class StepPlan:
 
     @property
     def cycle(self) -> tuple[int, int]:
-        """The step from which on all repeats, and after how many steps."""
+        """The step from which on everything repeats, and after how many steps."""
         start, length = self.exchange.cycle
         if self.outer is None:
             return start, length
@@ -56,7 +56,7 @@ class StepPlan:
         return max(start, outer_start), math.lcm(length, outer_length)
 
     def goes_on_alike(self, step: int, other: int) -> bool:
-        """Whether the steps from `step` on are those from `other` on."""
+        """Whether the steps from `step` on equal the steps from `other` on."""
         start, length = self.cycle
         return step == other or (min(step, other) >= start and (step - other) % length == 0)
 
@@ -73,7 +73,7 @@ class StepPlan:
 
     @property
     def canonical_steps(self) -> tuple[int, ...] | range:
-        """All values of `canonical_step`; more than `MAX_STEPS` are not listed."""
+        """All values that `canonical_step` returns, if there are at most `MAX_STEPS`."""
         if self.outer is None:
             return self.exchange.canonical_steps
         if sum(self.cycle) > MAX_STEPS:
@@ -83,7 +83,7 @@ class StepPlan:
 
 @functools.lru_cache(64)
 def _canonical_steps(exchange: ExchangePlan, outer: OuterPlan) -> list[int]:
-    """The canonical step of each step, up to the end of the first cycle of both."""
+    """The canonical step of each step, up to the end of the first cycle of both plans."""
     start, length = exchange.cycle
     rounds = [exchange.canonical_step(k) for k in range(start + length)]
     first: dict[Any, int] = {}
@@ -95,7 +95,7 @@ def _canonical_steps(exchange: ExchangePlan, outer: OuterPlan) -> list[int]:
 
 
 def find_parts(tree: Any, *kinds: type) -> list[Any]:
-    """The states of these kinds in a tree, without those inside of one another."""
+    """Finds the states of these kinds in a tree, but not states inside of a found state."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda part: isinstance(part, kinds))
     return [part for part in leaves if isinstance(part, kinds)]
 
@@ -109,8 +109,8 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     """Returns the gossip state inside the state of a chain; None if there is none.
 
     Raises:
-      ValueError: if there are several, `opt_state` is None, or it stands inside a wrapper of optax
-        that skips updates by what one node sees.
+      ValueError: if there are several, `opt_state` is None, or the gossip is inside a wrapper of
+        optax that skips updates by what one node sees.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
@@ -147,19 +147,19 @@ def _find_states(opt_state: optax.OptState) -> list[GossipState]:
 
 
 def _skips_by_node(part: Any) -> bool:
-    """Whether the state is of a wrapper that skips updates by what one node alone sees."""
+    """Whether the state belongs to a wrapper that skips updates by what one node alone sees."""
     if isinstance(part, optax.MultiStepsState):
         return bool(jax.tree.leaves(part.skip_state))
     return type(part) is optax.ApplyIfFiniteState
 
 
 def require_order(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` where the state of a chain shows that its parts are in a wrong order.
+    """Raises `ValueError` if the state of a chain shows that its parts are in a wrong order.
 
-    An optimizer after the gossip, or before what must get gradients: `gx.allreduce`, `gx.outer`, a
-    gossip that is the optimizer itself. Also if a chain averages over the axis of its gossip.
-    Transforms that keep nothing, such as `optax.scale`, cannot be told from those that change
-    nothing.
+    An optimizer must come neither after the gossip, nor before a part that needs gradients:
+    `gx.allreduce`, `gx.outer`, or a gossip that is the optimizer itself. It also raises if a chain
+    averages over the axis of its gossip. It cannot see transforms without a state, such as
+    `optax.scale`.
     """
     for chain, place, exchange in _find_exchanges(opt_state):
         if isinstance(exchange, ErrorFeedback):
@@ -188,7 +188,7 @@ def require_order(opt_state: optax.OptState) -> None:
 
 
 def _require_one_exchange(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` if gradients are averaged over all nodes whose models gossip, too."""
+    """Raises `ValueError` if a chain averages gradients over all nodes and gossips models too."""
     # What `optax.masked` stands around is of other parameters, perhaps.
     kinds = (ErrorFeedback, GossipState, OuterState, optax.MaskedState, optax.PartitionState)
     for chain, _, exchange in _find_exchanges((opt_state,)):
@@ -208,8 +208,8 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
 def find_optimizer(parts: tuple[Any, ...], keeps_arrays: bool = False) -> str | None:
     """The types of the first optimizer's states in parts of a chain; None if there is none.
 
-    An optimizer of optax is a chain, so that its state is a tuple of states; clipping, decay and
-    noise are not.
+    An optimizer of optax is a chain, so its state is a tuple of states; clipping, decay and noise
+    are not chains.
     """
 
     def is_optimizer(part: Any) -> bool:
@@ -233,7 +233,7 @@ def _describe(state: Any) -> str:
 
 
 def _find_exchanges(tree: Any) -> Iterator[tuple[tuple[Any, ...], int, Any]]:
-    """The states of the chains of transforms, with place and state of each part that exchanges."""
+    """Finds, in each chain of transforms, the parts that exchange: states, place, own state."""
     if isinstance(tree, GossipState | ErrorFeedback) or jax.tree.structure(tree) == LEAF:
         return
     for place, part in enumerate(tree if type(tree) is tuple else ()):
@@ -244,7 +244,7 @@ def _find_exchanges(tree: Any) -> Iterator[tuple[tuple[Any, ...], int, Any]]:
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
-    """Returns the state of a chain with these fields of its gossip state replaced."""
+    """Returns the state of a chain with new values in these fields of its gossip state."""
 
     def replace(part: Any) -> Any:
         return part._replace(**fields) if isinstance(part, GossipState) else part
@@ -253,13 +253,13 @@ def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
 
 
 def exchange_plan(opt_state: optax.OptState) -> ExchangePlan:
-    """The plan in the state of a chain; without gossip, that of a static all-reduce."""
+    """The plan in the state of a chain; without gossip, the plan of a static all-reduce."""
     state = gossip_state(opt_state)
     return ExchangePlan() if state is None else state.plan
 
 
 def step_plan(opt_state: optax.OptState) -> StepPlan:
-    """What decides which program a step of this chain needs, which is checked."""
+    """Checks the state of a chain; returns the plan that decides which program a step needs."""
     return _plan_of(jax.tree.structure(opt_state))
 
 
@@ -280,10 +280,10 @@ def _plan_of(structure: Any) -> StepPlan:
 
 
 def require_updates_numbered(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` where the number of a step is not that of an update of the gossip.
+    """Raises `ValueError` if step numbers differ from the numbers of the gossip's updates.
 
-    So it is inside `optax.MultiSteps`. Also where `MultiSteps` hands zeros to a gossip
-    whose every update must carry a gradient.
+    They differ inside `optax.MultiSteps`. It also raises if `MultiSteps` hands zeros to a gossip
+    that needs a gradient in every update.
     """
     for part in find_parts(opt_state, optax.MultiStepsState):
         if find_parts(part.inner_opt_state, GossipState):
@@ -303,10 +303,11 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
 
 
 def canonical_step(opt_state: optax.OptState, step: int) -> int:
-    """The static step number of a training loop: equal for steps that need the same program.
+    """Maps a step number to a static one: steps that need the same program get the same number.
 
-    It is the smallest number with the same round and the same outer step, if there are any, and
-    under overlap with the same rounds at the `overlap` steps before it. Without exchange it is 0.
+    The result is the smallest step number with the same round, the same outer step (if there are
+    any), and, under overlap, the same rounds at the `overlap` steps before. Without an exchange it
+    is 0.
 
     Args:
       opt_state: the state of a chain, of one node or node-stacked.
@@ -315,7 +316,7 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     Raises:
       ValueError: if `step` is negative or not an integer, the chain contains several gossip
         transforms or parts in a wrong order, or steps and updates are numbered differently, as
-        inside `optax.MultiSteps`. It warns if steps start anew while the state counts on.
+        inside `optax.MultiSteps`. A warning says if steps start anew while the state counts on.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))
@@ -337,13 +338,13 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
 
 @functools.lru_cache(256)
 def _last_step(plan: StepPlan) -> list[int]:
-    """The step of this plan that was asked for last, in a list to be changed."""
+    """The last step that was asked of this plan, in a list that the caller can change."""
     del plan
     return [0]
 
 
 def canonical_steps(opt_state: optax.OptState) -> list[int]:
-    """All values of `canonical_step`: one per program that a training loop compiles.
+    """All values of `canonical_step`, one for each program that a training loop compiles.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> gx.canonical_steps(gx.osgp(gx.topology.one_peer_exponential(4)).init(jnp.zeros(3)))
@@ -353,13 +354,13 @@ def canonical_steps(opt_state: optax.OptState) -> list[int]:
 
 
 def start_at(opt_state: optax.OptState, step: int) -> Any:
-    """Returns the state of a loop that starts or jumps to `step`: its count follows from now on.
+    """Returns the state with a count that continues from `step`, if a loop starts or jumps there.
 
-    A state has counted its updates, so a smaller step is one of a loop that counts from 0 again:
-    its rounds, and outer steps, start anew before they have all come. Under overlap the messages in
-    flight are delivered by the round before, so a state that has counted updates must go on where
-    it was, forwards as well. One that has counted none starts at any step. Reads the count on the
-    host: call it where a loop starts or jumps, not at every step.
+    A state counts its updates. A smaller step therefore means that a loop counts from 0 again, and
+    its rounds and outer steps start anew before all of them have come. Under overlap, the round of
+    the step before delivers the messages in flight, so a state that has counted updates must
+    continue at its own count, and cannot skip steps either. A state without updates can start at
+    any step. The function reads the count on the host, so call it only at a start or a jump.
     """
     outer = outer_state(opt_state)
     gossip = gossip_state(opt_state)

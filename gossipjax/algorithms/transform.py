@@ -1,4 +1,4 @@
-"""The wrapper of all gossip transforms, and the checks of what they are given."""
+"""The wrapper of all gossip transforms, and the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Combined(NamedTuple):
     """The result of a `combine` function."""
 
     x: Any  # the new numerators, like the parameters, float32 at least
-    state: GossipState  # with its new weight and what else the algorithm keeps
-    # What the user holds from now on, if not the latest model `x / w`: `init` keeps a residual.
+    state: GossipState  # with its new weight and the other values that the algorithm keeps
+    # The user's new parameters, if these are not the latest model `x / w`. `init` keeps a residual.
     params: Any = None
 
 
@@ -48,10 +48,10 @@ def gossip_transform(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps `combine` as an optax transform that goes last in a chain.
 
-    `combine(x, updates, state, step)` gets the numerators and returns a `Combined`. Where the plan
-    exchanges early, the result of `exchange` is its fifth argument. The wrapper returns the update
-    that reaches the new parameters, counts, and keeps residuals if `init` made some.
-    `update(skip_exchange=True)` only adds the updates, for an outer average over all nodes.
+    `combine(x, updates, state, step)` gets the numerators and returns a `Combined`. If the plan
+    exchanges early, the fifth argument is the result of `exchange`. The wrapper returns the update
+    from the old to the new parameters, counts, and keeps residuals if `init` made some. For an
+    outer average over all nodes, `update(skip_exchange=True)` only adds the updates.
     """
 
     def update(
@@ -103,9 +103,9 @@ def _finish(
 def exchange_on_parts(
     init: optax.TransformInitFn, update: Callable[..., Any], axis_name: str
 ) -> optax.GradientTransformationExtraArgs:
-    """A transform that exchanges over `axis_name`, on the parts where it is inside `gx.sharded`.
+    """A transform that exchanges over `axis_name`; inside `gx.sharded` it exchanges the parts.
 
-    What stands beside it in a chain stays outside, where XLA partitions whole arrays.
+    The rest of the chain stays outside, where XLA partitions whole arrays.
     """
 
     def init_parts(params: optax.Params) -> optax.OptState:
@@ -159,7 +159,7 @@ def _holds_arrays(arg: Any) -> bool:
 def update_if(
     accept: bool | jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
 ) -> Any:
-    """`update()`, or zeros in its types and the old state; decided when traced where it can be."""
+    """Returns `update()`, or zeros of its types and the old state; tracing decides if it can."""
 
     def reject() -> Any:
         expected = jax.eval_shape(update)
@@ -176,13 +176,13 @@ def make_route(
     wire: WireLike | None = None,
     takes_sparse: bool = False,
 ) -> Wire:
-    """The axes and the form of messages of a factory's arguments, as `gx.sgp` documents them."""
+    """Makes the route and the form of messages from a factory's arguments, as in `gx.sgp`."""
     require_axis_names(name, axis_name, local_axis_name)
     return make_wire(axis_name, local_axis_name, wire, takes_sparse)
 
 
 def require_axis_names(name: str, axis_name: Any, local_axis_name: Any = None) -> None:
-    """Raises `ValueError` unless these are names of two axes, or of one; `name` is whose."""
+    """Raises `ValueError` unless these name one axis, or two; `name` is the transform's name."""
     if not isinstance(axis_name, str):
         raise ValueError(
             f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
@@ -204,7 +204,7 @@ def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
 def require_number(
     value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
 ) -> float:
-    """Returns a real number; raises `ValueError` unless it is one that `is_allowed`."""
+    """Returns `value`; raises `ValueError` unless it is a real number that `is_allowed`."""
     is_number = isinstance(value, int | float | np.integer | np.floating)
     if isinstance(value, bool) or not is_number or not is_allowed(float(value)):
         raise ValueError(f"{name} must be a number {allowed}, got {value!r}.")
@@ -214,7 +214,7 @@ def require_number(
 def require_scalar(
     value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
 ) -> None:
-    """`require_number`, which lets scalars of JAX pass: their values may not be known yet."""
+    """`require_number` that lets scalars of JAX pass, because their values may not be known yet."""
     if not (isinstance(value, jax.Array) and value.shape == ()):
         require_number(value, name, allowed, is_allowed)
 
@@ -251,7 +251,7 @@ def require_state(state: Any, kind: type[State], name: str) -> State:
 
 
 def require_plan(expected: Any, actual: Any, name: str) -> None:
-    """Raises `ValueError` where the plan in a state is not that of the transform."""
+    """Raises `ValueError` if the plan in a state differs from the plan of the transform."""
     for field in dataclasses.fields(expected):
         wanted = getattr(expected, field.name)
         given = getattr(actual, field.name)
@@ -265,7 +265,7 @@ def require_plan(expected: Any, actual: Any, name: str) -> None:
 
 
 def require_like(expected: Any, tree: Any, name: str, dtypes: bool = False) -> None:
-    """Raises `ValueError` unless `tree` has the structure, shapes and, on demand, types given."""
+    """Raises `ValueError` unless `tree` has the given structure, shapes and, on demand, types."""
 
     def describe(leaf: Any) -> str:
         shape = list(jnp.shape(leaf))

@@ -1,4 +1,4 @@
-"""Nodes that count by their share of the data, where all would count alike."""
+"""Nodes that count by their share of the data, because all nodes count alike otherwise."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ def weighted(
 ) -> optax.GradientTransformationExtraArgs:
     """Counts each node by its share `p_i` of the data: `u_i <- N p_i u_i`, with `sum_i p_i = 1`.
 
-    All algorithms count nodes alike: with 90 examples on one node and 10 on another they minimize
-    `(f_0 + f_1) / 2`, not the mean over the 100 examples. With `p_i = n_i / sum n` and `f_i` the
-    mean loss of node i, these end at the minimum of `sum_i p_i f_i`, that of the pooled data:
+    Algorithms count all nodes alike: with 90 examples on one node and 10 on another they minimize
+    `(f_0 + f_1) / 2`, not the mean over the 100 examples. If `p_i = n_i / sum n`, and `f_i` is the
+    mean loss of node i, then the loss of the pooled data is `sum_i p_i f_i`. You can reach its
+    minimum in three ways:
 
-    - `chain(gx.weighted(n), gx.allreduce(), optimizer)`, with any optimizer: the average is the
-      gradient of the pooled data.
-    - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, or before another gossip: with SGD, and
-      with momentum, up to the distance at which nodes with other data stay at a
-      constant rate; with `gx.gradient_tracking`, without that distance. Not with Adam: its updates
-      have one size wherever a node is, so that it ends where `sum_i p_i Adam(g_i) = 0`.
+    - `chain(gx.weighted(n), gx.allreduce(), optimizer)`, with any optimizer, because the average is
+      the gradient of the pooled data.
+    - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, or another gossip in the place of
+      `gx.sgp`. With SGD, with or without momentum, nodes with uneven data stay at a distance from
+      the minimum if the rate is constant; with `gx.gradient_tracking` they do not. Do not use Adam:
+      its updates have one size wherever a node is, so it ends where `sum_i p_i Adam(g_i) = 0`.
     - `gx.outer(inner, outer_tx, every, weights=n)`, which weighs models. With Adam inside, nodes
       that end their H steps at their own minimum are averaged by `p`.
 
-    Push-sum's own weights are no such thing: they even out within a few rounds.
+    Push-sum weights cannot do this, because they even out within a few rounds.
 
     Args:
-      weights: `n`, one number >= 0 for each node, in any unit. None: they are given at each step,
-        `update(..., node_weight=n_i)`, a scalar of each node, such as the tokens of its batch; a
-        small all-reduce adds them up. `gx.TrainStep(extra_args=)` hands them on.
+      weights: `n`, one number >= 0 for each node, in any unit. With None, each node gives a scalar
+        at each step, `update(..., node_weight=n_i)`, such as the number of tokens in its batch; a
+        small all-reduce adds these up. `gx.TrainStep(extra_args=)` passes them on.
       axis_name: the mapped axis of the nodes.
 
     Raises:
@@ -77,7 +78,7 @@ def weighted(
 
 
 def make_shares(weights: Any, name: str) -> tuple[float, ...]:
-    """`N p_i` of each node, whose mean is 1; raises `ValueError` if these are no weights."""
+    """`N p_i` of each node, of mean 1; raises `ValueError` unless these are weights."""
     values = np.asarray(weights)
     is_row = values.ndim == 1 and values.size > 0 and values.dtype.kind in "iuf"
     if not is_row or not np.isfinite(values).all() or (values < 0).any() or not values.any():
@@ -91,7 +92,7 @@ def make_shares(weights: Any, name: str) -> tuple[float, ...]:
 def scale_by_share(
     tree: Any, shares: tuple[float, ...] | None, node_weight: Any, axis_name: str, name: str
 ) -> Any:
-    """`N p_i tree` of this node, in the types of `tree`; of `node_weight` without shares."""
+    """`N p_i tree` of this node, in the types of `tree`; without shares, by `node_weight`."""
     size = axis_size(axis_name)
     factor: Any
     if shares is None:
@@ -116,7 +117,7 @@ def scale_by_share(
 
 
 def require_node_weight(node_weight: Any, name: str) -> jax.Array:
-    """This node's weight in float32; raises `ValueError` if it is none."""
+    """This node's weight in float32; raises `ValueError` if it is not a weight."""
     if node_weight is None or jnp.ndim(node_weight):
         given = "none" if node_weight is None else f"shape {list(jnp.shape(node_weight))}"
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Algorithms with a lighter promise: one file, and one row of the oracle matrix, each."""
+"""Algorithms with a lighter promise: each is one file, tested by one row of the oracle matrix."""
 
 from gossipjax.contrib.adaptive_consensus import adaptive_consensus
 from gossipjax.contrib.d2 import d2

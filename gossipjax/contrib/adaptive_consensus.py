@@ -10,19 +10,19 @@ import optax
 def adaptive_consensus(
     rate: optax.Schedule, start: int = 0, power: float = 3.0, minimum: float = 0.0
 ) -> optax.Schedule:
-    """The strength of DSGD-AC: nodes agree the less, the lower the learning rate has fallen.
+    """The strength of DSGD-AC: the lower the learning rate, the less nodes agree.
 
-    With `k` the number of updates so far, 1 before `start`, and never above 1:
+    Before update `start` the strength is 1. Later, after `k` updates, it is `c(k)`, but at most 1:
 
         c(k) = (1 - minimum) (rate(k) / rate(start))^power + minimum
 
-    It is the `strength` of `gx.dpsgd`. Models end apart where the rate ends at 0, around an average
-    that is exact: evaluate `gx.average_model`.
+    Pass it as the `strength` of `gx.dpsgd`. If the rate ends at 0, models end apart from each
+    other, around an average that is exact. Evaluate this average: `gx.average_model`.
 
     Args:
-      rate: the learning rate, a function of the update.
-      start: the update at which the rate is at its highest, the end of its warm-up.
-      power: p; the authors' code has 3.
+      rate: the learning rate, a function of the number of updates so far.
+      start: the update at which the rate is highest, the end of its warm-up.
+      power: the exponent; the authors' code uses 3.
       minimum: c at rate 0.
 
     Raises:

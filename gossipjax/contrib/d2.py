@@ -13,16 +13,16 @@ TOLERANCE = 1e-6  # of an eigenvalue, and of the two halves of a symmetric matri
 
 
 def d2(schedule: Schedule, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
-    """D2: D-PSGD without the error that uneven data leave. Goes *last* in a chain.
+    """D2: D-PSGD without the error that uneven data leave. Put it *last* in a chain.
 
-    With `x` the parameters, `u` the update from the chain before it, `W` the mixing matrix of a
-    static schedule and `c` a correction, 0 at the start:
+    If `x` are the parameters, `u` is the update from the chain before it, `W` is the mixing matrix
+    of a static schedule, and `c` is a correction, 0 at the start, then
 
         x' = W (x + u + c);    c <- x' - x - u;    x <- x'
 
     which is `x_{k+1} = W (2 x_k - x_{k-1} + u_k - u_{k-1})`. It diverges unless the smallest
-    eigenvalue of `W` is above -1/3, which rules out `ring(n)` of an even n above 2. Of any `W`,
-    `(W + I) / 2` will do: exact diffusion.
+    eigenvalue of `W` is above -1/3; so you cannot use `ring(n)` with an even n above 2. Instead of
+    any `W` you can use `(W + I) / 2`, and get exact diffusion.
 
     Args:
       schedule: one round, symmetric, doubly stochastic, with eigenvalues above -1/3.
@@ -58,7 +58,7 @@ def d2(schedule: Schedule, axis_name: str = "nodes") -> optax.GradientTransforma
             "gx.topology.from_matrices((schedule.matrices()[0] + np.eye(n)) / 2); "
             "gx.gradient_tracking takes any schedule."
         )
-    # The exact average takes nothing of `c`, but for the rounding of its mean, which would add up.
+    # In the exact average `c` cancels, apart from the rounding of its mean, which would add up.
     is_exact = schedule.round_at(0).is_uniform
 
     def combine(x: Any, u: Any, node: Node) -> tuple[Any, dict[str, Any]]:

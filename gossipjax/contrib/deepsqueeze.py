@@ -25,19 +25,20 @@ def deepsqueeze(
     gamma: float,
     axis_name: str = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
-    """DeepSqueeze: what a message leaves out is in the next one. Goes *last* in a chain.
+    """DeepSqueeze: each message also carries what the last one left out. Put it *last* in a chain.
 
-    With `u` the update from the chain before it, `C` the codec and `P` the round:
+    If `u` is the update from the chain before it, `C` the codec and `P` the round:
 
         y = x + u;    v = y + e;    q = C(v);    e <- v - q
         x <- y + gamma (sum_j P_ij q_j - q)
 
-    It sends models, not differences: one copy less than `gx.choco`, and any doubly stochastic
-    schedule; but the noise of the codec does not vanish as the nodes agree.
+    Nodes send models, while in `gx.choco` they send differences. DeepSqueeze needs one copy of the
+    model less, and works with any doubly stochastic schedule. But the noise of the codec does not
+    vanish as the nodes agree.
 
     Args:
       schedule: a doubly stochastic schedule.
-      codec: of the messages, such as `gx.wire.int4()`.
+      codec: the codec of the messages, such as `gx.wire.int4()`.
       gamma: the step towards the neighbours, as in `gx.choco`.
       axis_name: as in `gx.sgp`.
 

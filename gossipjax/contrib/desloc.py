@@ -1,4 +1,4 @@
-"""DES-LOC: the parameters and Adam's moments are averaged, each with a period of its own."""
+"""DES-LOC: the parameters and each of Adam's moments are averaged at different intervals."""
 
 from typing import Any, NamedTuple
 
@@ -25,10 +25,10 @@ def desloc(
     nu_every: int,
     axis_name: str = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
-    """DES-LOC: Local Adam whose moments are averaged more rarely than its models. Goes *last*.
+    """DES-LOC: Local Adam whose moments are averaged more rarely than its models. Put it *last*.
 
-    It stands around the optimizer. With `x` the parameters, `m` and `v` the two moments of Adam,
-    `g` the gradient of this node, at update `k` from 0:
+    It wraps the optimizer. If `x` are the parameters, `m` and `v` the two moments of Adam, and `g`
+    the gradient of this node, then at update `k`, counted from 0:
 
         if k mod mu_every = 0:  m <- P m
         if k mod nu_every = 0:  v <- P v
@@ -36,16 +36,16 @@ def desloc(
         if k mod every = 0:     x <- P x
         x <- x + u
 
-    Periods of K, 3 K and 6 K send half of what three averages every K steps do. `m` and `v` are the
-    fields `mu` and `nu` of any states in `inner`, as those of `optax.adamw`. One program makes all
-    updates: `step=` of `update` does nothing.
+    With periods of K, 3 K and 6 K nodes send half as much as if they averaged all three every K
+    steps. `m` and `v` are the fields `mu` and `nu` of the states in `inner`, such as a state of
+    `optax.adamw`. One program makes all updates: `step=` of `update` does nothing.
 
     Args:
-      inner: the optimizer, or a chain with one, without gossip.
-      schedule: a doubly stochastic schedule, `gx.topology.complete(n)` for exact averages. Each of
-        the three uses its next round at its next turn.
+      inner: the optimizer, or a chain that contains one, without gossip.
+      schedule: a doubly stochastic schedule; for exact averages use `gx.topology.complete(n)`.
+        Parameters and moments go through the rounds of the schedule separately.
       every: updates from one average of the parameters to the next.
-      mu_every, nu_every: those of the moments.
+      mu_every, nu_every: updates from one average of `m`, and of `v`, to the next.
       axis_name: as in `gx.sgp`.
 
     References:
@@ -93,13 +93,13 @@ def desloc(
 
 
 def _find(state: Any, field: str) -> list[Any]:
-    """The parts of an optimizer's state with this field, in their order."""
+    """Finds the parts of an optimizer's state that have this field, in order."""
     leaves = jax.tree.leaves(state, is_leaf=lambda part: hasattr(part, field))
     return [part for part in leaves if hasattr(part, field)]
 
 
 def _replace(state: Any, field: str, values: list[Any]) -> Any:
-    """Returns the state with other values of this field of the parts that `_find` finds."""
+    """Returns the state with new values in this field, in the parts that `_find` finds."""
     others = iter(values)
 
     def replace(part: Any) -> Any:

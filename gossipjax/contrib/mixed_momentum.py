@@ -19,18 +19,19 @@ def mixed_momentum(
     nesterov: bool = False,
     axis_name: str = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD whose momentum is mixed, too. Goes *last*, in the place of the chain's SGD.
+    """D-PSGD that mixes the momentum, too. Put it *last*, in the place of the chain's SGD.
 
-    What arrives are gradients `g`. With `x` the parameters and `m` their momentum, 0 at the start:
+    The chain before it hands on gradients `g`. If `x` are the parameters and `m` is their momentum,
+    0 at the start:
 
         m <- momentum m + g;    d = m, or g + momentum m (nesterov)
         x <- P (x - rate d);    m <- P m
 
     Args:
       schedule: a doubly stochastic schedule.
-      rate: the learning rate: a number, or a function of the number of updates before.
+      rate: the learning rate: a number, or a function of the number of updates so far.
       momentum: the factor of `m` in a step.
-      nesterov: whether the step is that of Nesterov's momentum.
+      nesterov: whether to use Nesterov's momentum.
       axis_name: as in `gx.sgp`.
 
     References:

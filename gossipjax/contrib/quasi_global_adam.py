@@ -25,25 +25,25 @@ def quasi_global_adam(
     axis_name: str = "nodes",
     gradient_weight: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """QG-DAdam: Adam whose moments are those of the mixed models. Goes *last*, in Adam's place.
+    """QG-DAdam: Adam with moments of the mixed models. Put it *last*, in Adam's place.
 
-    As `gx.quasi_global`, with the two moments `m` and `v`, both 0 at the start, at update `t` from
-    1:
+    It is like `gx.quasi_global`, with two moments `m` and `v`, both 0 at the start. At update `t`,
+    counted from 1:
 
         mh = b1 m + (1 - b1) g;    vh = b2 v + (1 - b2) g^2
         x' = P (x - rate (mh / (1 - b1^t)) / (sqrt(vh / (1 - b2^t)) + eps))
         d = (x - x') / (|x - x'| + 1e-8);    m <- b1 m + (1 - b1) d;    v <- b2 v + (1 - b2) d^2
 
     `|x - x'|` is the norm over all leaves of this node. The bias correction by `1 - b^t` and the
-    1e-8 are as in the authors' released code.
+    1e-8 are as in the code that the authors released.
 
     Args:
       schedule: a doubly stochastic schedule.
       rate: the learning rate, as in `gx.quasi_global`.
-      b1, b2: decays of `m` and `v`.
-      eps: added to the root of `v`.
+      b1, b2: the decays of `m` and `v`.
+      eps: a number that is added to the root of `v`.
       axis_name: as in `gx.sgp`.
-      gradient_weight: the weight of `g` in `mh`; None is `1 - b1`, the authors' code has 1.
+      gradient_weight: the weight of `g` in `mh`; None means `1 - b1`. The authors' code uses 1.
 
     References:
       Lin, Karimireddy, Stich, Jaggi, "Quasi-Global Momentum: Accelerating Decentralized Deep

@@ -1,4 +1,4 @@
-"""RelaySGD: models travel along a tree, so that every node averages those of all."""
+"""RelaySGD: models travel along a tree, so that every node averages the models of all nodes."""
 
 import functools
 import itertools
@@ -26,26 +26,26 @@ Messages = tuple[PushSum, ...]  # one per neighbour
 
 
 def relay(tree: Any, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
-    """RelaySGD: sums of models are relayed along a tree. Goes *last* in a chain.
+    """RelaySGD: nodes relay sums of models along a tree. Put it *last* in a chain.
 
-    With `x` the parameters, `u` the update from the chain before it, and `m_ij`, `c_ij` the message
-    and count from node i to its neighbour j, all 0 at the start:
+    If `x` are the parameters, `u` is the update from the chain before it, and `m_ij` and `c_ij` are
+    the message and the count from node i to its neighbour j, all 0 at the start:
 
         y_i = x_i + u_i
         m_ij <- y_i + sum_{k != j} m_ki;    c_ij <- 1 + sum_{k != j} c_ki
         x_i <- (y_i (N - sum_j c_ji) + sum_j m_ji) / N
 
-    A message relays what arrived one step before; the last line uses those of this step. So node
-    `i` averages the model of every node `j`, `y_j` of `d(i, j) - 1` steps ago, each by `1 / N`,
-    however uneven the data. Models that have not arrived yet, in the first steps, are replaced by
-    its own. Mixing does *not* keep the sum of the `x_i`.
+    A message relays the messages that arrived one step before; the last line uses the messages of
+    this step. So node `i` averages the models of all nodes `j` with the weight `1 / N`: the `y_j`
+    of `d(i, j) - 1` steps ago, however uneven the data. In the first steps, a node uses its own
+    model for each model that has not arrived yet. Mixing does *not* keep the sum of the `x_i`.
 
-    Trees come from networkx: `path_graph(n)` is a chain, `full_rary_tree(2, n)` a binary tree,
-    `star_graph(n - 1)` a star. The `schedule` of the state, by which `gx.mix_batch_stats` mixes, is
-    that of the tree with Metropolis weights.
+    networkx makes trees: `path_graph(n)` is a chain, `full_rary_tree(2, n)` a binary tree, and
+    `star_graph(n - 1)` a star. `gx.mix_batch_stats` mixes by the `schedule` of the state, which is
+    the tree with Metropolis weights.
 
     Args:
-      tree: an undirected networkx graph without cycles, of nodes `0, ..., N - 1`.
+      tree: an undirected networkx graph without cycles, with the nodes `0, ..., N - 1`.
       axis_name: as in `gx.sgp`.
 
     Raises:
@@ -99,9 +99,9 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _relay(y: Any, received: Messages) -> Messages:
-    """For every neighbour, this node's model and what arrived from all others."""
+    """For every neighbour, the sum of this node's model and what all other neighbours sent."""
     one = PushSum(jnp.ones_like(received[0].weight), y)
-    # Sums of those before and of those behind: what is left out is not subtracted, which rounds.
+    # Sums of the messages before and behind each neighbour, because a subtraction would round.
     before = list(itertools.accumulate(received[:-1], _sum, initial=one))
     behind = list(itertools.accumulate(reversed(received[1:]), _sum))[::-1]
     return (*map(_sum, before[:-1], behind), before[-1])
@@ -110,8 +110,8 @@ def _relay(y: Any, received: Messages) -> Messages:
 def pair_neighbors(tree: Any) -> np.ndarray:
     """The edges of a tree of nodes `0, ..., N - 1` as K pairings, `[K, N]`.
 
-    In pairing `k`, node `i` is with its neighbour `pairs[k, i]`, or with itself if it has none.
-    Each edge is in one of them; K is the largest degree.
+    In pairing `k`, node `i` is paired with its neighbour `pairs[k, i]`, or with itself if it has
+    no partner. Each edge is in one pairing; K is the largest degree.
 
     >>> import networkx
     >>> pair_neighbors(networkx.path_graph(4)).tolist()

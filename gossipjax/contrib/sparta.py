@@ -17,23 +17,24 @@ from gossipjax.wire import make_seed_key
 def sparta(
     schedule: Schedule, fraction: float, seed: int = 0, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
-    """SPARTA: a slice of the parameters is averaged with the neighbours. Goes *last* in a chain.
+    """SPARTA: nodes average a slice of the parameters with the neighbours. Put it *last*.
 
-    With `u` the update from the chain before it and `S` the slice of update `t`, the same on all
-    nodes:
+    If `u` is the update from the chain before it and `S` is the slice of update `t`, the same on
+    all nodes:
 
         x <- x + u;    x[S] <- sum_j P_ij x_j[S]
 
-    Slices are those of a permutation of each leaf: in `T = ceil(1 / fraction)` updates every value
-    comes once. A leaf of `n` values is cut into `ceil(n / T)` groups of T neighbours; a slice has
-    one value of each group, the next one in every update, and every T updates the groups start
-    elsewhere. These places are drawn from the seed and the number of the update, by every node for
-    itself: only the values travel, `1 / T` of the model.
+    In `T = ceil(1 / fraction)` updates every value is averaged once. A leaf of `n` values is cut
+    into `ceil(n / T)` groups of T neighbours. A slice contains one value of each group, at each
+    update the next one, and every T updates the groups start elsewhere. Every node draws these
+    places from the seed and the number of the update, so only the values travel: `1 / T` of the
+    model.
 
     Args:
-      schedule: a doubly stochastic schedule; `gx.topology.complete(n)` for the exact average.
-      fraction: of the parameters, above 0 and at most 1; published runs have 0.0005 to 0.005.
-      seed: of the slices, the same on all nodes.
+      schedule: a doubly stochastic schedule; for the exact average use `gx.topology.complete(n)`.
+      fraction: the fraction of the parameters in a slice, above 0 and at most 1; published runs
+        use 0.0005 to 0.005.
+      seed: the seed of the slices, the same on all nodes.
       axis_name: as in `gx.sgp`.
 
     References:
@@ -71,7 +72,7 @@ def sparta(
 def draw_slice(size: int, period: int, seed: int, leaf: int, count: jax.Array) -> jax.Array:
     """The places in a flat leaf that update `count` averages, one of each `period` neighbours.
 
-    Those from `size` on, of the last neighbours, are places of nothing.
+    If the last group is short, a place can be `size` or larger; no value stands there.
     """
     groups = -(-size // period)
     key = jax.random.fold_in(jax.random.fold_in(make_seed_key(seed), leaf), count // period)
