@@ -1,11 +1,11 @@
 """Pytrees as messages, and their exchange by the rounds of a schedule.
 
-- _buffers: a pytree as one flat buffer per type, so that it travels as one message.
+- _buffers: packs a pytree into one flat buffer per type, so that it travels as one message.
 - _exchange, _averages: the modules that call lax collectives on parameters, between neighbours and
-  over all nodes. (`spmd._composed_axis` says what these are where a device has several nodes.)
-- _mixing: one round, or one step of a schedule, applied to a pytree.
+  over all nodes. (If a device has several nodes, `spmd._composed_axis` replaces these collectives.)
+- _mixing: applies one round, or one step of a schedule, to a pytree.
 
-`mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute` is the way of a model to `ppermute`.
+A model reaches `ppermute` by `mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute`.
 """
 
 from gossipjax.collectives._averages import (

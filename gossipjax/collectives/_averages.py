@@ -49,10 +49,10 @@ MAX_RING = 64  # nodes of a ring, which is 2 (N - 1) permutes
 
 
 def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any, axis_name: str) -> Any:
-    """Applies `apply` to the packed leaves of `tree`; they come back in accumulation types.
+    """Applies `apply` to the packed leaves of `tree`; results have accumulation types.
 
-    Leaves that are sharded inside a node stay apart: packed, they would be gathered. So do those of
-    nodes that are simulated, of which packing would be two copies.
+    Leaves that are sharded inside a node are not packed, because packing would gather them. Leaves
+    of simulated nodes are not packed either, because packing would copy them twice.
     """
     if inner_axes(axis_name) or is_simulated(axis_name):
         return jax.tree.map(apply, upcast(tree))
@@ -63,7 +63,7 @@ def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any, axis_name: 
 def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
     """The node average of every leaf, summed in float32 at least and returned in its own type.
 
-    Values travel as `codec` rounds them, which must be one that needs no key.
+    Values travel as `codec` rounds them. The codec must not need a key.
     """
     axis_size(axis_name)
     if inner_axes(axis_name) or (is_simulated(axis_name) and codec is None):
@@ -93,7 +93,7 @@ def _mean_of_leaves(
 def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[jax.Array]:
     """Every node averages 1/N of the values in full precision, and all gather the parts.
 
-    Each value is rounded twice: before it is summed, and before it is gathered.
+    Each value is rounded twice: before the sum, and before all nodes gather it.
     """
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
@@ -105,7 +105,7 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[
 
 
 def clipped_node_mean(tree: Any, axis_name: str) -> Any:
-    """The node average between the smallest and the largest value: exact where all agree."""
+    """The node average, kept between the smallest and the largest value: exact if all agree."""
     axis_size(axis_name)
 
     def average(buffer: jax.Array) -> jax.Array:
@@ -130,10 +130,10 @@ def node_sum(tree: Any, wire: Wire) -> Any:
 
 
 def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
-    """The node mean of a vector `[L]`, of the same bits on all nodes, beside other computation.
+    """The node mean of a vector `[L]`, with the same bits on all nodes, during other computation.
 
-    XLA for TPUs runs permutes beside the computation that needs nothing of them, and lets an
-    all-reduce block it: there the mean of up to 64 nodes is a ring of permutes.
+    XLA for TPUs runs permutes during computation that does not need them, but an all-reduce blocks
+    the computation. On TPUs the mean of up to 64 nodes is therefore a ring of permutes.
     """
 
     def all_reduce(x: jax.Array) -> jax.Array:
@@ -146,9 +146,9 @@ def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
-    """The node mean of a vector `[L]` along a ring, of which each node sends 2 (N - 1) / N.
+    """The node mean of a vector `[L]` along a ring; each node sends 2 (N - 1) / N of the vector.
 
-    Each of N parts is summed in one order, and then handed round.
+    Each of N parts is summed in one order, and then passed around the ring.
     """
     nodes = axis_size(axis_name)
     rows = pad_to_rows(x, nodes)
@@ -171,9 +171,9 @@ def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def sum_over_parts(values: Any, specs: Any) -> Any:
-    """The sums of scalars, one for each parameter, over its parts on the devices of a node.
+    """Adds up scalars, one for each parameter, over its parts on the devices of a node.
 
-    Only over axes that are manual here; over others XLA has seen to it.
+    It adds over manual axes only, because XLA adds over all other axes.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
 
@@ -187,13 +187,13 @@ def sum_over_parts(values: Any, specs: Any) -> Any:
 def mean_of_encoded(
     tree: Any, wire: Wire, key: jax.Array | None, mean_over: MeanOver = "nodes"
 ) -> tuple[Any, Any]:
-    """Returns the node average of what the codec leaves of `x`, and what it leaves out, `e`.
+    """Returns the node average of what the codec keeps of `x`, and what it leaves out, `e`.
 
-    The sum over the nodes of the averages and of `e` is that of `x`. All nodes get the same
-    average, in the types of `x`, float32 at least. Sparse messages are gathered. Of dense ones,
-    every node averages 1/N and encodes the average; what that leaves out goes into its `e`. One
-    node, and no more values than nodes, are averaged in full precision. Over "senders" each value
-    of sparse messages is divided by the number of nodes from which one arrives that is not 0.
+    Summed over the nodes, the averages and `e` equal `x`. All nodes get the same average, in the
+    types of `x`, float32 at least. Sparse messages are gathered. For dense ones, every node
+    averages 1/N of the values and encodes the average; what this encoding leaves out goes into the
+    node's `e`. If there is one node, or no more values than nodes, the average is exact. With
+    "senders" each value is divided by the number of nodes that sent it and sent not 0.
     """
     layout = Layout(tree)
     key = fold_in_node(key, wire)
@@ -213,10 +213,10 @@ def mean_of_encoded(
 
 
 def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool = False) -> Any:
-    """The node average of every leaf, of the same bits on all nodes; float32 at least.
+    """The node average of every leaf, with the same bits on all nodes; float32 at least.
 
-    One message per type, of which each device of a node sends its share. What a codec leaves out
-    is lost. `is_beside` is for an average beside other computation; see `mean_beside`.
+    Nodes send one message per type, and each device of a node sends its share. What a codec leaves
+    out is lost. Set `is_beside` if the average runs during other computation; see `mean_beside`.
     """
     axis_size(wire.axis_name)
     layout = Layout(tree)
@@ -279,7 +279,7 @@ def _mean_of_dense(
     errors = pad_to_rows(x, nodes) - decode_rows(words, codec, row)
     average = sum_rows(exchange_rows(words, axis_name), codec, row) / nodes
     words = encode([average], codec, fold_in(key, 1))
-    # N nodes get the average: what it lacks counts N times, in the row that this node averages.
+    # N nodes get the average, so its error counts N times, in the row that this node averages.
     lack = nodes * (average - decode(words, codec, [average])[0])
     is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(axis_name)
     errors += jnp.where(is_own_row, lack[None], jnp.zeros_like(errors))
@@ -295,7 +295,7 @@ def encode_rows(
         buffer = pad_to_rows(concatenate_in_place(arrays), rows)
         numbers = jnp.arange(rows)
         return jax.vmap(lambda row, i: encode([row], codec, fold_in(key, i)))(buffer, numbers)
-    # One pass over memory each. Rows of one rounded buffer would be copied once more.
+    # One pass over memory for each row. Rows of one rounded buffer would be copied once more.
     pieces = cut_into_rows(arrays, rows)
     return jnp.stack([encode_pieces(row, codec, fold_in(key, i)) for i, row in enumerate(pieces)])
 
@@ -314,7 +314,7 @@ def sum_rows(words: jax.Array, codec: Codec, row: jax.ShapeDtypeStruct) -> jax.A
 
 
 def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
-    """Sends row `i` to node `i`; returns the rows `[N, length]` for this node, by their sender."""
+    """Sends row `i` to node `i`; returns the rows `[N, length]` that this node gets, by sender."""
     nodes = len(rows)
     if pairs_add_up() and nodes <= MAX_UNROLLED:
         node = jax.lax.axis_index(axis_name)
@@ -324,17 +324,17 @@ def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
             receivers = (np.arange(nodes) + hop) % nodes
             received += permute([row], receivers, axis_name, receivers >= 0)
         return jnp.stack(received)[(node - jnp.arange(nodes)) % nodes]
-    # The condition depends on the node and is always true: under vmap, JAX (0.10) makes another
-    # shape of an array that is the same on all nodes. XLA removes it.
+    # The condition depends on the node and is always true: under vmap, JAX (0.10) changes the shape
+    # of an array that is the same on all nodes. XLA removes the condition.
     is_node = jax.lax.axis_index(axis_name) >= 0
     return jax.lax.all_to_all(jnp.where(is_node, rows, rows), axis_name, 0, 0)
 
 
 def straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -> Any:
-    """Returns `rounded` with the derivative of `linear`, of which it is a rounded form.
+    """Returns `rounded` with the derivative of `linear`, which it approximates by rounding.
 
-    Words of integers have no derivative, so that without it the received part would have none.
-    `rounded` may take more, such as a key, of which the result has no derivative.
+    Integer words have no derivative, so the received part would have none either. `rounded` may
+    take more arguments, such as a key; the result has no derivative with respect to these.
     """
     apply = jax.custom_jvp(rounded)
     apply.defjvp(lambda primals, tangents: (apply(*primals), linear(tangents[0])))
@@ -359,9 +359,10 @@ def mean_of_others(sent: jax.Array, axis_name: str) -> jax.Array:
 def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.Array:
     """Delivers `(sum_j sent_j - sent_i) / (N - 1)` by the traffic of one all-reduce.
 
-    Every node sums 1/N of the buffer and replies to each. Rounding errors of what is sent stay at
-    the sender; that of a reply goes into the reply to the next node, and that of the last one stays
-    at the node that replies: mass is conserved, and no node is off by more than two roundings.
+    Every node sums 1/N of the buffer and replies to each node. The sender keeps the rounding errors
+    of its message. The rounding error of a reply goes into the reply to the next node, and the
+    replying node keeps the last error. So mass is conserved, and no node is off by more than two
+    roundings.
     """
     assert wire.codec is not None
     nodes = axis_size(wire.axis_name)

@@ -1,4 +1,4 @@
-"""A pytree as one flat buffer per type, float32 at least: one message, however many leaves."""
+"""Packs a pytree into one flat buffer per type, float32 at least, to send one message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cast_like(tree: Any, like: Any) -> Any:
 
 
 def dtype_of(leaf: Any) -> Any:
-    """The type of an array or a number; None for anything else, as for a type or its name."""
+    """The type of an array or a number; None for anything else, also for a type or its name."""
     if isinstance(leaf, str | bytes | type | np.dtype):
         return None
     try:
@@ -63,7 +63,7 @@ def require_floats(tree: Any, name: str) -> None:
 
 
 def _require_unsharded(tree: Any) -> None:
-    """Raises `ValueError` if the type of a leaf says that it is sharded over an Explicit axis."""
+    """Raises `ValueError` if the type of a leaf names an Explicit axis over which it is sharded."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         spec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", ())
         if any(axes is not None for axes in spec):
@@ -132,9 +132,9 @@ class Layout:
 
 
 def _concatenate(leaves: list[jax.Array]) -> jax.Array:
-    """Concatenates; of many leaves it first joins neighbours that are small.
+    """Concatenates leaves; if there are many, it first joins small neighbours.
 
-    Beyond 128 operands XLA for GPUs makes a concatenation in two parts, and writes most twice.
+    With more than 128 operands XLA for GPUs concatenates in two parts, and writes most twice.
     """
     if len(leaves) <= MAX_OPERANDS:
         return jnp.concatenate(leaves)
@@ -148,7 +148,7 @@ def _concatenate(leaves: list[jax.Array]) -> jax.Array:
 
 
 def pad_to_rows(buffer: jax.Array, rows: int, multiple: int = 1) -> jax.Array:
-    """Returns a flat buffer, padded with zeros, as `[rows, length]`, of a multiple as length.
+    """Pads a flat buffer with zeros to `[rows, length]`, where `multiple` divides the length.
 
     >>> pad_to_rows(jnp.ones(5), 2).shape, pad_to_rows(jnp.ones(5), 2, multiple=4).shape
     ((2, 3), (2, 4))
@@ -158,7 +158,7 @@ def pad_to_rows(buffer: jax.Array, rows: int, multiple: int = 1) -> jax.Array:
 
 
 def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array]]:
-    """Returns flat arrays as the pieces of `rows` rows of equal length, padded with zeros."""
+    """Cuts flat arrays into the pieces of `rows` rows of equal length, padded with zeros."""
     size = sum(array.size for array in arrays)
     length = -(-size // rows)
     padding = jnp.zeros((rows * length - size,), arrays[0].dtype)
@@ -173,7 +173,7 @@ def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array
 
 
 def pack_u16_pairs(words: jax.Array) -> jax.Array:
-    """Packs 16-bit words in pairs, one of either half: XLA on CPU would sum them in 32 bits."""
+    """Packs two 16-bit words, one of either half, into 32 bits, in which XLA on CPU would sum."""
     if words.dtype.itemsize > 2:
         return words
     low, high = pad_to_rows(words, 2).astype(jnp.uint32)
@@ -181,7 +181,7 @@ def pack_u16_pairs(words: jax.Array) -> jax.Array:
 
 
 def unpack_u16_pairs(pairs: jax.Array, like: jax.Array) -> jax.Array:
-    """Inverse of `pack_u16_pairs`, of words like `like`."""
+    """Unpacks the words that `pack_u16_pairs` packed; the words are like `like`."""
     if like.dtype.itemsize > 2:
         return pairs
     return jnp.concatenate([pairs, pairs >> 16]).astype(like.dtype)[: like.size]

@@ -1,8 +1,8 @@
 """The exchange of a round between neighbours, over a named axis.
 
-Everything here runs inside `shard_map`, `pmap` or `vmap(axis_name=...)`, on one node's values. A
-round has two halves: `split` divides a node's values into what it keeps and what it sends, and
-`exchange_slots` exchanges the sent parts. Under overlap a step lies between the two.
+These functions run inside `shard_map`, `pmap` or `vmap(axis_name=...)`, on the values of one node.
+A round has two halves: `split` divides a node's values into a part to keep and a part to send, and
+`exchange_slots` exchanges the parts to send. Under overlap a step lies between the two halves.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NodeSlot(NamedTuple):
 
     @property
     def senders(self) -> np.ndarray:
-        """`[R, N]`, by receiver."""
+        """`[R, N]`, the sender of each receiver."""
         return np.argsort(self.receivers, axis=1)
 
 
@@ -60,7 +60,8 @@ class NodeRound:
     """A round of a schedule as a node sees it while its program is traced.
 
     It is one of `R` rounds that are alike: none exchanges, all take the exact mean, or neither.
-    `index` says which: 0 for a single one, else a traced integer, for simulated nodes.
+    `index` is its number among them: 0 for a single round, else a traced integer, for simulated
+    nodes.
     """
 
     def __init__(self, rounds: tuple[Round, ...], index: int | jax.Array, axis_name: str):
@@ -79,13 +80,13 @@ class NodeRound:
 
     @property
     def slots(self) -> tuple[NodeSlot, ...]:
-        """The slots of all rounds; a round of fewer has fillers, from each node to itself."""
+        """The slots of all rounds. In fillers, which fill up a round, each node sends to itself."""
         return _stack_slots(self._rounds)[1]
 
     def select(self, values: np.ndarray, dtype: DTypeLike, slot: Any = None) -> Any:
-        """The entry of `values` `[R, N]` of this round and node; a constant where all are equal.
+        """The entry of `values` `[R, N]` for this round and node; a constant if all are equal.
 
-        With the number of a slot, which may be traced, of values `[K, R, N]`.
+        If you give the number of a slot, which may be traced, `values` are `[K, R, N]`.
         """
         if (values == values.flat[0]).all():
             return np.asarray(values.flat[0], dtype)
@@ -96,7 +97,7 @@ class NodeRound:
         return entry.reshape(())
 
     def select_round(self, values: np.ndarray) -> Any:
-        """The entry of `values` `[R]`, booleans, of this round."""
+        """The entry of `values` `[R]`, booleans, for this round."""
         if (values == values[0]).all():
             return values[0]
         return jnp.asarray(values)[self._index]
@@ -115,10 +116,10 @@ def _stack_slots(rounds: tuple[Round, ...]) -> tuple[np.ndarray, tuple[NodeSlot,
 
 
 def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
-    """The part `P_ii x` of `x` that this node keeps, and the rest `x - P_ii x`, which it sends.
+    """Splits `x` into `P_ii x`, which this node keeps, and the rest `x - P_ii x`, which it sends.
 
-    Both are rounded once, to 2^-24 of their value in float32. They add up to `x` without error for
-    `P_ii >= 1/2`, where the subtraction is exact, and else to 2^-24 of `x`.
+    Both are rounded once, to 2^-24 of their value in float32. If `P_ii >= 1/2`, the subtraction is
+    exact, and they add up to `x` without error; otherwise they add up to `x` within 2^-24 of `x`.
     """
     if round_.is_identity:
         return x, jax.tree.map(jnp.zeros_like, x)
@@ -137,7 +138,7 @@ def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
     # By subtraction, and not as (1 - P_ii) x, so that the two parts add up to x.
     sent = list(map(jnp.subtract, leaves, kept))
     if self_weights.max() == 1:
-        # A node that keeps all sends true zeros: inf - inf would be a NaN.
+        # A node that keeps everything sends true zeros: inf - inf would be a NaN.
         sends = copy_for_leaves(round_.select(self_weights < 1, bool), leaves, axis_name)
         sent = list(map(_or_zeros, sends, sent))
     return jax.tree.unflatten(structure, kept), jax.tree.unflatten(structure, sent)
@@ -146,12 +147,12 @@ def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
 def exchange_slots(
     sent: list[jax.Array], keys: jax.Array | None, round_: NodeRound, wire: Wire
 ) -> list[jax.Array]:
-    """What arrives of the flat leaves that all nodes have `split` off, in one message per slot.
+    """Exchanges the flat leaves that all nodes have `split` off, in one message per slot.
 
     Sender `j` divides its leaves by `P_ij / (1 - P_jj)` over its receivers. It keeps the rounding
-    error of every message, so mass is conserved to float32 rounding. Exceptions, in full precision
-    only: rounds with a self weight below 1/128, and shares that divide exactly. `keys` are for
-    codecs that need one, one for each leaf.
+    error of every message, so mass is conserved to float32 rounding. In full precision it does not
+    keep the error in rounds with a self weight below 1/128, or if shares divide exactly. `keys` has
+    one key per leaf, for codecs that need a key.
     """
     dtype = sent[0].dtype
     is_narrow = is_narrower(wire.codec, dtype)
@@ -163,7 +164,7 @@ def exchange_slots(
     is_reached = np.take_along_axis(shares > 0, senders, axis=2)
 
     def exchange_slot(remainder: list[jax.Array], number: Any, slot: NodeSlot | None) -> Any:
-        """The remainder without what is sent in a slot, and what arrives in it."""
+        """The remainder after the message of a slot, and what arrives in this slot."""
         is_known = slot is not None  # else its number is data
         share = shares[number] if is_known else shares
         reached = is_reached[number] if is_known else is_reached
@@ -183,12 +184,12 @@ def exchange_slots(
         else:  # who sends is data too, as it may be where nodes are simulated
             table = senders[number] if is_known else senders
             received = gather_rows(words, select(table, np.int32), wire.axis_name)
-        # Subtracted as the receiver decodes it, so that what rounding takes off stays here.
+        # Subtract what the receiver decodes, so that the sender keeps what rounding takes off.
         rounded = decode_each(words, wire.codec, messages)
         remainder = jax.tree.map(jnp.subtract, remainder, rounded)
         arrived = decode_each(received, wire.codec, messages)
         if is_narrow and not reached.all():
-            # Words of zeros, which came with no message, need not be values of zero.
+            # A node without a message gets zero words, which need not decode to zeros.
             gets = copy_for_leaves(select(reached, bool), sent, wire.axis_name)
             arrived = list(map(_or_zeros, gets, arrived))
         return remainder, arrived
@@ -209,7 +210,7 @@ def exchange_slots(
         for number, slot in enumerate(round_.slots):
             remainder, arrived = exchange_slot(remainder, number, slot)
             arrivals.append(arrived)
-    # Of shares such as 1/2 + 1/2 nothing is left over, and of a tiny self weight mostly noise.
+    # Shares such as 1/2 + 1/2 leave nothing over, and a tiny self weight leaves mostly noise.
     drops = np.array(
         [
             kept.min() < MIN_SELF_WEIGHT or _divides_exactly(given.astype(dtype))
@@ -242,7 +243,7 @@ def permute(
 
     Several arrays must be flat, and travel as one message. `receivers` are a full permutation
     `[N]`, by sender. A node that gets no message (`is_message` is False at its sender) gets zeros
-    or what is no message, and the caller discards it.
+    or arbitrary words, which the caller discards.
     """
     nodes = np.arange(len(receivers))
     in_pairs = (receivers[receivers] == nodes).all() and (receivers != nodes).all()
@@ -286,7 +287,7 @@ def permute(
 
 
 def pairs_add_up() -> bool:
-    """Whether nodes that exchange in pairs add up what they have, and subtract their own.
+    """Whether nodes that exchange in pairs add up their values, and subtract their own.
 
     Gloo, through which CPUs exchange over processes, runs the two permutes of a pair one after the
     other over one connection. A sum over the pair uses both directions at once, in half the time.
@@ -295,7 +296,7 @@ def pairs_add_up() -> bool:
 
 
 def cut_into_buckets(words: Sequence[jax.Array]) -> list[list[int]]:
-    """The arrays of each message: large ones alone, the others in turn up to `MAX_BUCKET` bytes."""
+    """Groups arrays into messages: large ones alone, others in turn up to `MAX_BUCKET` bytes."""
     sizes = [part.nbytes for part in words]
     if sum(sizes) <= MAX_BUCKET:
         return [list(range(len(words)))]
@@ -314,9 +315,9 @@ def cut_into_buckets(words: Sequence[jax.Array]) -> list[list[int]]:
 
 
 def gather_rows(words: Sequence[jax.Array], sender: Any, axis_name: str) -> list[jax.Array]:
-    """The words that a node has whose number is data, for nodes that are simulated.
+    """The words of the node whose number is `sender`, which may be traced, for simulated nodes.
 
-    Under `vmap` the rows of all nodes are the array as it is: no copy.
+    Under `vmap` the rows of all nodes are the array itself, so nothing is copied.
     """
 
     def gather(part: jax.Array, sender: jax.Array) -> jax.Array:
@@ -333,7 +334,7 @@ def gather_rows(words: Sequence[jax.Array], sender: Any, axis_name: str) -> list
 def exchange_along(tree: Any, receivers: np.ndarray, is_message: np.ndarray, wire: Wire) -> Any:
     """Returns the tree of this node's sender in a permutation, in full precision; else zeros.
 
-    `receivers` `[N]` is a full permutation, by sender, as is `is_message`: False for a filler.
+    `receivers` `[N]` is a full permutation by sender. `is_message` `[N]` is False for a filler.
     """
     is_received = is_message[np.argsort(receivers)]
 
@@ -351,13 +352,13 @@ def exchange_along(tree: Any, receivers: np.ndarray, is_message: np.ndarray, wir
 def exchange_in_pairs(tree: Any, partners: np.ndarray, wire: Wire) -> Any:
     """Returns the tree of the node that this one is paired with, in full precision.
 
-    Nodes `i` and `partners[i]` exchange theirs; a node that is its own partner gets zeros.
+    Nodes `i` and `partners[i]` exchange their trees; a node that is its own partner gets zeros.
     """
     return exchange_along(tree, partners, partners != np.arange(len(partners)), wire)
 
 
 def axis_size(axis_name: str) -> int:
-    """The number of nodes on `axis_name`; raises `ValueError` where no such axis is bound."""
+    """The number of nodes on `axis_name`; raises `ValueError` if no such axis is bound."""
     try:
         return jax.lax.axis_size(axis_name)
     except NameError:
@@ -369,7 +370,7 @@ def axis_size(axis_name: str) -> int:
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """The axes over which the type of `x` says that it varies; only check_vma=True has such."""
+    """The axes over which `x` varies by its type, which only check_vma=True records."""
     return jax.typeof(x).manual_axis_type.varying
 
 
@@ -380,17 +381,17 @@ def varies(x: jax.Array, axis_name: str) -> bool:
 
 
 def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
-    """`x` with the type of a value that differs between nodes, so that all rounds agree in type."""
+    """`x` typed as a value that differs between nodes, so that all rounds have the same types."""
     return x if varies(x, axis_name) else jax.lax.pcast(x, axis_name, to="varying")
 
 
 def vary(tree: Any, axis_name: str) -> Any:
-    """The leaves with the types of values that differ between nodes."""
+    """The leaves, typed as values that differ between nodes."""
     return jax.tree.map(lambda leaf: as_varying(jnp.asarray(leaf), axis_name), tree)
 
 
 def vary_where_mapped(tree: Any, axis_name: str) -> Any:
-    """`vary`, or `tree` where there is no such axis: types get it where the state enters one."""
+    """`vary` inside such an axis, and `tree` outside; types change when a state enters the axis."""
     try:
         axis_size(axis_name)
     except ValueError:
@@ -416,7 +417,7 @@ def require_step(step: Any, axis_name: str) -> None:
 
 
 def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> StepLike:
-    """`step`, or, where it is None, the maximum of `count` over the nodes.
+    """`step`, or, if it is None, the maximum of `count` over the nodes.
 
     Raises:
       ValueError: if the axis is missing, or `step` is not an integer that is the same on every
@@ -430,26 +431,27 @@ def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> Ste
 
 
 def select_for_node(values: np.ndarray, dtype: DTypeLike, axis_name: str) -> Any:
-    """This node's entry of `values` `[N, ...]`; a constant where all nodes have the same."""
+    """This node's entry of `values` `[N, ...]`; a constant if all nodes have the same."""
     if (values == values[0]).all():
         return np.asarray(values[0], dtype)
     return jnp.asarray(values, dtype)[jax.lax.axis_index(axis_name)]
 
 
 def is_simulated(axis_name: str) -> bool:
-    """Whether the axis is one of `vmap`, over which nothing travels and permutations are full.
+    """Whether the axis is one of `vmap`: then nothing travels and permutations are full.
 
-    It asks when the traced function is mapped: no error could be caught here, in a branch of a
-    switch or in a nested jit.
+    It decides when the traced function is mapped, because an error could not be caught here, in a
+    branch of a switch or in a nested jit.
     """
     return axis_name not in jax.sharding.get_abstract_mesh().manual_axes
 
 
 def copy_for_leaves(scalar: jax.Array | np.ndarray, tree: Any, axis_name: str) -> Any:
-    """A tree like `tree`, of copies of a scalar of each simulated node, apart for XLA.
+    """A tree like `tree` of copies of one scalar per simulated node, which XLA keeps apart.
 
-    XLA for GPUs joins the fusions that read one small array. Of 40 leaves it made two, of 10 and 30
-    results, which ran at a fifth of the speed of memory (H100: 18.5 passes over it in place of 4).
+    XLA for GPUs joins the fusions that read one small array. From 40 leaves it made two fusions, of
+    10 and 30 results, which ran at a fifth of the speed of memory (H100: 18.5 passes over it in
+    place of 4).
     """
     leaves, structure = jax.tree.flatten(tree)
     # Of one node it is a number and no array, and a constant is nobody's.
@@ -461,15 +463,15 @@ def copy_for_leaves(scalar: jax.Array | np.ndarray, tree: Any, axis_name: str) -
 
 
 def travels_by_leaf(wire: Wire) -> bool:
-    """Whether leaves are exchanged one by one: where nodes are simulated, nothing travels.
+    """Whether leaves are exchanged one by one, as for simulated nodes, where nothing travels.
 
-    One message for all leaves would be two copies of the model there, with which nothing fuses.
+    For them, one message for all leaves would be two copies of the model, and would block fusions.
     """
     return is_simulated(wire.axis_name) and wire.local_axis_name is None
 
 
 def fold_in_node(key: jax.Array | None, wire: Wire) -> jax.Array | None:
-    """A key of this node, and of this device where a node has several."""
+    """Makes a key for this node, and for this device if a node has several."""
     if key is None:
         return None
     for axis_name in filter(None, (wire.axis_name, wire.local_axis_name)):
@@ -478,7 +480,7 @@ def fold_in_node(key: jax.Array | None, wire: Wire) -> jax.Array | None:
 
 
 def gather_words(words: jax.Array, axis_name: str, **options: Any) -> jax.Array:
-    """The words of all nodes, `[N, length]`, by their type the same on all of them."""
+    """The words of all nodes, `[N, length]`, typed as the same on all nodes."""
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     to = "invarying" if types_known else "varying"
     return jax.lax.all_gather(words, axis_name, to=to, **options)

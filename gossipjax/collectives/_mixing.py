@@ -1,4 +1,4 @@
-"""A round of a schedule applied to a pytree: push-sum on anything."""
+"""Applies a round of a schedule to a pytree: push-sum on anything."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from gossipjax.wire import (
 
 
 def require_schedule(schedule: Any, name: str) -> None:
-    """Raises `ValueError` if `schedule` is not a `Schedule`; `name` is who needs it."""
+    """Raises `ValueError` if `schedule` is not a `Schedule`; `name` says who needs it."""
     if not isinstance(schedule, Schedule):
         raise ValueError(
             f"the schedule of {name} must be a gx.Schedule, got {type(schedule).__name__}: "
@@ -95,34 +95,35 @@ def mix(
 ) -> tuple[Any, Any]:
     """One push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
 
-    Numerators go in and numerators come out: the estimate of the average is `x / w`. A de-biased
-    statistic `s` is mixed by `x, w = mix(w * s, w, ...)`. The sender keeps the rounding error of
-    its messages (in full precision, if it keeps 1/128 or more), so that no mass is lost.
+    You give numerators and get numerators; the estimate of the average is `x / w`. To mix a
+    de-biased statistic `s`, call `x, w = mix(w * s, w, ...)`. The sender keeps the rounding error
+    of its messages (in full precision, if it keeps 1/128 or more), so no mass is lost.
 
     Args:
       tree: this node's values: floating-point leaves `[...]`. They are mixed in float32 at least.
       weight: this node's push-sum weight, a scalar, 1 at the start, float32 at least; or None to
         mix without a weight.
       schedule: a schedule for as many nodes as the axis has.
-      step: picks the round: an integer (fixed when traced), or a traced scalar which is the same
-        on every node (a `lax.switch` over the distinct rounds).
+      step: picks the round: an integer (fixed when traced), or a traced scalar that is the same on
+        every node (a `lax.switch` over the distinct rounds).
       axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of one node, over which `tree` is replicated: each
-        of its L devices then exchanges 1/L of the message.
+      local_axis_name: the axis of the devices of one node, over which `tree` is replicated. Each of
+        the L devices of a node then exchanges 1/L of the message.
       wire: the form of messages, as in `gx.sgp`. Sums are taken in float32 at least, and the weight
-        travels in full precision. What is not finite arrives as such. Derivatives are those of the
+        travels in full precision. Values that are not finite stay so. Derivatives are those of the
         exchange in full precision.
-      key: a PRNG key for codecs that round at random, another one for every exchange; nodes fold
+      key: a PRNG key for codecs that round at random; give a new key to every exchange. Nodes fold
         their index in.
       specs: on a mesh with axes inside the nodes, how `tree` is sharded over them, as in
-        `gx.sharded`; without them every device has it whole, as statistics, and sends all of it.
+        `gx.sharded`. Without specs, every device has the whole tree, such as statistics, and sends
+        all of it.
 
     Returns:
       `(tree, weight)` after the exchange; the leaves keep their types.
 
     Raises:
-      ValueError: if an argument is not as above, or the axis is missing or of another size than the
-        schedule's.
+      ValueError: if an argument is not as above, or the axis is missing or has another size than
+        the schedule.
 
     References:
       Assran et al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, algorithm 1.
@@ -180,7 +181,7 @@ def _mix(x: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
 def deliver(
     sent: Any, schedule: Schedule, step: StepLike, wire: Wire, key: jax.Array | None
 ) -> Any:
-    """What arrives of the trees that all nodes have `split` off in the round of `step`."""
+    """Delivers the trees that all nodes have `split` off in the round of `step`."""
 
     def at(round_: NodeRound, sent: Any) -> Any:
         return _deliver(sent, round_, wire, key)
@@ -189,9 +190,9 @@ def deliver(
 
 
 def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
-    """What arrives of the trees that all nodes have `split` off in this round.
+    """Delivers the trees that all nodes have `split` off in this round.
 
-    The derivative is that of full precision on every wire.
+    On every wire the derivative is the derivative of the exchange in full precision.
     """
     if round_.is_identity:
         return sent
@@ -225,14 +226,14 @@ def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) ->
 
 
 def _is_average(round_: NodeRound, is_narrow: bool) -> bool:
-    """Whether all nodes average, by less traffic than that of a message for every peer."""
+    """Whether all nodes average, with less traffic than a message for every peer."""
     return round_.is_uniform and (round_.size > 2 or not is_narrow)
 
 
 def _deliver_buffer(
     sent: jax.Array, round_: NodeRound, wire: Wire, key: jax.Array | None
 ) -> jax.Array:
-    """`_deliver` of a flat buffer, of which each device of a node delivers its part."""
+    """Delivers a flat buffer; each device of a node delivers its part."""
     if not sent.size:
         return sent
     key = fold_in_node(key, wire)
@@ -256,7 +257,7 @@ def _deliver_in_full(sent: jax.Array, round_: NodeRound, wire: Wire) -> jax.Arra
 def _deliver_rounded(
     sent: jax.Array, key: jax.Array | None, round_: NodeRound, wire: Wire
 ) -> jax.Array:
-    """Delivers as the codec rounds; the first value, a weight if there is one, in full."""
+    """Delivers as the codec rounds; the first value, if it is a weight, in full precision."""
     # It may be the weight, whose rounding would move the whole model.
     is_first = jax.lax.iota(jnp.int32, sent.size) == 0
     # Without the weight, so that no block of small values gets its scale.
@@ -281,8 +282,8 @@ def at_round(
 ) -> Any:
     """Returns `apply(round, x)` with the round of `step`.
 
-    An integer fixes the round when traced; a traced step chooses it, on a mesh by a `lax.switch`
-    over the distinct rounds.
+    An integer step fixes the round when traced. A traced step chooses the round at run time; on a
+    mesh this is a `lax.switch` over the distinct rounds.
     """
     nodes = axis_size(axis_name)
     if nodes != schedule.size:
@@ -305,7 +306,7 @@ def _choose_round(
     axis_name: str,
     x: Any,
 ) -> Any:
-    """`apply(round, x)` with round number `index`, which is traced, of the distinct rounds."""
+    """`apply(round, x)` with the round of the traced number `index` among the distinct rounds."""
     rounds = schedule.rounds
     # On a mesh a permutation is part of the program. Simulated, it is a gather of rows of which the
     # numbers may be data: one program serves all rounds, and XLA fuses it with what is around it.
@@ -327,7 +328,7 @@ def _choose_round(
 
 
 def group_rounds(schedule: Schedule) -> list[list[int]]:
-    """The numbers of the rounds, in groups of which one program serves all, simulated."""
+    """Groups the numbers of rounds that one program can serve for simulated nodes."""
     groups: dict[Any, list[int]] = {}
     for number, round_ in enumerate(schedule.rounds):
         groups.setdefault((round_.is_identity, round_.is_uniform), []).append(number)
@@ -340,7 +341,7 @@ def cond(
     if_false: Callable[..., Any],
     *operands: Any,
 ) -> Any:
-    """`lax.cond`, decided when traced where `predicate` is known then."""
+    """`lax.cond`, decided when traced if `predicate` is known then."""
     if isinstance(predicate, bool | np.bool_):
         return (if_true if predicate else if_false)(*operands)
     return jax.lax.cond(predicate, if_true, if_false, *operands)
@@ -349,9 +350,9 @@ def cond(
 def change_if(
     predicate: bool | np.bool_ | jax.Array, change: Callable[..., Any], *operands: Any
 ) -> Any:
-    """`change(*operands)` where `predicate` holds, else `operands`; decided when traced, if known.
+    """`change(*operands)` if `predicate` holds, else `operands`; decided when traced, if known.
 
-    It needs no memory of its own for what it leaves or changes in part.
+    It takes no extra memory for operands that it leaves unchanged or changes in part.
     """
     if isinstance(predicate, bool | np.bool_):
         return change(*operands) if predicate else operands
@@ -361,7 +362,7 @@ def change_if(
 
 
 def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
-    """`schedule.index_at(step)`, of a traced step, too."""
+    """`schedule.index_at(step)`, also for a traced step."""
     if isinstance(step, int | np.integer):
         return schedule.index_at(int(step))
     starts = np.array([s.start for s in schedule.segments], np.int32)
@@ -379,8 +380,8 @@ def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
 def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
     """Sends `q = C(x)` to the neighbours; returns `q` and `sum_j P_ij q_j`, own part included.
 
-    One message per type and slot, whatever the codec, and however many leaves. Without a codec it
-    sends `x`, float32 at least.
+    Nodes send one message per type and slot, with any codec and any number of leaves. Without a
+    codec they send `x`, float32 at least.
     """
     layout = Layout(tree)
     key = fold_in_node(key, wire)

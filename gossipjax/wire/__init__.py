@@ -1,24 +1,24 @@
-"""What travels: the form of messages, over which axes they go, and as which words.
+"""Messages: the form in which values travel, and the axes over which they travel.
 
-A message is one or several flat arrays, encoded by a codec, as unsigned integers of fixed shapes.
-(Floating-point words would not do: XLA on CPU widens a bfloat16 collective to float32 by itself.)
+A codec encodes one or several flat arrays as one message: unsigned integers, the words, of fixed
+shapes. (Floating-point words would not do, because XLA on CPU widens a bfloat16 collective to
+float32.)
 
 - dense: `bfloat16()`, `float16()`, `int8()`, `int4()`: every value is rounded.
 - sparse: `top_k(fraction)`, `random_k(fraction)`, `block_top_k(count, block)`: most values are left
   out.
 
-`wire=` of a transform takes a floating-point type, such as `jnp.bfloat16`, or a dense codec;
-`gx.choco`, `gx.allreduce` and `gx.outer(error_feedback=)` take sparse codecs,
-too. What a message leaves out stays at its sender, so that the sums over the nodes are exact in any
-form.
+You can give `wire=` of a transform a floating-point type, such as `jnp.bfloat16`, or a dense codec.
+`gx.choco`, `gx.allreduce` and `gx.outer(error_feedback=)` take sparse codecs, too. The sender keeps
+what a message leaves out, so sums over the nodes are exact in any form.
 
-Values that are not finite arrive as such; where values share a scale, all of their block do.
+Values that are not finite arrive so. If values share a scale, their whole block arrives so.
 
-Rounding does not vanish as the nodes agree, so that gossip of whole models ends at a consensus
-distance, measured on 8 nodes as a part of the model's norm: about 1.5e-3 in bfloat16, 5e-3 with
-int8 and 0.09 with int4 in blocks of 256, where the largest value of a block is twice the root mean
-square; the floor grows with that ratio. `gx.choco` sends differences, which do vanish: it goes
-below 1e-6 with any codec.
+Rounding errors do not vanish as the nodes agree. Gossip of whole models therefore ends at a
+consensus distance. On 8 nodes, as a part of the model's norm, it was about 1.5e-3 in bfloat16, 5e-3
+with int8 and 0.09 with int4 in blocks of 256, if the largest value of a block is twice the root
+mean square; with a larger ratio the distance grows. Differences do vanish, so `gx.choco`, which
+sends differences, goes below 1e-6 with any codec.
 """
 
 # What other modules of the library share is imported under its name, and not in `__all__`.

@@ -23,11 +23,12 @@ MAX_PARTS = 4  # codes that have bits in one word
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class BlockTopK(Codec):
-    """The `count` values of the largest magnitude of every block, by their bins.
+    """The `count` values of the largest magnitude of every block, each with its bin.
 
-    An array is cut into as few blocks of at most `block` values as it takes, all of one length, of
-    which the last is filled up with zeros. All codes come first, the place of a value in 12 bits
-    and its bin in 2, 16 codes in 7 words; then the table of every block, 4 values.
+    An array is cut into as few blocks as possible, of at most `block` values and of one length;
+    zeros fill up the last block. The message begins with all codes. A code is the place of a value
+    in 12 bits and the value's bin in 2 bits, and 16 codes take 7 words. The tables of the blocks
+    follow, 4 values each.
 
     >>> block_top_k(8, 256)
     block_top_k(8, block=256)
@@ -91,7 +92,7 @@ class BlockTopK(Codec):
 
 
 def _find_bins(values: jax.Array) -> jax.Array:
-    """The bin of each of `[blocks, count]` values, from 0 to 3; 2 where a value is not finite."""
+    """The bin, 0 to 3, of each of `[blocks, count]` values; 2 if a value is not finite."""
     largest = jnp.abs(values).max(axis=1, keepdims=True)
     scaled = jnp.where(largest > 0, values / largest, 0)  # so that no square is too large or small
     centered = scaled - scaled.mean(axis=1, keepdims=True)
@@ -102,7 +103,7 @@ def _find_bins(values: jax.Array) -> jax.Array:
 
 
 def _average_bins(values: jax.Array, bins: jax.Array) -> jax.Array:
-    """The mean of the values in each bin, `[blocks, 4]`; 0 where there are none."""
+    """The mean of the values in each bin, `[blocks, 4]`; 0 for an empty bin."""
     is_in = bins[:, None, :] == jax.lax.broadcasted_iota(WORD, (1, BINS, 1), 1)
     sums = jnp.where(is_in, values[:, None, :], jnp.zeros_like(values[:, None, :])).sum(axis=2)
     counts = is_in.sum(axis=2).astype(values.dtype)
@@ -112,7 +113,7 @@ def _average_bins(values: jax.Array, bins: jax.Array) -> jax.Array:
 def _list_parts() -> tuple[np.ndarray, np.ndarray]:
     """The codes that have bits in each word of a group, and where they begin, `[7, 4]`.
 
-    Relative to the word's first bit; `WORD_BITS` where there is no fourth code.
+    Positions are relative to the word's first bit. `WORD_BITS` means that there is no fourth code.
     """
     begins = CODE_BITS * np.arange(GROUP) - WORD_BITS * np.arange(GROUP_WORDS)[:, None]
     codes = np.zeros((GROUP_WORDS, MAX_PARTS), np.int32)
@@ -125,14 +126,14 @@ def _list_parts() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shift(words: jax.Array, by: np.ndarray) -> jax.Array:
-    """The words, moved up by so many bits, or down; those that leave a word are lost."""
+    """Shifts the words up, or down, by a number of bits; bits that leave a word are lost."""
     by = np.expand_dims(by, 0)
     up, down = (np.clip(bits, 0, WORD_BITS - 1).astype(WORD) for bits in (by, -by))
     return jnp.where(abs(by) < WORD_BITS, (words << up) >> down, np.uint32(0))
 
 
 def _pack(codes: jax.Array) -> jax.Array:
-    """The words of codes of 14 bits, `[n]`, of which each begins where the last one ends."""
+    """Packs codes of 14 bits, `[n]`, into words; each code begins where the last one ends."""
     groups = jnp.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP)
     parts, places = _list_parts()
     # Each bit is of one code, so that a sum joins them.
@@ -140,7 +141,7 @@ def _pack(codes: jax.Array) -> jax.Array:
 
 
 def _unpack(words: jax.Array) -> jax.Array:
-    """Inverse of `_pack`, with the zeros after the last code."""
+    """Unpacks the words of `_pack`; the zeros after the last code become codes, too."""
     groups = jnp.pad(words.reshape(-1, GROUP_WORDS), ((0, 0), (0, 1)))
     first, begin = np.divmod(CODE_BITS * np.arange(GROUP), WORD_BITS)
     codes = _shift(groups[:, first], -begin) | _shift(groups[:, first + 1], WORD_BITS - begin)
@@ -150,19 +151,19 @@ def _unpack(words: jax.Array) -> jax.Array:
 def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
     """The largest `count` of every `block` values, in 14 bits each: 1/128 of the bytes of float32.
 
-    Of the values `v` that a block sends, with their mean `m` and their standard deviation `s`,
+    If the values `v` that a block sends have the mean `m` and the standard deviation `s`, then
 
         bin = clip(round((v - m) / (6 s / 4) + 2), 0, 3);    v arrives as the mean of its bin
 
-    The index takes 12 bits and the bin 2; the four means of a block are of full precision. For
-    `gx.outer(error_feedback=)`, `gx.choco` and `gx.allreduce`, which keep what is
-    left out. Blocks are of consecutive values of a message, where the authors' codes cut matrices
-    into squares of 64 x 64 and have one table for a tensor. Where a block sends a value that is not
-    finite, all that it sends arrives so.
+    The index takes 12 bits and the bin 2; the four means of a block travel in full precision. Use
+    it with `gx.outer(error_feedback=)`, `gx.choco` and `gx.allreduce`, which keep what is left out.
+    A block is a run of consecutive values of a message. The authors' code differs: it cuts matrices
+    into squares of 64 x 64, and has one table for a tensor. If a block sends a value that is not
+    finite, no value that it sends arrives finite.
 
     Args:
-      count: values that a block sends at most, from 1 to `block`.
-      block: values of a block at most, up to 4096.
+      count: the largest number of values that a block sends, from 1 to `block`.
+      block: the largest number of values in a block, up to 4096.
 
     Raises:
       ValueError: if an argument is not such an integer.

@@ -1,4 +1,4 @@
-"""What a codec is: how a flat array of values becomes words on the wire, and values again."""
+"""A codec: how a flat array of values becomes words on the wire, and how words become values."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_SEED = 2**32 - 1
 class Codec(abc.ABC):
     """A form of messages: a static, hashable pair of functions on flat arrays `[size]`.
 
-    The number of words depends on the size and the type of an array alone. Arrays of one value,
-    such as push-sum weights, are not given to a codec: they travel in full precision.
+    Only the size and the type of an array decide the number of words. A codec does not get arrays
+    of one value, such as push-sum weights; they travel in full precision.
 
     >>> import gossipjax as gx
     >>> [isinstance(codec, Codec) for codec in (gx.wire.int8(), gx.wire.top_k(0.1))]
@@ -45,21 +45,21 @@ class Codec(abc.ABC):
         return WORD
 
     def applies_to(self, dtype: np.dtype) -> bool:
-        """Whether an array of `dtype` takes less space so; other arrays travel as they are."""
+        """Whether the codec makes arrays of `dtype` smaller; other arrays travel unchanged."""
         del dtype
         return True
 
     @abc.abstractmethod
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Returns the words of a flat array."""
+        """Encodes a flat array as words."""
 
     @abc.abstractmethod
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
-        """Returns the array of which `encode` made `words`, in the size and type of `like`."""
+        """Decodes `words`, which `encode` made, to an array with the size and type of `like`."""
 
     @abc.abstractmethod
     def count_words(self, like: Like) -> int:
-        """The number of words of an array in the size and type of `like`."""
+        """The number of words of an array with the size and type of `like`."""
 
     def count_bytes(self, size: int) -> int:
         """The bytes of a message of `size` float32 values, scales and indices included."""
@@ -73,7 +73,7 @@ WireLike = Codec | DTypeLike  # what `wire=` takes: a codec, or the type of `Flo
 
 
 def require_key(codec: Codec, key: Any) -> Any:
-    """Returns `key`; raises `ValueError` where it is None."""
+    """Returns `key`; raises `ValueError` if it is None."""
     if key is None:
         raise ValueError(
             f"key must be a PRNG key for {codec}, which draws random numbers, got None: give "
@@ -96,12 +96,12 @@ def require_integer(value: Any, name: str, smallest: int, largest: int) -> int:
 
 
 def make_seed_key(seed: int) -> jax.Array:
-    """The key of a seed, of this library's kind."""
+    """Makes a key of the library's own kind from a seed."""
     return jax.random.key(seed, impl=KEY_IMPLEMENTATION)
 
 
 def as_key(key: Any) -> jax.Array:
-    """Returns a key of this library's kind, made from a JAX key of any kind, typed or raw."""
+    """Makes a key of the library's own kind from a JAX key of any kind, typed or raw."""
     words = jax.random.bits(key, (2,), np.uint32)
     return jax.random.wrap_key_data(words, impl=KEY_IMPLEMENTATION)
 
@@ -113,11 +113,12 @@ def fold_in(key: jax.Array | None, number: Any) -> jax.Array | None:
 
 @jax.custom_batching.custom_vmap
 def compute_once(words: jax.Array) -> jax.Array:
-    """The words, which XLA computes once and not again for each of their readers.
+    """Lets XLA compute the words once, and not again for each operation that reads them.
 
-    The sender keeps what its words leave over. Were they computed again for that, among other fused
-    operations, a product and a sum could be rounded together there and apart for the receivers. A
-    value between two words would then become one here and the other there, and mass be lost.
+    The sender keeps what its words leave over. If XLA computed the words a second time for that, it
+    could round a product and a sum together there, but separately for the receivers. A value
+    between two words would then become a different word for the sender and for the receivers, and
+    mass would be lost.
     """
 
     def choose_when_run(words: jax.Array) -> jax.Array:
@@ -135,6 +136,6 @@ def compute_once(words: jax.Array) -> jax.Array:
 def _compute_once_for_nodes(
     axis_size: int, is_mapped: list[bool], words: jax.Array
 ) -> tuple[jax.Array, bool]:
-    """One condition for all simulated nodes: each by its own would be a `select`, which fuses."""
+    """Uses one condition for all simulated nodes: one per node would be a `select`, which fuses."""
     del axis_size, is_mapped
     return compute_once(words), True

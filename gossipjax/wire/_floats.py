@@ -1,4 +1,4 @@
-"""Narrower floating-point types: every value is rounded, and the words are the bits of the type."""
+"""Narrower floating-point types: every value is rounded, and its bits are the word."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def is_real_float(dtype: DTypeLike) -> bool:
 
 
 def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """`x`, rounded to the values of `dtype`, in its own type.
+    """Rounds `x` to the values of `dtype`; the result keeps the type of `x`.
 
-    XLA for GPUs drops a conversion to a narrow type and back (`xla_allow_excess_precision`), so
-    that nothing would be left of `x - rounded`. It does not drop this.
+    XLA for GPUs drops a conversion to a narrow type and back (`xla_allow_excess_precision`), and
+    then `x - rounded` would be 0. XLA does not drop this function.
     """
     info = jnp.finfo(dtype)
     if x.dtype == dtype:
@@ -44,8 +44,8 @@ def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 class FloatCodec(Codec):
     """Values rounded to a floating-point type, as unsigned integers of the same bits.
 
-    Where the type has a smaller range than the values, an array takes one more word: the power of
-    two by which it is divided.
+    If the type has a smaller range than the values, each array is divided by a power of two. The
+    power travels as one more word.
 
     >>> bfloat16().dtype.name
     'bfloat16'
@@ -106,7 +106,7 @@ def _power_of_two(exponent: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def float32() -> FloatCodec:
-    """Values in float32, which is full precision for what is float32: for `gx.choco`.
+    """Values in float32: full precision for float32 models, for example in `gx.choco`.
 
     >>> float32().count_bytes(1000)
     4000
@@ -115,7 +115,7 @@ def float32() -> FloatCodec:
 
 
 def bfloat16() -> FloatCodec:
-    """Values rounded to bfloat16: half the bytes, 2^-9 of a value at most.
+    """Values rounded to bfloat16, by at most 2^-9 of a value: half the bytes of float32.
 
     >>> bfloat16().count_bytes(1000)
     2000
@@ -124,7 +124,7 @@ def bfloat16() -> FloatCodec:
 
 
 def float16() -> FloatCodec:
-    """Values rounded to float16, 2^-12 of a value at most, and a power of two that scales them.
+    """Values rounded to float16, by at most 2^-12 of a value, and scaled by a power of two.
 
     >>> float16().count_bytes(1000)
     2002

@@ -1,4 +1,4 @@
-"""Small integers with a scale per block, rounded at random: a quarter or an eighth of the bytes."""
+"""Small integers with one scale per block, rounded at random: 1/4 or 1/8 of the bytes."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ TO_INTEGER = np.float32(1.5 * 2**MANTISSA_BITS)
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class IntegerCodec(Codec):
-    """Integers of `bits` bits and a scale per block; the rounding up or down is drawn.
+    """Integers of `bits` bits and one scale per block; they are rounded up or down at random.
 
     With `m = 2^(bits - 1) - 1` and a block's largest magnitude `a`, a value `v` becomes
 
         q = round(m v / a + r),    r uniform in [-1/2, 1/2);    v arrives as q a / m
 
-    which is `v` on average. An array is cut into as few blocks of at most `block` values as it
-    takes, all of one length, of which the last is filled up with zeros. All integers come first,
-    then all scales. Integers of 8 bits stand in the words in their order, so that packing moves
-    nothing; of 4 bits a byte has one of either half of its block.
+    On average `v` arrives as `v`. An array is cut into as few blocks as possible, of at most
+    `block` values and of one length; zeros fill up the last block. The message contains all
+    integers, and then all scales. Integers of 8 bits keep their order in the words, so packing does
+    not move them. A byte contains two integers of 4 bits, one from either half of the block.
 
     >>> (int4().bits, int8().bits)
     (4, 8)
@@ -53,7 +53,7 @@ class IntegerCodec(Codec):
         return f"int{self.bits}(block={self.block}{seed})"
 
     def _cut(self, size: int) -> tuple[int, int]:
-        """The number of blocks of an array, and the length of each."""
+        """Returns the number of blocks of an array, and the length of each."""
         blocks = max(1, -(-size // self.block))
         length = -(-size // (blocks * MIN_BLOCK)) * MIN_BLOCK
         return (-(-size // length), length) if size else (0, MIN_BLOCK)
@@ -72,7 +72,7 @@ class IntegerCodec(Codec):
         blocks, length = self._cut(array.size)
         if not blocks:
             return jnp.zeros(0, WORD)
-        # Whole blocks apart from the last: filled up together, every value would cost a branch.
+        # Whole blocks without the last: if all were filled up, every value would cost a branch.
         whole = array.size // length
         rest = jnp.pad(array[whole * length :], (0, blocks * length - array.size))
         words = []
@@ -135,9 +135,9 @@ class IntegerCodec(Codec):
 
 
 def _find_largest(values: jax.Array) -> jax.Array:
-    """The largest magnitude of each block, `[..., block]`; not finite where a value is not.
+    """The largest magnitude of each block, `[..., block]`; not finite if a value is not.
 
-    Halves are compared as long as they are long, which is vectorized on CPU; a reduction is not.
+    It compares halves again and again, which is vectorized on CPU; a reduction is not.
     """
     largest = jnp.abs(values)
     while largest.shape[-1] > SHORT_BLOCK and largest.shape[-1] % 2 == 0:
@@ -147,10 +147,10 @@ def _find_largest(values: jax.Array) -> jax.Array:
 
 
 def _noise(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
-    """Returns random words of this shape: a hash of their place, from `start` on, and of the key.
+    """Returns random words of this shape: a hash of the key and of each place, from `start` on.
 
-    Of a tenth of the cost of `jax.random.bits`, which on CPU takes longer than the rest of the
-    message; rounding needs no more. The constants are those of Ellis' `lowbias32`.
+    The hash takes a tenth of the time of `jax.random.bits`, which on CPU takes longer than the rest
+    of the message, and it is random enough for rounding. Its constants are from Ellis' `lowbias32`.
     """
     first, second = jax.random.key_data(key)
     places = jax.lax.iota(WORD, math.prod(shape)).reshape(shape) + np.uint32(start)
@@ -161,15 +161,16 @@ def _noise(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
-    """Integers of 8 bits, a float32 scale per block: 0.254 of the bytes with blocks of 256.
+    """Integers of 8 bits and one float32 scale per block: 0.254 of the bytes in blocks of 256.
 
-    A value arrives off by less than 1/127 of the largest of its block, and right on average. Where
-    a block holds a value that is not finite, the whole block arrives so; of zeros, it arrives so.
+    A value arrives with an error below 1/127 of the largest magnitude of its block; on average the
+    error is 0. If a block contains a value that is not finite, no value of it arrives finite. A
+    block of zeros arrives as zeros.
 
     Args:
-      block: values that share a scale at most, a power of two from 8 on.
-      seed: of the rounding, which is drawn from it, the number of the update and the node: a
-        resumed run draws the same.
+      block: the largest number of values that share a scale, a power of two from 8 on.
+      seed: the seed of the rounding. Random numbers depend on the seed, the number of the update
+        and the node, so a resumed run draws the same.
 
     Raises:
       ValueError: if `block` is not such a power of two, or `seed` is not an integer from 0 to
@@ -186,7 +187,7 @@ def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
 
 
 def int4(block: int = 256, seed: int = 0) -> IntegerCodec:
-    """Integers of 4 bits, as `int8`: 0.129 of the bytes, off by less than 1/7 of the largest.
+    """Integers of 4 bits, like `int8`: 0.129 of the bytes, errors below 1/7 of the largest value.
 
     >>> int4().count_bytes(25_600_000) / (4 * 25_600_000)
     0.12890625

@@ -1,4 +1,4 @@
-"""Messages: over which axes they travel, in which form, and several arrays as one of them."""
+"""Messages: their axes, their form, and how several arrays become one message."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
 
 
 class Wire(NamedTuple):
-    """The route and the form of messages.
+    """The axes and the form of messages.
 
     Attributes:
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node; None if a node is one device.
-      codec: the form of the values on the wire; None for their full precision.
+      codec: the form of the values in a message; None for their full precision.
 
     >>> import gossipjax as gx
     >>> Wire("nodes", codec=gx.wire.bfloat16()).axis_name
@@ -32,7 +32,7 @@ class Wire(NamedTuple):
     codec: Codec | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments of a transform's factory that make this wire again."""
+        """The arguments with which a transform's factory makes this wire again."""
         return {
             "axis_name": self.axis_name,
             "local_axis_name": self.local_axis_name,
@@ -42,7 +42,7 @@ class Wire(NamedTuple):
     def make_key(self, count: Any) -> jax.Array | None:
         """The key of the exchange of update `count`; None for a codec that draws no numbers.
 
-        It is the same on all nodes, which fold their index in; see `fold_in_node`.
+        All nodes get the same key, and fold their index in; see `fold_in_node`.
         """
         if self.codec is None or not self.codec.needs_key:
             return None
@@ -56,10 +56,11 @@ def make_wire(
     wire: WireLike | None = None,
     takes_sparse: bool = False,
 ) -> Wire:
-    """Returns the `Wire` of a factory's arguments.
+    """Makes a `Wire` from the arguments of a transform's factory.
 
     Raises:
-      ValueError: as `require_codec`, or if the codec is sparse and `takes_sparse` is not set.
+      ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec, or if
+        the codec is sparse and `takes_sparse` is false.
 
     >>> make_wire("nodes", wire="bfloat16").codec
     bfloat16()
@@ -75,7 +76,7 @@ def make_wire(
 
 
 def require_codec(wire: WireLike, name: str) -> Codec:
-    """Returns a codec, that of a type where one is given."""
+    """Returns a codec; for a floating-point type, the codec that rounds to this type."""
     if isinstance(wire, Codec):
         return wire
     try:
@@ -91,17 +92,17 @@ def require_codec(wire: WireLike, name: str) -> Codec:
 
 
 def is_narrower(codec: Codec | None, dtype: np.dtype) -> bool:
-    """Whether a message of `dtype` is encoded by this codec."""
+    """Whether this codec encodes a message of `dtype`."""
     return codec is not None and codec.applies_to(dtype)
 
 
 def encode(
     arrays: Sequence[jax.Array], codec: Codec | None, key: jax.Array | None = None
 ) -> jax.Array:
-    """Returns the words of flat arrays of one type, one array after another.
+    """Encodes flat arrays of one type as words, one array after another.
 
-    A single value, such as a push-sum weight, keeps its full precision. What is not finite stays
-    so.
+    A single value, such as a push-sum weight, keeps its full precision. Values that are not finite
+    stay so.
 
     >>> from gossipjax.wire import bfloat16, float16
     >>> encode([jnp.array([1.0, 2.0])], bfloat16()).dtype
@@ -115,7 +116,7 @@ def encode(
 def encode_each(
     arrays: Sequence[jax.Array], codec: Codec | None, keys: jax.Array | None = None
 ) -> list[jax.Array]:
-    """Returns the words of each flat array, by a key for each; one after another, a message."""
+    """Encodes each flat array with a key of its own; one after another, the words are a message."""
     return [
         _encode_array(array, codec, None if keys is None else keys[i])
         for i, array in enumerate(arrays)
@@ -123,7 +124,7 @@ def encode_each(
 
 
 def leaf_keys(key: jax.Array | None, count: int) -> jax.Array | None:
-    """A key for each of several arrays, `[count]`: `fold_in(key, i)`, drawn in one program."""
+    """Makes a key for each of several arrays, `[count]`: `fold_in(key, i)`, in one program."""
     return None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(count))
 
 
@@ -138,13 +139,13 @@ def _encode_array(array: jax.Array, codec: Codec | None, key: jax.Array | None) 
 def encode_pieces(
     pieces: Sequence[jax.Array], codec: Codec, key: jax.Array | None = None
 ) -> jax.Array:
-    """Returns the words of one array, given in pieces.
+    """Encodes one array that is given in pieces.
 
-    Where a codec allows it, pieces are rounded before they are concatenated, which then moves half
+    If the codec allows it, pieces are rounded before they are concatenated, which then moves half
     the bytes.
     """
     whole = jax.ShapeDtypeStruct((sum(piece.size for piece in pieces),), pieces[0].dtype)
-    # By the whole: pieces of one value would seem to need no scale.
+    # The whole decides about the scale: pieces of one value would seem to need none.
     is_scaled = isinstance(codec, FloatCodec) and codec.is_scaled(whole)
     if is_scaled or not codec.is_elementwise:
         pieces = [concatenate_in_place(pieces)]
@@ -152,7 +153,7 @@ def encode_pieces(
 
 
 def decode(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[jax.Array]:
-    """Returns the flat arrays that `encode` made `words` of, in the sizes and types of `like`.
+    """Decodes `words`, which `encode` made, to flat arrays with the sizes and types of `like`.
 
     >>> from gossipjax.wire import bfloat16
     >>> sent = [jnp.array([1.0, 2.0]), jnp.array([0.1])]
@@ -166,7 +167,7 @@ def decode(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[
 def decode_each(
     words: Sequence[jax.Array], codec: Codec | None, like: Sequence[Like]
 ) -> list[jax.Array]:
-    """Returns the flat arrays that `encode_each` made `words` of."""
+    """Decodes `words`, which `encode_each` made, to flat arrays."""
     return [_decode_array(part, codec, array) for part, array in zip(words, like, strict=True)]
 
 
@@ -188,18 +189,18 @@ def _decode_array(words: jax.Array, codec: Codec | None, like: Like) -> jax.Arra
 
 
 def split_by_size(buffer: Any, sizes: Sequence[int]) -> list[Any]:
-    """Returns the consecutive slices of a flat buffer, of JAX or NumPy, that have these sizes."""
+    """Cuts a flat buffer, of JAX or NumPy, into consecutive slices of these sizes."""
     ends = itertools.accumulate(sizes, initial=0)
     return [buffer[start:stop] for start, stop in itertools.pairwise(ends)]
 
 
 def concatenate_in_place(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Returns the concatenation; every array is computed at its offset in the result.
+    """Concatenates; computes every array at its offset in the result, if that is faster.
 
-    So on GPUs, and on CPU over several processes; the result may then not be an output that takes a
-    donated argument's memory. A concatenation of many arrays costs two more passes over memory; the
-    explicit writes cost one. In one process on CPU, where nodes are simulated, XLA may fuse such
-    writes with a permutation of what they write to.
+    It is faster on GPUs, and on CPU over several processes: a concatenation of many arrays costs
+    two more passes over memory, and explicit writes cost one. But the result may not be an output
+    that takes a donated argument's memory. In one process on CPU, where nodes are simulated, XLA
+    may fuse such writes with a permutation of what they write to.
     """
     if len(arrays) == 1:
         return arrays[0]

@@ -16,13 +16,13 @@ KEY_WORDS = 2
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SparseCodec(Codec):
-    """A fraction of the values, `k = max(1, fraction n)` rounded; the others arrive as 0."""
+    """Sends a fraction of the values, `k = max(1, fraction n)` rounded; others arrive as 0."""
 
     is_sparse: ClassVar[bool] = True
     fraction: float
 
     def count_values(self, size: int) -> int:
-        """The number of values of an array of `size` that are sent."""
+        """The number of values that are sent of an array of `size`."""
         return min(size, max(1, round(self.fraction * size)))
 
 
@@ -54,9 +54,9 @@ class TopK(SparseCodec):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RandomK(SparseCodec):
-    """Values drawn at random, one of each of k groups of neighbours, after the key that draws them.
+    """Values drawn at random, one from each of k groups of neighbours, after the key for the draw.
 
-    The groups are shifted at random, too, so that every value is sent with the same probability.
+    The groups are also shifted at random, so every value is sent with the same probability.
 
     >>> random_k(0.25).fraction
     0.25
@@ -82,7 +82,7 @@ class RandomK(SparseCodec):
         return _scatter(self._draw(words[:KEY_WORDS], like.size), words[KEY_WORDS:], like)
 
     def _draw(self, data: jax.Array, size: int) -> jax.Array:
-        """The indices that a key draws: the same at the sender and at its receivers."""
+        """The indices that a key draws; sender and receivers draw the same."""
         count = self.count_values(size)
         if not count:
             return jnp.zeros(0, jnp.int32)
@@ -101,7 +101,7 @@ def _as_words(values: jax.Array) -> jax.Array:
 
 
 def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
-    """Returns zeros like `like` but for the values of `words` at `indices`."""
+    """Returns zeros like `like`, with the values of `words` at `indices`."""
     per_value = like.dtype.itemsize // WORD.itemsize
     words = words if per_value == 1 else words.reshape(-1, per_value)
     values = jax.lax.bitcast_convert_type(words, like.dtype)
@@ -111,8 +111,8 @@ def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
 def top_k(fraction: float) -> TopK:
     """The fraction of the values that is largest in magnitude, with indices: 8 bytes a value.
 
-    The fraction, above 0 and at most 1, counts in each message, not in each leaf. For `gx.choco`,
-    `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is left out.
+    The fraction, above 0 and at most 1, counts in each message, not in each leaf. Use it with
+    `gx.choco`, `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is left out.
 
     Raises:
       ValueError: if `fraction` is not such a number.
@@ -126,7 +126,8 @@ def top_k(fraction: float) -> TopK:
 def random_k(fraction: float, seed: int = 0) -> RandomK:
     """A fraction of the values, drawn anew for every message: 4 bytes a value, and 8 for the key.
 
-    Sender and receivers draw the indices from the key. Otherwise as `top_k`; `seed` as in `int8`.
+    Sender and receivers draw the indices from the key. `fraction` is as in `top_k`, and `seed` as
+    in `int8`.
 
     Raises:
       ValueError: if `fraction` is not such a number, or `seed` not an integer from 0 to 2^32 - 1.
