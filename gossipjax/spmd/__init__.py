@@ -1,8 +1,8 @@
-"""A per-node function on node-stacked arrays: on a mesh of devices, or simulated on one device.
+"""Runs a per-node function on node-stacked arrays, on a mesh of devices or simulated on one.
 
-- nodes: `Nodes` says where N nodes run, once; `spmd` compiles a function that is written from one
+- nodes: `Nodes` says once where N nodes run; `spmd` compiles a function that is written from one
   node's point of view.
-- program: a compiled function, and the form of its arguments; a node per device, or all on one.
+- program: a compiled function, and the form of its arguments; one node per device, or all on one.
 - blocks: several nodes on each device.
 """
 

@@ -1,9 +1,9 @@
 """Programs of several nodes on each device, by `vmap` inside of `shard_map`.
 
-The per-node function is traced with an axis of all N nodes, and evaluated with every collective
-over that axis replaced by its composition over the devices and the nodes of a device. All else
-stays as it is. XLA alone, given the vmapped function and sharded arrays, gathers all N models on
-every device.
+The per-node function is traced with an axis of all N nodes. Each collective over this axis is then
+replaced by collectives over the devices and over the nodes of a device. Everything else stays as it
+is. If XLA alone got the vmapped function and sharded arrays, it would gather all N models on every
+device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
 
 
 class Composition:
-    """Functions of one of N nodes, as they run in `shard_map` and `vmap` over a composed axis."""
+    """Functions of one of N nodes, run in `shard_map` and `vmap` over a composed axis."""
 
     def __init__(self, axis: ComposedAxis):
         self._axis = axis
@@ -59,7 +59,7 @@ class Composition:
         }
 
     def compose(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn` of positional arguments, with collectives over the axis, as one without."""
+        """Replaces the collectives over the axis in `fn`, a function of positional arguments."""
         axis_env = [(self._axis.name, self._axis.size)]
         trace = jax.make_jaxpr(fn, axis_env=axis_env, return_shape=True)
 
@@ -88,7 +88,7 @@ class Composition:
             shapes = [getattr(variable.aval, "shape", None) for variable in eqn.outvars]
             assert [x.shape for x in results] == shapes, eqn
             return results
-        # The rule of a derivative may have collectives, and is not traced before it is needed.
+        # The rule of a derivative may contain collectives, and is traced only when it is needed.
         has_rule = any(inner.primitive.name in CUSTOM_RULES for inner in inside)
         if name in self._control_flow and (has_collective or has_rule):
             return self._control_flow[name](eqn, *operands)
@@ -120,7 +120,8 @@ class Composition:
         return jax.lax.platform_dependent(*operands, **by_platform)
 
     def _scan(self, eqn: JaxprEqn, *operands: Any) -> Any:
-        # The same equation around another body: versions of JAX name the parts of a scan otherwise.
+        # The same equation around another body, as versions of JAX name the parts of a scan
+        # differently.
         body = eqn.params["jaxpr"]
         shapes = [variable.aval for variable in body.jaxpr.invars]
         composed = jax.make_jaxpr(self._function(body))(*shapes)
@@ -144,7 +145,7 @@ class Composition:
         if not params["differentiated"]:
             options = {name: params[name] for name in ("prevent_cse", "policy")}
             return jax.checkpoint(apply, **options)(*operands)
-        # What is computed anew must not be joined with what was computed before.
+        # Values that are computed anew must not be joined with values computed before.
         if params["prevent_cse"]:
             operands = jax.lax.optimization_barrier(operands)
         return apply(*operands)
@@ -185,14 +186,14 @@ class Composition:
         return apply(*_operands_of(eqn, operands))
 
     def _as_function(self, eqn: JaxprEqn) -> Callable[..., tuple[Any, ...]]:
-        """An equation as it is, as a function of its variables."""
+        """Returns an equation unchanged, as a function of its variables."""
         jaxpr = self._empty.replace(
             invars=_variables(eqn), outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
         )
         return lambda *values: tuple(jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*values))
 
     def _call_function(self, eqn: JaxprEqn) -> Callable[..., Any]:
-        """The function of an equation that has rules, as one of its variables."""
+        """Returns the function of an equation that has rules, as a function of its variables."""
         variables = _variables(eqn)
 
         def call(*values: Any) -> Any:
@@ -226,12 +227,12 @@ def _is_float(variable: Any) -> bool:
 
 
 def _floats(variables: Sequence[Var], values: Sequence[Any]) -> list[Any]:
-    """The values of variables that have a derivative."""
+    """The values of the variables that have a derivative."""
     return [value for variable, value in zip(variables, values, strict=True) if _is_float(variable)]
 
 
 def _fill(variables: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
-    """Inverse of `_floats`, with what JAX wants as the derivative of all others."""
+    """Inverse of `_floats`; the other variables get what JAX expects as their derivative."""
     remaining = iter(floats)
     return [
         next(remaining) if _is_float(variable) else np.zeros(variable.aval.shape, float0)
@@ -242,7 +243,7 @@ def _fill(variables: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
 def run_in_blocks(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
-    """`fn` for several nodes on each device: by `vmap` there, and `shard_map` over the devices."""
+    """Runs `fn` for several nodes on each device: `vmap` inside `shard_map` over the devices."""
     if check_vma:
         raise ValueError(
             f"check_vma must be False with {nodes.per_device} nodes per device, got True: types "

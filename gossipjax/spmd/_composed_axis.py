@@ -1,7 +1,7 @@
-"""Collectives over N nodes of which D devices hold k = N / D each.
+"""Collectives over N nodes, with k = N / D nodes on each of D devices.
 
-Inside `shard_map` over the devices and `vmap` over the nodes of a device, both named here. A
-collective over all nodes is composed of one over each of the two axes.
+They run inside `shard_map` over the devices and `vmap` over the nodes of a device; both axes have
+names here. A collective over all nodes is composed of one collective over each of the two axes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any])
         axis_index_groups: Groups | None,
         **params: Any,
     ) -> list[jax.Array]:
-        # Beside the nodes', the axes of a `vmap` inside, as numbers.
+        # Besides the axis of the nodes, numbers give the axes of a `vmap` inside.
         numbers = tuple(name for name in axes if isinstance(name, int))
         if len(numbers) + 1 < len(axes):
             raise ValueError(
@@ -93,7 +93,7 @@ def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
 
 
 def _select_rows(axis: ComposedAxis, block: jax.Array, table: np.ndarray) -> jax.Array:
-    """The rows of a device's block that its row of `table` `[D, m]` names; `[m, ...]`."""
+    """The rows `[m, ...]` of a device's block that the device's row of `table` `[D, m]` names."""
     if (table != table[0]).any():
         return block[jnp.asarray(table)[jax.lax.axis_index(axis.name)]]
     starts = np.flatnonzero(np.diff(table[0], prepend=table[0][0] - 2) != 1)
@@ -102,7 +102,7 @@ def _select_rows(axis: ComposedAxis, block: jax.Array, table: np.ndarray) -> jax
 
 
 def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
-    """This node's row of a block `[k, ...]` that all nodes of a device have: no copy under vmap."""
+    """This node's row of a block `[k, ...]`, which vmap takes without a copy."""
 
     @custom_vmap
     def own_row(block: jax.Array, row: jax.Array) -> jax.Array:
@@ -117,7 +117,7 @@ def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
 
 
 def _gather_group(axis: ComposedAxis, x: jax.Array, groups: Groups) -> jax.Array:
-    """The rows of the nodes of this one's group, `[g, ...]`, in the group's order."""
+    """The rows of the nodes in this node's group, `[g, ...]`, in the order of the group."""
     table = np.array(groups)
     size = table.shape[1]
     positions = np.zeros(axis.size, int)
@@ -148,7 +148,7 @@ def _all_gather(
 
 
 def _join(rows: jax.Array, dimension: int, tiled: bool) -> jax.Array:
-    """Puts the first axis of `rows` at `dimension`, or joins it with the one that is there."""
+    """Puts the first axis of `rows` at `dimension`, or joins it with the axis at `dimension`."""
     rows = jnp.moveaxis(rows, 0, dimension)
     if not tiled:
         return rows
@@ -165,7 +165,7 @@ def _all_to_all(
     axis_index_groups: Groups | None,
     **params: Any,
 ) -> list[jax.Array]:
-    # The primitive splits and joins axes, also where lax.all_to_all is not tiled.
+    # The primitive splits and joins axes, even if lax.all_to_all is not tiled.
     if axis_index_groups is not None:
         raise ValueError(
             "lax.all_to_all must have no axis_index_groups where devices hold several nodes each, "

@@ -1,9 +1,10 @@
 """Convolutions of simulated nodes, as fast as by hand.
 
 `vmap` over the kernels of N nodes makes one convolution of N groups. cuDNN runs it at about a tenth
-of what a GPU can do, XLA for CPUs at a third. So the traced program is rewritten, forward and both
-gradients: on a GPU such a convolution becomes slices of the image and one matrix product whose
-batch is the groups, on a CPU a convolution per node. The model is left alone, whoever wrote it.
+of what a GPU can do, XLA for CPUs at a third. So this module rewrites the traced program, forward
+and both gradients. On a GPU it turns such a convolution into slices of the image and one matrix
+product whose batch is the groups, on a CPU into one convolution per node. You need not change the
+model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAX_CPU_NODES = 64
 
 
 def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) -> Any:
-    """`jax.vmap` over nodes, whose convolutions are products on a GPU, one per node on a CPU."""
+    """`jax.vmap` over nodes that rewrites their convolutions, for GPUs and for CPUs."""
     mapped = jax.vmap(fn, in_axes, axis_name=axis_name, axis_size=size)
     if size == 1:
         return mapped
@@ -47,11 +48,11 @@ class _Rewriter:
 
     def __init__(self, nodes: int):
         self.nodes = nodes
-        # By id, with the old one, so that its id stays taken. A body used twice stays one.
+        # By id; the old object is kept, so its id stays taken. A body that is used twice stays one.
         self.done: dict[int, tuple[Any, Any]] = {}
 
     def rewrite(self, jaxpr: Any) -> Any:
-        """Returns the same object where nothing changes."""
+        """Rewrites a program; returns the same object if nothing changes."""
         if id(jaxpr) not in self.done:
             open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
             if open_jaxpr is not jaxpr:  # up to JAX 0.10 a closed one holds an open one
@@ -82,8 +83,9 @@ class _Rewriter:
     def _rewrite_convolution(self, eqn: Any) -> Any:
         lhs, rhs = (variable.aval for variable in eqn.invars)
         sizes = _Sizes.of(lhs, rhs, eqn.params)
-        # A multiple of the nodes is a model's own groups, such as a depthwise convolution's: as
-        # they are, they are faster than products (64 channels in 8 groups: 1.0 ms, 3.7 on an H100).
+        # If the groups are a multiple of the nodes, the model has its own groups, as a depthwise
+        # convolution. Unchanged, they are faster than products (64 channels in 8 groups: 1.0 ms,
+        # 3.7 on an H100).
         if sizes.groups != self.nodes or not jnp.issubdtype(lhs.dtype, jnp.floating):
             return eqn
         ways = {}
@@ -173,19 +175,19 @@ class _Sizes(NamedTuple):
 def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) -> jax.Array:
     """`conv_general_dilated` with the parameters of its primitive, by one `dot_general`.
 
-    Any number of axes, strides, padding, dilations and groups.
+    It works for any number of axes, strides, padding, dilations and groups.
     """
     sizes = _Sizes.of(lhs, rhs, params)
     numbers = params["dimension_numbers"]
     is_by_batch = params["batch_group_count"] > 1
     x = _split_groups(lhs.transpose(numbers.lhs_spec), 0 if is_by_batch else 1, sizes.groups)
     w = _split_groups(rhs.transpose(numbers.rhs_spec), 0, sizes.groups)
-    # Channels stand last, as in the images of most models: so slices are contiguous in memory.
+    # Channels stand last, as in the images of most models, so slices are contiguous in memory.
     x = jnp.moveaxis(x, 2, -1)  # G B *space C
     w = jnp.moveaxis(w, (2, 1), (-2, -1))  # G *kernel C O
-    # The fewer elements between: slices first where the result is small, as in a forward pass; the
-    # product first where the image is, as in a gradient for the image of a strided convolution,
-    # whose slices would be of zeros.
+    # Choose the way with fewer elements in between. Slices first if the result is small, as in a
+    # forward pass; the product first if the image is small, as in a gradient for the image of a
+    # strided convolution, whose slices would be of zeros.
     convolve = _sum_taps if sizes.taps < sizes.windows else _multiply_windows
     y = jnp.moveaxis(convolve(x, w, sizes, params), 0, -2)  # B *out G O
     y = jnp.moveaxis(y.reshape(*y.shape[:-2], -1), -1, 1)
@@ -196,7 +198,7 @@ def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) 
 def convolve_by_node(
     lhs: jax.Array, rhs: jax.Array, params: dict[str, Any], nodes: int
 ) -> jax.Array:
-    """`conv_general_dilated` of the groups of each node alone, one after the other."""
+    """`conv_general_dilated` of the groups of each node alone, one node after the other."""
     numbers = params["dimension_numbers"]
     kind = "batch_group_count" if params["batch_group_count"] > 1 else "feature_group_count"
     params = params | {kind: params[kind] // nodes}
@@ -209,13 +211,13 @@ def convolve_by_node(
 
 
 def _split_groups(x: jax.Array, axis: int, groups: int) -> jax.Array:
-    """An axis of groups times size as a first axis of groups, and one of size in its place."""
+    """Splits an axis of groups times size: groups become the first axis, size stays in place."""
     shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
 
 def _multiply(x: jax.Array, w: jax.Array, axes: Any, params: dict[str, Any]) -> jax.Array:
-    """The product over `axes` of both, for each group; narrow floats are summed in 32 bits."""
+    """Multiplies over `axes` of both, for each group; narrow floats are summed in 32 bits."""
     return lax.dot_general(
         x,
         w,
@@ -228,7 +230,7 @@ def _multiply(x: jax.Array, w: jax.Array, axes: Any, params: dict[str, Any]) -> 
 def _multiply_windows(
     x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]
 ) -> jax.Array:
-    """The windows of the image times the kernel."""
+    """Multiplies the windows of the image with the kernel."""
     edges = [
         (low, high, spread - 1)
         for (low, high), spread in zip(params["padding"], params["lhs_dilation"], strict=True)
@@ -248,7 +250,7 @@ def _multiply_windows(
 
 
 def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: int) -> jax.Array:
-    """`x[..., o * stride + k * dilation, ...]`, with axes k and o in the place of `axis`."""
+    """`x[..., o * stride + k * dilation, ...]`; axes k and o take the place of `axis`."""
 
     def take(start: int, count: int, step: int) -> jax.Array:
         return lax.slice_in_dim(x, start, start + (count - 1) * step + 1, step, axis)
@@ -260,7 +262,7 @@ def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: 
 
 
 def _sum_taps(x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]) -> jax.Array:
-    """The image times each tap of the kernel, then shifted and summed."""
+    """Multiplies the image with each tap of the kernel, then shifts and adds the products."""
     count = len(sizes.kernel)
     y = _multiply(x, w, ((x.ndim - 1,), (w.ndim - 2,)), params)  # G B *space *kernel O
     for i in range(count):

@@ -1,4 +1,4 @@
-"""What the arguments of `spmd`, `Nodes` and `TrainStep` must be."""
+"""Checks of the arguments of `spmd`, `Nodes` and `TrainStep`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ArgumentKinds:
 
 
 def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
-    """The numbers of arguments, of one or of several."""
+    """Returns the numbers of arguments as a tuple, for one number or several."""
     return tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
 
 
@@ -71,7 +71,7 @@ def require_transform(tx: Any) -> None:
 
 
 def require_numbers(tree: Any, name: str) -> None:
-    """Raises `ValueError` unless every leaf is an array or a number that one may hold."""
+    """Raises `ValueError` unless every leaf is an array, or a number that an array can hold."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             dtype = jnp.result_type(leaf)

@@ -1,6 +1,6 @@
 """A per-node function on node-stacked arrays: on a mesh of devices, or simulated on one device.
 
-`Nodes` says where N nodes run, once; `spmd` compiles a function that is written from one node's
+`Nodes` says once where N nodes run; `spmd` compiles a function that is written from one node's
 point of view. Node-stacked arrays are `[N, ...]`; the function sees `[...]`.
 """
 
@@ -68,30 +68,32 @@ def spmd(
     """Runs `fn`, written from one node's point of view, for all N nodes at once, jitted.
 
     Every array that goes in or comes out is node-stacked: `[N, ...]`, while `fn` sees `[...]`.
-    Inside `fn` collectives over `axis_name` work, and so do all transforms of this library.
+    Inside `fn` you can use collectives over `axis_name` and all transforms of this library.
 
     Args:
       fn: `fn(*args) -> pytree`, of positional arguments.
-      mesh: run by `shard_map` over its axis `axis_name`, one node per device (or per row of
-        devices, if it has the axis `local_axis_name` too). N is the size of that axis. The kind of
-        its axes does not matter, nor does `jax.set_mesh`: inside `fn` the further axes are Auto,
-        over which XLA partitions what a node does, as its arrays are sharded; see `gx.sharded`.
-      nodes: without a mesh: N nodes simulated on one device by `vmap`. With a mesh of D devices,
-        N = k D: k nodes on each, which holds their k models and no others (random numbers of
-        "rbg" keys then differ, as under any `vmap`). Or a `Nodes`, which says both. With neither,
-        the mesh is all devices.
+      mesh: a mesh over whose axis `axis_name` `shard_map` runs `fn`, one node per device. N is the
+        size of this axis. If the mesh also has the axis `local_axis_name`, each node is a row of
+        devices. Axes may be of any kind, and `jax.set_mesh` changes nothing. Inside `fn` further
+        axes are Auto: over them XLA partitions the computation of a node as its arrays are sharded;
+        see `gx.sharded`.
+      nodes: without a mesh, N nodes that `vmap` simulates on one device. With a mesh of D devices,
+        N = k D: each device runs k nodes and holds only their models (random numbers of "rbg" keys
+        then differ, as under any `vmap`). You can also give a `Nodes`, which contains the mesh.
+        Without `mesh` and `nodes`, each device is a node.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
       donate_argnums: arguments whose memory the results may take, as in `jax.jit`.
-      shared_argnums: arguments given once, the same for every node, without a node axis.
+      shared_argnums: arguments without a node axis that are the same for every node.
       local_argnums: arguments such as batches, `[N, B, ...]`, whose second axis is split over the
-        devices of a node: `fn` sees `[B / L, ...]`. The others are replicated over them.
-      check_vma: of `shard_map`, for a node per device. Without it, a result that was not averaged
-        over the local axis is silently that of a node's first device; with it, it is refused.
-        Gradients must then be taken at `jax.lax.pcast(params, "local", to="varying")`.
+        devices of a node: `fn` sees `[B / L, ...]`. Other arguments are replicated over them.
+      check_vma: the option of `shard_map`, for one node per device. With it, JAX refuses a result
+        that was not averaged over the local axis. Without it, you silently get the result of the
+        node's first device. With it, take gradients at
+        `jax.lax.pcast(params, "local", to="varying")`.
 
     Returns:
-      A `Program`, compiled once per set of shapes and static values: make it once, outside of
-      loops, or use `Nodes.run`, which keeps it.
+      A `Program`, compiled once per set of shapes and static values. Make it outside of loops, or
+      use `Nodes.run`, which keeps it.
 
     Raises:
       ValueError: if mesh and nodes contradict each other; when traced, if an argument is not
@@ -119,23 +121,24 @@ def spmd(
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """An argument of `Nodes.run` that has no node axis; made by `Nodes.shared`."""
+    """An argument of `Nodes.run` without a node axis; `Nodes.shared` makes it."""
 
     tree: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """The place where N nodes run: a device (or row of devices) each, or several on each device.
+    """Where N nodes run: each on a device (or row of devices), or several on each device.
 
     `Nodes(8)` simulates 8 nodes on one device by `vmap`. `Nodes(mesh=mesh)` takes the nodes of a
-    mesh. `Nodes(8, mesh)` on a mesh of D = 2 devices puts k = 4 on each: node `i` is row `i % k` of
-    device `i // k`. `Nodes()` makes each device a node. Equal `Nodes` share compiled programs.
+    mesh. `Nodes(8, mesh)` on a mesh of D = 2 devices puts k = 4 nodes on each device: node `i` is
+    row `i % k` of device `i // k`. `Nodes()` makes each device a node. Equal `Nodes` share compiled
+    programs.
 
     Attributes:
       size: N, the number of nodes.
-      mesh: the D devices, with Auto axes; None if the nodes are simulated on one. If `jax.set_mesh`
-        sets a mesh of these devices and axes around a call, arrays go to that mesh.
+      mesh: the D devices, with Auto axes; None if the nodes are simulated on one. If you call
+        `jax.set_mesh` with a mesh of these devices and axes, arrays go to your mesh.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if the mesh has it.
 
@@ -221,9 +224,9 @@ class Nodes:
         )
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Runs a per-node function once; its program is kept, by function, for the next call.
+        """Runs a per-node function once, and keeps its program for the next call.
 
-        Arguments are node-stacked; `nodes.shared(x)` marks one without a node axis.
+        Arguments are node-stacked; `nodes.shared(x)` marks an argument without a node axis.
         """
         shared = tuple(i for i, arg in enumerate(args) if isinstance(arg, Shared))
         program = _kept_program(self, fn, shared)
@@ -238,16 +241,17 @@ class Nodes:
         """Gives every node a copy: `[...]` -> `[N, ...]`, on the devices.
 
         Args:
-          tree: arrays and numbers, such as a `TrainState` of flax or the `nnx.State` of `nnx.Rngs`;
-            or a function that returns them. It runs on the devices, each of which makes its own
-            part of what the state of `gx.sharded` in the result says to be sharded inside a node.
+          tree: arrays and numbers, such as a `TrainState` of flax or the `nnx.State` of `nnx.Rngs`,
+            or a function that returns them. The function runs on the devices. If the result
+            contains a state of `gx.sharded`, each device makes only its own part of arrays that
+            this state shards inside a node.
           specs: as in `put`.
           fold_in: whether node `i` gets `jax.random.fold_in(key, i)` of each key, so that every
             node draws its own dropout; by default all nodes have the same keys.
 
         Raises:
-          ValueError: if a leaf is neither an array nor a number, all are stacked already,
-            `[N, ...]` with equal rows, or `fold_in` finds no key, or one of `jax.random.PRNGKey`.
+          ValueError: if a leaf is neither an array nor a number, if all leaves are already stacked,
+            `[N, ...]` with equal rows, or if `fold_in` finds no key, or a `jax.random.PRNGKey`.
 
         >>> import jax, gossipjax as gx
         >>> keys = gx.Nodes(2).replicate({"dropout": jax.random.key(0)}, fold_in=True)["dropout"]
@@ -265,7 +269,7 @@ class Nodes:
         return make_rows(tree, shapes, specs, self, fold_in)
 
     def _shapes(self, tree: Any, name: str) -> Any:
-        """The tree, or what a function returns that makes it."""
+        """Returns the tree, or the shapes of the tree that a function makes."""
         if is_function(tree):
             require_no_arguments(tree, name)
             tree = jax.eval_shape(tree)
@@ -277,17 +281,17 @@ class Nodes:
     def split(self, batch: Any, specs: Any = None) -> Any:
         """Splits a batch over the nodes, on the devices: `[B, ...]` -> `[N, B / N, ...]`.
 
-        Node `i` gets the `i`-th run of `B / N` examples. On several processes each gives the batch
-        of its own nodes, those of `nodes.local`, of which it has as many examples as the others.
+        Node `i` gets the `i`-th run of `B / N` examples. If there are several processes, each gives
+        the examples of its own nodes, `nodes.local`, as many per node as the others.
         `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a step runs.
 
         Args:
           batch: arrays with one leading axis, as loaders return them: of NumPy, JAX, torch, ...
-          specs: as in `put`, of a node's part `[B / N, ...]`.
+          specs: as in `put`, for a node's part `[B / N, ...]`.
 
         Raises:
-          ValueError: if a leaf has no leading axis that the number of nodes divides, or another
-            than the others, or holds no numbers.
+          ValueError: if a leaf has no leading axis, the number of nodes does not divide the leading
+            axis, leaves have different leading axes, or a leaf contains no numbers.
 
         >>> import numpy as np, gossipjax as gx
         >>> gx.Nodes(2).split({"x": np.arange(4), "y": np.zeros((4, 3))})["x"].tolist()
@@ -297,13 +301,13 @@ class Nodes:
 
     @meshes.apart_from_set_mesh
     def init(self, tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
-        """The start of a training loop: `[...]` -> parameters and `tx.init` of them, `[N, ...]`.
+        """Makes the start of a loop from `[...]`: parameters and `tx.init` of them, `[N, ...]`.
 
-        `params` may be a function that returns them: it runs on the devices, each of which makes
-        its own part of a model that `tx` says to be sharded inside a node (`gx.sharded`).
+        `params` may be a function that returns the parameters. The function runs on the devices. If
+        `tx` shards the model inside a node (`gx.sharded`), each device makes only its own part.
 
         Raises:
-          ValueError: as `replicate`.
+          ValueError: if `replicate` would raise it.
         """
         require_transform(tx)
         params = meshes.on_auto_axes(params)
@@ -320,8 +324,8 @@ class Nodes:
 
         Args:
           rows: arrays with a row for each node that this process has devices of.
-          specs: for a mesh with axes inside the nodes, how a row `[...]` is sharded over them: one
-            `PartitionSpec` for all arrays, or a tree of them like `rows`.
+          specs: for a mesh with axes inside the nodes, how a row `[...]` is sharded over these
+            axes: one `PartitionSpec` for all arrays, or a tree of specs like `rows`.
         """
         if specs is None or self.mesh is None:
             return processes.put(rows, self.mesh, self.size, self.axis_name)
@@ -330,7 +334,7 @@ class Nodes:
         return processes.put_sharded(rows, shardings, self.size, self.axis_name)
 
     def put_shared(self, tree: Any) -> Any:
-        """Puts host arrays that all processes have on every device of the nodes."""
+        """Puts host arrays, which must be equal on all processes, on every device of the nodes."""
         return processes.put_replicated(tree, self.mesh)
 
     def to_host(self, stacked: Any) -> Any:
@@ -340,13 +344,14 @@ class Nodes:
     def one(self, stacked: Any, *, require_equal: bool = True) -> Any:
         """Returns the row that all nodes have, on every process: `[N, ...]` -> `[...]`.
 
-        This is the way from an average to one ordinary model. On a mesh with axes inside the nodes
-        the model stays sharded over these axes. `require_equal=False` gives you the first node's.
+        Use it to get one ordinary model from an average. On a mesh with axes inside the nodes the
+        model stays sharded over these axes. With `require_equal=False` you get the row of the first
+        node, without a check.
 
         Raises:
-          ValueError: if the rows of a leaf differ: real numbers by more than 1 % of its largest
-            finite value, parts of complex ones alike, integers and keys at all. Equal are NaN and
-            NaN at the same place, with any bits, and 0.0 and -0.0.
+          ValueError: if the rows of a leaf differ: if real numbers, or the real or imaginary parts
+            of complex numbers, differ by more than 1 % of the leaf's largest finite value, or if
+            integers or keys differ at all. NaN equals NaN with any bits, and 0.0 equals -0.0.
         """
         if not jax.tree.leaves(stacked):
             return stacked
@@ -358,7 +363,7 @@ class Nodes:
 
     @meshes.apart_from_set_mesh
     def _first_row(self, stacked: Any, require_equal: bool) -> Any:
-        """The row of the first node, on all their devices."""
+        """The row of the first node, on all devices of the nodes."""
         stacked = meshes.on_auto_axes(stacked)
         specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
@@ -380,7 +385,7 @@ def as_nodes(
     axis_name: str = "nodes",
     local_axis_name: str = "local",
 ) -> Nodes:
-    """Returns the `Nodes` of the arguments `mesh` and `nodes`, of which one may say it all."""
+    """Makes the `Nodes` from the arguments `mesh` and `nodes`; one of them may say everything."""
     if not isinstance(nodes, Nodes):
         return Nodes(nodes, mesh, axis_name, local_axis_name)  # pyright: ignore[reportArgumentType]
     if mesh is not None and not is_mesh_of(nodes, mesh):
@@ -394,9 +399,8 @@ def as_nodes(
 def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:
     """Returns `argnums`, or `()` on CPU, where XLA copies most donated buffers anyway.
 
-    For an update by SGP and momentum these copies are 4 of 18 passes over memory, and a sixth of
-    its time.
-
+    An update by SGP and momentum makes 18 passes over memory, and 4 of them are such copies. They
+    take a sixth of its time.
     >>> import jax
     >>> donate_on_accelerators(1, 2) == (() if jax.default_backend() == "cpu" else (1, 2))
     True

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 def is_put(x: Any, sharding: NamedSharding) -> bool:
-    """Whether an array is where it belongs; tracers are."""
+    """Whether an array already has this sharding; tracers count as put."""
     return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
 
 
 def keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
-    """`sharding`, and inside the nodes that of an array which is on these devices."""
+    """`sharding`, together with how an array on these devices is sharded inside the nodes."""
     actual = getattr(x, "sharding", None)
     if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
         return sharding
@@ -49,12 +49,12 @@ def keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
 
 
 def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
-    """Whether a mesh is that of the nodes, whatever the kinds of its axes."""
+    """Whether a mesh is the mesh of the nodes; the kinds of axes may differ."""
     return isinstance(mesh, Mesh) and meshes.auto_mesh(mesh) == nodes.mesh
 
 
 def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Puts an array of one process, or of all, where it belongs."""
+    """Puts an array of one process, or of all, on the devices of its sharding."""
     is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
     if is_global or processes.is_key(x):
         return jax.device_put(x, sharding)
@@ -66,7 +66,7 @@ AXIS_PARAMS = ("axes", "axis_name", "axis")
 
 
 def all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
-    """Equations, and all that are in them."""
+    """Equations, and all equations inside them."""
     for eqn in eqns:
         yield eqn
         for jaxpr in jaxprs_in_params(eqn.params):
@@ -86,8 +86,8 @@ _last: collections.deque[jax.Array] = collections.deque(maxlen=1)
 class Program:
     """A jitted function on node-stacked arrays, as `spmd` returns it.
 
-    Arrays that are not on the mesh yet are put there first, so that the first step of a loop runs
-    the same compiled program as the later ones.
+    A program first moves its arrays to the mesh, if they are not there yet. The first step of a
+    loop therefore runs the same compiled program as the later steps.
 
     >>> import gossipjax as gx
     >>> import jax.numpy as jnp
@@ -103,7 +103,7 @@ class Program:
         self._kinds = kinds
         self._nodes = nodes
         self._compiled: dict[Any, Any] = {}
-        # Shardings of arrays that may stay as they are: by argument; on one device together, as -1.
+        # By argument: shardings of arrays that may stay where they are; -1 for one device.
         self._known: dict[int, set[Any]] = collections.defaultdict(set)
         self._made: list[weakref.ref[Any]] = []  # the first array of each tree of the last result
 
@@ -127,7 +127,7 @@ class Program:
         return result
 
     def _count_static_values(self, args: Sequence[Any]) -> None:
-        """Warns once where a program is compiled again and again, as for each number of a step."""
+        """Warns once if a program is compiled again and again, as for each number of a step."""
         values = tuple(arg for i, arg in enumerate(args) if i in self._kinds.static)
         self._static_values.add(values)
         if len(self._static_values) > self.max_static_values:
@@ -145,14 +145,14 @@ class Program:
         """Whether the next program must wait until this one has ended.
 
         On a CPU all devices of a process share its threads: a collective of one program may wait
-        for a thread that one of the next program has, and neither ends.
+        for a thread that a later program uses, and neither ends.
         """
         mesh = self._nodes.mesh
         devices = () if mesh is None else mesh.local_devices
         return len(devices) > 1 and devices[0].platform == "cpu"
 
     def _call_in_jit(self, args: Sequence[Any]) -> Any:
-        """The program inside of a jitted function under a set mesh of Explicit axes."""
+        """Runs the program inside of a jitted function, under a set mesh of Explicit axes."""
         if self._nodes.inner_axes:
             raise ValueError(
                 "a program of nodes with axes inside must be called outside of jax.jit under a set "
@@ -168,12 +168,12 @@ class Program:
         return jax.sharding.auto_axes(call, out_sharding=spec)(kinds.dynamic(args))
 
     def lower(self, *args: Any) -> Any:
-        """As `jax.jit(...).lower`: arrays or `jax.ShapeDtypeStruct`s, node-stacked."""
+        """Lowers the program, as `jax.jit` does, for node-stacked arrays or `ShapeDtypeStruct`s."""
         with meshes.unset_mesh():
             return self._jitted.lower(*meshes.on_auto_axes(args))
 
     def has_collective(self, axis_name: str, *args: Any) -> bool:
-        """Whether anything is exchanged over an axis; it traces the program, if need be."""
+        """Whether the program exchanges anything over an axis; the program is traced if needed."""
         with meshes.unset_mesh():
             jaxpr = self._jitted.trace(*meshes.on_auto_axes(args)).jaxpr
         return any(
@@ -182,7 +182,7 @@ class Program:
         )
 
     def prepare(self, *args: Any) -> Callable[[], Any]:
-        """Compiles the program here, if need be; returns a call that runs it, on any thread.
+        """Compiles the program here, if needed; returns a call that runs it, on any thread.
 
         The call returns when the result is on the devices.
         """
@@ -205,9 +205,9 @@ class Program:
         ]
 
     def _knows(self, number: int, arg: Any) -> bool:
-        """Whether all arrays are sharded as others that could stay where they were."""
+        """Whether all arrays are sharded as arrays that could stay where they were."""
         leaves = jax.tree.leaves(arg)
-        # A loop gives back what it got. To look at each sharding would take as long as the call.
+        # A loop passes back its results. To look at each sharding would take as long as the call.
         if leaves and any(made() is leaves[0] for made in self._made):
             return True
         number = -1 if self._nodes.mesh is None else number  # on one device they are all alike
@@ -239,7 +239,7 @@ class Program:
 def run_simulated(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
-    """`fn` for N nodes on one device, by `vmap`."""
+    """Runs `fn` for N nodes on one device, by `vmap`."""
     del check_vma
 
     def run(*args: Any) -> Any:
@@ -258,7 +258,7 @@ def run_simulated(
 def run_sharded(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
-    """`fn` for the nodes of a mesh, by `shard_map`."""
+    """Runs `fn` for the nodes of a mesh, by `shard_map`."""
     mesh = nodes.mesh
     assert mesh is not None
     if check_vma and nodes.inner_axes:

@@ -1,4 +1,4 @@
-"""Node-stacked arrays of what one node or one batch has, and back: `[...]` <-> `[N, ...]`."""
+"""Stacks arrays of one node or one batch for N nodes, and back: `[...]` <-> `[N, ...]`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its large
 
 
 def repeat_rows(tree: Any, count: int) -> Any:
-    """`[...]` -> `[count, ...]`: views of host arrays, but for PRNG keys."""
+    """`[...]` -> `[count, ...]`: views of host arrays, and copies of PRNG keys."""
 
     def repeat(leaf: Any) -> Any:
         if is_key(leaf):
@@ -34,9 +34,9 @@ def repeat_rows(tree: Any, count: int) -> Any:
 
 
 def require_one_model(tree: Any, size: int) -> None:
-    """Raises `ValueError` if all arrays are copies for all nodes already, `[N, ...]`.
+    """Raises `ValueError` if all arrays are already copies for all nodes, `[N, ...]`.
 
-    Their N rows are equal then, and not all of one value as in an array of zeros.
+    Copies have N equal rows, and more than one value, unlike an array of zeros.
     """
     leaves = jax.tree.leaves(tree)
     if size == 1 or any(jnp.shape(leaf)[:1] != (size,) or is_key(leaf) for leaf in leaves):
@@ -54,12 +54,12 @@ def require_one_model(tree: Any, size: int) -> None:
 
 
 def is_raw_key(leaf: Any) -> bool:
-    """Whether an array `[rows, ...]` is like keys of `jax.random.PRNGKey`, which are numbers."""
+    """Whether an array `[rows, ...]` looks like keys of `jax.random.PRNGKey`, which are numbers."""
     return jnp.shape(leaf)[1:] == (2,) and jnp.result_type(leaf) == jnp.uint32
 
 
 def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
-    """Keys `[rows, ...]` with the number of their node folded in; other leaves as they are."""
+    """Folds the number of the node into keys `[rows, ...]`; other leaves stay as they are."""
     leaves = jax.tree.leaves(rows)
     if not any(map(is_key, leaves)) or any(map(is_raw_key, leaves)):
         raise ValueError(
@@ -118,9 +118,9 @@ def make_rows(
 ) -> Any:
     """`make()` for every node, `[N, ...]`: each device makes its part.
 
-    `shapes` are what it returned to `jax.eval_shape`; the result has this structure, as static
-    parts of what it returns may differ from call to call. `specs` are those of each leaf, or one
-    for all, or None where nothing is sharded inside a node.
+    `shapes` are the result of `jax.eval_shape(make)`. The rows get this structure, because static
+    parts of what `make` returns may differ from call to call. `specs` has a spec for each leaf, or
+    is one spec for all, or None if nothing is sharded inside a node.
     """
 
     def make_all() -> list[jax.Array]:
@@ -166,9 +166,9 @@ def spec_of_row(stacked: Any) -> P:
 
 @functools.cache
 def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
-    """A program `[N, ...] -> ([...], how much the rows of each leaf differ)`.
+    """Makes a program `[N, ...] -> ([...], how much the rows of each leaf differ)`.
 
-    `specs` are those of the row's leaves; without them every device gets all of it.
+    `specs` are the specs of the row's leaves; without specs every device gets the whole row.
     """
 
     def first_row(stacked: Any) -> tuple[Any, jax.Array]:
@@ -188,8 +188,8 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
 def _difference(x: jax.Array) -> jax.Array:
     """How far rows `[N, ...]` of real numbers are from the first, over the largest finite value.
 
-    Infinite where anything else differs, or a number from one that is not finite. NaN is equal to
-    NaN of any bits, and 0.0 to -0.0.
+    The result is infinite if other values differ, or if one of two numbers is not finite. NaN is
+    equal to NaN of any bits, and 0.0 to -0.0.
     """
     if is_key(x):
         x = jax.random.key_data(x)
