@@ -26,7 +26,7 @@ def prefetch(
     *,
     together: bool = False,
 ) -> Iterator[T]:
-    """Yields the items. A thread makes them in advance and keeps `count` of them ready.
+    """Yields the items. A thread makes the items in advance, and keeps `count` of them ready.
 
     While a step runs, the thread reads the next batches and puts them on the devices:
 
@@ -38,9 +38,10 @@ def prefetch(
       items: the batches. If making a batch fails, the error is raised when you ask for this batch.
       count: how many batches are kept ready, while the thread makes one more.
       waiting: a context, such as a clock, that is entered while your loop waits for a batch.
-      together: whether all processes stop when the first of them has no more batches. Without it, a
-        process with more batches makes a step alone and waits for the others. The threads agree on
-        each batch before it is used, so all processes must call `prefetch` in the same order.
+      together: whether all processes stop when the first of them has no more batches. Without
+        `together`, a process with more batches makes a step alone and waits for the others. The
+        threads agree on each batch before it is used, so all processes must call `prefetch` in the
+        same order.
 
     Raises:
       ValueError: if `count` is not an integer >= 1, or `together` is true and the processes have

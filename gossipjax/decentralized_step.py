@@ -38,15 +38,15 @@ def decentralize(
     """Turns a closed `train_step(state, batch) -> state, metrics` into N nodes that gossip.
 
     Your step stays as it is, with its optimizer inside, and each node takes its own step. `tx` gets
-    the change of the parameters as the update `u`, as if an optimizer before it had made `u`:
+    the change of the parameters as the update `u`, as if an optimizer before `tx` had made `u`:
 
         s' = train_step(s, batch);    u = params(s') - params(s)
         params(s) <- params(s) + tx(u),    all else of s <- that of s'
 
     `tx` is any gossip, such as `gx.sgp(schedule)` (then adapt-then-combine). You can put
-    `gx.weighted(...)` before it, or use `gx.outer(optax.identity(), outer_tx, every)`. Nodes mix
-    only `params`. Each node keeps its own momentum and moments, BatchNorm statistics and dropout
-    keys. (`gx.contrib.mixed_momentum` mixes momentum too, but needs gradients.)
+    `gx.weighted(...)` before the gossip, or use `gx.outer(optax.identity(), outer_tx, every)`.
+    Nodes mix only `params`. Each node keeps its own momentum and moments, BatchNorm statistics and
+    dropout keys. (`gx.contrib.mixed_momentum` mixes momentum too, but needs gradients.)
 
         step = gx.decentralize(train_step, gx.sgp(schedule), nodes)
         for batch in map(nodes.split, batches):
@@ -66,7 +66,7 @@ def decentralize(
         jitted or not. Bind arguments that are not arrays: `functools.partial(train_step,
         config=config)`. Remove a `lax.pmean` of the gradients over all devices, but keep a
         `lax.pmean` over the devices of one node.
-      tx: the gossip. It must not contain an optimizer, because it gets no gradients.
+      tx: the gossip, without an optimizer, because `tx` gets no gradients.
       nodes: where the nodes run.
       params: a function that picks the parameters to gossip out of the state, and computes nothing:
         `lambda state: state.params`, or for an NNX state
@@ -84,7 +84,7 @@ def decentralize(
     Raises:
       ValueError: in `init`, if `tx` contains an optimizer or needs gradients, or `params` fails or
         does not pick leaves. At a step: if `train_step` does not return a pair with a state like
-        its first argument, or an input is not node-stacked. Also if `gx.TrainStep` raises it.
+        its first argument, or an input is not node-stacked. `gx.TrainStep` may raise it, too.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> def train_step(state, target):

@@ -69,7 +69,7 @@ def consensus_distance(
       axis_name: the mapped axis of the nodes.
       specs: needed only in a `shard_map` of your own that is manual inside the nodes too, where
         `params` are parts of the model. Give the `PartitionSpec`s of the parameters, as in
-        `gx.sharded`; the squares of all parts are then added up. Under `gx.spmd` leave it out.
+        `gx.sharded`; the squares of all parts are then added up. Under `gx.spmd` leave `specs` out.
 
     Raises (when traced):
       ValueError: if the axis is missing or a leaf is not floating-point.
@@ -179,7 +179,7 @@ def total_mass(
     Args:
       params: the parameters in your loop, `[...]` per node.
       opt_state: the state of the transform, or of a whole chain.
-      axis_name: the mapped axis of the nodes; without it, the axis of the transform.
+      axis_name: the mapped axis of the nodes; by default the axis of the transform.
 
     Raises (when traced):
       ValueError: if the axis is missing, a leaf is not floating-point, or the chain contains
@@ -226,7 +226,7 @@ def average_model(
         You then get one ordinary model, `[...]`, on every process, to evaluate or save.
 
     Raises:
-      ValueError: if `total_mass` would raise it. With `nodes`, also if the arrays are not of these
+      ValueError: if `total_mass` would raise it, or, with `nodes`, if the arrays are not of these
         nodes, or nodes differ in parameters that the transform does not gossip.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx

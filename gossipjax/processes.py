@@ -71,9 +71,9 @@ def is_main_process() -> bool:
 def all_processes(flag: bool, timeout: float | None = None) -> bool:
     """Whether `flag` is true on all processes.
 
-    If the processes met by `gx.launch.initialize`, they use the connections of that meeting. After
-    30 s of waiting, a line says which process is missing and in which call. If JAX found the job by
-    itself, a collective asks all processes, and waits without an end.
+    If the processes met by `gx.launch.initialize`, they agree over the connections of that meeting.
+    After 30 s of waiting, a line says which process is missing and in which call. If JAX found the
+    job by itself, a collective asks all processes, and waits without an end.
 
     Raises:
       TimeoutError: if a process has not come within `timeout` seconds; the message names the

@@ -244,8 +244,8 @@ def _require_fits(
 def state_specs(tree: Any, params: Any, specs: Any) -> Any:
     """Returns the specs of a tree that contains trees like the parameters, as optimizer states do.
 
-    You need them to place a state, or for a `shard_map` of your own. An array is sharded like the
-    parameter whose path is the end of the array's path, if both have the same shape apart from
+    You need such specs to place a state, or for a `shard_map` of your own. An array is sharded like
+    the parameter whose path is the end of the array's path, if both have the same shape apart from
     leading axes. Other arrays are whole.
 
     Args:
@@ -274,8 +274,8 @@ def state_specs(tree: Any, params: Any, specs: Any) -> Any:
 def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:
     """Specs that shard each parameter over one axis inside a node: fully sharded data parallelism.
 
-    For each parameter, the L devices share its largest axis that L divides; of equal axes, the
-    first. A parameter without such an axis stays whole.
+    The largest axis of a parameter that the number of devices divides is sharded, or the first of
+    several equally large axes. A parameter without such an axis stays whole.
 
     Args:
       params: the parameters of one node, `[...]`: arrays or `jax.ShapeDtypeStruct`s.

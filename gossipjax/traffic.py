@@ -59,9 +59,9 @@ def bytes_per_step(
     The function runs no step. It traces the update of each distinct step for nodes on devices of
     their own, as `gx.TrainStep` compiles the update, and counts the collectives. The count includes
     the scales and indices of codecs and the push-sum weights. A node without a peer in a round
-    sends nothing. If rounds differ only in who sends to whom, as random ones do, one is traced.
-    Exact averages are counted on a ring: of B bytes an all-reduce sends `2 (N - 1) / N B`, a gather
-    `(N - 1) B`, an all-to-all `(N - 1) / N B`.
+    sends nothing. If rounds differ only in who sends to whom, as random rounds do, one round is
+    traced. Exact averages are counted on a ring: of B bytes an all-reduce sends `2 (N - 1) / N B`,
+    a gather `(N - 1) B`, an all-to-all `(N - 1) / N B`.
 
     If a node has several devices, the bytes that they exchange with other nodes are added up; the
     bytes between devices of the same node are not counted. `gx.apply_if_finite` is counted as if it

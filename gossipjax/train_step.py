@@ -154,18 +154,18 @@ class _Kind(NamedTuple):
 class TrainStep:
     """One update of all nodes: gradients, optimizer, exchange. Call it with the step number.
 
-    It reads schedule, overlap and wire from the optimizer state. On a mesh it compiles one program
-    per distinct round, with a static `gx.canonical_step`, so XLA can run the exchange during the
-    computation. Beyond `max_programs` it compiles one program with a traced step. Simulated nodes
-    also get one program with a traced step, if all rounds exchange in the same way. That program
-    mixes as fast.
+    `TrainStep` reads schedule, overlap and wire from the optimizer state. On a mesh it compiles one
+    program per distinct round, with a static `gx.canonical_step`, so XLA can run the exchange
+    during the computation. Beyond `max_programs` it compiles one program with a traced step.
+    Simulated nodes also get one program with a traced step, if all rounds exchange in the same way,
+    because this program mixes as fast.
 
     On CPU, JAX does not overlap computation and exchange inside a program. If several processes
     have one device each, an exchange that needs no result of its step becomes a separate program on
     a thread, with the same results up to rounding. `osgp` has such exchanges, and so have
     algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order). The averages
-    of `outer` with a delay are of this kind too, around a chain without other collectives. In such
-    a loop, call any other program with collectives by `run`.
+    of `outer` with a delay are of this kind too, around a chain without other collectives. If a
+    thread runs exchanges, call any other program with collectives by `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as `jax.grad(loss,
@@ -180,14 +180,14 @@ class TrainStep:
         as a separate program; None chooses by the backend.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
-        It has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
+        The option has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
       extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes from `aux`,
-        such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. They are averaged
-        over the nodes, so that nodes decide alike, except `node_weight` of `gx.weighted`.
-      check_mass: the number of steps between two checks, 0 for none. A check finds a node that
-        alone changed shared values: push-sum weights must add up to N, all nodes must have counted
-        the same updates, and no sum may change before the next call. Each check takes the time of
-        one pass over the model.
+        such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. Except `node_weight`
+        of `gx.weighted`, these arguments are averaged over the nodes, so that nodes decide alike.
+      check_mass: the number of steps between two checks, 0 for none. A check finds out if one node
+        alone has changed shared values: push-sum weights must add up to N, all nodes must have
+        counted the same updates, and no sum may change before the next call. Each check takes the
+        time of one pass over the model.
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
@@ -259,7 +259,7 @@ class TrainStep:
         """Returns the new parameters and state, and `aux`, node-stacked.
 
         Accelerators donate `params` and `opt_state`, unless several nodes of one device mix their
-        models. Then donation would cost two copies of each, and save at most their memory.
+        models: donation would then cost two copies of each, and save at most their memory.
         """
         plan = step_plan(opt_state)
         kind = self._kind(plan)
@@ -296,9 +296,9 @@ class TrainStep:
     ) -> tuple[Any, Any, Any]:
         """Runs K steps from `step` on as one program; results equal K calls, up to rounding.
 
-        It pays for small models, whose step is shorter than the call that starts it. The step
-        number is data, so one program can run all rounds. On a mesh this program chooses between
-        the rounds, and XLA cannot run the exchange during the computation.
+        Use `scan` for small models, if a step is shorter than the call that starts the step. The
+        step number is data, so one program can run all rounds. On a mesh this program chooses
+        between the rounds, and XLA cannot run the exchange during the computation.
 
         Args:
           step: the number of the first of the K steps.

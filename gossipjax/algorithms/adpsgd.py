@@ -34,16 +34,17 @@ def adpsgd(
 
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 
-    Before the start, models equal the first one. Your parameters are the stale model at which the
-    *next* gradient is evaluated; `gx.latest_model` returns the newest model. The ring buffer
-    `extra["history"]` keeps `[D - 1, ...]` older models for delays of up to `D`. Weight decay and
-    clipping before `adpsgd` see the stale model too. With delay 0 it equals `dpsgd`.
+    In the first steps, the gradient is taken at the first model. Your parameters are the stale
+    model at which the *next* gradient is evaluated; `gx.latest_model` returns the newest model. The
+    ring buffer `extra["history"]` keeps `[D - 1, ...]` older models for delays of up to `D`. Weight
+    decay and clipping before `adpsgd` see the stale model too. With delay 0, `adpsgd` equals
+    `dpsgd`.
 
     Args:
       schedule: a doubly stochastic schedule; the paper uses `bipartite_exponential`.
       delays: one number of steps for all, or a table `[T, N]`: at step `k` (counted by the state)
         node `i` has `delays[k mod T, i]`. `random_delays` draws a table.
-      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
       ValueError: if the delays are neither one integer from 0 to 2^20 nor a table `[T, N]` of such

@@ -34,17 +34,17 @@ def allreduce(
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Put it *first* in a chain.
 
-    If all nodes start with equal parameters, they stay equal. You can also average only over the
-    devices of one node: `allreduce("local")` averages gradients inside a server, while servers
-    gossip models. The learning rate is not scaled by N.
+    If all nodes start with equal parameters, their parameters stay equal. You can also average only
+    over the devices of one node: `allreduce("local")` averages gradients inside a server, while
+    servers gossip models. The learning rate is not scaled by N.
 
     Args:
       axis_name: the mapped axis that is averaged over.
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. With a
         type, each value is rounded once before the sum, which is float32 at least, and once after
-        it. All nodes get the same values, so equal models stay equal. Derivatives are those of the
-        exact average. An integer or sparse codec `C` leaves something out. Every node keeps this
-        error in its state and adds it to the next gradient (error feedback):
+        the sum. All nodes get the same values, so equal models stay equal. Derivatives equal the
+        derivatives of the exact average. With an integer or sparse codec `C`, every node keeps what
+        the codec leaves out in its state, and adds it to the next gradient (error feedback):
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 

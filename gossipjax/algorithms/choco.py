@@ -40,7 +40,7 @@ def choco(
 ) -> optax.GradientTransformationExtraArgs:
     """CHOCO-SGD: nodes send each other compressed differences. Put it *last* in a chain.
 
-    If `u` is the update from the chain before it, `C` the codec and `W` the static graph:
+    If `u` is the update from the chain, `C` is the codec, and `W` is the static graph, then
 
         y = x + u;    q = C(y - xh);    xh <- xh + q
         d <- d + sum_j w_ij q_j - q;    x <- y + gamma d
@@ -50,23 +50,23 @@ def choco(
     reach consensus with any codec, sparse ones too, while `sgp` and `dpsgd` keep the rounding error
     of a whole model. Mixing changes the sum of `x` by about 1e-7 of the model a step.
 
-    This is the order of the paper. The code that the authors released, which made the figures,
-    mixes the previous copies first (`copies="previous"`):
+    The formulas are in the order of the paper. The code that the authors released, which made the
+    figures, mixes the previous copies first (`copies="previous"`):
 
         x <- y + gamma d;    q = C(x - xh);    xh <- xh + q;    d <- d + sum_j w_ij q_j - q
 
     The state keeps `xh` as `extra["known"]` and `d` as `extra["difference"]`; both start at 0.
 
     Args:
-      schedule: a static, doubly stochastic graph: a schedule of one round. It may contain rounds
-        without exchange (`schedule.every(k)`), which are local steps. The paper's matrices are
+      schedule: a static, doubly stochastic graph: a schedule of one round, perhaps with rounds
+        without an exchange (`schedule.every(k)`), which are local steps. The paper's matrices are
         symmetric.
       codec: the codec of the messages, such as `gx.wire.top_k(0.01)`.
       gamma: the step towards the neighbours, above 0 and at most 1. The less the codec keeps, the
-        smaller gamma must be; with a larger one, nodes diverge. On a ring of 8 nodes with fractions
-        of 0.1, use 1 for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for `random_k`, and
-        twice the fraction for `top_k`.
-      axis_name, local_axis_name: as in `gx.sgp`; so is `step=` of `update`.
+        smaller gamma must be; with a larger gamma, nodes diverge. On a ring of 8 nodes with
+        fractions of 0.1, use 1 for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for
+        `random_k`, and twice the fraction for `top_k`.
+      axis_name, local_axis_name: as in `gx.sgp`; `update` takes the same `step=`.
       copies: "updated" for the order of the paper, or "previous" for the order of the code.
 
     Raises:

@@ -48,14 +48,14 @@ def dpsgd(
         x <- P (x + u)     order="adapt-then-combine" (a remark of the paper): the order of SGP, and
                            of the D-PSGD that the SGP paper compares with
 
-    With a random ring as the schedule, it is RAND-PSGD. With a `strength` c below 1, nodes mix by
-    `(1 - c) I + c P` instead of `P`, at the same traffic. If `gx.contrib.adaptive_consensus` gives
-    the strength, it is DSGD-AC.
+    With a random ring as the schedule, the algorithm is RAND-PSGD. With a `strength` c below 1,
+    nodes mix by `(1 - c) I + c P` instead of `P`, at the same traffic. If
+    `gx.contrib.adaptive_consensus` gives the strength, the algorithm is DSGD-AC.
 
     Args:
-      schedule: a doubly stochastic schedule. It need not be symmetric; the paper's schedules are.
+      schedule: a doubly stochastic schedule, symmetric (as in the paper) or not.
       order: "combine-while-adapting" or "adapt-then-combine", as above.
-      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
       strength: c, from 0 to 1, or an `optax.Schedule`, a function of the number of updates so far.
         With strength 0 nodes do not mix, but the exchange costs as much.
 

@@ -29,8 +29,8 @@ def easgd(
 ) -> optax.GradientTransformationExtraArgs:
     """Elastic averaging SGD: models and a center pull toward each other. Put it *last*.
 
-    If `c` is the center, and `u` is the update from the chain before it, then at every `period`-th
-    step `k` (`k mod period = 0`)
+    If `c` is the center, and `u` is the update from the chain, then at every `period`-th step `k`
+    (`k mod period = 0`)
 
         d_i = alpha (x_i - c);    x_i <- x_i + u_i - d_i;    c <- c + sum_i d_i
 
@@ -45,7 +45,7 @@ def easgd(
     Args:
       alpha: the elasticity, above 0 and below `2 / (N + 1)`; the paper uses `0.9 / N`.
       period: steps from one exchange to the next.
-      axis_name, local_axis_name: as in `gx.sgp`; so is `step=` of `update`.
+      axis_name, local_axis_name: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
       ValueError: if an argument is out of its range (alpha is compared with the number of nodes

@@ -28,9 +28,9 @@ def exchange(
 ) -> PushSum:
     """The first half of an update: an exchange that needs nothing that the step computes.
 
-    - Under overlap (`osgp`) it exchanges the messages that nodes sent before this step.
-    - For algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order) it mixes
-      the models, `x, w <- P x, P w`, and the gradient then moves the mixed models.
+    - Under overlap (`osgp`) the exchange delivers messages that nodes sent before this step.
+    - For algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order) the
+      exchange mixes the models, `x, w <- P x, P w`, and the gradient then moves the mixed models.
 
     The exchange can run at the same time as the gradients, as a separate program. The second half
     is `tx.update(..., step=step, received=received)`. Both halves together equal

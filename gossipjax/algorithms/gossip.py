@@ -67,8 +67,8 @@ def gossip(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an algorithm from its equations for one node. Put it *last* in a chain.
 
-    `x` are the parameters, and `u` is the update that the chain before it makes. Both are trees
-    like the parameters, `[...]` per node and float32 at least:
+    `x` are the parameters, and `u` is the update that the chain before it makes. `x` and `u` are
+    trees like the parameters, `[...]` per node and float32 at least:
 
         x <- combine(x, u, node)          node.mix(tree) = P tree: the exchange of this step
         x, kept <- combine(x, u, node)    with keeps: node.kept[name], 0 at the start
@@ -84,21 +84,21 @@ def gossip(
     gradients.
 
     Args:
-      schedule: any schedule. If your equations need a doubly stochastic one, check
+      schedule: any schedule. If your equations need a doubly stochastic schedule, check
         `schedule.is_doubly_stochastic`.
       combine: the equations. `optax.tree` contains sums and products of trees.
-      keeps: a dict from names to `"average"` or `"restart"`. It says whether a kept tree is
-        averaged or starts again if a run goes on with another number of nodes. A kept tree starts
-        as zeros like the parameters. To start from `start(params)`, give a pair `(rule, start)`:
+      keeps: a dict from names to rules. If a run goes on with another number of nodes, a kept tree
+        is averaged (rule `"average"`) or starts again (rule `"restart"`). A kept tree starts as
+        zeros like the parameters. To start from `start(params)`, give a pair `(rule, start)`:
         `("restart", lambda params: jnp.ones(()))`.
       takes_gradients: whether `combine` is the optimizer. Then `u` are gradients, and `combine`
         makes its own step downwards.
-      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
       ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. In
         `init`, which tries `combine` on equal nodes with few parameters: if `combine` ignores `u`
-        or takes `u` for a gradient. Also if `gx.sgp` would raise it.
+        or takes `u` for a gradient. `gx.sgp` may raise it, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD

@@ -34,16 +34,16 @@ def gradient_tracking(
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient tracking: every node steps along its estimate of the mean update. Put it *last*.
 
-    If `x` are the parameters, `[...]` per node, `u` is the update from the chain before it, and `c`
-    is a correction, 0 at the start, then `y = u + c` estimates the mean of `u` over the nodes:
+    If `x` are the parameters, `[...]` per node, `u` is the update from the chain, and `c` is a
+    correction, 0 at the start, then `y = u + c` estimates the mean of `u` over the nodes:
 
         x <- P (x + u + c);    c <- P (c + u) - u
 
-    This is DSGT, `x <- P (x - a y), y <- P y + g' - g`, with the update `u = -a g` in the place of
-    the gradient `g`. With `optax.sgd` before it, it is the paper's algorithm; with momentum before
-    it, the updates by momentum are tracked. On uneven data it reaches the optimum of the mean loss,
-    while D-PSGD at a constant rate stays away from this optimum. At every step the mean of `y` over
-    the nodes equals the mean of `u`, because the mean of `c` stays 0.
+    The algorithm is DSGT, `x <- P (x - a y), y <- P y + g' - g`, with the update `u = -a g` in the
+    place of the gradient `g`. After `optax.sgd` in a chain you get the paper's algorithm; after an
+    optimizer with momentum, nodes track its updates. On uneven data the nodes reach the
+    optimum of the mean loss, while D-PSGD at a constant rate stays away from this optimum. At every
+    step the mean of `y` over the nodes equals the mean of `u`, because the mean of `c` stays 0.
 
     If the schedule is not doubly stochastic, the algorithm is Push-DIGing: `x` is the numerator of
     push-sum, as in `sgp`, with a weight `w` and the same `c`, and your parameters are `z`:
@@ -62,9 +62,9 @@ def gradient_tracking(
 
     Args:
       schedule: any column-stochastic schedule.
-      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
       damped: whether nodes of low weight follow slowly. The state then also keeps v, which restarts
-        like c. With a doubly stochastic schedule it has no effect.
+        like c. With a doubly stochastic schedule `damped` has no effect.
 
     Raises:
       ValueError: if `gx.sgp` would raise it.

@@ -42,11 +42,12 @@ def osgp(
         other steps:                   x <- y
         every step:                    z <- x / w
 
-    With tau = 1 nodes send at every step, and use the messages at the next step. With tau = 0 it is
-    `sgp`. Every message is late by exactly tau steps, so runs can be repeated. The paper's table 4
-    calls this the worst case: "all messages are received with tau-iteration staleness". Step `k`
-    uses round `k / tau` of the schedule, as `schedule.every(overlap)` does. A message travels in
-    tau pieces, one per step. Each piece consists of whole leaves, and all are about equal in size.
+    With tau = 1 nodes send at every step, and use the messages at the next step. With tau = 0 the
+    algorithm is `sgp`. Every message is late by exactly tau steps, so runs can be repeated. The
+    paper's table 4 calls such delays the worst case: "all messages are received with tau-iteration
+    staleness". Step `k` uses round `k / tau` of the schedule, as `schedule.every(overlap)` does. A
+    message travels in tau pieces, one per step. Each piece consists of whole leaves, and all pieces
+    are about equal in size.
 
     Your parameters are the de-biased `z`. The state also contains the messages in flight, already
     scaled. Only updates change the sums of `x` and `w` over nodes and messages.

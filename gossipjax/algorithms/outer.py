@@ -123,7 +123,8 @@ def outer(
       axis_name, local_axis_name: as in `gx.sgp`.
       pull: how strongly anchors are drawn together, if `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the inner chain to 0;
-        counts stay. You cannot use it around `optax.MultiSteps`, because its sums would be lost.
+        counts stay. You cannot reset around `optax.MultiSteps`, because the sums in its state would
+        be lost.
       error_feedback: b, from 0 to 1. A node keeps what codec C left out of its messages and adds it
         to the next message: `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. It needs an
         exact average without delay.
@@ -140,8 +141,7 @@ def outer(
     Raises:
       ValueError: if an argument is out of its range, or nodes would diverge with `outer_tx` over
         this average. In `init`: if there are more fragments than leaves, `outer_tx` needs more than
-        a gradient, or `inner` contains an algorithm of another kind. Also if `gx.sgp` would raise
-        it.
+        a gradient, or `inner` contains an algorithm of another kind. `gx.sgp` may raise it, too.
 
     References: docs/names.md lists the papers. On 40 steps of recorded gradients of 4 nodes, in
     float64, results are equal to 1e-14 to those of OpenDiloco@a5b7236, torchft@73dafea,

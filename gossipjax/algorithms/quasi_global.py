@@ -55,10 +55,10 @@ def quasi_global(
         x' = P (x - rate d);   m <- mu m + (1 - mu) (x - x') / rate;    x <- x'
 
     On uneven data the momentum of local gradients drives the nodes apart; the momentum of the mixed
-    models does not. If the models stand still, `m` is 0, so it ends at the same point as D-PSGD
-    without momentum. `h` is not kept. A step at rate 0, with which a warm-up may begin, leaves `m`
-    unchanged. The state keeps `m` as `extra["momentum"]`. If the number of nodes changes, `m` is
-    averaged.
+    models does not. If the models stand still, `m` is 0, so the models end at the same point as
+    with D-PSGD without momentum. `h` is not kept. A step at rate 0, with which a warm-up may begin,
+    leaves `m` unchanged. The state keeps `m` as `extra["momentum"]`. If the number of nodes
+    changes, `m` is averaged.
 
     Args:
       schedule: a doubly stochastic schedule.
@@ -67,8 +67,8 @@ def quasi_global(
       momentum: the factor of `m` in a step.
       mu: the share of `m` that is kept; the paper uses the value of `momentum`.
       nesterov: whether to use Nesterov's momentum (QG-DSGDm-N).
-      axis_name, local_axis_name, wire: as in `gx.sgp`; so is `step=` of `update`. With `wire`,
-        nodes keep a consensus distance, and `m` contains this distance, divided by the rate.
+      axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`. With
+        `wire`, nodes keep a consensus distance, and `m` contains it, divided by the rate.
 
     Raises:
       ValueError: if nodes that differ would drift apart without any gradient, as on a directed

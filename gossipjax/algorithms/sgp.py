@@ -61,10 +61,10 @@ def sgp(
         may be with `random_peer`: `v = min(1, w) (e + u)` takes the place of `u`, and the state
         keeps the rest, `e <- e + u - v`, as `extra["held_back"]`.
 
-    The transform's `update` takes `step=`, which picks the round and nothing else. It is an integer
-    (one compiled program per round, see `gx.canonical_step`) or a traced scalar that is the same on
-    every node (`shared_argnums` of `gx.spmd`). Without it the transform uses the count in its
-    state, and a small all-reduce makes this count the same on all nodes.
+    The transform's `update` takes `step=`, which picks the round and nothing else. The step is an
+    integer (one compiled program per round, see `gx.canonical_step`) or a traced scalar that is the
+    same on every node (`shared_argnums` of `gx.spmd`). Without a step the transform uses the count
+    in its state, and a small all-reduce makes this count the same on all nodes.
 
     Raises:
       ValueError: if an argument is not as above (for sparse codecs use `gx.choco`). When traced: if

@@ -120,9 +120,9 @@ class Extra:
 class GossipState(NamedTuple):
     """State of a gossip transform for one node; a field that an algorithm does not need is None.
 
-    The user holds parameters `z`. The model is `z` plus a residual `r`: what rounding to the type
-    of the parameters left over, or, for an algorithm whose parameters are an older model, the
-    difference to the latest model.
+    Your parameters are `z`. The model is `z` plus a residual `r`: what rounding to the type of the
+    parameters left over, or, for an algorithm whose parameters are an older model, the difference
+    to the latest model.
 
         x = w (z + r)
 
@@ -131,8 +131,9 @@ class GossipState(NamedTuple):
     Attributes:
       count: int32 scalar, the number of updates so far.
       weight: the push-sum weight `w`, a scalar, float32 at least.
-      residual: `r`, float32 at least, like the parameters. All leaves have one if any parameter has
-        less precision than float32, or the parameters are an older model; otherwise `r = 0`.
+      residual: `r`, float32 at least, like the parameters. All leaves have a residual if any
+        parameter has less precision than float32, or the parameters are an older model; otherwise
+        `r = 0`.
       in_flight: the `PushSum` of messages that were sent and not yet used, already scaled. Leaves
         that have travelled are received messages; the other leaves are messages of this node.
       extra: a dict of `Extra` by name, the parts that only one algorithm keeps.

@@ -306,8 +306,8 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """Maps a step number to a static one: steps that need the same program get the same number.
 
     The result is the smallest step number with the same round, the same outer step (if there are
-    any), and, under overlap, the same rounds at the `overlap` steps before. Without an exchange it
-    is 0.
+    any), and, under overlap, the same rounds at the `overlap` steps before. Without an exchange the
+    result is 0.
 
     Args:
       opt_state: the state of a chain, of one node or node-stacked.
@@ -316,7 +316,7 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     Raises:
       ValueError: if `step` is negative or not an integer, the chain contains several gossip
         transforms or parts in a wrong order, or steps and updates are numbered differently, as
-        inside `optax.MultiSteps`. A warning says if steps start anew while the state counts on.
+        inside `optax.MultiSteps`. The function warns if steps start anew while the state counts on.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))

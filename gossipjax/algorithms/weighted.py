@@ -27,10 +27,10 @@ def weighted(
 ) -> optax.GradientTransformationExtraArgs:
     """Counts each node by its share `p_i` of the data: `u_i <- N p_i u_i`, with `sum_i p_i = 1`.
 
-    Algorithms count all nodes alike: with 90 examples on one node and 10 on another they minimize
-    `(f_0 + f_1) / 2`, not the mean over the 100 examples. If `p_i = n_i / sum n`, and `f_i` is the
-    mean loss of node i, then the loss of the pooled data is `sum_i p_i f_i`. You can reach its
-    minimum in three ways:
+    Algorithms count all nodes alike: with 90 examples on one node and 10 on another, the nodes
+    minimize `(f_0 + f_1) / 2`, not the mean over the 100 examples. If `p_i = n_i / sum n`, and
+    `f_i` is the mean loss of node i, then the loss of the pooled data is `sum_i p_i f_i`. You can
+    reach the minimum of this loss in three ways:
 
     - `chain(gx.weighted(n), gx.allreduce(), optimizer)`, with any optimizer, because the average is
       the gradient of the pooled data.

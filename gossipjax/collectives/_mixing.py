@@ -100,7 +100,7 @@ def mix(
     of its messages (in full precision, if it keeps 1/128 or more), so no mass is lost.
 
     Args:
-      tree: this node's values: floating-point leaves `[...]`. They are mixed in float32 at least.
+      tree: this node's values: floating-point leaves `[...]`, which are mixed in float32 at least.
       weight: this node's push-sum weight, a scalar, 1 at the start, float32 at least; or None to
         mix without a weight.
       schedule: a schedule for as many nodes as the axis has.
@@ -110,8 +110,8 @@ def mix(
       local_axis_name: the axis of the devices of one node, over which `tree` is replicated. Each of
         the L devices of a node then exchanges 1/L of the message.
       wire: the form of messages, as in `gx.sgp`. Sums are taken in float32 at least, and the weight
-        travels in full precision. Values that are not finite stay so. Derivatives are those of the
-        exchange in full precision.
+        travels in full precision. Values that are not finite stay so. Derivatives equal the
+        derivatives of the exchange in full precision.
       key: a PRNG key for codecs that round at random; give a new key to every exchange. Nodes fold
         their index in.
       specs: on a mesh with axes inside the nodes, how `tree` is sharded over them, as in

@@ -12,16 +12,17 @@ def adaptive_consensus(
 ) -> optax.Schedule:
     """The strength of DSGD-AC: the lower the learning rate, the less nodes agree.
 
-    Before update `start` the strength is 1. Later, after `k` updates, it is `c(k)`, but at most 1:
+    Before update `start` the strength is 1. Later, after `k` updates, the strength is `c(k)`, but
+    at most 1:
 
         c(k) = (1 - minimum) (rate(k) / rate(start))^power + minimum
 
-    Pass it as the `strength` of `gx.dpsgd`. If the rate ends at 0, models end apart from each
-    other, around an average that is exact. Evaluate this average: `gx.average_model`.
+    Pass the result as the `strength` of `gx.dpsgd`. If the rate ends at 0, models stay apart from
+    each other, but their average is exact. Evaluate the average model (`gx.average_model`).
 
     Args:
       rate: the learning rate, a function of the number of updates so far.
-      start: the update at which the rate is highest, the end of its warm-up.
+      start: the update at which the rate is highest: the end of the warm-up.
       power: the exponent; the authors' code uses 3.
       minimum: c at rate 0.
 

@@ -15,21 +15,21 @@ TOLERANCE = 1e-6  # of an eigenvalue, and of the two halves of a symmetric matri
 def d2(schedule: Schedule, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
     """D2: D-PSGD without the error that uneven data leave. Put it *last* in a chain.
 
-    If `x` are the parameters, `u` is the update from the chain before it, `W` is the mixing matrix
-    of a static schedule, and `c` is a correction, 0 at the start, then
+    If `x` are the parameters, `u` is the update from the chain, `W` is the mixing matrix of a
+    static schedule, and `c` is a correction, 0 at the start, then
 
         x' = W (x + u + c);    c <- x' - x - u;    x <- x'
 
-    which is `x_{k+1} = W (2 x_k - x_{k-1} + u_k - u_{k-1})`. It diverges unless the smallest
-    eigenvalue of `W` is above -1/3; so you cannot use `ring(n)` with an even n above 2. Instead of
-    any `W` you can use `(W + I) / 2`, and get exact diffusion.
+    which is `x_{k+1} = W (2 x_k - x_{k-1} + u_k - u_{k-1})`. D2 diverges unless the smallest
+    eigenvalue of `W` is above -1/3; so you cannot use `ring(n)` with an even n above 2. With
+    `(W + I) / 2` in the place of `W` you get exact diffusion, which works for any `W`.
 
     Args:
       schedule: one round, symmetric, doubly stochastic, with eigenvalues above -1/3.
       axis_name: as in `gx.sgp`.
 
     Raises:
-      ValueError: if the schedule is not as above.
+      ValueError: if the schedule is not one such round.
 
     References:
       Tang et al., "D2: Decentralized Training over Decentralized Data", ICML 2018,

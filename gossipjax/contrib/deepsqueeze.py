@@ -27,7 +27,7 @@ def deepsqueeze(
 ) -> optax.GradientTransformationExtraArgs:
     """DeepSqueeze: each message also carries what the last one left out. Put it *last* in a chain.
 
-    If `u` is the update from the chain before it, `C` the codec and `P` the round:
+    If `u` is the update from the chain, `C` is the codec, and `P` is the round, then
 
         y = x + u;    v = y + e;    q = C(v);    e <- v - q
         x <- y + gamma (sum_j P_ij q_j - q)

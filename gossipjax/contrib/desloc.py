@@ -27,8 +27,8 @@ def desloc(
 ) -> optax.GradientTransformationExtraArgs:
     """DES-LOC: Local Adam whose moments are averaged more rarely than its models. Put it *last*.
 
-    It wraps the optimizer. If `x` are the parameters, `m` and `v` the two moments of Adam, and `g`
-    the gradient of this node, then at update `k`, counted from 0:
+    `desloc` wraps the optimizer. If `x` are the parameters, `m` and `v` the two moments of Adam,
+    and `g` the gradient of this node, then at update `k`, counted from 0:
 
         if k mod mu_every = 0:  m <- P m
         if k mod nu_every = 0:  v <- P v

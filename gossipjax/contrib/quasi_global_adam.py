@@ -27,8 +27,8 @@ def quasi_global_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """QG-DAdam: Adam with moments of the mixed models. Put it *last*, in Adam's place.
 
-    It is like `gx.quasi_global`, with two moments `m` and `v`, both 0 at the start. At update `t`,
-    counted from 1:
+    The algorithm is `gx.quasi_global` with two moments `m` and `v`, both 0 at the start. At update
+    `t`, counted from 1:
 
         mh = b1 m + (1 - b1) g;    vh = b2 v + (1 - b2) g^2
         x' = P (x - rate (mh / (1 - b1^t)) / (sqrt(vh / (1 - b2^t)) + eps))

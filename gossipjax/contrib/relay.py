@@ -28,17 +28,18 @@ Messages = tuple[PushSum, ...]  # one per neighbour
 def relay(tree: Any, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
     """RelaySGD: nodes relay sums of models along a tree. Put it *last* in a chain.
 
-    If `x` are the parameters, `u` is the update from the chain before it, and `m_ij` and `c_ij` are
-    the message and the count from node i to its neighbour j, all 0 at the start:
+    If `x` are the parameters, `u` is the update from the chain, and `m_ij` and `c_ij` are the
+    message and the count from node i to its neighbour j, all 0 at the start:
 
         y_i = x_i + u_i
         m_ij <- y_i + sum_{k != j} m_ki;    c_ij <- 1 + sum_{k != j} c_ki
         x_i <- (y_i (N - sum_j c_ji) + sum_j m_ji) / N
 
-    A message relays the messages that arrived one step before; the last line uses the messages of
-    this step. So node `i` averages the models of all nodes `j` with the weight `1 / N`: the `y_j`
-    of `d(i, j) - 1` steps ago, however uneven the data. In the first steps, a node uses its own
-    model for each model that has not arrived yet. Mixing does *not* keep the sum of the `x_i`.
+    A message relays the messages that arrived one step before; the third line uses the messages of
+    this step. So node `i` averages the models of all nodes `j` with the weight `1 / N`, however
+    uneven the data: the `y_j` of `d(i, j) - 1` steps ago, if `d` is the distance in the tree. In
+    the first steps, a node uses its own model for each model that has not arrived yet. Mixing does
+    *not* keep the sum of the `x_i`.
 
     networkx makes trees: `path_graph(n)` is a chain, `full_rary_tree(2, n)` a binary tree, and
     `star_graph(n - 1)` a star. `gx.mix_batch_stats` mixes by the `schedule` of the state, which is

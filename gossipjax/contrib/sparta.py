@@ -19,15 +19,14 @@ def sparta(
 ) -> optax.GradientTransformationExtraArgs:
     """SPARTA: nodes average a slice of the parameters with the neighbours. Put it *last*.
 
-    If `u` is the update from the chain before it and `S` is the slice of update `t`, the same on
-    all nodes:
+    If `u` is the update from the chain, and `S` is the slice of update `t`, the same on all nodes:
 
         x <- x + u;    x[S] <- sum_j P_ij x_j[S]
 
     In `T = ceil(1 / fraction)` updates every value is averaged once. A leaf of `n` values is cut
     into `ceil(n / T)` groups of T neighbours. A slice contains one value of each group, at each
-    update the next one, and every T updates the groups start elsewhere. Every node draws these
-    places from the seed and the number of the update, so only the values travel: `1 / T` of the
+    update the next one, and every T updates the groups start elsewhere. Every node draws the places
+    of a slice from the seed and the number of the update, so only the values travel: `1 / T` of the
     model.
 
     Args:

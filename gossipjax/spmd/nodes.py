@@ -85,15 +85,16 @@ def spmd(
       donate_argnums: arguments whose memory the results may take, as in `jax.jit`.
       shared_argnums: arguments without a node axis that are the same for every node.
       local_argnums: arguments such as batches, `[N, B, ...]`, whose second axis is split over the
-        devices of a node: `fn` sees `[B / L, ...]`. Other arguments are replicated over them.
-      check_vma: the option of `shard_map`, for one node per device. With it, JAX refuses a result
-        that was not averaged over the local axis. Without it, you silently get the result of the
-        node's first device. With it, take gradients at
-        `jax.lax.pcast(params, "local", to="varying")`.
+        devices of a node: `fn` sees `[B / L, ...]`. Other arguments are replicated over these
+        devices.
+      check_vma: the option of `shard_map`, for one node per device. If True, JAX refuses a result
+        that was not averaged over the local axis, and you must take gradients at
+        `jax.lax.pcast(params, "local", to="varying")`. If False, you silently get the result of the
+        node's first device.
 
     Returns:
-      A `Program`, compiled once per set of shapes and static values. Make it outside of loops, or
-      use `Nodes.run`, which keeps it.
+      A `Program`, compiled once per set of shapes and static values. Make the program outside of
+      loops, or use `Nodes.run`, which keeps programs.
 
     Raises:
       ValueError: if mesh and nodes contradict each other; when traced, if an argument is not
@@ -137,7 +138,7 @@ class Nodes:
 
     Attributes:
       size: N, the number of nodes.
-      mesh: the D devices, with Auto axes; None if the nodes are simulated on one. If you call
+      mesh: the D devices, with Auto axes; None if the nodes are simulated. If you call
         `jax.set_mesh` with a mesh of these devices and axes, arrays go to your mesh.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if the mesh has it.
@@ -281,9 +282,10 @@ class Nodes:
     def split(self, batch: Any, specs: Any = None) -> Any:
         """Splits a batch over the nodes, on the devices: `[B, ...]` -> `[N, B / N, ...]`.
 
-        Node `i` gets the `i`-th run of `B / N` examples. If there are several processes, each gives
-        the examples of its own nodes, `nodes.local`, as many per node as the others.
-        `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a step runs.
+        Node `i` gets the `i`-th run of `B / N` examples. If there are several processes, each
+        process gives the examples of its own nodes, `nodes.local`, and all processes give equally
+        many per node. `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a
+        step runs.
 
         Args:
           batch: arrays with one leading axis, as loaders return them: of NumPy, JAX, torch, ...
@@ -344,9 +346,9 @@ class Nodes:
     def one(self, stacked: Any, *, require_equal: bool = True) -> Any:
         """Returns the row that all nodes have, on every process: `[N, ...]` -> `[...]`.
 
-        Use it to get one ordinary model from an average. On a mesh with axes inside the nodes the
-        model stays sharded over these axes. With `require_equal=False` you get the row of the first
-        node, without a check.
+        You can use `one` to get one ordinary model from an average. On a mesh with axes inside the
+        nodes the model stays sharded over these axes. With `require_equal=False` you get the row of
+        the first node, without a check.
 
         Raises:
           ValueError: if the rows of a leaf differ: if real numbers, or the real or imaginary parts
@@ -399,8 +401,9 @@ def as_nodes(
 def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:
     """Returns `argnums`, or `()` on CPU, where XLA copies most donated buffers anyway.
 
-    An update by SGP and momentum makes 18 passes over memory, and 4 of them are such copies. They
-    take a sixth of its time.
+    An update by SGP and momentum makes 18 passes over memory. Four of these passes copy donated
+    buffers, and take a sixth of the time of the update.
+
     >>> import jax
     >>> donate_on_accelerators(1, 2) == (() if jax.default_backend() == "cpu" else (1, 2))
     True

@@ -156,17 +156,17 @@ def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
         bin = clip(round((v - m) / (6 s / 4) + 2), 0, 3);    v arrives as the mean of its bin
 
     The index takes 12 bits and the bin 2; the four means of a block travel in full precision. Use
-    it with `gx.outer(error_feedback=)`, `gx.choco` and `gx.allreduce`, which keep what is left out.
-    A block is a run of consecutive values of a message. The authors' code differs: it cuts matrices
-    into squares of 64 x 64, and has one table for a tensor. If a block sends a value that is not
-    finite, no value that it sends arrives finite.
+    the codec with `gx.outer(error_feedback=)`, `gx.choco` and `gx.allreduce`, which keep what is
+    left out. A block is a run of consecutive values of a message. The authors' code differs: it
+    cuts matrices into squares of 64 x 64, and has one table for a tensor. If a block sends a value
+    that is not finite, no value that it sends arrives finite.
 
     Args:
       count: the largest number of values that a block sends, from 1 to `block`.
       block: the largest number of values in a block, up to 4096.
 
     Raises:
-      ValueError: if an argument is not such an integer.
+      ValueError: if `count` or `block` is not an integer in its range.
 
     References:
       After Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,

@@ -164,16 +164,16 @@ def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
     """Integers of 8 bits and one float32 scale per block: 0.254 of the bytes in blocks of 256.
 
     A value arrives with an error below 1/127 of the largest magnitude of its block; on average the
-    error is 0. If a block contains a value that is not finite, no value of it arrives finite. A
-    block of zeros arrives as zeros.
+    error is 0. If a block contains a value that is not finite, no value of the block arrives
+    finite. A block of zeros arrives as zeros.
 
     Args:
       block: the largest number of values that share a scale, a power of two from 8 on.
       seed: the seed of the rounding. Random numbers depend on the seed, the number of the update
-        and the node, so a resumed run draws the same.
+        and the node, so a resumed run draws the same numbers.
 
     Raises:
-      ValueError: if `block` is not such a power of two, or `seed` is not an integer from 0 to
+      ValueError: if `block` is not a power of two from 8 on, or `seed` is not an integer from 0 to
         2^32 - 1.
 
     References:

@@ -54,7 +54,7 @@ class TopK(SparseCodec):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RandomK(SparseCodec):
-    """Values drawn at random, one from each of k groups of neighbours, after the key for the draw.
+    """Values drawn at random, one from each of k groups of neighbours; the key comes first.
 
     The groups are also shifted at random, so every value is sent with the same probability.
 
@@ -111,11 +111,11 @@ def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
 def top_k(fraction: float) -> TopK:
     """The fraction of the values that is largest in magnitude, with indices: 8 bytes a value.
 
-    The fraction, above 0 and at most 1, counts in each message, not in each leaf. Use it with
-    `gx.choco`, `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is left out.
+    The fraction, above 0 and at most 1, counts in each message, not in each leaf. Use the codec
+    with `gx.choco`, `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is left out.
 
     Raises:
-      ValueError: if `fraction` is not such a number.
+      ValueError: if `fraction` is not above 0 and at most 1.
 
     >>> top_k(0.01).count_bytes(1000)
     80
@@ -130,7 +130,7 @@ def random_k(fraction: float, seed: int = 0) -> RandomK:
     in `int8`.
 
     Raises:
-      ValueError: if `fraction` is not such a number, or `seed` not an integer from 0 to 2^32 - 1.
+      ValueError: if `fraction` or `seed` (from 0 to 2^32 - 1) is out of its range.
 
     >>> random_k(0.01).count_bytes(1000)
     48
