@@ -274,8 +274,8 @@ def state_specs(tree: Any, params: Any, specs: Any) -> Any:
 def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:
     """Specs that shard each parameter over one axis inside a node: fully sharded data parallelism.
 
-    The largest axis of a parameter that the number of devices divides is sharded, or the first of
-    several equally large axes. A parameter without such an axis stays whole.
+    Each parameter is sharded over its largest axis that the number of devices divides; of equally
+    large axes, over the first. A parameter without such an axis stays whole.
 
     Args:
       params: the parameters of one node, `[...]`: arrays or `jax.ShapeDtypeStruct`s.
