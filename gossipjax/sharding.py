@@ -180,8 +180,8 @@ class Specs:
                 raise ValueError(
                     "specs must have a PartitionSpec, or None, for every parameter, got none for "
                     f"params{jax.tree_util.keystr(path)}: make them of the parameters, by "
-                    "jax.tree.map or gx.fsdp_specs; of parameters that flax annotates give "
-                    "none, gx.sharded(tx), or nn.unbox them, with nn.get_partition_spec(params)."
+                    "jax.tree.map or gx.fsdp_specs, or give none, gx.sharded(tx), if flax "
+                    "annotates the parameters."
                 )
             _require_fits(name, self._spec_of[path], jnp.shape(leaf), sizes)
         parts = jax.tree.leaves(params, is_leaf=lambda part: isinstance(part, optax.MaskedNode))
