@@ -144,7 +144,8 @@ def average_batch_stats(
     Args:
       stats: the statistics of this node, `[...]`.
       axis_name: the mapped axis of the nodes; by default "nodes", or the axis of `nodes`.
-      nodes: for a call outside of a per-node function, as in `gx.average_model`.
+      nodes: where the nodes run, if you call it outside of a per-node function, as in
+        `gx.average_model`.
 
     Raises:
       ValueError: if the axis is missing or a leaf is not floating-point.

@@ -167,8 +167,8 @@ class DecentralizedStep:
     def _take_apart(self, state: Any) -> tuple[Any, Any]:
         """The parameters, as `params` returns them, and the rest of the state."""
         leaves, structure = jax.tree.flatten(state)
-        # What `params` returns of tracers are tracers of the state: so each leaf is known, in
-        # whatever it returns them, and also where one array stands in two places.
+        # `params` returns tracers of the state. So each leaf is known, in any structure that it
+        # returns, and even if one array stands in two places.
         try:
             jaxpr, shapes = jax.make_jaxpr(self._params, return_shape=True)(state)
         except (AttributeError, LookupError, TypeError) as error:

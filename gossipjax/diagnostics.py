@@ -222,8 +222,9 @@ def average_model(
 
     Args:
       params, opt_state, axis_name: as in `total_mass`.
-      nodes: for a call outside of a per-node function, with node-stacked `params` and `opt_state`.
-        You then get one ordinary model, `[...]`, on every process, to evaluate or save.
+      nodes: where the nodes run, if you call `average_model` outside of a per-node function, with
+        node-stacked `params` and `opt_state`. You then get one ordinary model, `[...]`, on every
+        process, to evaluate or save.
 
     Raises:
       ValueError: if `total_mass` would raise it, or, with `nodes`, if the arrays are not of these
@@ -313,7 +314,7 @@ def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str 
 
 
 def _mass_of_node(params: optax.Params, state: GossipState | None) -> PushSum:
-    """Weight and numerators of this node, with those of the messages in flight to it."""
+    """Weight and numerators of this node, plus the messages in flight to it."""
     require_floats(params, "params")
     if state is not None and state.residual is not None:
         require_like(state.residual, params, "params")

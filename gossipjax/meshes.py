@@ -16,7 +16,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-HOST_MEMORY = "pinned_host"  # from and to which devices copy beside what they compute
+HOST_MEMORY = "pinned_host"  # devices copy from and to it while they compute
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,7 +46,7 @@ def unset_mesh() -> contextlib.AbstractContextManager[Any]:
 
 
 def apart_from_set_mesh(fn: Function) -> Function:
-    """`fn`, run where no mesh is set; the arrays of its result go to the mesh of the caller."""
+    """Runs `fn` while no mesh is set; arrays of its result go to the mesh of the caller."""
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from gossipjax.algorithms.outer_average import OuterState
 from gossipjax.meshes import HOST_MEMORY
 
-# Fields of `OuterState` -> of which fragment a step reads them, and writes them. A step that is
-# skipped writes what is sent as it was: it is read there, too.
+# Fields of `OuterState` -> the fragments for which a step reads them, and writes them. A skipped
+# step writes what is sent unchanged, so it reads it, too.
 BOTH = ("sent", "used")
 READ = {"anchor": BOTH, "outer": ("used",), "sent": BOTH, "error": ("used",)}
 WRITTEN = {"anchor": ("used",), "outer": ("used",), "sent": ("sent",), "error": ("used",)}

@@ -141,7 +141,7 @@ def require_shared_folder(folder: Path) -> None:
     if is_main_process():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A name that nothing has: not that of a link or of another job's.
+            # A name that no file has, no link, and no file of another job.
             file, path = tempfile.mkstemp(prefix=".is_writable", dir=folder)
             os.close(file)
             name = Path(path).name

@@ -39,7 +39,7 @@ def _leaves_by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> 
 
 
 def _without_box(path: Path) -> Path:
-    """The path of a parameter without that of the box of flax around it.
+    """The path of a parameter without the path inside flax's box around it.
 
     `nnx.Optimizer` takes the boxes off for an update, and puts others around its state.
     """

@@ -87,7 +87,7 @@ def bytes_per_step(
     tx = require_transform(tx, "tx of bytes_per_step")
     nodes = as_nodes(None, nodes)
     sizes = dict(nodes.mesh.shape) if nodes.mesh is not None else {}
-    sizes[nodes.axis_name] = nodes.size  # also where several share a device
+    sizes[nodes.axis_name] = nodes.size  # even if several share a device
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     manual = set(sizes) - set(nodes.inner_axes)
 

@@ -70,16 +70,17 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
         accumulated(params, batch) = (1/k sum_j grads(params, batch_j), [aux_0, ..., aux_{k-1}])
 
-    is the gradient of the whole batch, in the memory of one part. It works before any chain,
-    because the optimizer and the gossip see one gradient. Sums are taken in float32 at least.
+    is the gradient of the whole batch, in the memory of one part. You can use any chain with
+    `accumulated`, because the optimizer and the gossip see one gradient. Sums are taken in float32
+    at least.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as for `gx.TrainStep`.
       every: k, the number of parts.
 
     Returns:
-      A function like `gradients`. All arrays of its inputs are `[B, ...]`, where k divides B;
-      `jax.random.split(key, k)` gives each part a key, `[1]`. Its `aux` is `[k, ...]`.
+      A function like `gradients`. All arrays of the inputs are `[B, ...]`, where k divides B;
+      `jax.random.split(key, k)` gives each part a key, `[1]`. The returned `aux` is `[k, ...]`.
 
     Raises:
       ValueError: if `every` is not an integer >= 1; when traced, if it does not divide the leading
@@ -146,8 +147,8 @@ class _Kind(NamedTuple):
     """What a step requires of its update."""
 
     is_static: bool  # a program is compiled per round
-    overlaps: bool = False  # the exchange is a program beside the gradients of its step
-    delays: bool = False  # averages of an outer optimizer are programs beside several steps
+    overlaps: bool = False  # the exchange is a program that runs during the gradients of its step
+    delays: bool = False  # outer averages are programs that run during several steps
     offloads: bool = False  # the state of an outer optimizer waits on the host
 
 
@@ -176,8 +177,8 @@ class TrainStep:
         `spmd`; number 1 is the first of `inputs`.
       max_programs: how many programs may be compiled, one for each new round. In a single program
         with a traced step XLA cannot run the exchange of a mesh during the computation.
-      overlap_in_thread: whether a thread dispatches an exchange that needs no result of its step,
-        as a separate program; None chooses by the backend.
+      overlap_in_thread: whether an exchange that needs no result of its step becomes a separate
+        program, which a thread dispatches; None chooses by the backend.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
         The option has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
@@ -249,8 +250,8 @@ class TrainStep:
         # Whether gradients of a node's devices, each from its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
-        self._next_step: int | None = None  # the one that follows the last
-        self.donated_inputs: tuple[int, ...] = ()  # those that come back, new, in `aux`
+        self._next_step: int | None = None  # the step that follows the last one
+        self.donated_inputs: tuple[int, ...] = ()  # inputs that come back, new, in `aux`
         self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
     def __call__(

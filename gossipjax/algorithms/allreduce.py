@@ -43,8 +43,9 @@ def allreduce(
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. With a
         type, each value is rounded once before the sum, which is float32 at least, and once after
         the sum. All nodes get the same values, so equal models stay equal. Derivatives equal the
-        derivatives of the exact average. With an integer or sparse codec `C`, every node keeps what
-        the codec leaves out in its state, and adds it to the next gradient (error feedback):
+        derivatives of the exact average. With an integer or sparse codec `C`, every node keeps an
+        error in its state, which is what the codec left out, and adds it to the next gradient
+        (error feedback):
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 
@@ -90,7 +91,7 @@ def allreduce(
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, extra_args
         require_floats(updates, "updates")
-        axis_size(axis_name)  # raises where there is no such axis
+        axis_size(axis_name)  # raises if there is no such axis
         require_whole("allreduce", axis_name)
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
             if not varies(leaf, axis_name):

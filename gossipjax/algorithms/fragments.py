@@ -242,7 +242,7 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
 
     References:
       Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512, section 2.1. In 23 steps of 3
-      nodes, float64, equal to the rule of MaxText@e591f30 to 2e-15, where that is as even.
+      nodes, float64, equal to 2e-15 to the rule of MaxText@e591f30, if this rule is as even.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> params = {"blocks": jnp.zeros((4, 3, 3)), "embedding": jnp.zeros((12, 3))}

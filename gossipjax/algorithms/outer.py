@@ -346,7 +346,7 @@ class _FragmentStep:
     step: StepLike
     average: Any  # of what was sent, if it was computed before
     count: jax.Array  # of the updates before this one
-    was_sent: jax.Array | None = None  # whether there is an average to use; None where there is
+    was_sent: jax.Array | None = None  # whether there is an average to use; None if so
 
     def _put(self, by_fragment: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
         f = self.fragment

@@ -115,17 +115,17 @@ class OuterState(NamedTuple):
     """State of `gx.outer` for one node."""
 
     count: Any  # int32 scalar, the number of updates so far
-    inner: Any  # the state of the chain inside
-    # The `GossipState` of a chain that holds none, with its residuals: that of the gossip in the
-    # place of an average, if there is one; else None.
+    inner: Any  # the state of the inner chain
+    # A `GossipState` with residuals, if the inner chain contains no gossip, else None. If a gossip
+    # replaces the average, its state.
     local: Any
     # The model after the last outer step, float32 at least, by fragment: p trees like the
-    # parameters, each with what is in its fragment. The same on all nodes where `average="exact"`.
+    # parameters, each with its fragment. With `average="exact"` equal on all nodes.
     anchor: Any
     outer: Any  # the state of the outer optimizer, by fragment
     sent: Any  # this node's outer gradients, like `anchor`, until they are used; None without delay
-    # int32 `[p]`, the updates before that after which each fragment was sent; -1 before that, and
-    # once its average was used; None without delay.
+    # int32 `[p]`, the number of updates before the update that sent each fragment; -1 if no average
+    # is waiting; None without delay.
     sent_counts: Any
     plan: Any  # static: the `OuterPlan`
     error: Any = None  # what messages have left out, like `anchor`; None without error feedback

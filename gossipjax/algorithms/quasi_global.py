@@ -30,8 +30,8 @@ from gossipjax.wire import WireLike
 # Of the power iteration that asks whether nodes come to agree:
 STEPS = 2**12
 COLUMNS = 4  # random starts that are followed at once
-AGREEMENT = -30.0  # logarithm of the differences, from 1 at the start, where nodes surely agree
-DIVERGENCE = 100.0  # and where they surely do not
+AGREEMENT = -30.0  # logarithm of the differences, from 1 at the start: nodes surely agree
+DIVERGENCE = 100.0  # nodes surely do not agree
 GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
 MAX_WORK = 2**28  # numbers that are computed, after which it stops: a second or two
 
@@ -138,9 +138,8 @@ def growth_of_differences(schedule: Schedule, b: float, mu: float) -> float:
     """The factor per step by which nodes that differ come to differ more, without gradients.
 
     With n = rate m and b the factor of m in a step, `x' = P (x - b n)` and
-    `n' = mu n + (1 - mu) (x - x')`, whatever the rate. The factor is found by power iteration from
-    random differences, near 1 to about 1e-4; of a piecewise schedule it is the largest of its
-    parts.
+    `n' = mu n + (1 - mu) (x - x')` for any rate. Power iteration from random differences finds the
+    factor, near 1 to about 1e-4. For a piecewise schedule it is the largest factor of the parts.
     """
     return max(_follow(schedule, part.cycle, b, mu) for part in schedule.segments)
 
@@ -153,7 +152,7 @@ def _follow(schedule: Schedule, cycle: tuple[int, ...], b: float, mu: float) -> 
         step = len(logs) - 1
         mixed = multiply_round(schedule.rounds[cycle[step % len(cycle)]], x - b * n)
         v = np.hstack([mixed, mu * n + (1 - mu) * (x - mixed)])
-        v -= v.mean(axis=0)  # what all nodes have in common is no difference
+        v -= v.mean(axis=0)  # the common part of all nodes is not a difference
         norm = np.linalg.norm(v)
         if not norm:
             return 0.0

@@ -53,9 +53,9 @@ def sharded(
 
     Args:
       tx: a transform of this library.
-      specs: a tree like the parameters of `jax.sharding.PartitionSpec`s over the axes inside a
-        node (`[...]`, without the node axis), or None for a whole parameter; `fsdp_specs` makes
-        one.
+      specs: a tree like the parameters of `jax.sharding.PartitionSpec`s over the axes inside a node
+        (`[...]`, without the node axis), or None for a whole parameter; `fsdp_specs` makes such a
+        tree.
       axis_name: the mapped axis of the nodes, the same as for `tx`.
 
     You can restore a checkpoint of the state onto another mesh inside the nodes.

@@ -52,12 +52,12 @@ class ExchangePlan:
     schedule: Schedule | None = None  # None if all nodes exchange at once
     overlap: int = 0  # steps between sending a message and using it
     wire: Wire = DEFAULT_WIRE
-    period: int = 1  # steps from one exchange to the next, where `schedule` is None
+    period: int = 1  # steps from one exchange to the next, if `schedule` is None
     order: Order = "adapt-then-combine"
     models: int = 1  # trees like the parameters in a message
     takes_gradients: bool = False  # whether the algorithm is the optimizer
-    # Whether an update of zeros moves the state too, or the model beyond the exchange, so that
-    # every update must carry a gradient.
+    # Whether an update of zeros moves the state too, or the model beyond the exchange. Every update
+    # must then carry a gradient.
     moves_by_zeros: bool = False
 
     @property

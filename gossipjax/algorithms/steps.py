@@ -36,7 +36,7 @@ class StepPlan:
 
     exchange: ExchangePlan
     outer: OuterPlan | None = None
-    is_local: bool = False  # whether the chain inside the outer optimizer holds no gossip
+    is_local: bool = False  # whether the inner chain contains no gossip
 
     @functools.cached_property
     def is_one_program(self) -> bool:
@@ -109,8 +109,8 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     """Returns the gossip state inside the state of a chain; None if there is none.
 
     Raises:
-      ValueError: if there are several, `opt_state` is None, or the gossip is inside a wrapper of
-        optax that skips updates by what one node sees.
+      ValueError: if the chain contains several gossip states, `opt_state` is None, or the gossip is
+        inside a wrapper of optax that skips updates by what one node sees.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.ring(4), overlap=2))
@@ -325,7 +325,7 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """
     plan = step_plan(opt_state)
     canonical = plan.canonical_step(step)
-    # Only where a loop goes back is the count read: the host waits for the last step.
+    # The count is read only if a loop goes back, because the host then waits for the last step.
     last = _last_step(plan)
     if step < last[0]:
         try:

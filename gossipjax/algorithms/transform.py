@@ -72,12 +72,12 @@ def gossip_transform(
         require_state_of_params(name, init, z, own_state)
         require_like(z, updates, f"the updates of {name}")
         step = default_step(step, own_state.count, plan.wire.axis_name)
-        # Made of what the user holds, so that changes from outside the chain are seen.
+        # Made from the user's parameters, so changes from outside the chain are seen.
         x = numerators(z, own_state)
         if skip_exchange:
             result = Combined(add(x, updates), own_state)
         else:
-            # `received` is given where the exchange is a separate program, beside the gradients.
+            # The caller gives `received` if the exchange is a separate program.
             if plan.exchanges_early and received is None:
                 received = exchange(own_state, step, params=z)
             early = (received,) if plan.exchanges_early else ()
@@ -91,7 +91,7 @@ def _finish(
     name: str, params: Any, old: GossipState, result: Combined
 ) -> tuple[optax.Updates, GossipState]:
     """The update to the new parameters, and the new state with its residuals."""
-    # The user's parameters are where gradients are taken, so they are de-biased.
+    # Gradients are taken at the user's parameters, so the parameters are de-biased.
     model = debias(result.x, result.state.weight, result.state.plan.wire.axis_name)
     updates = as_update(params, model if result.params is None else result.params)
     # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
@@ -311,7 +311,7 @@ def require_state_of_params(
 
 
 def _specs(tree: Any, name: str = "") -> list[str]:
-    """The types and shapes of the leaves, with their names where they have some."""
+    """The types and shapes of the leaves, with their names if they have some."""
     if isinstance(tree, dict) and all(isinstance(part, Extra) for part in tree.values()):
         return [spec for key, part in sorted(tree.items()) for spec in _specs(part, f"{key} ")]
     leaves = jax.tree.leaves(tree)

@@ -181,7 +181,7 @@ def exchange_slots(
         words = encode_each(messages, wire.codec, keys_of_slot)
         if slot is not None and round_.is_single:
             received = permute(words, slot.receivers[0], wire.axis_name, slot.weights[0] > 0)
-        else:  # who sends is data too, as it may be where nodes are simulated
+        else:  # the sender is data too, which is allowed for simulated nodes
             table = senders[number] if is_known else senders
             received = gather_rows(words, select(table, np.int32), wire.axis_name)
         # Subtract what the receiver decodes, so that the sender keeps what rounding takes off.
@@ -260,7 +260,7 @@ def permute(
                 packed = pack_u16_pairs(message)
                 total = jax.lax.psum(packed, axis_name, axis_index_groups=pairs)
                 return unpack_u16_pairs(total - packed, message)
-            except NotImplementedError:  # under vmap, and where types tell what varies
+            except NotImplementedError:  # under vmap, and if types say what varies
                 pass
         return jax.lax.ppermute(message, axis_name, edges)
 

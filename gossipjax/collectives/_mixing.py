@@ -219,7 +219,7 @@ def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) ->
         elif travels_by_leaf(wire) and not is_narrow:
             arrived.append([_deliver_buffer(leaf, round_, wire, None) for leaf in leaves])
         else:
-            # Of averages, and where a node has several devices, each sends a part of one buffer.
+            # For averages, and if a node has several devices, each sends a part of one buffer.
             buffer = _deliver_buffer(concatenate_in_place(leaves), round_, wire, key_of_type)
             arrived.append(split_by_size(buffer, sizes))
     return layout.unravel(arrived)
@@ -308,8 +308,8 @@ def _choose_round(
 ) -> Any:
     """`apply(round, x)` with the round of the traced number `index` among the distinct rounds."""
     rounds = schedule.rounds
-    # On a mesh a permutation is part of the program. Simulated, it is a gather of rows of which the
-    # numbers may be data: one program serves all rounds, and XLA fuses it with what is around it.
+    # On a mesh a permutation is part of the program. For simulated nodes it is a gather of rows,
+    # whose numbers may be data: one program serves all rounds, and XLA fuses the gather.
     groups = [[number] for number in range(len(rounds))]
     if is_simulated(axis_name):
         groups = group_rounds(schedule)

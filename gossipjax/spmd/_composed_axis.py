@@ -22,7 +22,7 @@ Groups = Sequence[Sequence[int]]
 class ComposedAxis(NamedTuple):
     """An axis of N = D k nodes: node `i` is row `i % k` of device `i // k`."""
 
-    name: str  # of the axis of all nodes, and of that of the devices, of `shard_map`
+    name: str  # the name of the axis of all nodes, and of the devices' axis of `shard_map`
     devices: int  # D
     per_device: int  # k
 

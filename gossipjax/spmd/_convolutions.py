@@ -55,7 +55,7 @@ class _Rewriter:
         """Rewrites a program; returns the same object if nothing changes."""
         if id(jaxpr) not in self.done:
             open_jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-            if open_jaxpr is not jaxpr:  # up to JAX 0.10 a closed one holds an open one
+            if open_jaxpr is not jaxpr:  # up to JAX 0.10 a closed one contains an open one
                 fields = {"jaxpr": self.rewrite(open_jaxpr)}
                 is_same = fields["jaxpr"] is open_jaxpr
             else:
@@ -67,7 +67,7 @@ class _Rewriter:
     def _rewrite_equation(self, eqn: Any) -> Any:
         if eqn.primitive is conv_general_dilated_p:
             return self._rewrite_convolution(eqn)
-        if eqn.primitive.name == "pallas_call":  # what is inside is no program of XLA
+        if eqn.primitive.name == "pallas_call":  # contains no program of XLA
             return eqn
         params = {name: self._rewrite_param(value) for name, value in eqn.params.items()}
         is_same = all(map(operator.is_, params.values(), eqn.params.values()))

@@ -32,7 +32,7 @@ class Codec(abc.ABC):
 
     is_sparse: ClassVar[bool] = False  # values are left out: `x / w` of push-sum would be wrong
     needs_key: ClassVar[bool] = False  # `encode` draws random numbers
-    is_elementwise: ClassVar[bool] = False  # the words of an array are those of its parts
+    is_elementwise: ClassVar[bool] = False  # encoding the parts gives the same words
 
     @property
     @abc.abstractmethod
@@ -123,7 +123,7 @@ def compute_once(words: jax.Array) -> jax.Array:
 
     def choose_when_run(words: jax.Array) -> jax.Array:
         # XLA for CPUs drops barriers early. It cannot see into the branches of a condition, nor
-        # that this one always holds.
+        # that this condition is always true.
         if not words.size:
             return words
         return jax.lax.cond((words.ravel()[0] | 1) > 0, lambda x: x, jnp.bitwise_not, words)

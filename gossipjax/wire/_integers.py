@@ -33,7 +33,7 @@ class IntegerCodec(Codec):
 
         q = round(m v / a + r),    r uniform in [-1/2, 1/2);    v arrives as q a / m
 
-    On average `v` arrives as `v`. An array is cut into as few blocks as possible, of at most
+    On average a value arrives unchanged. An array is cut into as few blocks as possible, of at most
     `block` values and of one length; zeros fill up the last block. The message contains all
     integers, and then all scales. Integers of 8 bits keep their order in the words, so packing does
     not move them. A byte contains two integers of 4 bits, one from either half of the block.
