@@ -275,7 +275,7 @@ def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:
     """Specs that shard each parameter over one axis inside a node: fully sharded data parallelism.
 
     Each parameter is sharded over its largest axis that the number of devices divides; of equally
-    large axes, over the first. A parameter without such an axis stays whole.
+    large axes, over the first. A parameter stays whole if the number divides none of its axes.
 
     Args:
       params: the parameters of one node, `[...]`: arrays or `jax.ShapeDtypeStruct`s.
@@ -392,7 +392,7 @@ def on_shards(
 def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) -> Any:
     """Shards arrays that are like a parameter as the specs say, if XLA partitions the inside.
 
-    Without it XLA chooses how results are sharded, and may choose whole ones. Arrays that are like
+    Otherwise XLA chooses how results are sharded, and may choose whole ones. Arrays that are like
     no parameter stay as they are. `like` is as in `Specs.of`.
     """
     if specs is None or not inner_axes(axis_name):

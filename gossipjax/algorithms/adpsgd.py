@@ -26,11 +26,11 @@ def adpsgd(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Simulates AD-PSGD: nodes in lockstep, gradients at stale models. Put it *last* in a chain.
+    """Simulates AD-PSGD: nodes take their gradients at stale models. Put it *last* in a chain.
 
-    Nodes run in lockstep, so a run can be replayed: gradients are taken at models that are stale by
-    given delays. If `W_k` are the models after `k` steps, `d_k` is this node's delay at step `k`,
-    and `u` is the update from the chain, then
+    The nodes run in lockstep with given delays, so a run can be replayed. If `W_k` are the models
+    after `k` steps, `d_k` is this node's delay at step `k`, and `u` is the update from the chain,
+    then
 
         W_{k+1} = P W_k + u,    u made from the gradient at W_{k - d_k}
 

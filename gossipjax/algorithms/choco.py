@@ -59,7 +59,7 @@ def choco(
 
     Args:
       schedule: a static, doubly stochastic graph: a schedule of one round, perhaps with rounds
-        without an exchange (`schedule.every(k)`), which are local steps. The paper's matrices are
+        without an exchange (`schedule.every(k)`), which are local steps. In the paper, graphs are
         symmetric.
       codec: the codec of the messages, such as `gx.wire.top_k(0.01)`.
       gamma: the step towards the neighbours, above 0 and at most 1. The less the codec keeps, the

@@ -26,7 +26,7 @@ def sharded(
     """Gossip of a model that is sharded inside a node: each device exchanges its own part.
 
     A node is a mesh of its own. Of a model of `B` bytes, each of the node's L devices sends one
-    message of `B / L` bytes per round, to the device at the same place in another node. Nothing is
+    message of `B / L` bytes per round, to the device at the same place in another node. No model is
     gathered.
 
         nodes = gx.Nodes(mesh=gx.launch.mesh(4, fsdp=2))
@@ -47,9 +47,9 @@ def sharded(
 
     If a node has copies of a sharded model, as with `gx.launch.mesh(4, local=2, fsdp=2)`, average
     gradients by `gx.sharded(gx.allreduce("local"), specs)`, and give the gossip
-    `local_axis_name="local"`. If a parameter is whole on several devices of a node, each of them
-    sends it. Messages then need full precision or bfloat16, because other codecs would round the
-    copies differently.
+    `local_axis_name="local"`. If a parameter is whole on several devices of a node, each of these
+    devices sends the parameter. Messages of such a model need full precision or bfloat16, because
+    other codecs would round the copies of a parameter differently.
 
     Args:
       tx: a transform of this library.

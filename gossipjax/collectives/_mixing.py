@@ -110,8 +110,8 @@ def mix(
       local_axis_name: the axis of the devices of one node, over which `tree` is replicated. Each of
         the L devices of a node then exchanges 1/L of the message.
       wire: the form of messages, as in `gx.sgp`. Sums are taken in float32 at least, and the weight
-        travels in full precision. Values that are not finite stay so. Derivatives equal the
-        derivatives of the exchange in full precision.
+        travels in full precision. Values that are not finite do not arrive finite. Derivatives
+        equal the derivatives of the exchange in full precision.
       key: a PRNG key for codecs that round at random; give a new key to every exchange. Nodes fold
         their index in.
       specs: on a mesh with axes inside the nodes, how `tree` is sharded over them, as in

@@ -19,7 +19,7 @@ def mixed_momentum(
     nesterov: bool = False,
     axis_name: str = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD that mixes the momentum, too. Put it *last*, in the place of the chain's SGD.
+    """D-PSGD that mixes the momentum, too. Put it *last*, in the place of SGD.
 
     The chain before it hands on gradients `g`. If `x` are the parameters and `m` is their momentum,
     0 at the start:

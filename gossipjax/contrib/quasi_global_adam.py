@@ -25,7 +25,7 @@ def quasi_global_adam(
     axis_name: str = "nodes",
     gradient_weight: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """QG-DAdam: Adam with moments of the mixed models. Put it *last*, in Adam's place.
+    """QG-DAdam: the moments of Adam follow the mixed models. Put it *last*, in Adam's place.
 
     The algorithm is `gx.quasi_global` with two moments `m` and `v`, both 0 at the start. At update
     `t`, counted from 1:

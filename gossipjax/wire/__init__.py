@@ -12,7 +12,8 @@ You can give `wire=` of a transform a floating-point type, such as `jnp.bfloat16
 `gx.choco`, `gx.allreduce` and `gx.outer(error_feedback=)` take sparse codecs, too. The sender keeps
 what a message leaves out, so sums over the nodes are exact in any form.
 
-Values that are not finite arrive so. If values share a scale, their whole block arrives so.
+A value that is not finite never arrives finite, nor does any value of its block, if values share a
+scale.
 
 Rounding errors do not vanish as the nodes agree. Gossip of whole models therefore ends at a
 consensus distance. On 8 nodes, as a part of the model's norm, it was about 1.5e-3 in bfloat16, 5e-3

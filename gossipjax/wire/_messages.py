@@ -102,7 +102,7 @@ def encode(
     """Encodes flat arrays of one type as words, one array after another.
 
     A single value, such as a push-sum weight, keeps its full precision. Values that are not finite
-    stay so.
+    do not become finite.
 
     >>> from gossipjax.wire import bfloat16, float16
     >>> encode([jnp.array([1.0, 2.0])], bfloat16()).dtype
