@@ -244,8 +244,8 @@ def _require_fits(
 def state_specs(tree: Any, params: Any, specs: Any) -> Any:
     """Returns the specs of a tree that contains trees like the parameters, as optimizer states do.
 
-    You need such specs to place a state, or for a `shard_map` of your own. An array is sharded like
-    the parameter whose path is the end of the array's path, if both have the same shape apart from
+    Use the result to place a state, or in a `shard_map` of your own. An array is sharded like the
+    parameter whose path is the end of the array's path, if both have the same shape apart from
     leading axes. Other arrays are whole.
 
     Args:

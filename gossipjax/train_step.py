@@ -182,7 +182,8 @@ class TrainStep:
         program, which a thread dispatches; None chooses by the backend.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
-        The option has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
+        `offload_outer` has no effect without `gx.outer`, or if a thread dispatches the exchange, on
+        CPU.
       extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes from `aux`,
         such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. Except `node_weight`
         of `gx.weighted`, these arguments are averaged over the nodes, so that nodes decide alike.
@@ -261,7 +262,7 @@ class TrainStep:
         """Returns the new parameters and state, and `aux`, node-stacked.
 
         Accelerators donate `params` and `opt_state`, unless several nodes of one device mix their
-        models: donation would then cost two copies of each, and save at most their memory.
+        models, because donation would then cost two copies of each, and save at most their memory.
         """
         plan = step_plan(opt_state)
         kind = self._kind(plan)

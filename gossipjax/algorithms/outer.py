@@ -91,7 +91,7 @@ def outer(
     mean_over: MeanOver = "nodes",
     weights: Sequence[float] | np.ndarray | Literal["counted"] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """An outer optimizer around a chain: its gradient is how far all nodes moved together.
+    """An outer optimizer around a chain; its gradient is how far all nodes moved together.
 
     The anchor `a` is the model after the last outer step. At the end of every H-th step
     (`H = every`; steps H - 1, 2 H - 1, ...):

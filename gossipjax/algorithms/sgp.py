@@ -45,8 +45,8 @@ def sgp(
     the overlap SGP of the authors' code: the exchange hides behind the gradients, and no message is
     stale.
 
-    Your parameters are the de-biased `z`, `[...]` per node, and gradients are taken at `z`.
-    Momentum is local. The state is a `GossipState`, which contains the weight `w`, a scalar.
+    Your parameters are the de-biased `z`, `[...]` per node, and gradients are taken at `z`. Nodes
+    do not mix momentum. The state is a `GossipState`, which contains the weight `w`, a scalar.
 
     Args:
       schedule: any column-stochastic schedule; it may be directed and irregular.

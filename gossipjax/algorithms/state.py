@@ -134,8 +134,8 @@ class GossipState(NamedTuple):
       residual: `r`, float32 at least, like the parameters. All leaves have a residual if any
         parameter has less precision than float32, or the parameters are an older model; otherwise
         `r = 0`.
-      in_flight: the `PushSum` of messages that were sent and not yet used, already scaled. Leaves
-        that have travelled are received messages; the other leaves are messages of this node.
+      in_flight: the `PushSum` of messages that were sent and not yet used, already scaled. Until a
+        leaf travels, it is part of a message of this node, and afterwards of a received message.
       extra: a dict of `Extra` by name, the parts that only one algorithm keeps.
       plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
       mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.

@@ -38,7 +38,7 @@ def desloc(
 
     With periods of K, 3 K and 6 K nodes send half as much as if they averaged all three every K
     steps. `m` and `v` are the fields `mu` and `nu` of the states in `inner`, such as a state of
-    `optax.adamw`. One program makes all updates: `step=` of `update` does nothing.
+    `optax.adamw`. One program makes all updates, so `update` ignores `step=`.
 
     Args:
       inner: the optimizer, or a chain that contains one, without gossip.

@@ -401,8 +401,8 @@ def as_nodes(
 def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:
     """Returns `argnums`, or `()` on CPU, where XLA copies most donated buffers anyway.
 
-    Of 18 passes over memory in an update by SGP and momentum, four would copy donated buffers, and
-    take a sixth of the time.
+    An update by SGP and momentum passes over memory 18 times. Copies of donated buffers are four of
+    these passes, and take a sixth of the time.
 
     >>> import jax
     >>> donate_on_accelerators(1, 2) == (() if jax.default_backend() == "cpu" else (1, 2))
