@@ -6,7 +6,7 @@
 - steps: how to find states inside the state of a chain, and which program a step needs.
 - exchange: messages in flight, and the exchange that can run before a step.
 - transform: the wrapper of all gossip transforms, and the checks of arguments.
-- outer_average: when an outer optimizer averages which fragment, and the average.
+- outer_average: when an outer optimizer averages which fragment, and how it averages.
 """
 
 __all__: list[str] = []

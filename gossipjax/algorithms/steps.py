@@ -338,7 +338,7 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
 
 @functools.lru_cache(256)
 def _last_step(plan: StepPlan) -> list[int]:
-    """The last step that was asked of this plan, in a list that the caller can change."""
+    """A list with the step for which this plan was last asked; the caller updates the list."""
     del plan
     return [0]
 

@@ -211,7 +211,7 @@ def convolve_by_node(
 
 
 def _split_groups(x: jax.Array, axis: int, groups: int) -> jax.Array:
-    """Splits an axis of groups times size: groups become the first axis, size stays in place."""
+    """Splits an axis into groups, which become the first axis, and a size, which stays there."""
     shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
