@@ -63,9 +63,9 @@ def decentralize(
 
     Args:
       train_step: the step of one node, `train_step(state, *inputs, **inputs) -> (state, metrics)`,
-        jitted or not. Bind arguments that are not arrays: `functools.partial(train_step,
-        config=config)`. Remove a `lax.pmean` of the gradients over all devices, but keep a
-        `lax.pmean` over the devices of one node.
+        jitted or not. Bind arguments that are not arrays:
+        `functools.partial(train_step, config=config)`. Remove a `lax.pmean` of the gradients over
+        all devices, but keep a `lax.pmean` over the devices of one node.
       tx: the gossip, without an optimizer, because `tx` gets no gradients.
       nodes: where the nodes run.
       params: a function that picks the parameters to gossip out of the state, and computes nothing:

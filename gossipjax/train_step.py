@@ -170,8 +170,9 @@ class TrainStep:
     thread runs exchanges, call any other program with collectives by `run`.
 
     Args:
-      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as `jax.grad(loss,
-        has_aux=True)`. It must not contain collectives if the exchange is a separate program.
+      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as
+        `jax.grad(loss, has_aux=True)`. It must not contain collectives if the exchange is a
+        separate program.
       tx: the optax chain.
       mesh, nodes: where the nodes run, as in `spmd`; `nodes` may be a `Nodes`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in

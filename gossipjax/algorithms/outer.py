@@ -110,8 +110,8 @@ def outer(
       average: "exact" averages over all nodes. With "none" each node steps alone. With a doubly
         stochastic schedule, outer step m mixes by round m: `D = P (a - x) + pull (a - P a)`. For
         any directed graph, give a gossip: `gx.sgp`, `gx.gradient_tracking` or
-        `gx.dpsgd(order="adapt-then-combine")`. Nodes then mix after their outer steps, `y, w <- P
-        (y + v), P w` with `v = outer_tx(a - x at a)`.
+        `gx.dpsgd(order="adapt-then-combine")`. Nodes then mix after their outer steps,
+        `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
       fragments: p, the number of parts into which the leaves are cut, in their order. Part f is
         averaged at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. For a model
         that scans over stacked layers give `gx.layer_fragments`. An `outer_tx` that is not

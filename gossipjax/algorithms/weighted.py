@@ -37,8 +37,8 @@ def weighted(
     - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, or another gossip in the place of
       `gx.sgp`. With SGD, with or without momentum, nodes with uneven data stay at a distance from
       the minimum if the rate is constant; with `gx.gradient_tracking` they do not. Do not use Adam,
-      because its updates have one size wherever a node is, so nodes end where `sum_i p_i
-      Adam(g_i) = 0`.
+      because its updates have one size wherever a node is, so nodes end where
+      `sum_i p_i Adam(g_i) = 0`.
     - `gx.outer(inner, outer_tx, every, weights=n)`, which weighs models. With Adam inside, nodes
       that end their H steps at their own minimum are averaged by `p`.
 
