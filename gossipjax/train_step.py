@@ -158,9 +158,9 @@ class TrainStep:
 
     `TrainStep` reads schedule, overlap and wire from the optimizer state. On a mesh it compiles one
     program per distinct round, with a static `gx.canonical_step`, so XLA can run the exchange
-    during the computation. With more rounds than `max_programs`, it compiles one program with a
-    traced step. Simulated nodes also get one program with a traced step, if all rounds exchange in
-    the same way, because this program mixes as fast.
+    during the computation. With more rounds than `max_programs`, `TrainStep` compiles one program
+    with a traced step. Simulated nodes also get one program with a traced step, if all rounds
+    exchange in the same way, because this program mixes as fast.
 
     On CPU, JAX does not overlap computation and exchange inside a program. If several processes
     have one device each, an exchange that needs no result of its step becomes a separate program on

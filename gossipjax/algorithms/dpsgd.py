@@ -41,7 +41,7 @@ def dpsgd(
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD: average with the neighbours and take a local step. Put it *last* in a chain.
 
-    If `x` are the parameters, `[...]` per node, and the chain before it makes the update `u`:
+    If `x` are the parameters, `[...]` per node, and `u` is the update from the chain:
 
         x <- P x + u       order="combine-while-adapting" (algorithm 1): exchange and gradient may
                            run at the same time

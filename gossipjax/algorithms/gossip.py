@@ -67,8 +67,8 @@ def gossip(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an algorithm from its equations for one node. Put it *last* in a chain.
 
-    `x` are the parameters, and `u` is the update that the chain before it makes. `x` and `u` are
-    trees like the parameters, `[...]` per node and float32 at least:
+    `x` are the parameters, and `u` is the update from the chain. `x` and `u` are trees like the
+    parameters, `[...]` per node and float32 at least:
 
         x <- combine(x, u, node)          node.mix(tree) = P tree: the exchange of this step
         x, kept <- combine(x, u, node)    with keeps: node.kept[name], 0 at the start

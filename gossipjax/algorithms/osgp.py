@@ -33,8 +33,7 @@ def osgp(
 ) -> optax.GradientTransformationExtraArgs:
     """Overlap SGP, tau-OSGP: the exchange runs while the next steps compute. Put it *last*.
 
-    If `tau = overlap`, `s_i = P_ii`, `R = P - diag(s)`, and the chain before it makes the update
-    `u`, then:
+    If `tau = overlap`, `s_i = P_ii`, `R = P - diag(s)`, and `u` is the update from the chain, then:
 
         every step:                    y = x + u
         sending steps, k mod tau = 0:  x <- s y, w <- s w; the messages R y, R w are in flight until

@@ -48,8 +48,8 @@ def quasi_global(
 ) -> optax.GradientTransformationExtraArgs:
     """QG-DSGDm: the momentum follows the mixed models. Put it *last*, in the place of SGD.
 
-    The chain before it hands on gradients `g`, for example after clipping or weight decay. If `x`
-    are the parameters, `[...]` per node, and `m` is their quasi-global momentum, 0 at the start:
+    The chain hands on gradients `g`, for example after clipping or weight decay. If `x` are the
+    parameters, `[...]` per node, and `m` is their quasi-global momentum, 0 at the start:
 
         h = momentum m + g;    d = h, or g + momentum h (nesterov)
         x' = P (x - rate d);   m <- mu m + (1 - mu) (x - x') / rate;    x <- x'

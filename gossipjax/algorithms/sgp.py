@@ -36,7 +36,7 @@ def sgp(
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic Gradient Push: each node updates its model, then push-sum mixes. Put it *last*.
 
-    If `u` is the update that the chain before it makes, one step of every node is
+    If `u` is the update from the chain, one step of every node is
 
         y = w z + u;    x, w <- P y, P w;    z <- x / w        order="adapt-then-combine"
         x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"

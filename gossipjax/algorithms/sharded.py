@@ -48,8 +48,8 @@ def sharded(
     If a node has copies of a sharded model, as with `gx.launch.mesh(4, local=2, fsdp=2)`, average
     gradients by `gx.sharded(gx.allreduce("local"), specs)`, and give the gossip
     `local_axis_name="local"`. If a parameter is whole on several devices of a node, each of these
-    devices sends the parameter. Messages of such a model need full precision or bfloat16, because
-    other codecs would round the copies of a parameter differently.
+    devices sends the parameter. If a parameter has several copies in a node, messages need full
+    precision or bfloat16, because other codecs would round the copies differently.
 
     Args:
       tx: a transform of this library.

@@ -21,8 +21,8 @@ def mixed_momentum(
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD that mixes the momentum, too. Put it *last*, in the place of SGD.
 
-    The chain before it hands on gradients `g`. If `x` are the parameters and `m` is their momentum,
-    0 at the start:
+    The chain hands on gradients `g`. If `x` are the parameters and `m` is their momentum, 0 at the
+    start:
 
         m <- momentum m + g;    d = m, or g + momentum m (nesterov)
         x <- P (x - rate d);    m <- P m

@@ -26,9 +26,9 @@ class BlockTopK(Codec):
     """The `count` values of the largest magnitude of every block, each with its bin.
 
     An array is cut into as few blocks as possible, of at most `block` values and of one length;
-    zeros fill up the last block. The message begins with all codes. A code is the place of a value
-    in 12 bits and the value's bin in 2 bits, and 16 codes take 7 words. The tables of the blocks
-    follow, 4 values each.
+    zeros fill up the last block. The message contains all codes, and then a table of 4 values for
+    each block. A code is the place of a value in 12 bits and the value's bin in 2 bits, and 16
+    codes take 7 words.
 
     >>> block_top_k(8, 256)
     block_top_k(8, block=256)
