@@ -73,10 +73,10 @@ def spmd(
     Args:
       fn: `fn(*args) -> pytree`, of positional arguments.
       mesh: a mesh over whose axis `axis_name` `shard_map` runs `fn`, one node per device. N is the
-        size of this axis. If the mesh also has the axis `local_axis_name`, each node is a row of
-        devices. Axes may be of any kind, and `jax.set_mesh` changes nothing. Inside `fn` further
-        axes are Auto: over them XLA partitions the computation of a node as its arrays are sharded;
-        see `gx.sharded`.
+        size of the axis `axis_name`. If the mesh also has the axis `local_axis_name`, each node is
+        a row of devices. Axes may be of any kind, and `jax.set_mesh` changes nothing. Inside `fn`
+        further axes are Auto: over them XLA partitions the computation of a node as its arrays are
+        sharded; see `gx.sharded`.
       nodes: without a mesh, N nodes that `vmap` simulates on one device. With a mesh of D devices,
         N = k D: each device runs k nodes and holds only their models (random numbers of "rbg" keys
         then differ, as under any `vmap`). You can also give a `Nodes`, which contains the mesh.
