@@ -1,12 +1,11 @@
-"""Who sends to whom, and with which weights: builders of a `Schedule`. NumPy only.
+"""Builders of a `Schedule`, which says who sends to whom with which weights. NumPy only.
 
-N nodes, T rounds in one cycle, K slots (messages that a node sends) in a round. `P[i, j]` is the
-weight that receiver `i` gives to what sender `j` sends; every column sums to 1 and every
-`P[i, i] > 0`.
+There are N nodes, and a cycle has T rounds. In a round of K slots a node sends at most K messages.
+In the matrix P of a round, `P[i, j]` is the weight that receiver `i` gives to the model of sender
+`j`. Every column sums to 1, and every `P[i, i] > 0`.
 
-Conventions of all builders, unless a docstring says otherwise: the weights of a sender are uniform
-over its out-neighbours and itself, neighbours are distinct, and every graph of one node is the
-identity.
+Unless a docstring says otherwise, a sender gives equal weights to itself and to each node that it
+sends to, and sends to a node at most once in a round. A graph of one node is the identity.
 
 >>> import gossipjax as gx
 >>> gx.topology.one_peer_exponential(8)

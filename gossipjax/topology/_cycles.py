@@ -1,4 +1,4 @@
-"""Graphs in turn: cycles of rounds, drawn or not, and schedules of schedules. NumPy only.
+"""Schedules that change from round to round, and schedules made of schedules. NumPy only.
 
 Public as `gossipjax.topology`, which states the conventions of all builders.
 """
@@ -26,9 +26,9 @@ Hops = Literal["paper", "authors"]
 def one_peer_exponential(n: int) -> Schedule:
     """Directed exponential graph: in each round, each node sends half of its model to one peer.
 
-    In round `k` node `i` sends to `(i + hop) mod n`, with `hop = 2^(k mod T)` and
-    `T = floor(log2(n - 1)) + 1`: `P[i, i] = P[i, (i - hop) mod n] = 1/2`. If `n` is a power of two,
-    T rounds average exactly.
+    In round `k` node `i` sends to `(i + hop) mod n`, with `hop = 2^(k mod T)` and `T = floor(log2(n
+    - 1)) + 1`: `P[i, i] = P[i, (i - hop) mod n] = 1/2`. If `n` is a power of two, all nodes have
+    the exact average after T rounds.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
@@ -41,24 +41,26 @@ def one_peer_exponential(n: int) -> Schedule:
 
 
 def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
-    """Directed exponential graph, `peers` peers per round.
+    """Directed exponential graph: in each round, each node sends to `peers` other nodes.
 
-    All weights are `1 / (p + 1)` with `p = peers`. Round `k` uses
+    All weights are `1 / (p + 1)` with `p = peers`. In round `k` a node sends by the hops that
+    `hops` names:
 
-    - `"paper"`: hops number `k, k + 1, ..., k + p - 1` of the cyclic list `2^0, ...,
-      2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers: `{1, 2}, {2, 4}, {4, 8}, ...`
-    - `"authors"`, the default of their code since June 2019: hops `j (p + 1)^k` for `j = 1, ...,
-      p`, modulo `n`; `T = floor(log_(p+1)(n - 1)) + 1`. Two peers: `{1, 2}, {3, 6}, {9, 18}, ...`
-      One cycle averages exactly if `n` is a power of `p + 1`.
+    - `"paper"`: the entries `k, k + 1, ..., k + p - 1` of the cyclic list `2^0, ..., 2^floor(log2(n
+      - 1))`; `T = floor(log2(n - 1)) + 1`. With two peers these are `{1, 2}, {2, 4}, {4, 8}, ...`
+    - `"authors"`: `j (p + 1)^k` for `j = 1, ..., p`, modulo `n`; `T = floor(log_(p+1)(n - 1)) + 1`.
+      With two peers these are `{1, 2}, {3, 6}, {9, 18}, ...` One cycle averages exactly if `n` is a
+      power of `p + 1`. The authors' code uses these hops by default since June 2019.
 
-    For one peer they are the same; for more, those of the authors average faster. The published
-    figures of 2P-SGP most likely ran neither list, but `{1, -1}, {2, -2}, {4, -4}, ...`, the only
-    hops for SGP in the version that the authors name for them (`sgp_pytorch0.5`).
+    For one peer both lists are the same. For more peers, the hops of `"authors"` average faster.
+    The published figures of 2P-SGP most likely used neither list, but `{1, -1}, {2, -2}, {4, -4},
+    ...`: the version of the code that the authors name for these figures (`sgp_pytorch0.5`) has no
+    other hops for SGP.
 
     Raises:
-      ValueError: for unknown `hops`; if `peers` is below 1, above the number of hops of the paper,
-        or above `n - 1`; or if a hop of the authors is a multiple of `n`, so that a node would send
-        to itself.
+      ValueError: for unknown `hops`; if `peers` is below 1 or above `n - 1`, or above the length of
+        the list of `"paper"`; or if a hop of `"authors"` is a multiple of `n`, so that a node would
+        send to itself.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
@@ -115,11 +117,12 @@ def _list_hops_of_authors(n: int, peers: int) -> list[list[int]]:
 
 
 def bipartite_exponential(n: int) -> Schedule:
-    """Undirected bipartite exponential graph: pairs with weights 1/2.
+    """Undirected bipartite exponential graph: in each round, pairs of nodes average their models.
 
-    Round `k` pairs every odd node `i` with the even node `(i + 2^(k+1) - 1) mod n`, for
-    `T = floor(log2(n - 1)) + 1` rounds: one more than in the paper, whose rounds leave `n = 2`
-    without a pair and `n = 4` disconnected. If `n` is a power of two, one cycle averages exactly.
+    Round `k` pairs every odd node `i` with the even node `(i + 2^(k+1) - 1) mod n`, and both take
+    weights 1/2; `T = floor(log2(n - 1)) + 1`. The paper has one round less, which would leave `n =
+    2` without a pair and `n = 4` disconnected. If `n` is a power of two, one cycle averages
+    exactly.
 
     Raises:
       ValueError: if `n` is odd (and not 1).
@@ -153,7 +156,7 @@ def bipartite_exponential(n: int) -> Schedule:
 
 
 def complete_cycle(n: int) -> Schedule:
-    """Edges of the complete graph in turn, one peer per round.
+    """Each node sends to every other node in turn, to one of them per round.
 
     Round `k` uses hop `k + 1`: `P[i, i] = P[i, (i - k - 1) mod n] = 1/2`; `T = n - 1`.
 
@@ -180,7 +183,8 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     """Ring whose order of nodes is drawn anew in every round.
 
     `T_k = Perm_k^T T_0 Perm_k`, with `T_0` the matrix of `ring(n)` and `Perm_k` a uniformly random
-    permutation. `T = rounds` graphs are drawn and repeated. With `dpsgd` it is RAND-PSGD.
+    permutation. `T = rounds` graphs are drawn, and then repeat. `gx.dpsgd` over this schedule is
+    RAND-PSGD.
 
     References:
       Zhang et al., "Improving Efficiency in Large-Scale Decentralized Distributed Training",
@@ -205,9 +209,10 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
 
 
 def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
-    """Nodes in pairs, drawn anew in every round; both of a pair take their mean, weights 1/2.
+    """Each round draws new pairs of nodes, and both nodes of a pair take their mean (weights 1/2).
 
-    `T = rounds` graphs are drawn and repeated. With `gx.outer` it is the average of NoLoCo.
+    `T = rounds` graphs are drawn, and then repeat. `gx.outer` over this schedule averages as NoLoCo
+    does.
 
     Raises:
       ValueError: if `n` is odd (and not 1), or the pairs drawn never connect all nodes.
@@ -240,12 +245,12 @@ def random_peer(
     """Every node sends to one random peer in every round, independently of the other nodes.
 
     Sender `j` draws one of its out-neighbours `i` uniformly: `P[i, j] = P[j, j] = 1/2`. So in one
-    round some nodes receive nothing and others several messages: columns sum to 1, rows do not, and
-    the push-sum weights differ from 1. `T = rounds` graphs are drawn and repeated.
+    round some nodes receive nothing and others receive several messages. Columns sum to 1 but rows
+    do not, and the push-sum weights differ from 1. `T = rounds` graphs are drawn, and then repeat.
 
     Args:
-      graph: the out-neighbours of `j`. `"exponential"`: `(j + 2^i) mod n` for the hops of
-        `exponential(n)`; `"complete"`: all other nodes.
+      graph: the nodes among which sender `j` draws. `"exponential"`: `(j + 2^i) mod n` for the hops
+        of `exponential(n)`; `"complete"`: all other nodes.
 
     Raises:
       ValueError: for an unknown `graph`, or if the graphs drawn never connect all nodes.
@@ -273,11 +278,11 @@ def random_peer(
 
 
 def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
-    """One schedule after another, switched at the given steps, of which the first must be 0.
+    """Switches from one schedule to the next at the given steps. The first step must be 0.
 
-    Each schedule starts at its own round 0. The result has no `.period`, unless only one schedule
-    is given. The switch points count rounds, so they are multiplied by `k` in `.every(k)`: to
-    switch at step 300 of training with an exchange every 2 steps, give 150.
+    Each schedule starts at its own round 0. The result has a `.period` only if you give one
+    schedule. If you then call `.every(k)`, the steps of the switches are multiplied by `k`, because
+    they count rounds. To switch at step 300 of a training that exchanges every 2 steps, give 150.
 
     Raises:
       ValueError: if no schedule starts at 0, a start is negative, a schedule is piecewise itself,
@@ -312,12 +317,12 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
 
 
 def periodic(schedule: Schedule, every: int) -> Schedule:
-    """The schedule with the exact average in place of its round at every `every`-th step.
+    """Replaces every `every`-th round of a schedule by the exact average.
 
-    Steps `every - 1`, `2 every - 1`, ... average exactly. Every other step `k` uses the round that
-    `schedule` has at step `k`, so the rounds that an average replaces are left out.
-    With `sgp`, or `dpsgd`, it is Gossip-PGA. Under overlap the average arrives as late as other
-    messages.
+    Steps `every - 1`, `2 every - 1`, ... average exactly. At all other steps `k` the nodes use the
+    round that `schedule` has at step `k`, so they never use the rounds that an average replaces.
+    `gx.sgp` or `gx.dpsgd` over this schedule is Gossip-PGA. With `gx.osgp`, the average arrives as
+    late as any message.
 
     Raises:
       ValueError: if `every` is not an integer >= 1, or a cycle would have more than 2^20 steps.

@@ -1,6 +1,6 @@
-"""Base-(k+1) graph: exact averages after few rounds with few peers, for every N. NumPy only.
+"""The Base-(k+1) graph, which averages exactly after few rounds, for every N. NumPy only.
 
-Public as `gossipjax.topology`. "The paper" is the reference of `base_graph`.
+Public as `gossipjax.topology`. The algorithms have their numbers in the paper of `base_graph`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gossipjax.topology.schedule import Schedule
 
 
 class Edges(NamedTuple):
-    """Undirected edges of one round: two nodes, and the weight that each gives to the other."""
+    """Undirected edges of one round, and the weight that both ends of an edge give each other."""
 
     left: np.ndarray  # [E]
     right: np.ndarray  # [E]
@@ -33,13 +33,15 @@ def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
 
     `P_(T-1) ... P_0 = 1 1^T / n`, every round is symmetric (so doubly stochastic), and no node has
     more than `peers` peers in a round; `T <= 2 log_(peers+1)(n) + 2`. If no prime factor of `n`
-    exceeds `peers + 1`, the rounds are cliques over the digits of the node numbers (algorithm 1);
-    else the shorter of algorithms 2 and 3.
+    exceeds `peers + 1`, the rounds are those of the paper's algorithm 1, in which nodes average
+    that differ in one digit of their number. Else the rounds are those of algorithm 2 or 3,
+    whichever needs fewer.
 
-    In algorithm 2 nodes of smaller parts wait for those of larger ones. With `inner_edges` they
-    average among themselves in the meantime, up to `peers + 1` at a time, as in the released code
-    of the authors: in as many rounds, nodes stay closer together in training, for more messages.
-    Where algorithms 2 and 3 are equally short, this is algorithm 2, and that code algorithm 3.
+    Algorithm 2 divides the nodes into parts, and the nodes of smaller parts wait for those of
+    larger ones. With `inner_edges` the waiting nodes average among themselves, up to `peers + 1` at
+    a time, as in the authors' released code. The number of rounds stays the same; nodes send more
+    messages and stay closer together in training. If algorithms 2 and 3 need equally many rounds,
+    `base_graph` uses algorithm 2; the authors' code uses algorithm 3.
 
     Raises:
       ValueError: if `peers` is below 1, or above `n - 1` (and `n` is not 1).
@@ -108,12 +110,12 @@ def _join(graphs: Iterable[Edges]) -> Edges:
 
 
 def _run_in_parallel(graphs: Iterable[list[Edges]]) -> list[Edges]:
-    """Rounds of graphs over disjoint sets of nodes, at the same time; shorter graphs then idle."""
+    """Runs graphs over disjoint sets of nodes at the same time; a graph that has ended idles."""
     return [_join(edges) for edges in itertools.zip_longest(*graphs, fillvalue=NO_EDGES)]
 
 
 def _repeat(rounds: list[Edges], count: int) -> list[Edges]:
-    """`count` rounds: the given ones, again and again; idle ones if there are none."""
+    """Repeats the given rounds until there are `count`; without any, all rounds are idle."""
     return list(itertools.islice(itertools.cycle(rounds or [NO_EDGES]), count))
 
 
@@ -159,9 +161,9 @@ def _build_simple_base_graph(nodes: np.ndarray, base: int, inner_edges: bool) ->
 def _build_exchange(
     part: np.ndarray, later_nodes: np.ndarray, base: int, rounds: int | None
 ) -> list[Edges]:
-    """Exchange of a part `[a, size]` of algorithm 2 with later nodes, and the averages after it.
+    """A part `[a, size]` of algorithm 2 exchanges with later nodes, and then averages itself.
 
-    With `rounds`, as many rounds, in which nodes without peers average among themselves.
+    With `rounds`, as many rounds pass, and nodes without peers average among themselves.
     """
     subsets, size = part.shape
     met = len(later_nodes)

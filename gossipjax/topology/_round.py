@@ -28,26 +28,27 @@ def require_int(value: Any, what: str, minimum: int, maximum: int | None = None)
 
 
 def require_nodes(n: Any, call: str) -> int:
-    """Return the number of nodes `n` of a builder as an int; raise `ValueError` if it is none."""
+    """Return a builder's number of nodes `n` as an int; raise `ValueError` unless it is >= 1."""
     return require_int(n, f"n of {call}", 1, MAX_NODES)
 
 
 class Round:
-    """One exchange, given by a mixing matrix `P` `[N, N]` and how it divides into slots.
+    """One exchange between all nodes, given by its mixing matrix `P` `[N, N]`.
 
-    Only the E nonzero entries are kept, in the order of their rows and then of their columns.
-    Columns that sum to 1 only within 1e-6 are divided by their sum. Rounds with the same matrix are
-    equal and have equal hashes.
+    A round keeps only the E nonzero entries of `P`, sorted by row and then by column. A column may
+    miss the sum 1 by 1e-6; it is then divided by its sum. Rounds with the same matrix are equal and
+    have equal hashes.
 
     Attributes:
       size: N, the number of nodes.
       receivers: int32 `[E]`, the rows of the nonzero entries.
-      senders: int32 `[E]`, their columns.
-      weights: float64 `[E]`, their values: `P[receivers[e], senders[e]] = weights[e]`.
-      self_weights: float64 `[N]`, the diagonal.
+      senders: int32 `[E]`, the columns of these entries.
+      weights: float64 `[E]`, the values, `P[receivers[e], senders[e]] = weights[e]`.
+      self_weights: float64 `[N]`, the diagonal of `P`.
 
     Args:
-      matrix: `P`, `[N, N]`; it is copied. Error messages call the round `name`.
+      matrix: `P`, `[N, N]`, which is copied.
+      name: what error messages call the round.
 
     Raises:
       ValueError: if `matrix` is not square, has a negative or non-finite entry, a column that does
@@ -79,13 +80,13 @@ class Round:
         weights: ArrayLike,
         name: str = "round 0",
     ) -> Round:
-        """Round of the nonzero entries of `P`, in any order, without a dense matrix.
+        """Makes a round from the nonzero entries of `P`, in any order, without a dense matrix.
 
-        `receivers` and `senders` `[E]` are the rows and columns of the entries, and `weights` `[E]`
-        their values, or one value for all. The diagonal is included.
+        `receivers` and `senders` `[E]` are the rows and columns of the entries. `weights` `[E]` are
+        the values, or one number for all. Give the entries on the diagonal, too.
 
         Raises:
-          ValueError: as of `Round`.
+          ValueError: in the same cases as `Round`.
 
         >>> Round.from_entries(2, [0, 1, 1], [0, 0, 1], [0.5, 0.5, 1]).matrix.tolist()
         [[0.5, 0.0], [0.5, 1.0]]
@@ -164,7 +165,7 @@ class Round:
 
     @property
     def matrix(self) -> np.ndarray:
-        """`P`, float64 `[N, N]`, read-only. It is made anew at each access."""
+        """`P`, float64 `[N, N]`, read-only. Each access makes a new array."""
         matrix = np.zeros((self.size, self.size))
         matrix[self.receivers, self.senders] = self.weights
         return _freeze(matrix)
@@ -176,14 +177,14 @@ class Round:
 
     @functools.cached_property
     def is_uniform(self) -> bool:
-        """Whether every entry is 1/N: the exact average."""
+        """Whether every entry is 1/N, so that the round gives every node the exact average."""
         return len(self.weights) == self.size**2 and bool(
             np.allclose(self.weights, 1 / self.size, rtol=TOLERANCE, atol=0)
         )
 
     @functools.cached_property
     def is_doubly_stochastic(self) -> bool:
-        """Whether rows sum to 1 as well, so that push-sum weights stay 1."""
+        """Whether rows and columns both sum to 1, so that push-sum weights stay 1."""
         sums = np.bincount(self.receivers, self.weights, self.size)
         return bool((abs(sums - 1) <= TOLERANCE).all())
 
@@ -196,7 +197,7 @@ class Round:
 
     @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """The off-diagonal part as K full permutations; K is the largest in- or out-degree."""
+        """The messages of the round as K full permutations; K is `max_peers`."""
         edges = self.receivers != self.senders
         return color_edges(
             self.size, self.receivers[edges], self.senders[edges], self.weights[edges]
@@ -204,9 +205,9 @@ class Round:
 
 
 def make_regular_round(senders: np.ndarray) -> Round:
-    """Round in which every node has K peers, itself included, with weights `1 / K`; not checked.
+    """Makes a round in which every node averages K nodes, itself included; checks nothing.
 
-    `senders` `[N, K]` are the columns of the entries in each row, in order.
+    Row `i` of `senders` `[N, K]` lists the nodes that node `i` averages, in order.
     """
     size, entries = senders.shape
     receivers = np.repeat(np.arange(size, dtype=np.int32), entries)
@@ -216,9 +217,9 @@ def make_regular_round(senders: np.ndarray) -> Round:
 
 
 def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | None:
-    """What a node can never do, such as "node 0 can never send to node 3"; None if all can.
+    """Says which node can never reach which other ("node 0 can never send to node 3"), or None.
 
-    Nodes that are dead need not be reached. It is asked of the first one that lives.
+    Dead nodes need not be reached. Only the first living node is examined.
     """
     senders = np.concatenate([round_.senders for round_ in rounds])
     receivers = np.concatenate([round_.receivers for round_ in rounds])

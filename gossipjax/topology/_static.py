@@ -1,4 +1,4 @@
-"""Graphs that stay the same, and matrices that are given: builders of schedules. NumPy only.
+"""Schedules of one graph that never changes, and schedules of given matrices. NumPy only.
 
 Public as `gossipjax.topology`, which states the conventions of all builders.
 """
@@ -28,7 +28,7 @@ MIN_SELF_WEIGHT = 1e-3  # of optimal weights: every node of a schedule keeps a p
 
 
 def make_circulant_round(n: int, hops: Iterable[int]) -> Round:
-    """Round in which node `i` gives equal weights to itself and to `(i - hop) mod n` for each hop.
+    """Makes a round in which node `i` weighs itself and `(i - hop) mod n` equally, for each hop.
 
     Hops that are equal modulo `n` count once.
     """
@@ -39,7 +39,7 @@ def make_circulant_round(n: int, hops: Iterable[int]) -> Round:
 def make_weighted_round(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
 ) -> Round:
-    """Round of weighted edges without self-loops; every node keeps the rest of its weight."""
+    """Makes a round of weighted edges without self-loops; a node keeps the rest of its weight."""
     nodes = np.arange(n)
     order = np.argsort(receivers, kind="stable")  # so that sums do not depend on it
     kept = 1 - np.bincount(senders[order], weights[order], n)
@@ -54,7 +54,7 @@ def make_weighted_round(
 def _make_graph_schedule(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: Weights
 ) -> Schedule:
-    """Schedule of one round over given edges; self-loops and repeated edges do not count."""
+    """Makes a schedule of one round over given edges, without self-loops and repeated edges."""
     keys = np.unique(receivers * n + senders)
     receivers = keys // n
     senders = keys % n
@@ -75,7 +75,7 @@ def _make_graph_schedule(
 
 
 def ring(n: int) -> Schedule:
-    """Undirected ring: weight 1/3 for the node itself and each of its two neighbours; `T = 1`.
+    """Undirected ring: each node averages itself and its two neighbours; `T = 1`.
 
     `P[i, j] = 1/3` for `j` in `{i - 1, i, i + 1} mod n`. `ring(2)` is one pair with weights 1/2.
 
@@ -101,7 +101,7 @@ def directed_ring(n: int) -> Schedule:
 
 
 def complete(n: int) -> Schedule:
-    """Every node sends to every other: `P = 1 1^T / n`, the exact average; `T = 1`.
+    """Complete graph: all nodes take the exact average, `P = 1 1^T / n`; `T = 1`.
 
     >>> complete(4).round_at(0).is_uniform
     True
@@ -111,12 +111,12 @@ def complete(n: int) -> Schedule:
 
 
 def exponential_hops(n: int) -> list[int]:
-    """2^0, 2^1, ..., 2^floor(log2(n - 1)); none for one node."""
+    """Returns 2^0, 2^1, ..., 2^floor(log2(n - 1)), or nothing for one node."""
     return [1 << i for i in range((n - 1).bit_length())]
 
 
 def exponential(n: int) -> Schedule:
-    """Static exponential graph: hops `2^0, ..., 2^floor(log2(n - 1))` at once; `T = 1`.
+    """Static exponential graph: nodes use hops `2^0, ..., 2^floor(log2(n - 1))` at once; `T = 1`.
 
     With `h` hops, `P[i, j] = 1 / (h + 1)` for `j = i` and every `j = (i - hop) mod n`.
 
@@ -128,14 +128,14 @@ def exponential(n: int) -> Schedule:
 
 
 def star(n: int, weights: Weights = "uniform") -> Schedule:
-    """Star: every leaf is joined to the hub, node 0; `T = 1`.
+    """Star: every other node exchanges with the hub, node 0; `T = 1`.
 
-    The mathematics of a parameter server that averages with its workers in every round.
+    The hub computes what a parameter server does that averages with its workers in every round.
 
     Args:
-      weights: `"uniform"`: `P[i, 0] = 1 / n`, and every leaf keeps 1/2 and sends 1/2 to the hub.
-        Columns sum to 1, rows do not: for push-sum only. `"metropolis"`: `1 / n` on every edge,
-        the rest on the diagonal: doubly stochastic.
+      weights: with `"uniform"`, `P[i, 0] = 1 / n`, and every other node keeps 1/2 and sends 1/2 to
+        the hub. Rows do not sum to 1, so only push-sum can use it. With `"metropolis"`, every edge
+        has weight `1 / n` and a node keeps the rest, so that rows and columns sum to 1.
 
     Raises:
       ValueError: for an unknown `weights`.
@@ -152,11 +152,11 @@ def star(n: int, weights: Weights = "uniform") -> Schedule:
 
 
 def torus(rows: int, columns: int) -> Schedule:
-    """Grid of `N = rows * columns` nodes, closed in both directions; `T = 1`.
+    """Grid of `N = rows * columns` nodes whose opposite sides are joined; `T = 1`.
 
-    Node `r * columns + c` has the neighbours `(r +- 1 mod rows, c)` and `(r, c +- 1 mod columns)`;
-    if `d` of them are distinct, `P[i, j] = 1 / (d + 1)` for the node itself and each of them. `d`
-    is 4, and less if a side is shorter than 3.
+    Node `r * columns + c` is at `(r, c)`. Its neighbours are at `(r +- 1 mod rows, c)` and `(r, c
+    +- 1 mod columns)`. If `d` neighbours are distinct, `P[i, j] = 1 / (d + 1)` for the node itself
+    and each neighbour: `d` is 4, or less if a side is shorter than 3.
 
     >>> torus(3, 4).round_at(0).matrix[0].round(1).tolist()
     [0.2, 0.2, 0.0, 0.2, 0.2, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0]
@@ -172,7 +172,7 @@ def torus(rows: int, columns: int) -> Schedule:
 
 
 def hypercube(n: int) -> Schedule:
-    """Static hypercube: node `i` is joined to `i xor 2^b` for every bit `b`; `T = 1`.
+    """Static hypercube: node `i` exchanges with `i xor 2^b` for every bit `b`; `T = 1`.
 
     All weights are `1 / (log2(n) + 1)`.
 
@@ -197,23 +197,23 @@ def hypercube(n: int) -> Schedule:
 
 
 def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
-    """Static schedule of a networkx graph, directed or not; `T = 1`.
+    """Makes a static schedule from a networkx graph, directed or not; `T = 1`.
 
     An edge `(u, v)` of a directed graph means that `u` sends to `v`. Self-loops and edge attributes
     are ignored. Nodes labelled `0, ..., N - 1` keep their numbers; other labels are numbered in the
     order of `graph.nodes`.
 
     Args:
-      weights: `"uniform"`: `P[i, j] = 1 / (1 + out-degree of j)` for `i = j` and every edge
-        `(j, i)`. `"metropolis"` (undirected graphs): `P[i, j] = 1 / (1 + max(degree of i, degree
-        of j))` for every edge, the rest on the diagonal: doubly stochastic on irregular graphs.
-        `"optimal"` (undirected graphs, with the extra `weights`): those of
-        `gx.topology.optimal_weights`, which mix fastest, with at least 0.001 on the diagonal.
+      weights: with `"uniform"`, `P[i, j] = 1 / (1 + out-degree of j)` for `i = j` and every edge
+        `(j, i)`. The other two need an undirected graph, and rows and columns of P sum to 1. With
+        `"metropolis"`, `P[i, j] = 1 / (1 + max(degree of i, degree of j))` for every edge, and a
+        node keeps the rest. `"optimal"` takes the weights of `gx.topology.optimal_weights`, which
+        mix fastest, with at least 0.001 on the diagonal; it needs the extra `weights`.
 
     Raises:
-      ValueError: for an unknown `weights`, Metropolis or optimal weights on a directed graph, a
-        graph without nodes or one that is not (strongly) connected.
-      ImportError: for optimal weights without the extra.
+      ValueError: for an unknown `weights`, for Metropolis or optimal weights on a directed graph,
+        or if the graph has no nodes or is not (strongly) connected.
+      ImportError: for optimal weights if the extra is not installed.
 
     References:
       Xiao, Boyd, Lall, "A Scheme for Robust Distributed Sensor Fusion Based on Average Consensus",
@@ -238,12 +238,12 @@ def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
 
 
 def from_matrices(matrices: ArrayLike) -> Schedule:
-    """Schedule of given mixing matrices, `[N, N]` or `[T, N, N]`.
+    """Makes a schedule from mixing matrices, `[N, N]` or `[T, N, N]`.
 
     Raises:
-      ValueError: for a column that does not sum to 1 (within 1e-6), a negative weight, a zero on a
-        diagonal, or rounds that never connect all nodes; it names the round, and the column, entry
-        or node.
+      ValueError: if a column does not sum to 1 (within 1e-6), a weight is negative, a diagonal has
+        a zero, or the rounds never connect all nodes. The message names the round, and the column,
+        entry or node.
 
     >>> from_matrices([[0.5, 0.25], [0.5, 0.75]]).is_doubly_stochastic
     False

@@ -1,4 +1,4 @@
-"""The edges of a networkx graph, and the weights of them with which gossip mixes fastest."""
+"""The edges of a networkx graph, and the weights with which gossip over them mixes fastest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def read_graph(graph: Any) -> tuple[int, np.ndarray]:
-    """Returns the number of nodes of a networkx graph, and its edges `[E, 2]` as they are listed.
+    """Returns the number of nodes of a networkx graph, and its edges `[E, 2]` in its order.
 
     Nodes labelled `0, ..., N - 1` keep their numbers; other labels are numbered in their order.
     """
@@ -25,28 +25,29 @@ def optimal_weights(
 ) -> np.ndarray:
     """The symmetric mixing matrix `[N, N]` of an undirected graph that averages fastest.
 
-    Of all symmetric `W` with rows that sum to 1 and zeros where the graph has no edge, it minimises
+    Of all symmetric `W` whose rows sum to 1 and whose entries are 0 where the graph has no edge,
+    the result has the smallest
 
         slem(W) = || W - 1 1^T / N ||_2
 
-    the factor by which a round shrinks the distance to the average at least. It is a semidefinite
-    program, solved by Clarabel with cvxpy (extra `weights`), whose time grows fast with N: it is
-    meant for tens of nodes. What the solver leaves over is cleaned up: `W` is symmetric, its rows
-    sum to 1 up to float64 rounding, and its bounds hold.
+    A round multiplies the distance to the average by at most this factor. cvxpy and Clarabel (extra
+    `weights`) solve this semidefinite program; the time grows fast with N, so use it for tens of
+    nodes. The solver's small errors are then removed: `W` is symmetric, its rows sum to 1 up to
+    float64 rounding, and no entry is below its bound.
 
-    `gx.topology.from_graph(graph, "optimal")` is the schedule of such weights, with a positive
-    weight of every node for itself.
+    `gx.topology.from_graph(graph, "optimal")` makes a schedule of such weights, in which every node
+    gives itself a positive weight.
 
     Args:
       graph: a connected undirected networkx graph; self-loops and edge attributes are ignored.
-      nonnegative: whether all weights are at least 0, which is the fastest mixing Markov chain.
-        Without it they may be negative (FDLA), which mixes faster still on irregular graphs; no
-        `gx.Schedule` takes such weights.
-      min_self_weight: with `nonnegative`, the smallest weight of a node for itself, below 1.
+      nonnegative: if true, all weights are at least 0, and `W` is the fastest mixing Markov chain.
+        If false, weights may be negative (FDLA), which mixes faster still on irregular graphs, but
+        no `gx.Schedule` takes them.
+      min_self_weight: the smallest weight, below 1, that a node may give itself if `nonnegative`.
 
     Raises:
-      ImportError: without cvxpy.
-      ValueError: for a graph that is not as above.
+      ImportError: if cvxpy is not installed.
+      ValueError: if the graph is directed or not connected.
 
     References:
       Boyd, Diaconis, Xiao, "Fastest Mixing Markov Chain on a Graph", SIAM Review 2004.
@@ -84,7 +85,7 @@ def optimal_weights(
 
 
 def _solve(incidence: np.ndarray, nonnegative: bool, min_self_weight: float) -> np.ndarray:
-    """The best weight of every edge, as exact as the solver is."""
+    """Returns the best weight of every edge, up to the solver's errors."""
     try:
         import cvxpy
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Messages as permutations, one collective-permute each. NumPy only.
+"""Divides messages into permutations, each of which is one collective-permute. NumPy only.
 
-`color_edges`: the edges of a round as permutations of nodes. `plan_block_exchange`: a permutation
-of nodes as permutations of devices that hold several nodes each.
+`color_edges` divides the edges of a round into permutations of nodes. `plan_block_exchange` divides
+a permutation of nodes into permutations of devices that hold several nodes each.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 class Slot(NamedTuple):
     """One message per node: node `j` sends `weights[j]` times its buffer to `receivers[j]`.
 
-    `receivers` `[N]` is a full permutation. `weights` `[N]` is 0 at a filler: an edge that is not
-    in the graph and only completes the permutation, which `vmap` needs; on a mesh it is left out.
-    What it delivers must be discarded.
+    `receivers` `[N]` is a full permutation, as `vmap` needs it. If the graph has fewer edges, other
+    edges complete the permutation: their `weights` `[N]` are 0, a mesh leaves them out, and the
+    receiver must discard what they deliver.
     """
 
     receivers: np.ndarray
@@ -29,9 +29,9 @@ def color_edges(
 ) -> tuple[Slot, ...]:
     """Colour the edges `[E]` of a digraph so that each colour is a permutation (König's theorem).
 
-    Where all nodes have an edge of the same hop (receiver - sender) modulo N, these edges are a
-    permutation already, so a circulant graph gets one hop per slot. The others are coloured one by
-    one. There are as many slots as the largest in- or out-degree.
+    If every node has an edge of the same hop (receiver - sender) modulo N, these edges already are
+    a permutation, so a circulant graph gets one hop per slot. The remaining edges are coloured one
+    by one. There are as many slots as the largest in- or out-degree.
     """
     hops = (receivers - senders) % size
     order = np.lexsort((senders, hops))
@@ -54,7 +54,7 @@ def color_edges(
 
 
 def color_multigraph(size: int, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
-    """The colours of edges, `[E]`, which may be several between two nodes.
+    """Returns the colours of edges, `[E]`; two nodes may be joined by several edges.
 
     No node sends or receives two edges of one colour. There are as many colours as the largest in-
     or out-degree: if the two ends of an edge have no free colour in common, two colours are swapped
@@ -121,14 +121,14 @@ def _make_slot(receivers: np.ndarray, weights: np.ndarray) -> Slot:
 
 
 class Transfer(NamedTuple):
-    """One permutation of devices: each sends m rows of its block to at most one other."""
+    """One permutation of devices: each sends m rows of its block to at most one other device."""
 
     pairs: tuple[tuple[int, int], ...]  # sender, receiver
     rows: np.ndarray  # [D, m], that each device sends
 
 
 class BlockExchange(NamedTuple):
-    """What devices of k = N / D nodes do for one permutation of N nodes."""
+    """What D devices, with k = N / D nodes each, copy and send for one permutation of N nodes."""
 
     transfers: tuple[Transfer, ...]
     # [D, k]: where each row of the result is, in the device's block followed by the rows of all
@@ -140,12 +140,12 @@ class BlockExchange(NamedTuple):
 def plan_block_exchange(
     receivers: np.ndarray, senders: np.ndarray, size: int, devices: int
 ) -> BlockExchange:
-    """Plan a (partial) permutation of nodes as at most k = N / D permutations of devices.
+    """Divides a (partial) permutation of nodes into at most k = N / D permutations of devices.
 
-    `receivers` and `senders` are `[E]`, by edge. Node `i` is row `i % k` of device `i // k`. Edges
-    inside a device are copies. What all devices send by one hop is a single transfer, so that a
-    shift of all nodes takes two, and a shift by one takes one, of one row; the remaining edges are
-    coloured (König's theorem).
+    `receivers` and `senders` `[E]` are the ends of the edges. Node `i` is row `i % k` of device `i
+    // k`. An edge inside a device becomes a copy. All rows that devices send by the same hop become
+    one transfer. So a shift of all nodes takes two transfers, and a shift by 1 takes one, of a
+    single row. The remaining edges are coloured (König's theorem).
 
     >>> shift = plan_block_exchange(np.array([1, 2, 3, 0]), np.arange(4), size=4, devices=2)
     >>> [(transfer.pairs, transfer.rows.tolist()) for transfer in shift.transfers]
@@ -176,7 +176,7 @@ def plan_block_exchange(
 
 
 def _group_edges(devices: int, receivers: np.ndarray, senders: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers of edges between devices, `[pairs, m]` for each transfer; senders are sorted."""
+    """Returns the numbers of the edges of each transfer, `[pairs, m]`; senders are sorted."""
     hops = (receivers - senders) % devices
     others = []
     for hop in np.unique(hops[hops > 0]):

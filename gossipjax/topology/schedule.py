@@ -1,7 +1,8 @@
-"""Schedules: which round each step uses. NumPy only.
+"""Schedules, which say which round each step uses. NumPy only.
 
-`P[i, j]` is the weight that receiver `i` gives to what sender `j` sends. Every column sums to 1 (no
-mass is lost) and every `P[i, i] > 0` (every node keeps part of its model).
+In the matrix P of a round, `P[i, j]` is the weight that receiver `i` gives to the model of sender
+`j`. Every column sums to 1 (no mass is lost) and every `P[i, i] > 0` (every node keeps part of its
+model).
 """
 
 from __future__ import annotations
@@ -41,18 +42,20 @@ class Segment(NamedTuple):
 
 
 class Schedule:
-    """Which round each step uses. Built by `gossipjax.topology`.
+    """Says which round each step uses. The functions of `gossipjax.topology` build schedules.
 
     Schedules with the same rounds at every step are equal and have equal hashes.
 
     Attributes:
       rounds: the distinct rounds, in the order of their first use.
-      segments: when each cycle of rounds starts; one segment unless made by `piecewise`.
-      deaths: the nodes that exchange nothing from a step on, by which a segment starts; none unless
-        made by `gx.faults.apply`.
+      segments: the cycles of rounds, each with the step at which it starts. Only `piecewise` makes
+        more than one.
+      deaths: the nodes that exchange nothing any more from a step on, at which a segment starts.
+        Only `gx.faults.apply` makes any.
 
     Raises:
-      ValueError: if the rounds differ in size, or those of a cycle do not connect all living nodes.
+      ValueError: if the rounds differ in size, or the rounds of a cycle do not connect all living
+        nodes.
 
     >>> import gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(8)
@@ -143,7 +146,7 @@ class Schedule:
 
     @property
     def period(self) -> int:
-        """T, the number of rounds in one cycle. A piecewise schedule has none: `AttributeError`."""
+        """T, the number of rounds in one cycle; `AttributeError` for a piecewise schedule."""
         first, *others = self.segments
         if others:
             raise AttributeError(
@@ -154,11 +157,11 @@ class Schedule:
 
     @property
     def is_doubly_stochastic(self) -> bool:
-        """Whether rows sum to 1 as well as columns, in every round."""
+        """Whether rows and columns both sum to 1 in every round."""
         return all(round_.is_doubly_stochastic for round_ in self.rounds)
 
     def index_at(self, step: int) -> int:
-        """Index into `rounds` of the round at `step`; steps before 0 wrap.
+        """Returns the index into `rounds` of the round at `step`; steps before 0 wrap around.
 
         Raises:
           ValueError: if `step` is not an integer, or is traced.
@@ -177,7 +180,7 @@ class Schedule:
         return max(0, bisect.bisect_right(self._starts, step) - 1)
 
     def round_at(self, step: int) -> Round:
-        """The round at `step`; steps before 0 wrap.
+        """Returns the round at `step`; steps before 0 wrap around.
 
         Raises:
           ValueError: if `step` is not an integer, or is traced.
@@ -190,10 +193,11 @@ class Schedule:
         return self.rounds[self.index_at(step)]
 
     def matrices(self, steps: int | None = None) -> np.ndarray:
-        """Mixing matrices of the first `steps` steps, `[steps, N, N]`; by default of one cycle.
+        """Mixing matrices `[steps, N, N]` of the first `steps` steps, by default of one cycle.
 
         Raises:
-          AttributeError: without `steps` on a piecewise schedule, which has no period.
+          AttributeError: if `steps` is not given and the schedule is piecewise, so that it has no
+            period.
 
         >>> import gossipjax as gx
         >>> gx.topology.directed_ring(2).matrices(3).shape
@@ -203,16 +207,16 @@ class Schedule:
         return np.stack([self.round_at(step).matrix for step in range(count)])
 
     def every(self, k: int, phase: int = 0) -> Schedule:
-        """The same schedule with `k - 1` rounds without exchange after each round: local steps.
+        """Makes a schedule whose nodes exchange only at every k-th step; other steps are local.
 
-        Round `r` is used at step `r * k + phase`. With `phase = k - 1` the exchange comes last of
-        every k steps, where `optax.MultiSteps` emits its update. The switch points of a piecewise
-        schedule count rounds, so `every(k)` multiplies them by `k`. The result is kept: equal
-        arguments return the same object.
+        Nodes use round `r` at step `r * k + phase`. With `phase = k - 1` they exchange at the last
+        of every k steps, at which `optax.MultiSteps` makes its update. The steps at which a
+        piecewise schedule switches are multiplied by `k`. If you call `every` again with equal
+        arguments, you get the same object.
 
         Raises:
-          ValueError: if `k` is below 1, `phase` is not one of `0, ..., k - 1`, or all cycles would
-            have more than 2^20 steps.
+          ValueError: if `k` is below 1, `phase` is not one of `0, ..., k - 1`, or all cycles
+            together would have more than 2^20 steps.
 
         >>> import gossipjax as gx
         >>> gx.topology.one_peer_exponential(8).every(2).period
@@ -238,9 +242,10 @@ class Schedule:
         return self._local_steps[k, phase]
 
     def _find_canonical_steps(self, lookback: int) -> list[list[int]]:
-        """By segment, the canonical steps of its first `lookback + len(cycle)` steps.
+        """For each segment, the canonical steps of its first `lookback + len(cycle)` steps.
 
-        From there on the rounds before a step lie in its segment: the last `len(cycle)` repeat.
+        After these steps, all rounds before a step are in its segment, so the last `len(cycle)`
+        repeat.
         """
         if len(self.segments) == 1:
             lookback = min(lookback, self.period - 1)  # longer windows hold no other round
@@ -259,10 +264,11 @@ class Schedule:
         return self._canonical_steps[lookback]
 
     def canonical_step(self, step: int, lookback: int = 0) -> int:
-        """The smallest step with the same rounds at it and at the `lookback` steps before it.
+        """Returns the smallest step that compiles to the same program as `step`.
 
-        Pass it as the static `step` of a train step: one program is compiled per distinct round.
-        Steps before 0 wrap.
+        Both steps use the same round, and so do the `lookback` steps before each. Pass the result
+        as the static `step` of a train step: JAX then compiles one program per distinct round.
+        Steps before 0 wrap around.
 
         Raises:
           ValueError: if `step` or `lookback` is not an integer >= 0, or `lookback` is above 1024.
@@ -282,7 +288,7 @@ class Schedule:
         return steps[offset]
 
     def canonical_steps(self, lookback: int = 0) -> list[int]:
-        """All values of `canonical_step`: a training loop compiles one program for each.
+        """Returns all values of `canonical_step`. A training loop compiles one program for each.
 
         >>> import gossipjax as gx
         >>> gx.topology.one_peer_exponential(8).every(2).canonical_steps()

@@ -1,4 +1,4 @@
-"""How fast a schedule averages: spectra of products of its mixing matrices. NumPy only.
+"""How fast a schedule averages, from the spectra of its mixing matrices. NumPy only.
 
 Public as `gossipjax.topology` and `gossipjax.diagnostics`.
 """
@@ -25,14 +25,14 @@ MAX_SPARSE_DEGREE = 8  # nonzero weights per row, from which on a dense product 
 def spectral_gap(schedule: Schedule) -> float:
     """The gap `1 - |lambda_2|` of one cycle of rounds.
 
-    `lambda_2` is the second largest eigenvalue in modulus of `P_(T-1) ... P_0`: in the long run the
-    distance to the average shrinks by about this factor per cycle of `T` rounds. The gap is 1 if
-    one cycle averages exactly, and for one node.
+    `lambda_2` is the second largest eigenvalue in modulus of `P_(T-1) ... P_0`. In the long run,
+    each cycle of `T` rounds multiplies the distance to the average by about `|lambda_2|`. The gap
+    is 1 if one cycle averages exactly, and for one node.
 
     Raises:
       AttributeError: for a piecewise schedule, which has no period.
-      ValueError: for more than 4096 nodes, unless the weights of all rounds depend on the hop
-        `(i - j) mod N` only.
+      ValueError: for more than 4096 nodes, unless in all rounds the weight `P[i, j]` depends on the
+        hop `(i - j) mod N` only.
 
     >>> import gossipjax as gx
     >>> round(spectral_gap(gx.topology.ring(6)), 6)
@@ -51,10 +51,11 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
 
     The product is `P_(steps-1) ... P_0`. If the rounds are doubly stochastic,
     `||x(steps) - mean|| <= sigma_2 ||x(0) - mean||`, and no smaller factor holds for every start.
-    The `lambda_2` of the paper, which bounds the squared error, is `sigma_2^2`. 0 for one node.
+    The paper's `lambda_2`, which bounds the squared error, is `sigma_2^2`. For one node, `sigma_2`
+    is 0.
 
     Raises:
-      ValueError: if `steps` is not an integer >= 1; for more than 4096 nodes, as in `spectral_gap`.
+      ValueError: if `steps` is not an integer >= 1; for more than 4096 nodes, as `spectral_gap`.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
@@ -74,16 +75,16 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
 
 
 def rounds_to_exact_average(schedule: Schedule) -> int | None:
-    """Number of rounds from step 0 until every node has the exact average, for every start.
+    """Counts the rounds from step 0 until every node has the exact average, whatever it began with.
 
-    The smallest `k` with `P_(k-1) ... P_0 = v 1^T`: then `x / w` of push-sum is the average. None
-    if the average is only approached, as on a ring; 0 for one node.
+    It is the smallest `k` for which `P_(k-1) ... P_0 = v 1^T`, so that `x / w` of push-sum is the
+    average. It is 0 for one node, and None if nodes only approach the average, as on a ring.
 
-    Computed in float64: a vector that one round shrinks to 1e-6 of its length or less counts as
-    zero.
+    The rounds are computed in float64. A vector that one round shrinks to 1e-6 of its length or
+    less counts as zero.
 
     Raises:
-      ValueError: for more than 4096 nodes, as in `spectral_gap`.
+      ValueError: for more than 4096 nodes, as `spectral_gap`.
 
     >>> import gossipjax as gx
     >>> rounds_to_exact_average(gx.topology.one_peer_exponential(8))
@@ -119,7 +120,7 @@ def _count_steps_until_empty(
     map_space: Callable[[Round, np.ndarray], np.ndarray],
     is_same_space: Callable[[np.ndarray, np.ndarray], bool],
 ) -> int | None:
-    """Steps until the rounds have mapped a space to nothing; None if they never do."""
+    """Counts the steps until the rounds have mapped a space to 0; None if they never do."""
     ends = [*(segment.start for segment in schedule.segments[1:]), None]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         # What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles.
@@ -143,7 +144,7 @@ def _count_steps_until_empty(
 
 
 def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
-    """Orthonormal basis of the image of a subspace, `[N, d]` to `[N, d']`."""
+    """Maps a subspace by a round; returns an orthonormal basis, `[N, d]` to `[N, d']`."""
     if round_.is_identity:
         return basis
     image = multiply_round(round_, basis)
@@ -185,7 +186,7 @@ def _get_hop_weights(circulant: Round) -> np.ndarray:
 def _multiply_eigenvalues(schedule: Schedule, steps: int) -> np.ndarray | None:
     """Eigenvalues of `P_(steps-1) ... P_0`; None unless all its rounds are circulant.
 
-    A circulant matrix is normal, so its singular values are their moduli.
+    A circulant matrix is normal, so its singular values are the moduli of its eigenvalues.
     """
     uses = np.zeros(len(schedule.rounds), dtype=int)
     for cycle, repeats, rest in _list_cycles(schedule, steps):
@@ -228,7 +229,7 @@ def _multiply_cycle(
 def _list_cycles(
     schedule: Schedule, steps: int
 ) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
-    """The cycle of each segment, its repeats, and the rest of it, in the first `steps`."""
+    """For each segment in the first `steps`: its cycle, its number of repeats, and the rest."""
     ends = [*(segment.start for segment in schedule.segments[1:]), steps]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         repeats, rest = divmod(max(0, min(end, steps) - start), len(cycle))
@@ -236,7 +237,7 @@ def _list_cycles(
 
 
 def multiply_round(round_: Round, x: np.ndarray) -> np.ndarray:
-    """`P x`, `[N, D]`."""
+    """Returns `P x`, `[N, D]`."""
     if len(round_.weights) > MAX_SPARSE_DEGREE * round_.size:
         return round_.matrix @ x
     begins = np.flatnonzero(np.diff(round_.receivers, prepend=-1))  # of the rows, in order
