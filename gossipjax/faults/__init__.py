@@ -1,16 +1,15 @@
-"""Faults as arguments, simulated: what fails at which step is data, and a run can be replayed.
+"""Simulates faults: tables say what fails at which step, so a run can be repeated.
 
-- `Faults`: the tables of what goes wrong. Drawn from a seed by `independent_drops`,
-  `gilbert_elliott`, `markov_activity`, `cyclic_activity`, `poisson_activity`, `uniform_delays`.
-- `apply(schedule, faults)`: a schedule in which drops, sleeps and deaths have happened, for any
-  algorithm that takes a schedule. Who keeps what was lost: the sender, or both ends of an edge.
-- `sgp`, `dpsgd`: links that lose, delay and disturb messages without the knowledge of the sender;
-  `account` is the mass that nodes hold, that is on its way, and that was lost.
-- `inactive(chain, faults)`: nodes that do not compute while they sleep or are dead.
-- `noise(std)`: a form of messages for `wire=`, with noise that the sender knows.
+- `Faults` holds the tables. `independent_drops`, `gilbert_elliott`, `markov_activity`,
+  `cyclic_activity`, `poisson_activity` and `uniform_delays` draw them.
+- `apply(schedule, faults)` removes from a schedule the messages that fail. The result works with
+  every algorithm that takes a schedule. The sender keeps the share that it did not send.
+- `sgp` and `dpsgd` lose, delay and disturb messages, and the sender does not know it. `account`
+  says how much mass nodes hold, is on its way, and was lost.
+- `inactive(chain, faults)` stops the computation of nodes while they sleep or are dead.
+- `noise(std)`, for `wire=`, adds noise to messages, and the sender knows it.
 
-A lost message whose share the sender keeps is a schedule; one that the sender takes for delivered
-is state. Real faults of real processes are in `gx.asynchronous` and `gx.launch`.
+`gx.asynchronous` and `gx.launch` handle real faults of real processes.
 """
 
 from gossipjax.faults._faults import Faults

@@ -1,4 +1,4 @@
-"""What goes wrong, as data: a function of the step alone."""
+"""Tables that say what goes wrong at each step."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from gossipjax.topology.schedule import MAX_STEP, require_int
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Faults:
-    """What goes wrong at each step of N nodes.
+    """Says what goes wrong at each step of N nodes.
 
-    Everything is a function of the number of the step: a run that is resumed sees the faults that
-    it would have seen. Tables have a row per step and are repeated after their last one; deaths are
-    for ever. The builders of this module draw tables.
+    The number of the step alone decides what fails, so a resumed run sees the same faults as one
+    that was not stopped. A table has a row per step, and begins again after its last row. Deaths
+    are for ever. `independent_drops` and other functions of `gx.faults` draw tables.
 
-    - A message that does not arrive: what becomes of it is a choice of who takes the faults.
-    - A node that is not active neither computes nor sends nor receives, and others know that: they
-      send it nothing. `gx.faults.inactive` stops the computing, `apply`, `sgp` and `dpsgd` the
+    - A message may not arrive. `apply`, `sgp` and `dpsgd` say who then keeps its share.
+    - A node that is not active neither computes nor sends nor receives. The other nodes know it,
+      and send it nothing. `inactive` stops its computation; `apply`, `sgp` and `dpsgd` stop its
       messages.
-    - A dead node is not active from a step on. It keeps its model and its weight.
+    - A dead node is never active again. It keeps its model and its weight.
 
     Attributes:
       size: N, the number of nodes.
-      arrives: bool `[T, N, N]`: whether what `j` sends `i` at step `k` arrives, at `[k, i, j]`;
-        True if not given.
-      active: bool `[T, N]`; True if not given.
-      deaths: the step from which on a node is dead, by node.
-      delays: steps by which messages are late: one number, or int `[T, N, N]` as in `arrives`.
-      noise: standard deviation of the normal noise on every value of a message, but for push-sum
-        weights.
-      seed: of the noise.
+      arrives: bool `[T, N, N]`; `arrives[k, i, j]` says whether the message that `j` sends to `i`
+        at step `k` arrives. By default all arrive.
+      active: bool `[T, N]`, whether each node is active at each step. By default all are.
+      deaths: a dict from a node to the step at which it dies.
+      delays: steps by which messages are late: one number, or int `[T, N, N]` in the order of
+        `arrives`.
+      noise: standard deviation of the normal noise on every value of a message. Push-sum weights
+        get no noise.
+      seed: the seed of the noise.
 
     Raises:
-      ValueError: if a table has another shape, type or range, a death is not one of a node, or none
-        survives.
+      ValueError: if a table has another shape, type or range, `deaths` names a node that does not
+        exist, or no node survives.
 
     >>> import gossipjax as gx
     >>> faults = gx.faults.Faults(3, active=gx.faults.cyclic_activity(3, 2, 1), deaths={0: 7})
@@ -77,28 +78,28 @@ class Faults:
 
     @property
     def max_delay(self) -> int:
-        """The largest delay, in steps."""
+        """The largest delay of a message, in steps."""
         return int(np.max(self.delays))
 
     def arrives_at(self, step: int) -> np.ndarray:
-        """Whether what `j` sends `i` at a step arrives, if both are active; bool `[N, N]`."""
+        """Whether a message of `j` to `i` arrives at this step if both are active; `[N, N]`."""
         return _row(self.arrives, step)
 
     def active_at(self, step: int) -> np.ndarray:
-        """Whether a node is active and not dead; bool `[N]`."""
+        """Whether each node is active and not dead at this step; bool `[N]`."""
         return self.table_at(step) & (step < self.death_steps)
 
     def table_at(self, step: int) -> np.ndarray:
-        """Whether a node is active, if it is not dead; bool `[N]`."""
+        """Whether each node would be active at this step if no node died; bool `[N]`."""
         return _row(self.active, step)
 
     def delays_at(self, step: int) -> np.ndarray:
-        """The steps by which what `j` sends `i` at a step is late; int `[N, N]`."""
+        """The steps by which a message of `j` to `i` at this step is late; int `[N, N]`."""
         return _row(self.delays, step)
 
     @property
     def death_steps(self) -> np.ndarray:
-        """The step from which on a node is dead, int64 `[N]`; 2^31 for one that lives."""
+        """The step at which each node dies, int64 `[N]`; 2^31 if it never dies."""
         steps = np.full(self.size, MAX_STEP + 1)
         for node, step in self.deaths.items():
             steps[node] = step
@@ -110,7 +111,7 @@ def _row(table: Any, step: int) -> np.ndarray:
 
 
 def _read_table(table: Any, default: bool | int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The table as a read-only array; a row of the default, or of one number that is given."""
+    """Returns the table as a read-only array; one number, or the default, becomes a single row."""
     kind = np.dtype(type(default)).kind
     array = np.array(default if table is None else table)
     if array.dtype.kind == kind and array.ndim == 0 and (kind == "i" or table is None):
@@ -137,7 +138,7 @@ def _read_deaths(deaths: Any, n: int) -> dict[int, int]:
 
 
 def require_faults(faults: Faults, size: int, name: str) -> None:
-    """Raises `ValueError` unless the faults are those of as many nodes."""
+    """Raises `ValueError` unless the faults are for this number of nodes."""
     if faults.size != size:
         raise ValueError(
             f"the faults of {name} must be of as many nodes as the schedule, {size}, got "

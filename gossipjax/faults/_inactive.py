@@ -23,8 +23,8 @@ class InactiveState(NamedTuple):
     """State of `gx.faults.inactive` for one node.
 
     Attributes:
-      count: int32 scalar, the number of steps so far, of active and inactive ones.
-      inner: the state of the chain inside.
+      count: int32 scalar, the number of steps so far, whether the node was active or not.
+      inner: the state of the chain that `inactive` wraps.
 
     >>> InactiveState(count=3, inner=()).count
     3
@@ -37,26 +37,26 @@ class InactiveState(NamedTuple):
 def inactive(
     inner: optax.GradientTransformation, faults: Faults, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
-    """A chain whose nodes compute only while they are active. Goes around the whole chain.
+    """Wraps a whole chain, so that its nodes compute only while they are active.
 
-    At a step at which a node is not active, or dead, its update is 0 and its state that of the step
-    before: optimizer, gossip weight, correction and momentum of the algorithm. The counts of
-    optimizers stand still with it, those of the gossip do not. What is on its way goes on.
+    While a node is not active, or dead, its update is 0. The states of its optimizer and of its
+    algorithm stay as they were: the push-sum weight, corrections, momentum, and the step counts of
+    the optimizer. Only the count of the gossip goes on, and messages on their way still arrive.
 
-    The exchange must leave such a node alone, by `gx.faults.apply` for the schedule of the chain's
-    gossip, or by `gx.faults.sgp` or `dpsgd`. Algorithms that exchange with all nodes, or by one
-    graph that must stay as it is (`easgd`, `d2`, `choco`, `relay`), are refused. `gx.allreduce`
-    leaves no trace in a chain and is not: it averages the gradients of all nodes, those that are
-    not active included. With `gx.outer`, put `inactive` inside: the outer averages wait for all.
+    The other nodes must not exchange with such a node: take a schedule of `gx.faults.apply` for the
+    gossip in the chain, or `gx.faults.sgp` or `dpsgd`. `inactive` refuses algorithms that exchange
+    with all nodes or need a graph that never changes (`easgd`, `d2`, `choco`, `relay`). It cannot
+    see `gx.allreduce` in a chain, which goes on averaging the gradients of all nodes, inactive ones
+    included. Put `inactive` inside `gx.outer`, whose averages wait for all nodes.
 
     Args:
-      inner: the chain.
-      faults: those of the exchange.
-      axis_name: the mapped axis of the nodes, where the chain has no gossip.
+      inner: the chain that is wrapped.
+      faults: the same faults that the exchange of the chain gets.
+      axis_name: the mapped axis of the nodes. It is needed only if the chain has no gossip.
 
     Raises:
-      ValueError: in `init`, if a node would exchange while it is not active, or the chain holds
-        `gx.outer`, which goes around.
+      ValueError: in `init`, if a node would exchange while it is not active, or if the chain
+        contains `gx.outer`, which must be outside.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> faults = gx.faults.Faults(2, deaths={0: 1})
@@ -117,9 +117,9 @@ def inactive(
 
 
 def _keep(is_active: jax.Array, new: Any, old: Any) -> Any:
-    """What is new at an active node, and what was at another.
+    """Returns the new state of an active node, and the old state of another.
 
-    Of a gossip state the count and what is on the way are new at any node.
+    In the state of a gossip, the count and the messages on their way are new on every node.
     """
     kept = jax.tree.map(partial(jnp.where, is_active), new, old)
     if not _is_gossip(new):

@@ -1,4 +1,4 @@
-"""The links of a schedule, whose weights and faults are data: no program of its own for any."""
+"""The links of a schedule. Weights and faults are data, so no fault needs another program."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ NEVER = np.int32(2**30)  # steps until a message arrives that is lost
 
 
 class Links:
-    """All links that any round of a schedule uses, as L permutations; a node has one link in each.
+    """All links that the rounds of a schedule use, as L permutations with one link per node.
 
-    Arrays of this node have a leading axis `[L]` for its links to receivers, and in queues a second
-    one `[D + 1]` for the age of what was sent, in steps; the last is for that age and all above.
+    The arrays of this node have a leading axis `[L]`, one entry for each link to a receiver. Queues
+    have a second axis `[D + 1]` for the age of a message in steps; the last entry also holds all
+    older messages.
     """
 
     def __init__(self, schedule: Schedule, faults: Faults, wire: Wire):
@@ -53,7 +54,7 @@ class Links:
         self.wire = wire
 
     def _at(self, table: np.ndarray, row: Any) -> jax.Array:
-        """The entry `[L]` or `[]` of this node in a row of a table `[T, ..., N]`."""
+        """Reads this node's entry, `[L]` or `[]`, in a row of a table `[T, ..., N]`."""
         return take_own(table, row, self.wire.axis_name)
 
     def is_active(self, count: jax.Array) -> jax.Array:
@@ -61,19 +62,19 @@ class Links:
         return is_active(self._faults, count, self.wire.axis_name)
 
     def shares(self, step: StepLike, count: jax.Array) -> jax.Array:
-        """The weight at the receiver of each link, float64 or float32 `[L]`; 0 if not both act."""
+        """The weight of each link, float64 or float32 `[L]`; 0 unless both nodes are active."""
         receives = self._at(self._active_receivers, count)
         receives &= count < self._at(self._deaths_of_receivers[None], 0)
         weights = self._at(self.weights, round_index(self.schedule, step))
         return jnp.where(self.is_active(count) & receives, weights, jnp.zeros_like(weights))
 
     def due(self, shares: jax.Array, count: jax.Array) -> jax.Array:
-        """The steps until what is sent now arrives on each link, `[L]`; `NEVER` if it does not."""
+        """The steps until a message sent now arrives, `[L]` by link; `NEVER` if it is lost."""
         arrives = (shares > 0) & self._at(self._arrives, count)
         return jnp.where(arrives, self._at(self._delays, count), NEVER)
 
     def push(self, queue: jax.Array, new: jax.Array) -> jax.Array:
-        """The queue `[L, D + 1, ...]` one step later, with `new` `[L, ...]` as the youngest."""
+        """The queue `[L, D + 1, ...]` one step later; `new` `[L, ...]` is the youngest entry."""
         if self.capacity == 1:
             return queue + new[:, None]
         # What is older than any delay has been lost, and waits together for a message that brings
@@ -82,15 +83,15 @@ class Links:
         return jnp.concatenate([new[:, None], queue[:, :-2], oldest], axis=1)
 
     def push_due(self, queue: jax.Array, new: jax.Array) -> jax.Array:
-        """`push` of the steps until each message arrives."""
+        """Does what `push` does for a queue of the steps until each message arrives."""
         return jnp.concatenate([new[:, None], queue[:, :-1] - 1], axis=1)
 
     def no_message(self, like: Any) -> jax.Array:
-        """The steps until each of no messages arrives, int32 `[L, D + 1]`."""
+        """A queue for `push_due` in which no message is on its way, int32 `[L, D + 1]`."""
         return jnp.full_like(like, NEVER, shape=(self.count, self.capacity), dtype=jnp.int32)
 
     def exchange(self, messages: Any) -> list[Any]:
-        """What arrives of the messages `[L, ...]` of all nodes, by link; zeros where none does."""
+        """Sends the messages `[L, ...]` of all nodes; returns what arrives by link, or zeros."""
         return [
             exchange_along(
                 jax.tree.map(itemgetter(number), messages),
@@ -103,7 +104,7 @@ class Links:
 
 
 def take_own(table: np.ndarray, row: Any, axis_name: str) -> jax.Array:
-    """The entry `[L]` or `[]` of this node in a row of a table `[T, ..., N]`, which repeats."""
+    """Reads this node's entry, `[L]` or `[]`, in a row of a table `[T, ..., N]` that repeats."""
     return jnp.asarray(table)[row % len(table), ..., jax.lax.axis_index(axis_name)]
 
 
@@ -114,10 +115,10 @@ def is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:
 
 
 def _read_deaths(faults: Faults) -> np.ndarray:
-    """The step from which on a node is dead, int32 `[N]`."""
+    """The step at which each node dies, int32 `[N]`."""
     return faults.death_steps.clip(max=2**31 - 1).astype(np.int32)
 
 
 def along(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Values `[L]` or `[L, D + 1]` in the shape in which they are applied to a queue."""
+    """Adds axes to values `[L]` or `[L, D + 1]`, so that they can multiply a queue."""
     return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))

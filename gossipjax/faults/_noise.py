@@ -1,4 +1,4 @@
-"""Noise as a form of messages, for any algorithm that takes a wire."""
+"""Noise on messages, for every algorithm that takes a `wire`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Like = jax.Array | jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class NoiseCodec(Codec):
-    """Values in full precision with normal noise on all that are not 0.
+    """Sends values in full precision, with normal noise on all that are not 0.
 
     >>> NoiseCodec(std=0.1, seed=0).std
     0.1
@@ -53,15 +53,15 @@ class NoiseCodec(Codec):
 
 
 def noise(std: float, seed: int = 0) -> NoiseCodec:
-    """Messages with normal noise of standard deviation `std` on every value, as a `wire=`.
+    """A `wire=` that adds normal noise of standard deviation `std` to every value of a message.
 
-    The sender knows its noise, as where it masks a model on purpose, and keeps what it has added to
-    its messages: the sums over the nodes stay, as with any codec. Push-sum weights, zeros and exact
-    averages have none. For noise of the link, which nobody knows, see `gx.faults.Faults(noise=)`.
+    The sender knows the noise, as if it masked its model on purpose. It subtracts later what it
+    added, so the sums over all nodes stay the same, as with any codec. Push-sum weights, zeros and
+    exact averages get no noise. For noise that nobody knows, use `gx.faults.Faults(noise=)`.
 
     Args:
-      std: standard deviation, from 0.
-      seed: the noise is a function of it, the count of the state and the node.
+      std: the standard deviation, 0 or more.
+      seed: the seed. The noise depends on the seed, the count in the state, and the node.
 
     Raises:
       ValueError: if an argument is out of its range.

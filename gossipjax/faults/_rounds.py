@@ -1,4 +1,4 @@
-"""Faults that only change who exchanges: a schedule in which they have happened. NumPy only."""
+"""Removes from a schedule the messages that fail. NumPy only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MAX_ROUNDS = 2**16  # of all segments; a tenth of a millisecond each
 
 
 def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: int = 0) -> Schedule:
-    """The schedule with the drops, sleeps and deaths of `faults`, for any algorithm that takes one.
+    """Removes from a schedule the messages that fail, for any algorithm that takes a schedule.
 
-    A message that does not arrive, or has a sender or a receiver that is not active, is not sent:
+    A message is not sent if it would not arrive, or if its sender or receiver is not active. Its
+    weight stays with the nodes:
 
         keep="sender":  P[i, j] goes to P[j, j]. Columns sum to 1; rows do not.
         keep="both":    P[i, j] goes to P[j, j] and P[j, i] to P[i, i], where one of the two is
@@ -35,15 +36,15 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
     `gx.faults.sgp` and `dpsgd` need no more programs than the schedule without faults.
 
     Args:
-      schedule: any schedule; its step `k` sees the faults of step `k`.
-      faults: what goes wrong. Delays and noise are not for schedules.
-      keep: who keeps what was lost.
-      overlap: that of `gx.osgp`, whose messages arrive so many steps later and are lost if the
-        receiver then is not active. Round `r` is sent at step `r overlap`.
+      schedule: any schedule. Its round at step `k` meets the faults of step `k`.
+      faults: what goes wrong, without delays and noise, which a schedule cannot express.
+      keep: who keeps the weight of a message that is not sent.
+      overlap: the `overlap` of `gx.osgp`. Nodes send round `r` at step `r overlap`. Its messages
+        arrive `overlap` steps later, and are lost if the receiver then is not active.
 
     Raises:
-      ValueError: if an argument is not as above, the rounds are more than 65536, or they do not
-        connect all living nodes.
+      ValueError: if an argument is not as above, there are more than 65536 rounds, or the rounds do
+        not connect all living nodes.
 
     >>> import gossipjax as gx
     >>> faults = gx.faults.Faults(3, deaths={2: 5})
@@ -106,7 +107,7 @@ def _lengths(faults: Faults) -> list[int]:
 
 
 def _weaken(round_: Round, is_up: np.ndarray, keep: Keep) -> Round:
-    """The round without the messages that are not up."""
+    """Returns the round without the messages that fail."""
     if keep == "both":
         is_up = is_up & is_up.T
     receivers = round_.receivers
@@ -148,7 +149,7 @@ def require_isolated(schedule: Schedule, faults: Faults, overlap: int) -> None:
 
 
 def _find_isolated(round_: Round) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each node sends nothing, and whether it receives nothing; bool `[N]` each."""
+    """Whether each node sends nothing, and whether each receives nothing; both bool `[N]`."""
     edges = round_.receivers != round_.senders
     sends = np.bincount(round_.senders[edges], minlength=round_.size) == 0
     receives = np.bincount(round_.receivers[edges], minlength=round_.size) == 0

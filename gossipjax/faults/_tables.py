@@ -1,6 +1,6 @@
-"""Tables of what fails at each step, drawn from a seed.
+"""Draws tables of what fails at each step from a seed.
 
-Row `k` depends on the arguments and on `k` alone: a longer table begins with the shorter one.
+Row `k` depends on the arguments and on `k` alone, so a longer table begins with the shorter one.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ MAX_DELAY = 2**10  # steps: each costs a copy of the model on every link
 
 
 def independent_drops(n: int, steps: int, seed: int, rate: float) -> np.ndarray:
-    """Which messages arrive where each is lost with probability `rate`, whatever else is lost.
+    """Draws which messages arrive, if each is lost with probability `rate`, independently.
 
     Returns:
-      bool `[T, N, N]` for T = `steps`: whether what node `j` sends node `i` at step `k` arrives.
+      bool `[T, N, N]` for T = `steps`. Entry `[k, i, j]` says whether the message of node `j` to
+      node `i` at step `k` arrives.
 
     Raises:
       ValueError: if an argument is out of its range.
@@ -40,15 +41,15 @@ def gilbert_elliott(
     bad_to_good: float = 0.5,
     good_to_bad: float = 0.5,
 ) -> np.ndarray:
-    """Which messages arrive, if losses come in bursts.
+    """Draws which messages arrive, if losses come in bursts.
 
-    Every sender has a chain of two states. It starts in either with probability 1/2 and moves
-    before each step, from bad to good and back with the given probabilities. In the bad state each
-    of its messages is lost with probability `rate`, in the good one none. In the long run a part of
-    `rate good_to_bad / (good_to_bad + bad_to_good)` is lost.
+    Every sender is in a good or a bad state. It starts in either with probability 1/2. Before each
+    step it changes its state with probability `good_to_bad` or `bad_to_good`. In the bad state each
+    of its messages is lost with probability `rate`, in the good state none. In the long run a part
+    of `rate good_to_bad / (good_to_bad + bad_to_good)` of all messages is lost.
 
     Returns:
-      bool `[T, N, N]`, as of `independent_drops`.
+      bool `[T, N, N]`, with the same meaning as in `independent_drops`.
 
     References:
       Gilbert, "Capacity of a Burst-Noise Channel", Bell System Technical Journal 1960, and Elliott
@@ -68,7 +69,7 @@ def gilbert_elliott(
 
 
 def _walk(rng: np.random.Generator, leave: float, enter: float, shape: Sequence[int]) -> np.ndarray:
-    """Chains of two states from an even start, bool `[T, N]`; each moves before its first row."""
+    """Markov chains of two states, bool `[T, N]`, which start in either and move before row 0."""
     state = rng.random(shape[1]) < 0.5
     draws = rng.random(shape)
     states = np.empty(shape, bool)
@@ -81,11 +82,11 @@ def _walk(rng: np.random.Generator, leave: float, enter: float, shape: Sequence[
 def markov_activity(
     n: int, steps: int, seed: int, wake: float = 0.5, sleep: float = 0.5
 ) -> np.ndarray:
-    """Which nodes are active: all at step 0, and then each by a chain of two states.
+    """Draws which nodes are active, if each falls asleep and wakes at random.
 
-    Before every other step an active node falls asleep with probability `sleep`, and one that
-    sleeps wakes with probability `wake`. In the long run a part of `wake / (wake + sleep)` of the
-    nodes is active.
+    All nodes are active at step 0. Before each later step, an active node falls asleep with
+    probability `sleep`, and a sleeping node wakes with probability `wake`. In the long run a part
+    of `wake / (wake + sleep)` of the nodes is active.
 
     Returns:
       bool `[T, N]`.
@@ -104,10 +105,11 @@ def markov_activity(
 
 
 def cyclic_activity(n: int, on: int, off: int, offsets: Sequence[int] | None = None) -> np.ndarray:
-    """Which nodes are active: node `i` where `(k + offsets[i]) mod (on + off) < on`.
+    """Says which nodes are active, if each is active for `on` steps and then sleeps for `off`.
 
     Args:
-      offsets: N integers from 0; by default `offsets[i] = i`.
+      offsets: N integers >= 0, by default `offsets[i] = i`. Node `i` is active at the steps `k`
+        with `(k + offsets[i]) mod (on + off) < on`.
 
     Returns:
       bool `[on + off, N]`, one cycle.
@@ -121,9 +123,10 @@ def cyclic_activity(n: int, on: int, off: int, offsets: Sequence[int] | None = N
 
 
 def poisson_activity(n: int, steps: int, seed: int, mean: float = 1.0) -> np.ndarray:
-    """Which nodes are active: each sleeps a Poisson number of steps, is active for one, and again.
+    """Draws which nodes are active, if each sleeps for a random time between two active steps.
 
-    In the long run a part of `1 / (1 + mean)` of the nodes is active.
+    A node sleeps for a Poisson number of steps with the given `mean`. In the long run a part of
+    `1 / (1 + mean)` of the nodes is active.
 
     Returns:
       bool `[T, N]`.
@@ -140,10 +143,11 @@ def poisson_activity(n: int, steps: int, seed: int, mean: float = 1.0) -> np.nda
 
 
 def uniform_delays(n: int, steps: int, seed: int, max_delay: int) -> np.ndarray:
-    """How late each message arrives: 0 to `max_delay` steps, each with the same probability.
+    """Draws by how many steps each message is late, uniformly from 0 to `max_delay`.
 
     Returns:
-      int `[T, N, N]`: the steps by which what node `j` sends node `i` at step `k` is late.
+      int `[T, N, N]`. Entry `[k, i, j]` is the delay of the message of node `j` to node `i` at step
+      `k`.
 
     >>> np.unique(uniform_delays(4, 100, seed=0, max_delay=2)).tolist()
     [0, 1, 2]

@@ -46,35 +46,37 @@ def sgp(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """SGP over links that lose, delay and disturb messages. Goes *last* in a chain.
+    """SGP over links that lose, delay and disturb messages. Put it *last* in a chain.
 
-    As in `gx.sgp`, `y = w z + u`. Node `j` then gives up the share `P[i, j] (y, w)` for each
-    receiver `i` that is active, and keeps the rest. It does not know what arrives:
+    As in `gx.sgp`, `y = w z + u`. Node `j` then sends the share `P[i, j] (y, w)` to each active
+    receiver `i` and keeps the rest. The sender does not know whether a message arrives:
 
-    - `running_sums=True`: a message carries the sum of all shares of its link so far, and the
-      receiver adds what is new in it. What was lost so arrives with the next message that gets
-      through; a message that comes after a later one brings nothing. No mass is ever lost.
-    - `running_sums=False`: a lost share is gone. Plain push-sum then ends off the average;
-      `account` says what was lost.
+    - With `running_sums=True` a message carries the sum of all shares that its link has sent so
+      far, and the receiver adds what is new in the sum. So the next message that arrives brings the
+      shares that were lost before. A message that a later one has overtaken brings nothing. No mass
+      is ever lost.
+    - With `running_sums=False` a lost share is gone, as in plain push-sum. The nodes then agree on
+      a value that is not the average. `account` says how much was lost.
 
-    It is a simulation, in which a sender keeps what is on its way for its receiver:
-    `extra["links"]`, with L links per node (the peers of all rounds) and delays of up to D, holds
-    `L (D + 1)` models, and each step exchanges L. The state's `in_flight` is their sum. With a
-    traced step one program of no branches serves all steps. What arrives at a node that is not
-    active waits for it.
+    This is a simulation, in which the sender stores the messages on their way. With L links per
+    node (the peers of all rounds) and delays of up to D steps, `extra["links"]` in the state holds
+    `L (D + 1)` models, and `in_flight` is their sum. Each step exchanges L models. If the step is
+    traced, one program without branches serves all steps. A message to a node that is not active
+    waits for it.
 
-    Noise falls on the numerators that arrive, and nobody knows it: the sums over the nodes move.
+    Noise is added to the numerators that arrive. Nobody knows it, so the sums over the nodes
+    change.
 
-    Updates of nodes that are not active are for `gx.faults.inactive`, around the whole chain.
+    Wrap the whole chain in `gx.faults.inactive`, so that inactive nodes make no updates.
 
     Args:
-      schedule: any column-stochastic schedule; `step=` of `update` picks the round.
-      faults: what goes wrong, by the count of the state, not by `step=`.
-      running_sums: whether what was lost is sent again.
+      schedule: any column-stochastic schedule. The argument `step` of `update` picks the round.
+      faults: what goes wrong. The count in the state picks the row of the tables, not `step`.
+      running_sums: whether later messages bring the shares that were lost.
       axis_name, local_axis_name: as in `gx.sgp`.
 
     Raises:
-      ValueError: if the faults are of another number of nodes; else as `gx.sgp`.
+      ValueError: if the faults are for another number of nodes, and in the same cases as `gx.sgp`.
 
     References:
       Hadjicostis, Vaidya, Dominguez-Garcia, "Robust Distributed Average Consensus via Exchange of
@@ -170,27 +172,27 @@ def dpsgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD whose receivers use their own model for one that does not come. Goes *last*.
+    """D-PSGD whose receivers use their own model for one that does not arrive. Put it *last*.
 
-    With `y = x + u` and `m_j` what arrives of `y_j` at node `i`, late and with noise:
+    Let `y = x + u`, and let `m_j` be the model `y_j` that arrives at node `i`, late and with noise:
 
         x_i <- y_i + sum_j P[i, j] (m_j - y_i)    over the j whose message arrives at this step
 
-    Of several messages on a link the one that was sent last counts. Rows sum to 1, columns do not:
-    the mean of the models drifts, by no more than they differ. Without faults it is `gx.dpsgd` with
-    `order="adapt-then-combine"`. For edges that fail in both directions, which keeps the mean, take
-    `gx.dpsgd(gx.faults.apply(schedule, faults, keep="both"))`.
+    If several messages arrive on a link, the one that was sent last counts. Rows sum to 1 but
+    columns do not, so the mean of the models drifts, by no more than the models differ. Without
+    faults this is `gx.dpsgd` with `order="adapt-then-combine"`. To keep the mean, let edges fail in
+    both directions: `gx.dpsgd(gx.faults.apply(schedule, faults, keep="both"))`.
 
-    It is a simulation: the state has the last `D + 1` models of each node in `extra["links"]`, and
-    each step exchanges one per link, as in `gx.faults.sgp`.
+    This is a simulation. `extra["links"]` in the state holds the last `D + 1` models of each node,
+    and each step exchanges one model per link.
 
     Args:
-      schedule: a doubly stochastic schedule; with delays of one round, as the weights of messages
-        of several rounds could exceed 1 together.
+      schedule: a doubly stochastic schedule. With delays it may have one round only, because the
+        weights of messages from several rounds could sum to more than 1.
       faults, axis_name, local_axis_name: as in `gx.faults.sgp`.
 
     Raises:
-      ValueError: as `gx.faults.sgp`; if delays meet a schedule of several rounds.
+      ValueError: in the same cases as `gx.faults.sgp`, and if there are delays and several rounds.
 
     >>> import jax, jax.numpy as jnp, numpy as np, gossipjax as gx
     >>> to_node_1 = np.array([[[True, False], [True, True]]])  # [T, N, N]
@@ -251,14 +253,14 @@ def dpsgd(
 
 
 class Account(NamedTuple):
-    """Where the mass of all nodes is, each part a `PushSum` of numerators `x` and weights.
+    """Where the mass of all nodes is. Each part is a `PushSum` of numerators `x` and weights.
 
         held + in_flight + lost = start + sum of the updates;    of the weights it is N
 
     Attributes:
-      held: by the nodes.
-      in_flight: on the links, and at nodes that are not active.
-      lost: with messages, less what noise has added.
+      held: the mass that the nodes hold.
+      in_flight: the mass in messages that are on their way or wait for a node that is not active.
+      lost: the mass in messages that were lost, less the noise that was added.
 
     >>> part = PushSum(jnp.ones(()), jnp.ones(2))
     >>> sum(account.weight.item() for account in Account(part, part, part))
@@ -273,12 +275,12 @@ class Account(NamedTuple):
 def account(
     params: optax.Params, opt_state: optax.OptState, axis_name: str | None = None
 ) -> Account:
-    """The mass of all nodes after any step of a chain with `gx.faults.sgp`, on every node.
+    """Returns the mass of all nodes after any step of a chain with `gx.faults.sgp`, on every node.
 
     Args:
       params: the parameters that the user holds, `[...]` per node.
-      opt_state: the state of the transform, or of a whole chain.
-      axis_name: the mapped axis of the nodes; that of the transform if not given.
+      opt_state: the state of `gx.faults.sgp`, or of a chain that contains it.
+      axis_name: the mapped axis of the nodes, by default the one that `gx.faults.sgp` was given.
 
     Raises (when traced):
       ValueError: if the axis is missing, or the chain has no `gx.faults.sgp`.
@@ -321,7 +323,7 @@ def _pull(weight: jax.Array, new: jax.Array, message: jax.Array, own: jax.Array)
 
 
 def _draw_noise(faults: Faults, like: Any, count: jax.Array, link: int, wire: Wire) -> Any:
-    """Normal noise for what arrives at this node on a link, by the seed and the count alone."""
+    """Normal noise for what arrives at this node on a link; seed and count decide it."""
     key = jax.random.key(faults.seed, impl="threefry2x32")
     for number in (count, jax.lax.axis_index(wire.axis_name), link):
         key = jax.random.fold_in(key, number)

@@ -177,7 +177,7 @@ class Round:
 
     @functools.cached_property
     def is_uniform(self) -> bool:
-        """Whether every entry is 1/N, so that the round gives every node the exact average."""
+        """Whether every entry is 1/N, so that every node gets the exact average."""
         return len(self.weights) == self.size**2 and bool(
             np.allclose(self.weights, 1 / self.size, rtol=TOLERANCE, atol=0)
         )
