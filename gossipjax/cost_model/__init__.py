@@ -1,8 +1,9 @@
-"""How long a step takes on a network that is not here: modelled, not measured. NumPy only.
+"""Models how long a step takes on a network that you do not have. NumPy only.
 
-A `Method` (what an algorithm exchanges), a `Workload` (the computation of a node) and a `Network`
-give the seconds of a step, `predict_step`. docs/guides/cost_model.md has the formulas, and what
-they miss; the section `cost-model` of the report sets published figures beside the model's.
+A `Method` says what an algorithm exchanges, and a `Workload` what a node computes. `predict_step`
+takes both and a `Network`, and returns the seconds of a step. Nothing is measured.
+docs/guides/cost_model.md explains the formulas and what they leave out; the section `cost-model` of
+the report compares the predictions with published figures.
 """
 
 from gossipjax.cost_model import methods, networks

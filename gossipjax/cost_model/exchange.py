@@ -1,4 +1,4 @@
-"""Exchanges: what nodes send in a step, to whom, and who waits for it. NumPy only."""
+"""What nodes send in a step, to whom, and who waits for it. NumPy only."""
 
 import dataclasses
 import math
@@ -20,13 +20,13 @@ Awaits = Literal["all", "peers", "link", "nobody"]
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a node does in one step without any exchange.
+    """The computation of a node in one step.
 
     Attributes:
-      parameters: of the model.
-      compute_seconds: of a step: forward, backward and update.
-      examples: that a node uses in a step.
-      bytes_per_parameter: of the model in memory; messages have their own width.
+      parameters: the number of parameters of the model.
+      compute_seconds: the seconds of a step: forward pass, backward pass and update.
+      examples: the number of examples that a node uses in a step.
+      bytes_per_parameter: the bytes of a parameter in memory. Messages may use fewer.
 
     >>> Workload(parameters=25.6e6, compute_seconds=0.228).model_bytes
     102400000.0
@@ -47,36 +47,37 @@ class Workload:
 
     @property
     def model_bytes(self) -> float:
-        """Bytes of the model."""
+        """The bytes of the model in memory."""
         return self.parameters * self.bytes_per_parameter
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What all nodes exchange every few steps.
+    """An exchange that all nodes make every few steps.
 
-    An exchange begins at the end of the computation of every step `t` with `t mod every = phase`.
-    The end of the computation of step `t + overlap` waits for it: with 0 that is the same step, and
-    nothing is hidden; with 1 the exchange runs beside the computation of the next step.
+    At every step `t` with `t mod every = phase`, the nodes begin an exchange when they have
+    computed. After the computation of step `t + overlap` they wait until the exchange has ended. So
+    with `overlap=0` the computation hides nothing of the exchange, and with `overlap=1` the
+    exchange runs during the computation of the next step.
 
     Attributes:
-      kind: "gossip" by a schedule; "ring" or "tree", an all-reduce; "server", a parameter server at
-        node 0.
-      schedule: of gossip; the exchange at step `t` is that of round `t // every`.
-      bits: of a parameter in a message, scales and indices included.
+      kind: "gossip" over a schedule; "ring" or "tree" for an all-reduce; "server" for a parameter
+        server at node 0.
+      schedule: the schedule of gossip. At step `t` the nodes exchange by its round `t // every`.
+      bits: the bits of a parameter in a message, scales and indices included.
       fraction: the part of the model that is sent.
-      every: steps from one exchange to the next.
+      every: the number of steps from one exchange to the next.
       phase: the first step that exchanges.
-      overlap: computations beside which an exchange runs.
-      layers: those of the model. Above 0, an all-reduce is in parts, one for each layer, and each
-        of them pays the latency: a part is sent when the backward pass has left its layer, and is
-        awaited when the next forward pass reaches it.
-      first_layer, layer_stride: which layers the exchange holds: `first_layer`, then every
-        `layer_stride`-th after it.
-      awaits: "all": begins when the slowest of all nodes is ready. "peers": a node waits for what
-        is sent to it. "link": a node waits until its link is free, whoever receives. "nobody": if
-        the link is busy nothing is sent.
-      is_half_duplex: whether sending and receiving wait for each other, which takes twice the time.
+      overlap: the number of computations during which an exchange runs.
+      layers: the number of layers of the model. Above 0, an all-reduce sends a part for each layer
+        when the backward pass has left the layer, and nodes wait for the part when the next forward
+        pass reaches the layer. Each part pays the latency.
+      first_layer, layer_stride: the exchange sends `first_layer`, and every `layer_stride`-th layer
+        after it.
+      awaits: "all": the exchange begins when the slowest of all nodes is ready. "peers": a node
+        waits for the messages that are sent to it. "link": a node waits until its own link is free.
+        "nobody": a node waits for nothing, and does not send if its link is busy.
+      is_half_duplex: whether a node sends and receives in turn, which takes twice the time.
 
     >>> exchange = Exchange(kind="ring", awaits="all")
     >>> exchange.find_seconds(0, Workload(25e6), Network(1e9), nodes=2).tolist()
@@ -110,26 +111,27 @@ class Exchange:
             )
 
     def happens_at(self, step: int) -> bool:
-        """Whether an exchange begins at the end of `step`."""
+        """Whether the nodes begin an exchange at the end of `step`."""
         return step % self.every == self.phase
 
     def round_at(self, step: int) -> Round | None:
-        """The round of gossip at `step`; None of other kinds, and where nothing happens."""
+        """Returns the round of gossip at `step`; None for all-reduces, and without an exchange."""
         if self.schedule is None or not self.happens_at(step):
             return None
         return self.schedule.round_at(step // self.every)
 
     def is_collective_at(self, step: int) -> bool:
-        """Whether all nodes take part in one all-reduce, or one server, at `step`."""
+        """Whether all nodes exchange by an all-reduce, or with a server, at `step`."""
         round_ = self.round_at(step)
         if round_ is not None:  # the exact average of more than two nodes is a ring's all-reduce
             return round_.is_uniform and round_.size > 2
         return self.kind != GOSSIP and self.happens_at(step)
 
     def messages_at(self, step: int) -> tuple[np.ndarray, ...]:
-        """Receivers `[N]` of each message at `step`, one array for each slot.
+        """Returns the receivers `[N]` of the messages of gossip at `step`, one array for each slot.
 
-        Node `j` sends to `receivers[j]`, and nothing where that is `j`. None of all-reduces.
+        Node `j` sends to `receivers[j]`, or sends nothing if `receivers[j]` is `j`. For an
+        all-reduce there are no arrays.
         """
         round_ = self.round_at(step)
         if round_ is None or self.is_collective_at(step):
@@ -138,19 +140,19 @@ class Exchange:
         return tuple(np.where(slot.weights > 0, slot.receivers, nodes) for slot in round_.slots)
 
     def count_bytes(self, workload: Workload) -> float:
-        """Bytes of a message of gossip, or of the buffer of an all-reduce."""
+        """Returns the bytes of a message of gossip, or of the buffer of an all-reduce."""
         return workload.parameters * self.fraction * self.bits / 8
 
     def list_layers(self) -> np.ndarray:
-        """The layers of the exchange, in the order in which a backward pass leaves them."""
+        """Returns the layers of the exchange, in the order in which a backward pass leaves them."""
         return np.arange(self.first_layer, self.layers, self.layer_stride)[::-1]
 
     def find_seconds(
         self, step: int, workload: Workload, network: Network, nodes: int
     ) -> np.ndarray:
-        """Seconds `[N]` that the exchange of `step` takes each node, if all begin together.
+        """Returns the seconds `[N]` of each node for the exchange at `step`, if all begin together.
 
-        0 where nothing is sent.
+        A node that sends nothing takes 0.
         """
         self.require_nodes(nodes)
         size = self.count_bytes(workload)
@@ -167,14 +169,14 @@ class Exchange:
     def count_sent_bytes(
         self, step: int, workload: Workload, network: Network, nodes: int
     ) -> float:
-        """Bytes that the node that sends most sends in the exchange of `step`."""
+        """Returns the bytes that the busiest node sends in the exchange at `step`."""
         size = self.count_bytes(workload)
         if self.is_collective_at(step):
             return count_sent_bytes(self.collective, size, network, nodes)
         return size * int(self._count_messages(step, nodes).max())
 
     def _count_messages(self, step: int, nodes: int) -> np.ndarray:
-        """Messages that each node sends at `step`, `[N]`."""
+        """Counts the messages that each node sends at `step`, `[N]`."""
         count = np.zeros(nodes, int)
         for receivers in self.messages_at(step):
             count += receivers != np.arange(nodes)
@@ -182,25 +184,25 @@ class Exchange:
 
     @property
     def collective(self) -> Kind:
-        """What a step is where all nodes take part in it."""
+        """The kind of a step in which all nodes exchange together: gossip is then a ring."""
         return "ring" if self.kind == GOSSIP else self.kind
 
     @property
     def cycle(self) -> int:
-        """Steps after which the exchanges repeat; of a piecewise schedule in its last part."""
+        """The steps after which exchanges repeat, in the last segment of a piecewise schedule."""
         return self.every * (1 if self.schedule is None else len(self.schedule.segments[-1].cycle))
 
     def list_steps(self) -> list[int]:
-        """Steps of all exchanges in a cycle."""
+        """Returns the steps of a cycle at which nodes exchange."""
         start = 0 if self.schedule is None else self.schedule.segments[-1].start
         first = start * self.every + self.phase
         return list(range(first, first + self.cycle, self.every))
 
     def find_exposed_seconds(self, seconds: float, compute_seconds: float) -> float:
-        """The part of an exchange's seconds that the computation does not hide.
+        """Returns the part of an exchange's seconds that the computation does not hide.
 
-        `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange; in layers, `e` is
-        how late the latest of them is.
+        It is `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange and `c`
+        those of the computation. With `layers`, `e` is the delay of the layer that arrives latest.
 
         >>> exchange = Exchange(kind="ring", awaits="all", layers=2)
         >>> exchange.find_exposed_seconds(0.5, compute_seconds=0.3)
@@ -222,7 +224,7 @@ class Exchange:
         return float((arrival - needed).max())
 
     def require_nodes(self, nodes: Any) -> int:
-        """Return the number of nodes; raise `ValueError` if the schedule is of another."""
+        """Return the number of nodes; raise `ValueError` if the schedule is for another number."""
         count = require_number_of_nodes(nodes)
         if self.schedule is not None and self.schedule.size != count:
             raise ValueError(
@@ -233,11 +235,11 @@ class Exchange:
 
 
 def find_collective_seconds(kind: str, size: float, network: Network, nodes: int) -> float:
-    """Seconds in which n nodes average a buffer of S bytes, one copy through the host included.
+    """Returns the seconds in which n nodes average S bytes, one copy through the host included.
 
-    - ring: `2 (n - 1)` messages of `S / n` to the next node;
-    - tree: `2 ceil(log2 n)` messages of S, up to the root, node 0, and down again;
-    - server: node 0 receives `n - 1` messages, then sends as many, over one link.
+    - "ring": a node sends `2 (n - 1)` messages of `S / n` to the next node.
+    - "tree": `2 ceil(log2 n)` messages of S go up to the root, node 0, and down again.
+    - "server": node 0 receives `n - 1` messages over its link, and then sends as many.
     """
     if nodes == 1:
         return 0.0
@@ -251,7 +253,7 @@ def find_collective_seconds(kind: str, size: float, network: Network, nodes: int
 
 
 def count_sent_bytes(kind: str, size: float, network: Network, nodes: int) -> float:
-    """Bytes that the node that sends most sends, in these all-reduces.
+    """Returns the bytes that the busiest node sends in an all-reduce of `kind`.
 
     >>> count_sent_bytes("ring", 100.0, Network(1.0), nodes=4)
     150.0

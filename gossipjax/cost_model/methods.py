@@ -1,9 +1,9 @@
-"""Methods: what each algorithm exchanges, by its name or by its plan. NumPy only.
+"""What each algorithm exchanges. NumPy only.
 
 Every function returns a `Method` for `predict_step` and `simulate`. `from_plan` makes the method of
-any algorithm that has a `gx.GossipState`; the others are for what has no plan, and for a model
-without JAX. `wire` is a name such as "bfloat16", a number of bits per parameter, or a codec of
-`gx.wire`. `kind` is that of an all-reduce.
+every algorithm whose state is a `gx.GossipState`. The other functions need no JAX, and cover
+algorithms that have no plan. `wire` is a name such as "bfloat16", a number of bits per parameter,
+or a codec of `gx.wire`. `kind` names the kind of all-reduce.
 """
 
 import dataclasses
@@ -44,10 +44,10 @@ ORDERS = ("adapt-then-combine", "combine-while-adapting")
 
 @runtime_checkable
 class Codec(Protocol):
-    """A codec of `gx.wire`, which this module does not import, as it needs JAX."""
+    """A codec of `gx.wire`. This module does not import `gx.wire`, which needs JAX."""
 
     def count_bytes(self, size: int) -> int:
-        """The bytes of a message of `size` float32 values."""
+        """Returns the bytes of a message of `size` float32 values."""
         ...
 
 
@@ -56,15 +56,16 @@ Form = str | float | Codec | None  # None: full precision
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """An algorithm, as what it exchanges.
+    """The exchanges that an algorithm makes.
 
     Attributes:
-      name: for tables.
-      exchanges: those of a step, one after another.
-      staleness: steps by which what a node gets from others is older than its own model.
+      name: the name of the algorithm in tables.
+      exchanges: the exchanges of a step, one after another.
+      staleness: the number of steps by which a model that arrives is older than the receiver's
+        model.
 
     Raises:
-      ValueError: if the exchanges are of different numbers of nodes.
+      ValueError: if the exchanges are for different numbers of nodes.
 
     >>> import gossipjax as gx
     >>> method = sgp(gx.topology.one_peer_exponential(8))
@@ -86,12 +87,12 @@ class Method:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether nodes go on without what others send."""
+        """Whether nodes go on without waiting for messages."""
         return any(exchange.awaits in ("link", "nobody") for exchange in self.exchanges)
 
 
 def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
-    """The method of a gossip transform: give `state.plan`, where its state is a `gx.GossipState`.
+    """Makes the method of a gossip transform from `state.plan` of its `gx.GossipState`.
 
     >>> import gossipjax as gx
     >>> import jax.numpy as jnp
@@ -111,7 +112,7 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
 
 
 def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
-    """Exact average of the gradients in every step; beside the backward pass if `layers` > 0.
+    """All-reduce of the gradients in every step, during the backward pass if `layers` > 0.
 
     >>> allreduce("tree", layers=8).exchanges[0].list_layers().tolist()
     [7, 6, 5, 4, 3, 2, 1, 0]
@@ -129,7 +130,7 @@ def centralized(wire: Form = "float32") -> Method:
 
 
 def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> Method:
-    """SGP: a round of the schedule per step; beside the computation if it is combined meanwhile.
+    """SGP: one round per step, during the computation with `order="combine-while-adapting"`.
 
     >>> import gossipjax as gx
     >>> [e.overlap for e in sgp(gx.topology.ring(4), "combine-while-adapting").exchanges]
@@ -140,7 +141,7 @@ def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> M
 
 
 def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method:
-    """Overlap SGP: a round every `overlap` steps, used as many steps later; 0 is SGP.
+    """Overlap SGP: one round every `overlap` steps, which ends `overlap` steps later; 0 is SGP.
 
     >>> import gossipjax as gx
     >>> osgp(gx.topology.one_peer_exponential(8), overlap=2).staleness
@@ -155,7 +156,7 @@ def dpsgd(
     wire: Form = "float32",
     is_half_duplex: bool = False,
 ) -> Method:
-    """D-PSGD: a symmetric round per step; half duplex if both directions wait for each other.
+    """D-PSGD: one round of a symmetric schedule per step.
 
     >>> import gossipjax as gx
     >>> dpsgd(gx.topology.ring(8)).exchanges[0].overlap
@@ -172,7 +173,7 @@ def dpsgd(
 
 
 def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = False) -> Method:
-    """AD-PSGD: pairs average beside the computation; a node waits for its own link alone.
+    """AD-PSGD: pairs average during the computation, and a node waits for its own link only.
 
     >>> import gossipjax as gx
     >>> adpsgd(gx.topology.bipartite_exponential(8)).is_asynchronous
@@ -185,9 +186,9 @@ def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = Fa
 
 
 def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
-    """Asynchronous SGP: a node waits for nobody.
+    """Asynchronous SGP: a node waits for no other node.
 
-    If its link is busy, it sends nothing in this step, keeps what it would have sent, and goes on.
+    If its link is busy, a node does not send in this step. It keeps its share and goes on.
 
     >>> import gossipjax as gx
     >>> async_sgp(gx.topology.one_peer_exponential(8)).is_asynchronous
@@ -198,7 +199,7 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
 
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """SlowMo: the exchanges of the inner method, and an exact average every `every` steps.
+    """SlowMo: the exchanges of the inner method, and an all-reduce every `every` steps.
 
     >>> import gossipjax as gx
     >>> inner = sgp(gx.topology.one_peer_exponential(8))
@@ -210,7 +211,7 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32
 
 
 def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
-    """DiLoCo, and Local SGD: an exact average of the models at the last of every `every` steps.
+    """DiLoCo and Local SGD: an all-reduce of the models at the last of every `every` steps.
 
     >>> [(e.every, e.phase) for e in diloco(every=500).exchanges]
     [(500, 499)]
@@ -227,10 +228,11 @@ def streaming_diloco(
     wire: Form = "float32",
     layers: int = 0,
 ) -> Method:
-    """Streaming DiLoCo: fragment f is averaged once in `every` steps, and used `delay` steps later.
+    """Streaming DiLoCo: averages each fragment every `every` steps, and uses it `delay` steps
+    later.
 
-    With `layers`, of which there are at least as many as fragments, fragment f has the layers `f`,
-    `f + fragments`, ...
+    With `layers`, fragment f consists of the layers `f`, `f + fragments`, ... There must be at
+    least as many layers as fragments.
 
     >>> [exchange.phase for exchange in streaming_diloco(every=6, fragments=3).exchanges]
     [1, 3, 5]
@@ -255,7 +257,7 @@ def streaming_diloco(
 
 
 def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
-    """SparseLoCo: all nodes gather the sparse messages of all every `every` steps.
+    """SparseLoCo: every `every` steps, each node sends its sparse message to all other nodes.
 
     >>> import gossipjax as gx
     >>> [e.bits for e in sparse_loco(15, 8, gx.wire.block_top_k()).exchanges]
@@ -267,9 +269,10 @@ def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
 
 
 def noloco(schedule: Schedule, every: int, wire: Form = "float32", models: int = 2) -> Method:
-    """NoLoCo, and `gx.outer` over gossip: a round at the last of every `every` steps.
+    """NoLoCo, and `gx.outer` over gossip: one round at the last of every `every` steps.
 
-    An outer gradient and an anchor are two models; with `gx.sgp`, or `pull=1`, it is one.
+    A message contains two models, an outer gradient and an anchor. With `gx.sgp`, or `pull=1`, give
+    `models=1`.
 
     >>> import gossipjax as gx
     >>> noloco(gx.topology.random_pairs(8, 4, seed=0), every=50).exchanges[0].every
@@ -281,7 +284,7 @@ def noloco(schedule: Schedule, every: int, wire: Form = "float32", models: int =
 
 
 def find_bits(wire: Form) -> float:
-    """Bits of a parameter in a message of that form, scales and indices included."""
+    """Returns the bits of a parameter in a message, scales and indices included."""
     if wire is None:
         return WIRE_BITS["float32"]
     if isinstance(wire, str):

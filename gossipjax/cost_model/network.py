@@ -1,4 +1,4 @@
-"""Networks: how long messages take on the links of nodes. NumPy only."""
+"""How long messages take on the links between nodes. NumPy only."""
 
 import dataclasses
 import math
@@ -8,16 +8,16 @@ from gossipjax.cost_model._require import require_quantity
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A switch that joins all nodes, each by one link. No permutation causes congestion.
+    """A switch to which each node has one link. Nodes that send to different nodes share nothing.
 
     Attributes:
-      bandwidth: bytes/s of a node's link, one way. Links are full duplex.
-      latency: seconds from sending a message to its first byte.
-      host_copy: bytes/s at which what is sent is first copied through the memory of the host. The
-        copy and the wire do not overlap. Infinite: there is no copy.
-      gossip_bandwidth: bytes/s of a message of gossip, where it gets less of a link than an
-        all-reduce does, as a send and a receive of NCCL; None: `bandwidth`.
-      name: for tables.
+      bandwidth: bytes/s of a node's link in each direction.
+      latency: seconds from sending a message to the arrival of its first byte.
+      host_copy: bytes/s at which a message is copied through the memory of the host, before it is
+        sent. If infinite, there is no copy.
+      gossip_bandwidth: bytes/s of a message of gossip, if NCCL's send and receive reach less than
+        its all-reduce does. None means `bandwidth`.
+      name: the name of the network in tables.
 
     >>> network = Network(bandwidth=1e9, latency=1e-4)
     >>> round(network.message_seconds(1e8), 6)
@@ -39,12 +39,12 @@ class Network:
             require_quantity(self.gossip_bandwidth, "gossip_bandwidth of Network", "bytes/s")
 
     def message_seconds(self, size: float, is_gossip: bool = True) -> float:
-        """Seconds of a message of `size` bytes, of gossip or a part of an all-reduce."""
+        """Returns the seconds of a message of `size` bytes."""
         bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth
         return self.latency + size / bandwidth
 
     def copy_seconds(self, size: float) -> float:
-        """Seconds to copy `size` bytes through the memory of the host; 0 without copies.
+        """Returns the seconds to copy `size` bytes through the memory of the host.
 
         >>> Network(1e9, host_copy=2e9).copy_seconds(1e9)
         0.5

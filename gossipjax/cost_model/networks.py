@@ -1,6 +1,6 @@
-"""Networks that others measured, with their sources. NumPy only.
+"""Networks with published figures, and their sources. NumPy only.
 
-Latencies are 0 where the source has none.
+The latency is 0 if the source gives none.
 
 >>> from gossipjax import cost_model, topology
 >>> work = cost_model.Workload(parameters=25.6e6, compute_seconds=0.3)
@@ -32,25 +32,25 @@ __all__ = [
 SGP_ETHERNET = Network(
     bandwidth=1.0535e9, host_copy=1.145e9, name="10 Gbit/s Ethernet of SGP, fitted"
 )
-"""Assran et al., 2018: 10 Gbit/s between servers of 8 V100, over host memory. The only network that
-is fitted, by `experiments.report.published` to the 16 seconds of their Table 2."""
+"""10 Gbit/s between servers of 8 V100, through host memory (Assran et al., 2018). This is the only
+fitted network: `experiments.report.published` fits it to the 16 seconds of their Table 2."""
 
 SGP_INFINIBAND = Network(bandwidth=12.5e9, name="100 Gbit/s InfiniBand of SGP, nominal")
-"""Assran et al., 2019: 100 Gbit/s, GPUDirect, so without copies. Nominal, not fitted."""
+"""100 Gbit/s with GPUDirect, so without copies (Assran et al., 2019). The figure is nominal."""
 
 NVLINK_H100 = Network(bandwidth=370e9, gossip_bandwidth=180e9, name="NVLink, 8 H100")
-"""Bus bandwidth of NCCL's ring all-reduce on one server; its send and receive reach 80 to 180 GB/s,
-of which this has the upper end. The line has 450 GB/s."""
+"""One server. `bandwidth` is the bus bandwidth of NCCL's ring all-reduce. NCCL's send and receive
+reach 80 to 180 GB/s, of which `gossip_bandwidth` is the upper end. The line carries 450 GB/s."""
 
 GH200_SLINGSHOT = Network(bandwidth=24.2e9, name="Slingshot, GH200")
-"""NCCL issue 1272: with `NCCL_NCHANNELS_PER_NET_PEER=4`; 18.3 GB/s without."""
+"""Reached with `NCCL_NCHANNELS_PER_NET_PEER=4`; without it 18.3 GB/s (NCCL issue 1272)."""
 
 TPU_V5E_DCN = Network(bandwidth=25e9, name="data centre network, hosts of 8 TPU v5e")
-"""25 GB/s per host of 8 chips: a node is a host."""
+"""25 GB/s for each host of 8 chips. A node is a host."""
 
 SITES = Network(bandwidth=3.4e6, latency=0.04, name="sites, 50 Mbit/s, 40 ms, 1 % loss")
-"""What Gloo reached between two hosts here: 48.8 MB each way in 14.3 s, by TCP with BBR.
-docs/evidence/sites.md has more."""
+"""Gloo reached this between two of our hosts: 48.8 MB each way in 14.3 s, over TCP with BBR.
+docs/evidence/sites.md describes the measurement."""
 
 ALL = {
     "sgp-ethernet": SGP_ETHERNET,
@@ -60,14 +60,14 @@ ALL = {
     "tpu-v5e-dcn": TPU_V5E_DCN,
     "sites": SITES,
 }
-"""Name on a command line -> network."""
+"""The networks by the name that command lines use."""
 
 MAX_NODES = {"nvlink-h100": 8}
-"""Name -> the most nodes that such a network has."""
+"""The largest number of nodes of a network, by its name."""
 
 
 def remove_host_copies(network: Network) -> Network:
-    """The same network without copies through the memory of hosts.
+    """Returns the same network without copies through the memory of hosts.
 
     >>> remove_host_copies(SGP_ETHERNET).host_copy
     inf

@@ -1,4 +1,4 @@
-"""The time of a step in which all nodes are equally fast. NumPy only."""
+"""Predicts the time of a step if all nodes are equally fast. NumPy only."""
 
 import dataclasses
 
@@ -14,15 +14,16 @@ ROUNDING = 1e-9  # of a ratio of times that are equal but for rounding
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Means of a step.
+    """What `predict_step` returns: means over the steps of a cycle.
 
     Attributes:
-      seconds: of a step.
-      compute_seconds: of its computation.
-      exchange_seconds: in which the busiest node's link, or host, works for the exchange.
-      exposed_seconds: of the exchange that the computation does not hide.
-      sent_bytes: by the node that sends most.
-      examples_per_second: of all nodes.
+      seconds: the seconds of a step.
+      compute_seconds: the seconds of the computation.
+      exchange_seconds: the seconds in which the busiest node's link, or host, works for the
+        exchange.
+      exposed_seconds: the seconds of the exchange that the computation does not hide.
+      sent_bytes: the bytes that the busiest node sends.
+      examples_per_second: the examples per second of all nodes together.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> step = predict_step(allreduce(), Workload(25.6e6, 0.228, 256), Network(1.25e9), nodes=8)
@@ -39,19 +40,20 @@ class Prediction:
 
 
 def predict_step(method: Method, workload: Workload, network: Network, nodes: int) -> Prediction:
-    """Mean seconds of a step, over a cycle of the schedule, where all nodes are equally fast.
+    """Predicts the mean seconds of a step over a cycle of the schedule; nothing is measured.
 
-    An exchange takes `e` seconds, of which the computation of `c` seconds hides a part:
+    All nodes are equally fast. An exchange takes `e` seconds, of which the computation of `c`
+    seconds hides a part:
 
         step = c + sum over exchanges of mean over their rounds (exposed(e)) / every
 
-    See `Exchange.find_exposed_seconds`. A link cannot carry more than it can: a step is never
-    shorter than the mean of all `e` in it. Asynchronous nodes take `c`. They
-    ask for their link only when they would send, every g seconds, so that they send in one of
-    `ceil(e / g)` cases. A modelled figure: nothing is measured.
+    `Exchange.find_exposed_seconds` is the function `exposed`. A step is never shorter than the mean
+    of all `e` in it, which is the time that its messages occupy a link. A step of asynchronous
+    nodes takes `c`. Such a node tries to send every g seconds, and sends only if its link is free,
+    which is once in `ceil(e / g)` tries.
 
     Raises:
-      ValueError: if a schedule is of another number of nodes.
+      ValueError: if a schedule is for another number of nodes.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce, predict_step
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2, examples=256)
@@ -91,10 +93,10 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
 
 
 def find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
-    """Of each round, how often its messages are sent by nodes that do not wait for their link.
+    """Returns for each round how often nodes send its messages that do not wait for their link.
 
-    The link is asked for every `g` seconds, the mean between rounds that send something, and is
-    free again at the first of these times after a message: in one of `ceil(e / g)` cases.
+    A node tries to send every `g` seconds, the mean between rounds that send something. A message
+    occupies the link for `e` seconds, so one in `ceil(e / g)` tries succeeds.
     """
     gap = round_seconds * len(seconds) / max(1, np.count_nonzero(seconds))
     if gap == 0:  # steps without computation: they do not end while a message is on its way

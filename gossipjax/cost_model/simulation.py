@@ -1,4 +1,4 @@
-"""Nodes that are not equally fast, step by step. NumPy only."""
+"""Simulates nodes that are not equally fast, step by step. NumPy only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NODE_STEPS = 2**22  # of all nodes together
 
 
 class Links:
-    """The link of every node: one message at a time each way, first come, first served."""
+    """The links of all nodes. A link carries one message at a time each way, in the order asked."""
 
     def __init__(self, nodes: int):
         self._out_free = np.zeros(nodes)  # when the last message that has begun ends, in seconds
@@ -37,7 +37,7 @@ class Links:
         copy: float,
         is_awaited: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Sends the messages of a round; returns when each node has sent and received all of its.
+        """Sends the messages of a round; returns when each node has sent all, and received all.
 
         `wire` and `copy` are seconds of a message. With `is_awaited` receivers are at the same
         step, so that messages share their links.
@@ -60,7 +60,7 @@ class Links:
         return sent, received
 
     def begin_collective(self, ready: np.ndarray, seconds: float) -> float:
-        """Occupies all links with an all-reduce in parts, once all are free: when the last ends.
+        """Occupies all links, once they are free, with an all-reduce in parts; returns its end.
 
         `ready` says when each part may begin, in order.
         """
@@ -75,10 +75,11 @@ class Links:
 def _find_ends(
     method: Method, workload: Workload, network: Network, seconds: np.ndarray, steps: int
 ) -> np.ndarray:
-    """When each node ends each of its steps, in seconds, `[steps, N]`.
+    """Returns the times at which the nodes end their steps, in seconds, `[steps, N]`.
 
-    What overlaps with k computations is waited for k computations later. All messages of a step
-    take their links before those of the next. `seconds` `[T, N]` are those of the computation.
+    Nodes wait for an exchange that overlaps with k computations k computations later. All messages
+    of a step occupy their links before the messages of the next step. `seconds` `[T, N]` are those
+    of the computation.
     """
     links = Links(seconds.shape[1])
     ends = np.zeros((steps + 1, seconds.shape[1]))
@@ -131,16 +132,17 @@ def _find_collective(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What nodes did in simulated time.
+    """What `simulate` returns: means over the simulated steps.
 
     Attributes:
-      seconds: per step, `N` over the steps per second of all nodes.
-      examples_per_second: of all nodes.
-      staleness: updates that a node makes while a message for it travels, `ceil(s / c)` with the
-        seconds s of a message and those of a step, c; of nodes that wait for each other, what the
-        method says.
-      kept: fraction of the times at which an asynchronous node would have sent, but finds its link
-        busy, by the formula of `predict_step`; 0 of others.
+      seconds: the seconds of a step: N divided by the steps per second of all nodes together.
+      examples_per_second: the examples per second of all nodes together.
+      staleness: the number of updates that a node makes while a message to it is on its way. For
+        asynchronous nodes it is `ceil(s / c)`, if a message takes s seconds and a step takes c. For
+        other nodes it is the staleness of the method.
+      kept: how often an asynchronous node keeps its share because its link is busy, as a fraction
+        of the times at which it tries to send, by the formula of `predict_step`. It is 0 for other
+        nodes.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> found = simulate(allreduce(), Workload(1e6, 0.5, 8), Network(1e9), nodes=4, steps=20)
@@ -164,21 +166,22 @@ def simulate(
     seed: int = 0,
     warm_up: int | None = None,
 ) -> Simulation:
-    """Simulates the steps of nodes that may be slow. Modelled, not measured.
+    """Simulates the steps of nodes that may be slow; nothing is measured.
 
     The computation of node i at its step t takes `f[t, i] c` seconds. Without slowness the result
-    is that of `predict_step`, which does not see two messages that meet at one receiver (as of
-    random peers), or an all-reduce that waits for messages on their way (SlowMo around OSGP).
+    agrees with `predict_step`, with two exceptions that `predict_step` does not model: two messages
+    that meet at one receiver (random peers), and an all-reduce that waits for messages on their way
+    (SlowMo around OSGP).
 
     Args:
       method, workload, network, nodes: as in `predict_step`.
-      slowness: of the nodes, or the factors f, `[T, N]`, repeated after T steps; None: there is
-        none.
-      steps: of each node, after those of `warm_up`; of asynchronous nodes the mean. None: the
-        whole cycles that have 60 or more.
-      seed: of the draws of `slowness`.
-      warm_up: first steps that are not counted. None: those of one cycle, 60 at most, and of the
-        overlap.
+      slowness: the slowness from which the factors f are drawn, or f itself, `[T, N]`, repeated
+        after T steps. None means that no node is slow.
+      steps: the number of steps of each node after `warm_up`; for asynchronous nodes, the mean.
+        None means 60 steps, rounded up to whole cycles.
+      seed: the seed of the factors.
+      warm_up: the number of first steps that do not count. None means one cycle (at most 60 steps),
+        plus the overlap.
 
     >>> from gossipjax.cost_model import Network, Slowness, Workload, allreduce, simulate
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)

@@ -1,4 +1,4 @@
-"""Slowness: by what factor a node's computation is longer at a step. NumPy only."""
+"""Draws by what factor a node's computation is longer at a step. NumPy only."""
 
 import dataclasses
 import re
@@ -19,13 +19,13 @@ MAX_STEPS = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class Slowness:
-    """Factors of the computation's time, for every step of every node.
+    """Says by what factor the computation of each node is longer at each step.
 
     Attributes:
-      kind: "none": 1. "constant": `factor` at node 0, 1 at the others. "random": 1, 2 or 4, equally
-        likely, for each step of each node. "lognormal": `exp(0.5 g)` with g standard normal, for
-        each step of each node.
-      factor: of a constant slowness.
+      kind: with "none" all factors are 1. With "constant" node 0 has `factor` and all other nodes
+        1. With "random" each step of each node draws 1, 2 or 4 with equal probability. With
+        "lognormal" each step of each node draws `exp(0.5 g)` with g standard normal.
+      factor: the factor of node 0 if `kind` is "constant".
 
     >>> Slowness("constant", 4.0).draw(nodes=3, steps=2)
     array([[4., 1., 1.],
@@ -45,7 +45,7 @@ class Slowness:
             )
 
     def draw(self, nodes: int, steps: int, seed: int = 0) -> np.ndarray:
-        """Factors `[T, N]`, of every node at each of its T steps."""
+        """Draws the factors `[T, N]` of N nodes at T steps."""
         nodes = require_number_of_nodes(nodes)
         steps = require_int(steps, "steps", 1, MAX_STEPS // nodes)
         rng = np.random.default_rng(require_int(seed, "seed", 0))
@@ -60,11 +60,11 @@ class Slowness:
 
 
 def parse_slowness(name: str, what: str = "slowness") -> Slowness:
-    """Slowness by the name that `experiments.speed stragglers` has for it.
+    """Makes a `Slowness` from the name that `experiments.speed stragglers` uses.
 
     Args:
-      name: none, random, lognormal, or a factor for node 0, above 0 and at most a million.
-      what: names it in the error, as "--slowness".
+      name: "none", "random" or "lognormal", or a factor for node 0, above 0 and at most a million.
+      what: what the error calls the name, for example "--slowness".
 
     >>> parse_slowness("4x"), parse_slowness("random").kind
     (Slowness(kind='constant', factor=4.0), 'random')
