@@ -1,7 +1,7 @@
-"""Checkpoints of a training run, and its continuation on another number of nodes.
+"""Saves a training run, and continues it on the same or another number of nodes.
 
-`Checkpoints` needs orbax, `pip install orbax-checkpoint`, and is imported when it is first
-used; `change_nodes` needs NumPy only.
+`Checkpoints` needs orbax (`pip install orbax-checkpoint`), and is imported when you first use it.
+`change_nodes` does not need orbax.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: written asynchronously, all or nothing, restored bit for bit."""
+"""Writes checkpoints of a training run asynchronously, and restores them bit for bit."""
 
 from __future__ import annotations
 
@@ -51,42 +51,46 @@ ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which path
 
 
 class Checkpoints:
-    """The last checkpoints of a run, in a folder that its processes share, or one for each.
+    """Saves a run in a folder that all its processes share, or in one folder for each process.
 
-    In a training loop, `resume` returns the state to start from, and `after` saves every `every`
-    steps, at the end, and when any process gets SIGTERM. They are made of `save` and `restore`,
-    which take any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers.
-    Static data (the schedule of a `GossipState`) are not written. `metadata` is saved with the
-    state: a dict for JSON with the position in the data, the options of the run, the nodes.
+    In a training loop, `resume` returns the state to start from. `after` saves every `every` steps,
+    at the end, and when any process gets SIGTERM. Both call `save` and `restore`, which take any
+    pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static data (the
+    schedule of a `GossipState`) are not saved. The `metadata` of the state are: a dict for JSON
+    with, for example, the position in the data and the options of the run.
 
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
-    donate them. A checkpoint gets its name, the number of the step, only when it is complete, and
-    only then is an older one deleted. If the first write fails (for example on a full disk), the
-    next call raises `OSError`. If the last one fails, the end of the block raises it. A failure in
-    between is a warning. All processes make the same calls; each writes and reads its own nodes.
+    donate them. A checkpoint is complete when its folder is named by the number of the step; then
+    an older checkpoint is deleted. If the first write fails (for example on a full disk), the next
+    call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`.
+    Other failures are warnings. All processes make the same calls, and each writes and reads its
+    own nodes.
 
-    Without a shared disk (`shared=False`) a checkpoint counts only if all processes have their
-    parts. If a folder is empty, as on a machine that lost its disk, `resume` warns and starts all
-    nodes from the average model of the others. Processes and nodes must be those that saved.
+    Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
+    their parts. If the folder of a process is empty, because its machine has lost its disk,
+    `resume` warns and starts all nodes from the average model of the remaining nodes. The numbers
+    of processes and nodes must be the same as when the run was saved.
 
     Args:
-      folder: made if it does not exist.
+      folder: where the checkpoints are. It is made if it does not exist.
       every: steps between the checkpoints of `after`; None if you do not use `after`. If given,
         SIGTERM is caught inside `with Checkpoints(...)`.
-      max_to_keep: how many complete checkpoints stay; with 2 or more, a damaged one costs little.
+      max_to_keep: how many complete checkpoints stay. With 2 or more, an older one can replace a
+        damaged one.
       timeout: seconds that processes wait for one another while a checkpoint is written or read.
-      read_only: if true, nothing in the folder is changed, so its run may still be saving.
-        Otherwise a job locks it by a file `.lock`, until `close` or the end of block or process.
-      shared: false if each process has a folder on its own disk; then none waits for another.
+      read_only: if true, nothing in the folder is changed, so that another job may be saving there.
+        Otherwise the job locks the folder by a file `.lock`, until `close`, or the end of the block
+        or process.
+      shared: false if each process has a folder on its own disk. Then no process waits for another.
 
     Attributes:
-      resize_report: what the last `resume` changed in nodes or chain; None if nothing.
+      resize_report: says what the last `resume` changed in nodes or chain; None if nothing.
       resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
 
     Raises:
       ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
-      OSError: if the folder cannot be made, written to or (`read_only`) read, is not the same for
-        all processes, or another job has it open (the message says which, where and since when).
+      OSError: if the folder cannot be made, written or read, is not the same for all processes, or
+        another job has it open (the message names the job, its machine and when it began).
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import Checkpoints, TrainState
@@ -185,14 +189,14 @@ class Checkpoints:
 
     @property
     def is_preempted(self) -> bool:
-        """Whether SIGTERM has come to this process."""
+        """Whether this process has got SIGTERM."""
         return self._is_preempted
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_preempted = True
 
     def _describe_end(self) -> str:
-        """What this process does after SIGTERM, where it does not end at once."""
+        """Says what this process does after SIGTERM, if it does not end at once."""
         saved = max(local_steps(self.folder), default=None)
         if self._is_ending:
             waits = f"step {self._last_step} is being written"
@@ -214,22 +218,23 @@ class Checkpoints:
     ) -> TrainState:
         """Returns the newest saved state on the devices of `nodes`, or `state` if there is none.
 
-        A run with the same nodes and chain continues bit for bit. A state of another number of
-        nodes, or of another topology or algorithm, is changed by `change_nodes`: all nodes start
-        from the average model. A warning says which settings of the chain are others than those of
-        the run that saved: a rate, a momentum, a topology.
+        A run with the same nodes and chain continues bit for bit. If the number of nodes, the
+        topology or the algorithm is another, `change_nodes` changes the state, and all nodes start
+        from the average model. A warning names the settings of the chain that have changed since
+        the run was saved: a rate, a momentum, a topology.
 
         Args:
-          state: the state at the start, on the devices.
-          nodes: where the nodes run now.
-          make_tx: `make_tx(metadata)` returns the chain of the run that saved `metadata`, in which
-            `nodes` is its number of nodes.
-          init_from: another folder of checkpoints, to start from where this one has none. It is
-            only read: its run may still be saving.
+          state: the state with which a new run would start, on the devices.
+          nodes: the nodes of this run.
+          make_tx: a function. `make_tx(metadata)` returns the chain of a run with these metadata,
+            in which `metadata["nodes"]` is the number of nodes.
+          init_from: another folder of checkpoints, from which to start if this folder has none. It
+            is only read, so another run may be saving there.
 
         Raises:
-          ValueError: if the checkpoint is of another model or optimizer, or `init_from` holds none.
-          OSError: if the newest checkpoint cannot be read, or all are damaged.
+          ValueError: if the checkpoint is of another model or optimizer, or `init_from` has no
+            checkpoint.
+          OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
         other = None if init_from is None else _require_folder(init_from, "init_from")
         current = {**(state.metadata or {}), "nodes": nodes.size}
@@ -289,15 +294,15 @@ class Checkpoints:
         return restored
 
     def after(self, state: TrainState, last: bool = False) -> None:
-        """Saves `state` if its step is a multiple of `every`, it is the last, or after SIGTERM.
+        """Saves `state` if its step is a multiple of `every` or the last step, or after SIGTERM.
 
-        With several processes a call is a small all-reduce that waits for the step. If steps are
-        short, call it every few steps.
+        With several processes, each call makes a small all-reduce, which waits for the step. If
+        steps are short, call `after` every few steps.
 
         Raises:
           Preempted: after SIGTERM to any process, when the state is completely written. After the
-            last step the end of the `with` block raises it. If your program set a handler of
-            SIGTERM before, it calls that handler instead.
+            last step, the end of the `with` block raises `Preempted`. If your program had set its
+            own handler of SIGTERM before, that handler is called instead.
           ValueError: if the folder was opened without `every`.
         """
         if self._every is None:
@@ -315,16 +320,17 @@ class Checkpoints:
 
     @meshes.apart_from_set_mesh
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
-        """Begins to write a checkpoint; waits only until the previous one is complete.
+        """Begins to write a checkpoint, and waits only until the previous one is complete.
 
-        Does nothing if this step was the last to be saved or restored. Existing checkpoints at this
-        step or later belong to an abandoned continuation: they are renamed to `STEP.superseded`.
+        Does nothing if this step was the last one saved or restored. Existing checkpoints of this
+        step or later belong to an abandoned run, and are renamed to `STEP.superseded`.
 
         Raises:
-          ValueError: if `step` is not an integer >= 0, `state` holds something that is neither an
-            array nor a number (with `shared=False`, no array on the devices of all processes), or
-            `metadata` something that JSON cannot hold, or the folder was opened with `read_only`.
-          OSError: if the write before failed, and none has succeeded so far.
+          ValueError: if `step` is not an integer >= 0, `state` contains something that is neither
+            an array nor a number (with `shared=False`, no array on the devices of all processes),
+            `metadata` contains something that JSON cannot express, or the folder was opened with
+            `read_only`.
+          OSError: if the previous write failed, and no write has succeeded so far.
         """
         if self._is_read_only:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
@@ -401,15 +407,16 @@ class Checkpoints:
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function
-            that makes one from the saved `metadata`. Arrays come back with these shardings, bit for
-            bit; as whole NumPy arrays where these have none, as those of `jax.eval_shape` (this is
-            how the state of another number of nodes is read). Static data come from here.
-          step: the step of the checkpoint, if it must be this one.
+            that makes this pytree from the saved `metadata`. Restored arrays get the shardings of
+            `like`. If a leaf of `like` has no sharding, as from `jax.eval_shape`, the array is a
+            whole NumPy array: you can read the state of another number of nodes in this way. Static
+            data are taken from `like`.
+          step: the step of the checkpoint, if you do not want the newest.
 
         Raises:
-          ValueError: if the checkpoint has other leaves than `like` (names the first that differs),
-            or there is none of this `step`.
-          OSError: if the newest checkpoint cannot be read, or all are damaged.
+          ValueError: if the leaves of the checkpoint differ from those of `like` (the message names
+            the first), or if there is no checkpoint of this `step`.
+          OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
         if step is not None:
             step = require_int(step, "step", 0)
@@ -423,7 +430,7 @@ class Checkpoints:
         return restored
 
     def _restore(self, like: Any, step: int | None) -> tuple[Restored | None, set[int]]:
-        """Also the processes that have lost their part, whose arrays are those of `like`."""
+        """Also returns the processes that have lost their part; they get arrays of `like`."""
         self._acquire()
         self._finish_write()
         steps, lost = agree_on_steps(self.folder, self._is_shared)
@@ -468,7 +475,7 @@ class Checkpoints:
             self._lock.acquire()
 
     def _finish_write(self, warns: bool = True) -> None:
-        """Waits for a write in progress; if it failed on any process, cleans up, and says so."""
+        """Waits for a write in progress. If it failed on any process, cleans up and says so."""
         launch.advance(slow=True)
         failure = self._failure
         self._failure = None
@@ -509,9 +516,9 @@ class Checkpoints:
         on_each_folder(lambda: remove_unfinished(self.folder), self._is_shared)
 
     def _delete_oldest(self) -> None:
-        """Deletes all but the newest checkpoints; one that cannot be deleted stops no other.
+        """Deletes all but the newest checkpoints, and goes on if one cannot be deleted.
 
-        Orbax would stop at the first, such as a link.
+        Orbax would stop at the first that it cannot delete, for example a link.
         """
         kept = self._list_steps()[-self._max_to_keep :]
 

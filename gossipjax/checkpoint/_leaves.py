@@ -1,4 +1,4 @@
-"""The arrays of any state: their paths, shapes and types, and a checksum of their content."""
+"""The arrays of a state: their paths, shapes and types, and a checksum of their content."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ SETTINGS = {
 
 
 def is_encoded(leaf: Any) -> bool:
-    """Whether `leaf` is of a type that files do not have: float8, and all of less than 8 bits."""
+    """Whether files have no such type: float8, and all types of less than 8 bits."""
     if is_key(leaf) or not hasattr(leaf, "dtype"):
         return False
     return np.dtype(leaf.dtype).isbuiltin != 1 and leaf.dtype != jnp.bfloat16
 
 
 def encode(leaf: Any) -> Any:
-    """Returns the bits of a leaf that `is_encoded`, as uint8 of its shape; others as they are."""
+    """Returns a leaf that `is_encoded` as uint8 of the same shape, and any other unchanged."""
     if not is_encoded(leaf):
         return leaf
     return _encode_on_device(leaf) if isinstance(leaf, jax.Array) else _bytes(leaf)
 
 
 def decode(array: Any, dtype: Any) -> Any:
-    """Returns the array of which `encode` made `array`.
+    """Returns the array from which `encode` made `array`.
 
     >>> import ml_dtypes
     >>> x = np.array([-8, 7, 1], ml_dtypes.int4)
@@ -51,7 +51,7 @@ def decode(array: Any, dtype: Any) -> Any:
 
 
 def _bytes(array: Any) -> Any:
-    """One byte per element: of integers of less than 8 bits, as int8 has it."""
+    """Returns one byte per element; integers of less than 8 bits become int8 first."""
     if jnp.issubdtype(array.dtype, np.integer):
         return array.astype(np.int8).view(np.uint8)
     if isinstance(array, np.ndarray) or jnp.finfo(array.dtype).bits == 8:
@@ -72,7 +72,7 @@ _decode_on_device = jax.jit(_from_bytes, static_argnums=1)
 
 
 def as_arrays(tree: Any, name: str, shared: bool) -> list[Any]:
-    """Returns every leaf as an array: JAX's as they are, copies of others."""
+    """Returns every leaf as an array: JAX's arrays unchanged, and copies of all others."""
 
     def as_array(path: Any, leaf: Any) -> Any:
         if not shared and not is_on_all_processes(leaf):
@@ -93,10 +93,10 @@ def as_arrays(tree: Any, name: str, shared: bool) -> list[Any]:
 
 
 def leaf_specs(tree: Any) -> list[list[Any]]:
-    """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of what is static.
+    """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of static settings.
 
-    These are the codec of every wire with one, and what an outer optimizer averages when: the
-    arrays of a state do not show them, and a run would go on otherwise.
+    The settings are the codecs of wires, and when an outer optimizer averages what. The arrays of a
+    state do not show them, so without this a run with other settings would go on unnoticed.
     """
     specs = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -113,7 +113,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
 
 
 def _find_nodes(tree: Any, kinds: Any) -> list[tuple[Any, Any]]:
-    """Path and node of every part of the tree that is of these kinds."""
+    """Finds the parts of the tree that are of these kinds; returns paths and parts."""
     nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, kinds))
     return [(path, node) for path, node in nodes if isinstance(node, kinds)]
 
@@ -130,12 +130,12 @@ def _static_values(node: Any) -> dict[str, str]:
 
 
 def _is_wrapper(part: Any) -> bool:
-    """Whether it is a `ShardedState`, or a Variable of NNX."""
+    """Whether `part` is a `ShardedState` or a Variable of NNX."""
     return isinstance(part, ShardedState) or hasattr(part, "get_raw_value")
 
 
 def unwrap(tree: Any) -> Any:
-    """The tree with what is inside of each `ShardedState` and Variable in its place.
+    """Replaces each `ShardedState` and each Variable in a tree by what it contains.
 
     `nnx.Optimizer` puts each array of a state in a Variable, and `tx.init` does not.
     """
@@ -149,7 +149,7 @@ def unwrap(tree: Any) -> Any:
 
 
 def arrange_like(structure: Any, tree: Any) -> Any:
-    """The leaves of `tree` in the structure of another tree."""
+    """Returns the leaves of `tree` in the structure of another tree."""
     return jax.tree.unflatten(jax.tree.structure(structure), jax.tree.leaves(tree))
 
 
@@ -176,7 +176,7 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
 
 
 def _without_variable(spec: list[Any]) -> list[Any]:
-    """The spec of an array, whether or not NNX holds it in a Variable, as `nnx.Optimizer` does."""
+    """Returns the spec that an array would have if `nnx.Optimizer` put no Variable around it."""
     return [spec[0].removesuffix(".value"), *spec[1:]]
 
 
@@ -198,7 +198,7 @@ def is_on_all_processes(leaf: Any) -> bool:
 
 
 def held_nodes(leaves: list[Any]) -> list[int]:
-    """The nodes, rows of the first array, that this process has a part of."""
+    """Returns the nodes (rows of the first array) of which this process has a part."""
     first = next((leaf for leaf in leaves if leaf.shape), None)
     if first is None:
         return []
@@ -207,7 +207,7 @@ def held_nodes(leaves: list[Any]) -> list[int]:
 
 
 def held_parts(leaves: list[Any]) -> list[Any]:
-    """The parts of arrays that this process has, in the order of their places."""
+    """Returns the parts of arrays on this process's devices, in the order of their indices."""
     return [
         shard.data
         for leaf in leaves
@@ -216,7 +216,7 @@ def held_parts(leaves: list[Any]) -> list[Any]:
 
 
 def require_types_of_devices(like: Any, name: str) -> None:
-    """Raises `ValueError` if an array for devices is of 64 bits, and JAX would make it of 32."""
+    """Raises `ValueError` if an array for devices has 64 bits, of which JAX would keep 32."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(like):
         if is_key(leaf) or getattr(leaf, "sharding", None) is None:
             continue
@@ -228,7 +228,7 @@ def require_types_of_devices(like: Any, name: str) -> None:
 
 
 def checksum(leaves: list[Any]) -> int:
-    """Returns `sum_l sum_i h(word_li, i, l)` modulo 2^32, of words `i` of arrays `l`.
+    """Returns `sum_l sum_i h(word_li, i, l)` modulo 2^32 over the words `i` of all arrays `l`.
 
     `h` is a 32-bit hash of a word, its place and its array, so damage of any kind leaves the sum as
     it was once in 2^32 times, as with CRC-32. A sum has no order: NumPy arrays and JAX's, on any

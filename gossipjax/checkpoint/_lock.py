@@ -1,4 +1,4 @@
-"""One job at a time in a folder: a lock, a file that says which job has it."""
+"""Lets one job at a time use a folder, by a file that is locked and names the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _locked: set[int] = set()  # open files
 
 
 def _close_all() -> None:
-    """Closes the files of locks in a fork, which would keep the locks of an ended process."""
+    """Closes the files of locks after a fork, so that the child does not keep the locks."""
     for file in _locked:
         os.close(file)
     _locked.clear()
@@ -34,10 +34,10 @@ os.register_at_fork(after_in_child=_close_all)
 class FolderLock:
     """The lock of a folder. Process 0 takes it for the whole job, if all processes share it.
 
-    The operating system frees the lock of a process that has ended, however it ended. But some
-    disks do not show the locks of other hosts, or have none. So the job that has the lock touches
-    the file every `BEAT_SECONDS`. Where the lock is free, and the file says that a job on another
-    host has it, a new job waits: it takes the lock if nobody touches the file.
+    The operating system frees the lock when the process ends, however it ends. But some disks do
+    not show the locks of other hosts, or support no locks. So the job that has the lock touches the
+    file every `BEAT_SECONDS`. If the lock looks free, but the file names a job on another host, a
+    new job waits, and takes the lock only if nobody touches the file meanwhile.
     """
 
     def __init__(self, folder: Path, shared: bool = True):
@@ -47,7 +47,7 @@ class FolderLock:
         self._free: weakref.finalize | None = None  # also when the program forgets to
 
     def acquire(self) -> None:
-        """Takes the lock, unless this job has it. All processes call it."""
+        """Takes the lock, unless this job has it already. All processes must call this."""
         if self._is_held:
             return
         problem = ""
@@ -68,13 +68,13 @@ class FolderLock:
         self._is_held = True
 
     def release(self) -> None:
-        """Frees the lock. A process calls it without the others."""
+        """Frees the lock. A process may call this alone."""
         if self._free is not None:
             self._free()
         self._is_held = False
 
     def _take(self) -> str | None:
-        """Takes the lock for this process. Returns who has it, if it is taken."""
+        """Takes the lock for this process, or returns who has it."""
         path = self._folder / NAME
         identity = f"process {os.getpid()} on {socket.gethostname()}, "
         while True:
@@ -102,7 +102,7 @@ class FolderLock:
 
 
 def _find_holder(file: int) -> str | None:
-    """Locks an open file. Returns who has the lock, if it is taken."""
+    """Locks an open file, or returns who has the lock."""
     is_certain = True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +126,7 @@ def _read(file: int) -> str:
 
 
 def _is_at(path: Path, file: int) -> bool:
-    """Whether an open file is still the one of that path: a job that ends removes its own."""
+    """Whether an open file is still at that path; a job that ends removes its file."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file), path.lstat())
     return False

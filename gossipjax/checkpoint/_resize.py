@@ -1,4 +1,4 @@
-"""How the state of N nodes becomes one of M nodes, or of another algorithm."""
+"""Turns the state of N nodes into the state of M nodes, or of another algorithm."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the length of a raw key
 
 
 class ResizeReport(NamedTuple):
-    """Account of `change_nodes`; `str` is a sentence.
+    """Says what `change_nodes` did; `str` makes a sentence of it.
 
     Attributes:
-      before, after: numbers of nodes.
-      weight: the sum of the old push-sum weights, in flight included; `before`, up to rounding.
-      fraction_in_flight: the share of that weight that was in messages; None if messages carry no
+      before, after: the old and the new number of nodes.
+      weight: the sum of the old push-sum weights, in flight included. Up to rounding it is
+        `before`.
+      fraction_in_flight: the fraction of `weight` that was in messages; None if messages carry no
         weight (`osgp` with `biased=True`).
-      averaged: the paths of the optimizer's arrays that were averaged; after `Checkpoints.resume`
-        also those of `batch_stats`. The sentence names the first of them.
+      averaged: the paths of the optimizer's arrays that were averaged, and after
+        `Checkpoints.resume` also the paths of `batch_stats`. The sentence names the first path.
 
     >>> report = ResizeReport(before=4, after=3, weight=4.0, fraction_in_flight=None, averaged=())
     >>> str(report).startswith("4 nodes became 3")
@@ -67,17 +68,17 @@ class ResizeReport(NamedTuple):
 def change_nodes(
     params: optax.Params, opt_state: optax.OptState, tx: optax.GradientTransformation, nodes: int
 ) -> tuple[optax.Params, optax.OptState, ResizeReport]:
-    """Node-stacked state of N nodes, `[N, ...]` -> of M nodes, `[M, ...]`, for the chain `tx`.
+    """Turns the state of N nodes, `[N, ...]`, into the state of M nodes, `[M, ...]`, for `tx`.
 
-    Every new node starts from the average model, messages in flight included, in float64:
+    Every new node starts from the average model, computed in float64 with the messages in flight:
 
         z = sum_i x_i / sum_i w_i
 
-    with weight 1 and nothing in flight. Low-precision parameters keep float32 residuals, what
-    rounding the average left over. The count of the gossip stays, so that delays and default steps
-    go on; where there was none, it is 0. Each part that one algorithm alone keeps (`extra`) has
-    a rule: the average, the maximum or the first of the old nodes, or what `tx.init` makes from
-    `z`. A part that the old state does not have, or has in another shape, is also made from `z`.
+    A new node has weight 1, and nothing is in flight. Low-precision parameters keep in float32
+    residuals what rounding `z` left over. The count of the gossip goes on; a chain that had no
+    gossip starts at 0. Some algorithms keep parts of their own (`extra`). Each part has a rule:
+    take the average, the maximum or the first of the old nodes, or what `tx.init` makes from `z`. A
+    part that is missing from the old state, or has another shape there, is also made from `z`.
 
     The rest of the optimizer's state is averaged over the nodes: momentum, the moments of Adam.
     Integers (step counts) take the maximum. `tx` may be of another algorithm or topology than the
@@ -87,21 +88,21 @@ def change_nodes(
     `jax.random.fold_in(key, j)` of node 0's key. Raw keys are uint32 `[..., 2]` or `[..., 4]` below
     a name with `key` or `rng` in it. A part whose rule is `"first"` stays node 0's, keys too.
 
-    Gossip may be of a part of the parameters (`optax.masked`, `optax.multi_transform`). The others
-    are averaged over the nodes, without weights.
+    If gossip exchanges only a part of the parameters (`optax.masked`, `optax.multi_transform`), all
+    other parameters are averaged over the nodes without weights.
 
     Args:
-      params: `[N, ...]`, NumPy arrays or JAX's, whole in this process.
+      params: the parameters `[N, ...]`, NumPy arrays or JAX's, with all nodes in this process.
       opt_state: the state of the whole chain, `[N, ...]`.
       tx: the new chain, built for M nodes.
-      nodes: M; N is allowed.
+      nodes: M, the new number of nodes. It may be N.
 
     Returns:
-      Parameters and state of `tx`, NumPy arrays `[M, ...]`, and a report.
+      Parameters and state of `tx`, NumPy arrays `[M, ...]`, and a `ResizeReport`.
 
     Raises:
       ValueError: if the leaves have no common number of nodes, the schedule of `tx` is not for M
-        nodes, or the optimizer is not that of the old chain.
+        nodes, or the optimizers of `tx` and of the old chain differ.
 
     >>> import jax.numpy as jnp, numpy as np, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import change_nodes
@@ -140,9 +141,9 @@ def change_nodes(
 
 @meshes.apart_from_set_mesh
 def average_nodes(tree: Any, nodes: int) -> Any:
-    """Returns the average over N nodes, `[N, ...]`, for each of M, `[M, ...]`: of statistics, say.
+    """Averages arrays (of statistics, say) over N nodes, `[N, ...]`, for M nodes, `[M, ...]`.
 
-    Integers take the maximum; PRNG keys are made from those of node 0, as `change_nodes` does.
+    Integers take the maximum. PRNG keys are made from the keys of node 0, as in `change_nodes`.
     Leaves keep their types.
 
     Raises:
@@ -158,7 +159,7 @@ def average_nodes(tree: Any, nodes: int) -> Any:
 
 
 def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) -> GossipState:
-    """`new`, as `tx.init` makes it from the model, with what survives of `old`."""
+    """Returns `new`, which `tx.init` made from the model, with the parts of `old` that survive."""
     residual = None
     if new.residual is not None:
         rest = jax.tree.map(
@@ -190,12 +191,12 @@ def _resize_extra(old: Extra | None, new: Extra) -> Extra:
 
 
 def _cast(leaf: Any, like: Any) -> Any:
-    """The leaf in the type of `like`; PRNG keys, which have no `astype`, as they are."""
+    """Casts a leaf to the type of `like`; returns PRNG keys, which have no `astype`, unchanged."""
     return leaf if leaf.dtype == like.dtype else leaf.astype(like.dtype)
 
 
 def _repeat(tree: Any, nodes: int) -> Any:
-    """`[...]` -> `[M, ...]`: views of one array; each node has other keys."""
+    """Repeats `[...]` to `[M, ...]`, as views of one array; each node gets other keys."""
 
     def broadcast(leaf: Any) -> Any:
         numpy = jnp if is_key(leaf) else np
@@ -213,7 +214,7 @@ def _repeat(tree: Any, nodes: int) -> Any:
 
 
 def _average(tree: Any) -> Any:
-    """`[N, ...]` -> `[...]`."""
+    """Averages over the nodes, `[N, ...]` to `[...]`."""
     return jax.tree_util.tree_map_with_path(_average_leaf, tree)
 
 
@@ -234,7 +235,7 @@ ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, float, float | None]:
-    """`z` in float64, the sum of the weights, and the share of it that is in flight."""
+    """Returns `z` in float64, the sum of the weights, and the fraction of it that is in flight."""
     part = gossiped(params, old)
     require_floats(part, "params")
     leaves, structure = jax.tree.flatten(part)
@@ -257,9 +258,9 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
 
 
 def _weigh_anchors(opt_state: Any, old: GossipState) -> Any:
-    """The state with the weights of the models in the anchors of an outer optimizer.
+    """Weighs the anchors of an outer optimizer as the models are weighed.
 
-    Their mean is then that of the models: at the end of an outer step the two stay equal.
+    The mean of the anchors is then the mean of the models, as it is at the end of an outer step.
     """
     if old.weight is None:
         return opt_state
@@ -282,7 +283,7 @@ def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
 
 
 def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str, ...]]:
-    """The arrays outside the gossip, averaged, in the types of the new ones, and their paths."""
+    """Averages the arrays outside the gossip, in the types of `new`; returns their paths, too."""
     old = _others(opt_state)
     new = _others(template)
     for old_item, new_item in itertools.zip_longest(old, new):
@@ -300,7 +301,7 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
 
 
 def paths_of_floats(leaves: list[tuple[Any, Any]], name: str = "") -> tuple[str, ...]:
-    """The paths, below `name`, of the leaves that an average is made of."""
+    """Returns the paths, below `name`, of the leaves that are averaged."""
     return tuple(
         name + jax.tree_util.keystr(path)
         for path, leaf in leaves
@@ -309,7 +310,7 @@ def paths_of_floats(leaves: list[tuple[Any, Any]], name: str = "") -> tuple[str,
 
 
 def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
-    """Path of a leaf, its shape without the leading axes, and the type of keys, which stays."""
+    """Returns a leaf's path, its shape without the leading axes, and its type if it holds keys."""
     if item is None:
         return ["nothing more"]
     path, leaf = item
@@ -319,7 +320,7 @@ def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
 
 
 def _others(state: Any) -> list[tuple[Any, Any]]:
-    """Path and array of every leaf outside the gossip."""
+    """Returns path and array of every leaf outside the gossip."""
     return [
         (path, leaf)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_gossip)
@@ -332,7 +333,7 @@ def _is_gossip(node: Any) -> bool:
 
 
 def _count_nodes(trees: dict[str, Any]) -> int:
-    """N of the node-stacked trees, by name."""
+    """Returns the N of node-stacked trees, which are given by name."""
     leaves = [
         (f"{name}{jax.tree_util.keystr(path)}", list(np.shape(leaf)[:1]))
         for name, tree in trees.items()
@@ -352,9 +353,10 @@ def _count_nodes(trees: dict[str, Any]) -> int:
 
 
 def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
-    """Whether a leaf holds PRNG keys: typed ones, or raw ones as their name and form say.
+    """Whether a leaf holds PRNG keys: typed keys, or an array that looks like raw keys.
 
-    Raw keys are uint32 arrays whose last axis, behind `leading` others, has the length of a key.
+    Raw keys are uint32 arrays whose name fits, and whose last axis (after at least `leading` axes)
+    has the length of a key.
     """
     if is_key(leaf):
         return True
@@ -365,7 +367,7 @@ def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
 
 
 def _fold_in_nodes(keys: Any, nodes: int) -> Any:
-    """Returns `jax.random.fold_in(key, node)` of each key `[...]` for each node, `[M, ...]`."""
+    """Returns `jax.random.fold_in(key, node)` for each key `[...]` and each node, `[M, ...]`."""
     if not is_key(keys):
         typed = jax.random.wrap_key_data(keys, impl=IMPLEMENTATIONS[keys.shape[-1]])
         return np.asarray(jax.random.key_data(_fold_in_nodes(typed, nodes)))

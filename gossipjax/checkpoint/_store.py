@@ -1,4 +1,4 @@
-"""One checkpoint on disk: its manifest, and its arrays, read by orbax."""
+"""Reads one checkpoint from disk: its manifest, and by orbax its arrays."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DamagedError(Exception):
 
 
 class Restored(NamedTuple):
-    """Result of `Checkpoints.restore`: the step, the state, and the metadata saved with it.
+    """What `Checkpoints.restore` returns: the step, the state, and the metadata saved with it.
 
     >>> Restored(step=3, state={"w": 1.0}, metadata={"seed": 0}).metadata["seed"]
     0
@@ -67,7 +67,7 @@ class Restored(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint says of itself."""
+    """The contents of a checkpoint's manifest file."""
 
     step: int  # the name of its folder, too
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
@@ -87,9 +87,9 @@ def make_manifest(
     chain: dict[str, str],
     former: list[int] | None,
 ) -> dict[str, Any]:
-    """Returns the manifest of a state as it is written: a JSON text and its checksum.
+    """Makes the manifest of a state as it is written: a JSON text and its checksum.
 
-    `former` are the steps that were complete before, where each process has a folder of its own.
+    `former` are the steps that were complete before, if each process has its own folder.
     """
     part = None
     if former is None:
@@ -104,7 +104,7 @@ def make_manifest(
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Returns the manifest that was written as `content`."""
+    """Reads a manifest from the `content` of its file."""
     try:
         written = json.loads(content)
         text = written["json"]
@@ -124,7 +124,7 @@ def parse_manifest(content: bytes) -> Manifest:
 
 
 def require_metadata(metadata: Any) -> dict[str, Any]:
-    """Returns `metadata`; raises `ValueError` if JSON lacks any of it."""
+    """Returns `metadata`; raises `ValueError` if JSON cannot express it."""
     if not isinstance(metadata, dict):
         raise ValueError(f"metadata must be a dict, got {reprlib.repr(metadata)}.")
     try:
@@ -145,12 +145,12 @@ def local_steps(folder: Path) -> list[int]:
 
 
 def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
-    """Steps of the complete checkpoints, and the processes whose own folder has nothing at all.
+    """Returns the steps of complete checkpoints, and the processes whose folder is empty.
 
-    In folders that are not shared, each process must have a part of them: parts are of one if their
-    manifests name the same checksums. What a process with an empty folder had is lost, unless the
-    others have no more than a first checkpoint: then the job may have ended before that was
-    complete.
+    If folders are not shared, a checkpoint is complete if each process has its part, and all
+    manifests name the same checksums. A process whose folder is empty has lost its parts. But if
+    the other folders contain only a first checkpoint, the job may have ended before it was
+    complete, and nothing counts.
     """
     if shared:  # as process 0 sees them
         return json.loads(gather_texts(json.dumps(local_steps(folder)))[0]), set()
@@ -178,7 +178,7 @@ def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
 
 
 def _own_parts(folder: Path) -> list[tuple[int, dict[str, Any] | None]]:
-    """Steps of the checkpoints in `folder` and what each says of its part; None if damaged."""
+    """Returns the steps in `folder`, and each manifest's entry for this part; None if damaged."""
     found = []
     for step in local_steps(folder):
         try:
@@ -190,9 +190,9 @@ def _own_parts(folder: Path) -> list[tuple[int, dict[str, Any] | None]]:
 
 
 def on_each_folder(action: Callable[[], None], shared: bool) -> None:
-    """Calls `action` once for each folder: in process 0, if all share it, else in each process.
+    """Calls `action` in process 0 if all processes share the folder, else in each process.
 
-    Where a disk refuses it, all processes raise `OSError`.
+    If a disk refuses the action, all processes raise `OSError`.
     """
     failure = None
     if jax.process_index() == 0 or not shared:
@@ -205,7 +205,7 @@ def on_each_folder(action: Callable[[], None], shared: bool) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a folder, a file or a link, if it is there. What a link leads to stays."""
+    """Removes a folder, a file or a link, if it exists. The target of a link stays."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -213,7 +213,7 @@ def remove(path: Path) -> None:
 
 
 def rename(folder: Path, steps: list[int], suffix: str) -> None:
-    """Renames checkpoints that are there to `STEP.suffix`, in place of what has that name."""
+    """Renames existing checkpoints to `STEP.suffix`, and replaces what has that name."""
     for step in sorted({*steps} & {*local_steps(folder)}):
         target = folder / f"{step}.{suffix}"
         remove(target)
@@ -221,16 +221,16 @@ def rename(folder: Path, steps: list[int], suffix: str) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what an interrupted write left."""
+    """Removes what an interrupted write has left in the folder."""
     for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
         with contextlib.suppress(OSError):
             remove(unfinished)
 
 
 def clear_way(folder: Path, step: int) -> None:
-    """Raises `OSError` if orbax could not begin to write this step; nothing is then in its way.
+    """Clears the way for orbax to write this step; raises `OSError` if orbax could not begin.
 
-    Where orbax itself found that out in process 0, the others would wait for it for 300 s.
+    If orbax itself failed in process 0, the other processes would wait for it for 300 s.
     """
     # Or a later resume would take the newest of the continuation that was abandoned.
     rename(folder, [other for other in local_steps(folder) if other >= step], "superseded")
@@ -252,7 +252,7 @@ def read_checkpoint(
 ) -> tuple[Restored, dict[str, str]]:
     """Reads one checkpoint in the form of `like`, and the settings of the chain that was saved.
 
-    Arrays of processes that have `lost` their part stay those of `like`.
+    Processes in `lost` have lost their part, and get the arrays of `like`.
     """
     folder = folder / str(step)
     is_lost = jax.process_index() in lost
@@ -299,7 +299,7 @@ def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path)
 
 
 def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
-    """Reads the manifest of the checkpoint in `folder`, or another's if a process has lost it."""
+    """Reads the manifest in `folder`; a process that has lost its own gets another's."""
 
     def read() -> Manifest | None:
         if jax.process_index() in lost:
@@ -332,7 +332,7 @@ def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_together(read: Callable[[], Any], folder: Path) -> Any:
-    """Each process reads a part of the checkpoint in `folder`; all raise if one of them cannot."""
+    """Calls `read` in each process; all processes raise if one of them cannot read."""
     item, error = _read_with_retries(read, folder)
     if all_processes(error is None):
         return item
@@ -349,7 +349,7 @@ def _read_together(read: Callable[[], Any], folder: Path) -> Any:
 
 
 def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exception | None]:
-    """What `read` returns, and None; or None, and `DamagedError` or the reason why not."""
+    """Calls `read`; returns its result, or else a `DamagedError` or the reason of the failure."""
     # Kinds of all failures, None: the content. Not the errors: they keep orbax's coroutines alive.
     kinds: list[type[BaseException] | None] = []
     description = ""
@@ -375,9 +375,9 @@ def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exce
 
 
 def _find_reason(error: Exception, folder: Path) -> tuple[type[BaseException] | None, str]:
-    """The kind of failure of disk or memory that stopped a read, None if none did; and in words.
+    """Finds which failure of disk or memory stopped a read (None if none did), and describes it.
 
-    TensorStore raises `ValueError` for all failures, so the files are read again to know better.
+    TensorStore raises `ValueError` for all failures, so this reads the files again.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -401,7 +401,7 @@ def by_number(leaves: list[Any]) -> dict[str, Any]:
 
 
 def _as_stored(leaf: Any) -> Any:
-    """Returns a leaf as files have it: shape and sharding of `leaf`, in a type that they know."""
+    """Returns shape and sharding of `leaf`, with the type in which files store it."""
     if not is_encoded(leaf):
         return leaf
     sharding = getattr(leaf, "sharding", None)
@@ -409,7 +409,7 @@ def _as_stored(leaf: Any) -> Any:
 
 
 def _as_saved(array: Any, like: Any) -> Any:
-    """Returns an array as files have it in the type of `like`."""
+    """Returns an array that was read from files in the type of `like`."""
     if is_key(like) and not is_key(array):  # of a folder that is not shared
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
     return decode(array, like.dtype) if is_encoded(like) else array
@@ -425,7 +425,7 @@ def _restore_args(leaf: Any) -> Any:
 
 
 def _match(array: Any, leaf: Any) -> Any:
-    """Returns a restored array in the form of `leaf`: a number, an empty array, or as it is."""
+    """Returns a restored array as `leaf` was: a number, an empty array, or an array."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)
     is_free = isinstance(leaf, jax.Array) and not leaf.committed

@@ -1,4 +1,4 @@
-"""The state of a run, what `Checkpoints.resume` reads of a saved one, and what it makes of it."""
+"""The state of a run, and how `Checkpoints.resume` fits a saved state to this run."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
 
 class TrainState(NamedTuple):
-    """All that a training run needs to go on.
+    """Everything that a training run needs to go on.
 
     Attributes:
       step: the number of updates so far.
-      params: `[N, ...]`.
+      params: the parameters, `[N, ...]`.
       opt_state: the state of the whole chain, `[N, ...]`.
-      batch_stats: what else each node has, `[N, ...]`: statistics of BatchNorm, keys, an EMA of the
-        parameters; None if nothing.
-      metadata: a dict that JSON can hold: the position in the data, the options of the run.
-        Checkpoints add `nodes`, the number N.
+      batch_stats: other arrays of each node, `[N, ...]`: statistics of BatchNorm, keys, an EMA of
+        the parameters. None if there are none.
+      metadata: a dict that JSON can express, for example with the position in the data and the
+        options of the run. `Checkpoints` adds the number N as `"nodes"`.
 
     >>> TrainState(3, params={"w": np.zeros((4, 2))}, opt_state=()).step
     3
@@ -60,16 +60,16 @@ class TrainState(NamedTuple):
 
     @property
     def arrays(self) -> tuple[Any, Any, Any]:
-        """The node-stacked part: parameters, optimizer state and statistics."""
+        """The node-stacked fields: `params`, `opt_state` and `batch_stats`."""
         return self.params, self.opt_state, self.batch_stats
 
 
 class Preempted(SystemExit):
-    """The run was asked to end by SIGTERM, and its state is saved. Exit status 143.
+    """SIGTERM asked the run to end, and its state is saved. The exit status is 143.
 
     Attributes:
-      step: that of the newest complete checkpoint; None if not even one could be written.
-      folder: where it is.
+      step: the step of the newest complete checkpoint; None if no checkpoint could be written.
+      folder: the folder with the checkpoint.
 
     >>> stop = Preempted(40, Path("runs/a"))
     >>> (stop.step, stop.code)
@@ -92,10 +92,10 @@ class Preempted(SystemExit):
 def make_template(
     state: TrainState, nodes: Nodes, make_tx: MakeTx, metadata: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """Returns what the saved arrays look like: those of `state`, unless they were of another run.
+    """Returns the form of the saved arrays: `state`, unless another run saved them.
 
-    Arrays of another number of nodes or another chain are `jax.ShapeDtypeStruct`s. Another sharding
-    inside the nodes changes where arrays are, and not which.
+    If the number of nodes or the chain was another, the arrays are `jax.ShapeDtypeStruct`s. Another
+    sharding inside the nodes makes no other run.
     """
     size = require_int(metadata.get("nodes", nodes.size), 'metadata["nodes"], as saved,', 1)
     metadata = {**metadata, "nodes": size}
@@ -113,7 +113,7 @@ def make_template(
 
 
 def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
-    """Settings of a chain by name; none if `make_tx` does not take this metadata."""
+    """Returns the settings of a chain by name, or none if `make_tx` fails with this metadata."""
     found: dict[str, str] = {}
     # This is for a report, and ends no run. `resume` calls `make_tx` where it needs the chain.
     with contextlib.suppress(Exception):
@@ -124,7 +124,7 @@ def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
 def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, Any]) -> None:
     """Collects the numbers, texts and schedules that the functions of a chain refer to.
 
-    Optax keeps its arguments in closures: their names are those of the variables.
+    Optax keeps its arguments in closures, so a setting is named after its variable.
     """
     if isinstance(part, bool | int | float | str):
         found[name] = str(part)
@@ -166,7 +166,7 @@ def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, 
 
 
 def compare_chains(saved: dict[str, str], current: dict[str, str]) -> str:
-    """Says in a line what differs; empty if nothing does, or one of them is not known."""
+    """Says in a line which settings differ; empty if none do, or one chain is not known."""
     names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
     if not saved or not current or not names:
         return ""
@@ -187,7 +187,7 @@ def _have_same_specs(one: Any, other: Any) -> bool:
 
 
 def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], TrainState]:
-    """The nodes of which no process has lost a part, and their rows on every process."""
+    """Returns the nodes of which no process has lost a part, and their rows, on every process."""
     first = jax.tree.leaves(state.params)[0]
     rows = range(first.shape[0])
     devices = first.sharding.devices_indices_map(first.shape)
@@ -219,7 +219,7 @@ def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], Train
 def fit_state(
     restored: TrainState, state: TrainState, nodes: Nodes, make_tx: MakeTx
 ) -> tuple[TrainState, ResizeReport | None]:
-    """Returns `restored` on the devices of `nodes`, resized if it is of another run."""
+    """Returns `restored` on the devices of `nodes`, resized if another run saved it."""
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
     if _have_same_specs(*map(unwrap, (restored.arrays, state.arrays))):
         return restored._replace(opt_state=arrange_like(state.opt_state, restored.opt_state)), None

@@ -1,4 +1,4 @@
-"""Writes checkpoints by orbax, whose threads meet those of other processes."""
+"""Writes checkpoints by orbax, whose threads wait for those of other processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _numbers = itertools.count()  # of writers; all processes make the same
 
 
 class Writer:
-    """Orbax's writer. All processes write into one folder, or each alone into its own."""
+    """Orbax's writer. All processes write into one folder, or each writes alone into its own."""
 
     def __init__(self, timeout: float, shared: bool):
         self._number = next(_numbers)
@@ -62,7 +62,7 @@ class Writer:
         )
 
     def write(self, path: Path, arrays: dict[str, Any], manifest: Any) -> None:
-        """Begins to write a checkpoint of arrays by number and a JSON manifest."""
+        """Begins to write a checkpoint: numbered arrays, and a manifest in JSON."""
         arrays = {name: encode(leaf) for name, leaf in arrays.items()}
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest)
@@ -73,8 +73,8 @@ class Writer:
         """Returns when the checkpoint is complete.
 
         Raises:
-          Exception: if it cannot be written, of any kind that orbax raises.
-          TimeoutError: if another process has not written its part.
+          Exception: if the checkpoint cannot be written; orbax raises many kinds.
+          TimeoutError: if another process has not written its part in time.
         """
         try:
             self._orbax.wait_until_finished()
@@ -90,9 +90,10 @@ class Writer:
         self._orbax.close()
 
     def _meet(self, *, key: str, timeout_ms: int) -> None:
-        """Waits in orbax's thread for the others: all are written, then, process 0 has named it.
+        """Waits in orbax's thread until all have written, and until process 0 has renamed the
+        folder.
 
-        From JAX's own barrier a thread cannot be called back when another process has failed.
+        JAX's own barrier cannot be interrupted in a thread when another process has failed.
         """
         del key
         self._gather(is_written=True, timeout=timeout_ms / 1000)
@@ -101,7 +102,7 @@ class Writer:
             raise concurrent.futures.CancelledError(self._problem)
 
     def _gather(self, is_written: bool, timeout: float) -> None:
-        """Tells all processes whether this one's part is written, and notes what they say."""
+        """Tells all processes whether this part is written, and notes what the others say."""
         assert peers.kept is not None
         self._count += 1
         name = f"writer {self._number}, meeting {self._count}"

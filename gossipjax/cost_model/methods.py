@@ -228,8 +228,7 @@ def streaming_diloco(
     wire: Form = "float32",
     layers: int = 0,
 ) -> Method:
-    """Streaming DiLoCo: averages each fragment every `every` steps, and uses it `delay` steps
-    later.
+    """Streaming DiLoCo: averages a fragment every `every` steps, and uses it `delay` steps later.
 
     With `layers`, fragment f consists of the layers `f`, `f + fragments`, ... There must be at
     least as many layers as fragments.
