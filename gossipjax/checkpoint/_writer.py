@@ -90,8 +90,7 @@ class Writer:
         self._orbax.close()
 
     def _meet(self, *, key: str, timeout_ms: int) -> None:
-        """Waits in orbax's thread until all have written, and until process 0 has renamed the
-        folder.
+        """Waits in orbax's thread until all have written, and until process 0 has renamed it.
 
         JAX's own barrier cannot be interrupted in a thread when another process has failed.
         """

@@ -1,7 +1,7 @@
-"""Processes, hosts and meshes; `python -m gossipjax.launch` runs a job on this machine.
+"""Joins processes and hosts to a job; `python -m gossipjax.launch` starts one on this machine.
 
-A program calls `initialize()` before JAX's first use and then runs unchanged in one process, under
-the launcher and on the hosts of a cluster. This package imports nothing else of `gossipjax`.
+A program calls `initialize()` before it first uses JAX. It then runs unchanged in one process,
+under the launcher, and on the hosts of a cluster. This package imports nothing else of `gossipjax`.
 """
 
 import importlib
@@ -43,7 +43,7 @@ _WITH_JAX = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import what needs JAX at its first use: the launcher itself starts without."""
+        """Import names that need JAX at their first use, so that the launcher starts without it."""
         if name in _WITH_JAX:
             return getattr(importlib.import_module(f"gossipjax.launch.{_WITH_JAX[name]}"), name)
         raise AttributeError(f"module 'gossipjax.launch' has no attribute {name!r}")

@@ -20,7 +20,7 @@ SLOW_SECONDS = 600.0  # for a start, and for what a program says is slow
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line `arguments` (default: those of the process). Return the exit status."""
+    """Run the command line `arguments` (default: `sys.argv[1:]`). Return the exit status."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command

@@ -1,4 +1,4 @@
-"""Which GPUs a process uses: the table of docs/guides/launcher.md, one function for each side."""
+"""Chooses the GPUs of each process, as the table in docs/guides/launcher.md says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}
 def divide_gpus(
     num_processes: int, local_devices: int, *, asynchronous: bool
 ) -> tuple[list[dict[str, str]], str]:
-    """Returns the variables by which each process of the launcher finds its GPUs, and a warning."""
+    """Returns a warning, and the variables that give each process of the launcher its GPUs."""
     needed = num_processes * local_devices
     parts = [range(first, first + local_devices) for first in range(0, needed, local_devices)]
     variables = [{"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, part))} for part in parts]
@@ -56,9 +56,9 @@ def divide_gpus(
 
 
 def choose_gpu(info: ProcessInfo | None) -> int | None:
-    """Returns JAX's `local_device_ids` for a process of Slurm or Open MPI; None leaves it to JAX.
+    """Returns JAX's `local_device_ids` for a process of Slurm or Open MPI; if None, JAX chooses.
 
-    `info` is what the process was told; None if JAX is to find it.
+    `info` is None if JAX shall find the process information itself.
     """
     scheduled = process_from_scheduler()
     if scheduled is None or scheduled.local_rank is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:
@@ -94,9 +94,9 @@ def choose_gpu(info: ProcessInfo | None) -> int | None:
 
 
 def visible_gpus(platforms: str | None) -> list[str]:
-    """Returns the names of the NVIDIA GPUs that JAX finds here, as CUDA_VISIBLE_DEVICES has them.
+    """Returns the NVIDIA GPUs that JAX finds here, named as in CUDA_VISIBLE_DEVICES.
 
-    CUDA is not started: a process that starts it takes memory of each GPU.
+    This does not start CUDA, because a process that starts CUDA takes memory of each GPU.
     """
     is_asked = not platforms or {"cuda", "gpu"} & set(platforms.split(","))
     count = _count_gpus() if is_asked and _has_plugin() else 0

@@ -1,4 +1,4 @@
-"""Settings of XLA and NCCL for gossip on GPUs, each with its source; nothing sets them silently."""
+"""Settings of XLA and NCCL for gossip on GPUs, with their sources. Nothing sets them silently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ XLA_FLAGS = "XLA_FLAGS"
 class GpuSetting(NamedTuple):
     """A flag of XLA, whose name starts with `--`, or an environment variable of NCCL.
 
-    `purpose` is what it is for, `source` where it is described.
+    `purpose` says what the setting does, and `source` says where it is described.
 
     >>> GpuSetting("NCCL_SOCKET_NTHREADS", "4", "sockets", "NCCL's manual").name
     'NCCL_SOCKET_NTHREADS'
@@ -25,7 +25,7 @@ class GpuSetting(NamedTuple):
 
     @property
     def is_flag(self) -> bool:
-        """Whether it goes into `XLA_FLAGS`."""
+        """Whether the setting is a flag in `XLA_FLAGS`."""
         return self.name.startswith("--")
 
 
@@ -51,17 +51,18 @@ COMPONENTS = GpuSetting(
 def gpu_settings(
     *, sockets: bool = False, connected_components: bool = False
 ) -> tuple[GpuSetting, ...]:
-    """The settings of NCCL and XLA that matter for gossip on GPUs; sets none.
+    """Returns the settings of NCCL and XLA that matter for gossip on GPUs, and sets none.
 
-    A round is a send and a receive per node and peer, which NCCL runs below the speed of its
-    all-reduce unless it is told to use more of the network for a peer. The flag of XLA exists in
-    jaxlib 0.10 to 0.12; XLA ends the process at one that it does not know.
+    In a round, each node sends to each peer and receives from it. NCCL does this more slowly than
+    an all-reduce, unless a setting lets it use more of the network for one peer. The flag of XLA
+    exists in jaxlib 0.10 to 0.12; XLA ends a process that sets a flag that XLA does not know.
 
     Args:
-      sockets: whether hosts are joined by TCP, at 100 Gbit/s or so, without RDMA.
-      connected_components: whether NCCL's cliques are the components of a permutation, as
-        docs/guides/topologies.md lists them. XLA may hang where a permutation leaves a node out, or
-        where two permutations of a program share some components only (XLA pull request 44530).
+      sockets: whether hosts are joined by TCP without RDMA, at about 100 Gbit/s.
+      connected_components: whether each component of a permutation becomes a clique of NCCL;
+        docs/guides/topologies.md lists the components. XLA may hang if a permutation leaves a node
+        out, or if two permutations of a program share only some of their components (XLA pull
+        request 44530).
 
     >>> from gossipjax import launch
     >>> [setting.name for setting in launch.gpu_settings(sockets=True)]
@@ -77,16 +78,15 @@ def gpu_settings(
 def set_gpu_settings(
     *, sockets: bool = False, connected_components: bool = False
 ) -> dict[str, str]:
-    """Sets `gpu_settings` in this process's environment, except those that are set there already.
+    """Sets `gpu_settings` in this process's environment, except variables that are set already.
 
-    Call it before JAX's first use, before or after `initialize`. A flag is added to those of
-    `XLA_FLAGS`.
+    Call it before you first use JAX, before or after `initialize`. Flags are added to `XLA_FLAGS`.
 
     Returns:
-      What was set, by name.
+      The settings that were made, by name.
 
     Raises:
-      RuntimeError: if JAX has started its backends, which have read their settings.
+      RuntimeError: if JAX has started its backends, which have then read their settings already.
 
     >>> set_gpu_settings()  # doctest: +SKIP
     {'NCCL_NCHANNELS_PER_NET_PEER': '4'}
@@ -109,7 +109,7 @@ def set_gpu_settings(
 
 
 def _is_jax_initialized() -> bool:
-    """Whether JAX has started its backends: it then refuses another number of CPU devices."""
+    """Whether JAX has started its backends, and so refuses another number of CPU devices."""
     import jax  # the launcher starts without
 
     count = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]

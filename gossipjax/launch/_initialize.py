@@ -1,4 +1,4 @@
-"""Joining a job of several processes, and leaving it. The engine is JAX's own runtime."""
+"""Joins a job of several processes, and leaves it, by JAX's own runtime."""
 
 from __future__ import annotations
 
@@ -44,39 +44,40 @@ def initialize(
     process_id: int | None = None,
     initialization_timeout: float | None = None,
 ) -> ProcessInfo:
-    """Join this process to its job. Call it once, at the top, before JAX's first use.
+    """Join this process to its job. Call it once, at the top, before you first use JAX.
 
-    It takes the process information from the first of these that gives it: the arguments;
-    `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and `GOSSIPJAX_PROCESS_ID`, which
-    `python -m gossipjax.launch` sets; the same names with `JAX_`, which Kubeflow Trainer sets;
-    JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes. Otherwise, with
-    `num_processes=1` and in a job step of one process, this is a single process.
+    It looks for the number of this process, the number of processes and the address of process 0 in
+    this order: the arguments; `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and
+    `GOSSIPJAX_PROCESS_ID`, which `python -m gossipjax.launch` sets; the same names with `JAX_`,
+    which Kubeflow Trainer sets; JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes.
+    If none of these gives anything, and with `num_processes=1`, this is a single process.
 
-    Under Open MPI and Slurm the coordinator's address alone is enough. If the address is known, all
-    processes first meet there, and a process that is missing or was started twice is an error. If
-    JAX detects the process information, JAX aborts the process instead.
+    Under Open MPI and Slurm you need to give the address only. If the address is known, all
+    processes first connect to process 0, and a process that is missing or was started twice raises
+    an error. If JAX has to detect the address, JAX aborts the process instead.
 
-    docs/guides/launcher.md says which GPU a process gets, and who may take part: JAX, Gloo and NCCL
-    let everybody in and encrypt nothing. An uncaught exception ends the process at once, as
-    `exit_process` does.
+    docs/guides/launcher.md says which GPU a process gets. JAX, Gloo and NCCL let everybody connect
+    and encrypt nothing: the guide says what to do about it. From then on an uncaught exception ends
+    the process at once, as `exit_process` does.
 
     Args:
-      coordinator_address: `HOST:PORT` of process 0; all processes must reach it, and the port must
+      coordinator_address: `HOST:PORT` of process 0. All processes must reach it, and the port must
         be free.
-      num_processes: number of processes in the job.
-      process_id: number of this process, from 0.
-      initialization_timeout: seconds to wait for the other processes. Default:
+      num_processes: the number of processes in the job.
+      process_id: the number of this process, from 0.
+      initialization_timeout: the seconds to wait for the other processes. The default is
         `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
 
     Returns:
-      The process information. Later calls return it again.
+      The number of this process and the number of processes. Later calls return the same.
 
     Raises:
-      ValueError: if the process information is incomplete or malformed, an earlier call had other
-        information, or a host has more processes than GPUs.
-      ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing
-        or were started twice, or if others could not reach Gloo's address. The message names the
-        address and the timeout, the processes, or the line that /etc/hosts lacks.
+      ValueError: if numbers or address are incomplete or malformed, an earlier call gave others, or
+        a host has more processes than GPUs.
+      ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing or
+        were started twice, or if another process cannot reach the address at which Gloo listens.
+        The message names the address and the timeout, the processes, or the line that /etc/hosts
+        lacks.
 
     >>> from gossipjax import launch
     >>> launch.initialize(num_processes=1)
@@ -132,7 +133,7 @@ def initialize(
 
 
 def _require_reachable(address: str, kept: peers.Peers, timeout: float) -> None:
-    """Raises `ConnectionError` in all processes if Gloo of one is not reached by all others."""
+    """Raises `ConnectionError` in all processes if one cannot reach the Gloo of another."""
     platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
     is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))
     own = find_own_host(address)
@@ -185,7 +186,7 @@ def _is_alone_in_kubernetes(error: Exception) -> bool:
 
 
 def _initialize_jax(**options: str | int | None) -> None:
-    """Call JAX's own, and undo its effects on a process that is ended or fails."""
+    """Call `jax.distributed.initialize`, and undo its effects on how a process ends or fails."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     former_handler = signal.getsignal(signal.SIGTERM)
     jax.distributed.initialize(**options)  # pyright: ignore[reportArgumentType]
@@ -211,14 +212,16 @@ def _initialize_jax(**options: str | int | None) -> None:
 
 
 def exit_process(status: int | str) -> NoReturn:
-    """Exit with `status`, as `sys.exit` does for a single process; at once unless it is 0.
+    """Exits with `status`, at once if it is not 0; in a single process this is `sys.exit`.
 
-    Use it where one process of several fails: after `sys.exit`, JAX waits up to five minutes for
-    the others to exit, and then aborts. For status 0 it waits, too, as process 0 must not end
-    first. In a job of several processes, functions registered with `atexit` are not called.
+    Call it when one process of several fails: after `sys.exit`, JAX would wait up to five minutes
+    for the other processes to exit, and then abort. With status 0 this function waits as well,
+    because process 0 must not end first. In a job of several processes, functions registered with
+    `atexit` are not called.
 
     Args:
-      status: exit status from 0 to 255, or a message for stderr, which means status 1.
+      status: the exit status, 0 to 255. If it is a text, the text goes to stderr and the status is
+        1.
 
     >>> from gossipjax import launch
     >>> launch.exit_process("error: no data")

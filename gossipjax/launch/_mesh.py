@@ -1,4 +1,4 @@
-"""Meshes over the devices of all processes."""
+"""Makes meshes over the devices of all processes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ def mesh(
     devices: Sequence[Any] | None = None,
     **axes: int,
 ) -> Mesh:
-    """Arrange the devices of all processes as N nodes of L devices, with Auto axes, for `gx.spmd`.
+    """Makes a mesh, with Auto axes, of N nodes with L devices each from all processes' devices.
 
-    Devices are sorted by the slices of a TPU job, then by the processes. A process, and a slice,
-    contains whole nodes, or a node consists of whole ones. A single process may leave devices idle,
-    several may not.
+    Devices are sorted by slice of a TPU job, and then by process. Each process must contain whole
+    nodes, or each node whole processes. The same is true of slices. Only a single process may leave
+    devices idle.
 
     Args:
-      nodes: number of nodes, N. Default: as many as there are devices for.
-      local: devices per node that hold the same model. Default: one, and the mesh has no such axis.
-      devices: those to arrange. Default: all of `jax.devices()`.
-      **axes: further axes inside a node, by name, as `fsdp=2, tensor=4`. Your program says how the
-        model is sharded over them. L is the product of `local` and these.
+      nodes: the number of nodes, N. By default it is as large as the number of devices allows.
+      local: the number of devices of a node that hold the same model. By default it is one, and the
+        mesh has no axis `local`.
+      devices: the devices of the mesh. By default all of `jax.devices()`.
+      **axes: further axes inside a node, for example `fsdp=2, tensor=4`. Your program says how the
+        model is sharded over them. L is the product of `local` and these sizes.
 
     Returns:
-      A mesh with the axis `nodes`, then `local` if given, then `axes` in their order: `[N, ...]`.
-      Along the last axis, devices have consecutive numbers in their process.
+      A mesh `[N, ...]` for `gx.spmd`, with the axes `nodes`, `local` if given, and `axes` in their
+      order. Along the last axis, devices have consecutive numbers in their process.
 
     Raises:
-      ValueError: if the numbers do not divide each other, if there are fewer than N * L devices,
-        or if there are more and several processes; if slices differ in size.
+      ValueError: if the numbers do not divide each other, if slices differ in size, if there are
+        fewer than N * L devices, or if there are more devices in several processes.
 
     >>> from gossipjax import launch
     >>> dict(launch.mesh(nodes=1).shape)
@@ -71,16 +72,16 @@ def mesh(
 
 
 def _slice_index(device: Any) -> int:
-    """Number of the TPU slice; 0 where there is one.
+    """Returns the number of the TPU slice; 0 if there is only one.
 
-    On GPUs, JAX numbers the hosts so, whose devices may differ in number.
+    On GPUs, JAX numbers hosts in this way, and hosts may have different numbers of devices.
     """
     is_tpu = getattr(device, "platform", None) == "tpu"
     return (getattr(device, "slice_index", None) or 0) if is_tpu else 0
 
 
 def _count_by(key: Callable[[Any], int], devices: list[Any], what: str) -> Counter[int]:
-    """Number of devices by process or slice, the same for all."""
+    """Counts the devices of each process or slice, which must all have the same number."""
     counts = Counter(map(key, devices))
     if len(set(counts.values())) > 1:
         raise ValueError(
@@ -130,7 +131,7 @@ def _require_mesh_fits(
 
 
 def _ways_out(needed: int, num_processes: int) -> str:
-    """What to do where a mesh needs another number of devices than there are."""
+    """Says what to do if a mesh needs another number of devices than there are."""
     per_process = -(-needed // num_processes)
     return (
         "Take fewer nodes, or nodes of other sizes. Or start with more devices: on CPU with "

@@ -1,4 +1,4 @@
-"""Who this process is in its job: from arguments, environment variables and schedulers."""
+"""Finds the number of this process from arguments, environment variables and schedulers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_TIMEOUT = 10**6  # seconds
 
 
 class ProcessInfo(NamedTuple):
-    """Number of this process, from 0, and number of processes in its job.
+    """The number of this process, from 0, and the number of processes in its job.
 
     >>> ProcessInfo(process_id=0, num_processes=4).num_processes
     4
@@ -44,7 +44,7 @@ class ProcessInfo(NamedTuple):
 
 
 class ScheduledProcess(NamedTuple):
-    """Process information in a scheduler's job step: of the job, and of the process's host."""
+    """The number of a process in a scheduler's job step, and among the processes of its host."""
 
     scheduler: str
     info: ProcessInfo
@@ -55,11 +55,11 @@ class ScheduledProcess(NamedTuple):
 def process_from_arguments(
     coordinator_address: str | None, num_processes: int | None, process_id: int | None
 ) -> tuple[ProcessInfo, str | None] | None:
-    """Process information from arguments, else from variables; None without any.
+    """Finds the process information in arguments, else in variables; None if there is none.
 
-    With it comes the coordinator's address, which is None in a job of one process only.
-    Variables are `GOSSIPJAX_*`, or `JAX_*` where there is none of these. Under a scheduler that
-    numbers the processes, the coordinator's address alone is enough.
+    Also returns the coordinator's address, which is None only in a job of one process. The
+    variables are `GOSSIPJAX_*`, or if none of these is set, `JAX_*`. Under a scheduler that numbers
+    the processes, the coordinator's address alone is enough.
     """
     ours = any(os.environ.get(f"GOSSIPJAX_{name}") for name in VARIABLES)
     prefix = "GOSSIPJAX" if ours else "JAX"
@@ -94,7 +94,7 @@ def process_from_arguments(
 
 
 def require_address_with_numbers() -> None:
-    """Raises `ValueError` if only an address is given, or only the numbers of processes."""
+    """Raises `ValueError` if only an address is given, or only numbers of processes."""
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     scheduled = process_from_scheduler()
     if scheduled is not None and scheduled.info.num_processes > 1:
@@ -111,7 +111,7 @@ def require_address_with_numbers() -> None:
 
 
 def process_from_scheduler() -> ScheduledProcess | None:
-    """Process information from Open MPI or Slurm; None outside of their job steps."""
+    """Finds the process information of Open MPI or Slurm; None outside of their job steps."""
     for scheduler, (*numbers, on_host) in SCHEDULERS.items():
         num_processes, process_id, local_rank = map(int_from_env, numbers)
         if num_processes is not None and process_id is not None:
@@ -122,7 +122,7 @@ def process_from_scheduler() -> ScheduledProcess | None:
 
 
 class NodeInfo(NamedTuple):
-    """Where a node of an asynchronous job is, and where the others may be.
+    """Says where a node of an asynchronous job listens, and where it may find other nodes.
 
     >>> NodeInfo(0, 2, "127.0.0.1:0", ("127.0.0.1:5601",), is_restart=False, job="a").num_nodes
     2
@@ -137,16 +137,16 @@ class NodeInfo(NamedTuple):
 
 
 def find_node() -> NodeInfo | None:
-    """Returns the place of this process in an asynchronous job; None outside of one.
+    """Says which node of an asynchronous job this process is; None outside of such a job.
 
-    `GOSSIPJAX_NODE_ADDRESSES` says where each node listens, and `GOSSIPJAX_NODE` which one this is.
-    Without them, `GOSSIPJAX_COORDINATOR_ADDRESS` says where node 0 listens, and the variables of
-    `initialize`, Slurm or Open MPI which node this is; the others listen at the address by which
-    this machine reaches node 0.
+    `GOSSIPJAX_NODE_ADDRESSES` says where each node listens, and `GOSSIPJAX_NODE` which node this
+    is. Without these variables, `GOSSIPJAX_COORDINATOR_ADDRESS` says where node 0 listens, and the
+    variables of `initialize`, Slurm or Open MPI say which node this is. A node other than node 0
+    then listens at the address by which its machine reaches node 0.
 
     Raises:
       ValueError: if the variables are incomplete or contradict each other.
-      ConnectionError: if the machine of node 0 is not known here.
+      ConnectionError: if this machine cannot resolve the name of node 0's machine.
 
     >>> find_node() is None
     True
@@ -177,13 +177,13 @@ def find_node() -> NodeInfo | None:
 
 
 def find_job() -> str:
-    """The name of the job, the same for all its processes; empty where nothing gives one."""
+    """Returns the name of the job, the same in all its processes; empty if nothing names it."""
     parts = [value for name in JOBS if (value := os.environ.get(name))]
     return os.environ.get("GOSSIPJAX_JOB") or "-".join(parts)
 
 
 def find_own_host(address: str) -> str:
-    """The address of this machine on the way to another; nothing is sent."""
+    """Returns the address by which this machine would reach `address`; sends nothing."""
     host, port = parse_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
@@ -199,9 +199,9 @@ def find_own_host(address: str) -> str:
 
 
 def find_gloo_host() -> tuple[str, str]:
-    """This machine's own name, and the address to which it resolves; empty if there is none.
+    """Returns this machine's name, and the address to which it resolves (empty if none).
 
-    Gloo listens there, and JAX has no option for it.
+    Gloo listens at this address, and JAX has no option for another.
     """
     name = socket.gethostname()
     with contextlib.suppress(OSError):
@@ -213,7 +213,7 @@ def find_gloo_host() -> tuple[str, str]:
 
 
 def describe_unreachable(own: str, number: int, host: str, gloo: str, name: str) -> str | None:
-    """Why this machine does not reach a process by the way to the coordinator; None if it does."""
+    """Says why this machine cannot reach a process as it reaches the coordinator, or None."""
     if host == own:  # on this machine
         return None
     if gloo and not is_loopback(gloo):
@@ -231,7 +231,7 @@ def describe_unreachable(own: str, number: int, host: str, gloo: str, name: str)
 
 
 def int_from_env(variable: str) -> int | None:
-    """The integer in an environment variable, or None."""
+    """Returns the integer in an environment variable, or None."""
     given = os.environ.get(variable)
     if given is None:
         return None
@@ -251,7 +251,7 @@ def _require_int(given: object, name: str) -> int:
 
 
 def timeout_seconds(value: float | None) -> float:
-    """`value`, else the seconds in `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60."""
+    """Returns `value`, else the seconds in `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60."""
     variable = "GOSSIPJAX_INITIALIZATION_TIMEOUT"
     given = os.environ.get(variable, "60") if value is None else value
     try:
@@ -267,7 +267,7 @@ def timeout_seconds(value: float | None) -> float:
 
 
 def parse_address(address: str, name: str = "coordinator_address") -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `[IPv6]:PORT`.
+    """Splits `HOST:PORT` or `[IPv6]:PORT` into host and port.
 
     >>> parse_address("node-7:1234"), parse_address("[::1]:80")
     (('node-7', 1234), ('::1', 80))

@@ -1,7 +1,8 @@
-"""How a process says that it advances: numbers in a file that the launcher reads.
+"""Lets a process tell the launcher that it advances, by numbers in a file.
 
-The file is mapped into the memory of the process, so saying it is no system call, and the launcher
-can read it whatever the process does. This module imports nothing but the standard library.
+The file is mapped into the memory of the process. So the process makes no system call, and the
+launcher can read the file whatever the process does. This module imports nothing but the standard
+library.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LAYOUT = struct.Struct("=5q")
 
 
 class Beat(NamedTuple):
-    """What a process last said."""
+    """The last numbers that a process wrote."""
 
     process_id: int  # on this machine; 0 before it has said anything
     nanoseconds: int  # when it last advanced, by `time.monotonic_ns()`; 0 if never
@@ -35,16 +36,17 @@ class Beat(NamedTuple):
 
 
 def advance(step: int | None = None, *, slow: bool = False) -> None:
-    """Says that this process advances, for `python -m gossipjax.launch --stall SECONDS`.
+    """Tells `python -m gossipjax.launch --stall SECONDS` that this process advances.
 
-    `gx.TrainStep`, asynchronous nodes and checkpoints say it by themselves. A loop without them
-    calls this at every step, and between two steps where something takes long. It takes a
-    microsecond, on any thread, and does nothing outside of the launcher.
+    `gx.TrainStep`, asynchronous nodes and checkpoints call `advance` for you. If your loop uses
+    none of them, call it at every step, and also between two steps if something takes long. A call
+    takes a microsecond, works on any thread, and does nothing outside of the launcher.
 
     Args:
-      step: number of the step that begins; the launcher names the process that is behind by it.
-      slow: whether something slow follows, such as compilation, a download or an evaluation of
-        unknown length: until the next call, when it is done, the limit is `--stall-slow`.
+      step: the number of the step that begins. By this number the launcher finds the process that
+        is behind.
+      slow: whether something slow follows: compilation, a download or a long evaluation. Until the
+        next call, the limit is then `--stall-slow`.
 
     >>> from gossipjax import launch
     >>> for step in range(3):
@@ -58,7 +60,7 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
 
 
 def enable_stacks() -> None:
-    """Lets the launcher take the stacks of this process, which has not advanced yet."""
+    """Lets the launcher ask this process for its stacks before its first `advance`."""
     _find_writer()
 
 
@@ -68,7 +70,7 @@ def create_beat(path: Path) -> None:
 
 
 def read_beat(path: Path) -> Beat:
-    """Reads what a process last said."""
+    """Reads the last numbers that a process wrote."""
     process_id, nanoseconds, step, *flags = _LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])
     return Beat(process_id, nanoseconds, None if step == NO_STEP else step, *map(bool, flags))
 
@@ -99,9 +101,9 @@ class _Writer:
 
 @functools.cache
 def _find_writer() -> _Writer | None:
-    """The file of this process; None outside of the launcher, or where nobody watches.
+    """Returns the file of this process; None without a launcher that watches.
 
-    A program that the process starts inherits the variable, and must not take the file over.
+    Programs that this process starts inherit the variable, and must not use the file.
     """
     path = os.environ.get(PROGRESS)
     if path:

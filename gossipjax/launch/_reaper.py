@@ -1,9 +1,9 @@
 """Kills the processes that a killed launcher leaves behind.
 
 A launcher that gets SIGKILL cannot stop its processes. So it starts this file as a script, which
-reads the process ids of the job from its input. The input ends when the launcher does, whatever
-ended it; then the script kills those that have not exited. It imports nothing but the standard
-library: it starts at once (`python -I -S`) and needs little memory.
+reads the process ids of the job from its input. The input ends when the launcher ends, for whatever
+reason. Then the script kills the processes that have not exited. It imports nothing but the
+standard library, so it starts at once (`python -I -S`) and needs little memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Reaper:
-    """The running script, within the context.
+    """Runs the script while the context is open.
 
-    Its input is a pipe, with one line per process: the id of a process that leads a session, or
-    minus the id after it has exited.
+    The input of the script is a pipe. A line is the id of a process that leads a session, or minus
+    the id when the process has exited.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Reaper:
 
 
 def signal_group(group: int, number: int) -> None:
-    """Send a signal to a process group, which may be gone."""
+    """Send a signal to a process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
 

@@ -1,9 +1,9 @@
 """All processes meet at process 0's port, before JAX uses that port.
 
 If the coordinator is unreachable, or a process is missing or was started twice, JAX aborts the
-process: the program cannot catch it, and the message does not name the process. So the processes
-first meet at the coordinator's address themselves. On each connection both ends begin with a line
-that is a nonce. Then the process says who it is, and process 0 answers all of them at the end:
+process: the program cannot catch this, and the message does not name the process. So the processes
+first meet at the coordinator's address. On each connection both ends begin with a nonce, in a line.
+Then the process says who it is, and when all have come process 0 answers them. These lines are
 `JSON`, or `HMAC JSON` if the job has a secret.
 
 Anybody who reaches the port can connect. So everything that arrives is checked before it is used,
@@ -49,7 +49,7 @@ NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 def rendezvous(
     address: str, info: ProcessInfo, timeout: float, secret: str | None = None
 ) -> Connections:
-    """Wait until all processes have connected to process 0 at `address`; they stay connected."""
+    """Wait until all processes have connected to process 0 at `address`; connections stay open."""
     key = None if secret is None else make_key(secret, "rendezvous")
     if info.process_id == 0:
         return Coordinator(address, info, timeout, key).run()
@@ -57,7 +57,7 @@ def rendezvous(
 
 
 class MessageError(Exception):
-    """A message is not one of the job; the text describes it."""
+    """A message is not of this job. The text of the error describes the message."""
 
 
 def encode(message: dict[str, Any], key: bytes | None, nonces: bytes) -> bytes:
@@ -81,7 +81,7 @@ def _decode(line: bytes, key: bytes | None, nonces: bytes) -> dict[str, Any]:
 
 
 def _sign(text: bytes, key: bytes, nonces: bytes) -> bytes:
-    """The signature of a text on one connection: on another it is worth nothing."""
+    """Signs a text for one connection; on another connection the signature is not valid."""
     return hmac.new(key, nonces + text, hashlib.sha256).hexdigest().encode()
 
 
@@ -90,7 +90,7 @@ def _describe_process() -> str:
 
 
 def _describe_job() -> str:
-    """The job and which attempt at it: no process of an earlier one may take part."""
+    """Names the job and the attempt, so that no process of an earlier attempt takes part."""
     return f"{find_job()!r}, restart {os.environ.get('GOSSIPJAX_RESTART') or 0}"[:MAX_TEXT]
 
 
@@ -100,7 +100,7 @@ def _describe_job() -> str:
 def _join(
     address: str, info: ProcessInfo, timeout: float, key: bytes | None
 ) -> tuple[socket.socket, str]:
-    """Introduce this process. Return the connection to process 0, and who that is."""
+    """Introduce this process. Return the connection to process 0, and its answer."""
     deadline = time.monotonic() + timeout
     is_told = False
     while True:
@@ -130,7 +130,7 @@ def _join(
 def _introduce(
     address: str, info: ProcessInfo, timeout: float, deadline: float, key: bytes | None
 ) -> tuple[socket.socket, dict[str, Any]]:
-    """Connect once. Return the connection, and what process 0 answers; nothing if it is another."""
+    """Connect once. Return the connection and the answer; nothing if another program answers."""
     hello = {**info._asdict(), "host": _describe_process(), "job": _describe_job()}
     mine = secrets.token_hex(16).encode()
     connection = reach(address, info, timeout, deadline)
@@ -228,7 +228,7 @@ class Coordinator:
         }
 
     def _collect(self, deadline: float, listening: list[str]) -> None:
-        """Handle connections until all processes are here, or there is an error."""
+        """Handle connections until all processes have connected, or there is an error."""
         while self._error is None and len(self._hosts) < self._num_processes:
             seconds = deadline - time.monotonic()
             if seconds <= 0:
@@ -273,7 +273,7 @@ class Coordinator:
             self._drop(connection, f"{connection.peer} sent no whole message")
 
     def _introduce(self, connection: _Connection, line: bytes) -> None:
-        """Handle the message of a connection."""
+        """Handle the message that arrived on a connection."""
         try:
             message = _decode(line, self._key, connection.nonces)
             names = ("process_id", "num_processes", "host", "job")
@@ -344,7 +344,7 @@ class Coordinator:
 
 
 def bind_address(address: str) -> str:
-    """`HOST:PORT` at which process 0 listens: `address`, unless `BIND_VARIABLE` has another."""
+    """Returns where process 0 listens: `address`, unless `BIND_VARIABLE` names another."""
     given = os.environ.get(BIND_VARIABLE)
     if not given:
         return address
@@ -353,7 +353,7 @@ def bind_address(address: str) -> str:
 
 
 def listen(address: str, num_processes: int, deadline: float) -> list[socket.socket]:
-    """Listen at the IP addresses of the coordinator that this machine has, without blocking."""
+    """Listen, without blocking, at those addresses of the coordinator that this machine has."""
     where = bind_address(address)
     start = f"process 0 of {num_processes} cannot listen at {where}"
     resolved = _resolve(where, deadline, start)
@@ -384,9 +384,10 @@ def listen(address: str, num_processes: int, deadline: float) -> list[socket.soc
 
 
 def _resolve(address: str, deadline: float, start: str) -> list[tuple[Any, Any]]:
-    """Families and addresses (as for `bind`) of `HOST:PORT`.
+    """Returns families and addresses (as for `bind`) of `HOST:PORT`.
 
-    In Kubernetes a name is known some seconds after the start: so it is tried until the deadline.
+    In Kubernetes a name resolves only some seconds after the start, so this tries until the
+    deadline.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Which processes of a job are stuck: what they say, and a decision. They write their stacks."""
+"""Finds which processes of a job are stuck, and lets them write their stacks."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ STACK_SECONDS = 1.0  # for processes to write their stacks, before they are ende
 
 
 class StallLimits(NamedTuple):
-    """Seconds without an advance after which a process is stuck."""
+    """The seconds without an advance after which a process counts as stuck."""
 
     seconds: float  # between two steps
     slow_seconds: float  # from its start to its first advance, and where it expects something slow
 
 
 class Watched(NamedTuple):
-    """What the launcher knows of a process that runs."""
+    """What the launcher knows about a running process."""
 
     rank: int
     beat: Beat  # what it last said
@@ -49,29 +49,30 @@ class Watched(NamedTuple):
         return self.beat.nanoseconds > 0
 
     def is_stopped(self, limits: StallLimits) -> bool:
-        """Whether it has been stopped for too long."""
+        """Whether a signal has stopped the process for too long."""
         return self.stopped_seconds is not None and self.stopped_seconds >= limits.seconds
 
     def is_overdue(self, limits: StallLimits) -> bool:
-        """Whether it has not advanced for too long."""
+        """Whether the process has not advanced for too long."""
         is_slow = self.beat.is_slow or not self.has_advanced
         limit = limits.slow_seconds if is_slow else limits.seconds
         return self.quiet_seconds >= limit or self.is_stopped(limits)
 
 
 class Verdict(NamedTuple):
-    """The processes that are stuck, none if it cannot be told which they are, and the reason."""
+    """Why a job is stuck, and its stuck processes (none if it is not known which they are)."""
 
     ranks: list[int]
     reason: str  # a clause about them, or about the job
 
 
 def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | None:
-    """Judges a job whose processes need each other; None if it goes on.
+    """Judges a job whose processes need each other; returns None if the job goes on.
 
-    If one is stuck the others soon wait for it, so none of them advances any more. While one does,
-    the others may wait for it: for an evaluation, for example. So a job is stuck if no process has
-    advanced in time, or if one has been stopped by a signal, which is never part of a program.
+    If one process is stuck, the others soon wait for it, and none advances any more. While one
+    process advances, the others may just wait for it, for example during an evaluation. So a job is
+    stuck if no process has advanced in time, or if a signal has stopped a process, which is never
+    part of a program.
     """
     is_stuck = bool(processes) and all(process.is_overdue(limits) for process in processes)
     if not is_stuck and not any(process.is_stopped(limits) for process in processes):
@@ -83,9 +84,9 @@ def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | N
 
 
 def _find_last(processes: Sequence[Watched], margin: float) -> Verdict:
-    """Names the processes behind the others: in steps, or else in the time of their last advance.
+    """Names the processes that are behind in steps, or else those that advanced longest ago.
 
-    One that is stuck before step k has not said that it begins step k, and the others have.
+    A process that is stuck before step k has not said that it begins step k; all others have.
     """
     if len(processes) == 1:
         return Verdict([processes[0].rank], "not advancing")
@@ -117,7 +118,7 @@ class _Process:
     stopped_at: float | None = None  # since when it is seen stopped by a signal
 
     def find_state(self) -> str | None:
-        """Its state as one letter, as in `ps`; None where it is not known (no Linux)."""
+        """Its state as one letter, as in `ps`; None if it is not known (no Linux)."""
         with contextlib.suppress(OSError, IndexError):
             stat = Path(f"/proc/{self.beat.process_id or self.session}/stat").read_text()
             return stat.rpartition(")")[2].split()[0]
@@ -125,10 +126,11 @@ class _Process:
 
 
 class Watch:
-    """The processes of a job, by rank; their files are in `folder`.
+    """Watches the processes of a job, by rank. Their files are in `folder`.
 
-    Its clock runs while the launcher does. If the machine suspends the whole job, the time in
-    which nobody could advance does not count. `next_look` is by `time.monotonic()`.
+    The clock of the watch runs only while the launcher runs. So if the machine suspends the whole
+    job, the time in which no process could advance does not count. `next_look` is a time of
+    `time.monotonic()`.
     """
 
     def __init__(self, limits: StallLimits, folder: Path):
@@ -143,7 +145,7 @@ class Watch:
         self._processes: dict[int, _Process] = {}
 
     def add(self, rank: int) -> dict[str, str]:
-        """Returns the environment of a process that is to be started, and forgets a former one."""
+        """Returns the environment of a process to be started, and forgets a former process."""
         path = self._folder / f"{rank}-{self._num_files}"
         self._num_files += 1
         create_beat(path)
@@ -159,7 +161,7 @@ class Watch:
         self._processes.pop(rank, None)
 
     def look(self) -> list[Watched]:
-        """Returns what the running processes have said."""
+        """Returns the last beats of the running processes."""
         now = time.monotonic()
         self._clock += min(now - self._last_look, 2 * self._interval)
         self._last_look = now
@@ -183,15 +185,15 @@ class Watch:
         return Watched(rank, beat, self._clock - process.advanced_at, stopped_seconds)
 
     def find_status(self, verdict: Verdict) -> int:
-        """The exit status of what is stuck: bad usage if the program never says that it advances.
+        """Returns the exit status of a stuck job: bad usage if the program never calls `advance`.
 
-        A restart would not change that.
+        A restart would not help a program that never calls `advance`.
         """
         is_silent = not self._has_advanced and verdict.reason != STOPPED
         return BAD_USAGE if is_silent else STALL_STATUS
 
     def describe(self, processes: Sequence[Watched], verdict: Verdict, consequence: str) -> str:
-        """Who is stuck, and since when it and the others have not advanced."""
+        """Says which process is stuck, and for how long it and all others have not advanced."""
         names = ", ".join(f"rank {rank}" for rank in verdict.ranks)
         lines = [f"{names} stalled: {verdict.reason}, {consequence}".lstrip()]
         if self.find_status(verdict) == BAD_USAGE:
@@ -205,9 +207,9 @@ class Watch:
         return "\n".join([*lines, *(f"    {describe_progress(process)}" for process in ordered)])
 
     def ask_for_stacks(self, processes: Sequence[Watched]) -> None:
-        """Lets processes write their stacks to stderr: end them afterwards.
+        """Lets processes write their stacks to stderr. The caller must end them afterwards.
 
-        One that is stopped by a signal is continued for that.
+        A process that a signal has stopped is continued first.
         """
         for rank, beat in ((process.rank, process.beat) for process in processes):
             with contextlib.suppress(OSError):
@@ -220,7 +222,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(limits: StallLimits | None) -> Iterator[Watch | None]:
-    """A watch with its folder, within the context; None without limits."""
+    """Makes a watch and its folder while the context is open; None without limits."""
     if limits is None:
         yield None
         return
@@ -229,7 +231,7 @@ def watching(limits: StallLimits | None) -> Iterator[Watch | None]:
 
 
 def describe_progress(process: Watched) -> str:
-    """For how long a process has not advanced, and since which step."""
+    """Says for how long a process has not advanced, and since which step."""
     beat = process.beat
     start = f"rank {process.rank}, no advance"
     if not beat.process_id:

@@ -1,8 +1,8 @@
-"""The processes of a job on this machine: started, watched, stopped, and started again.
+"""Starts the processes of a job on this machine, watches, stops and restarts them.
 
-Processes that need each other are one group: if one fails, the others are stopped, and all start
-again. The nodes of an asynchronous job are groups of one process each: one that fails starts again
-while the others go on.
+Processes that need each other are one group. If one of them fails, the others are stopped, and all
+start again. In an asynchronous job, each node is a group of one process. If a node fails, it starts
+again while the others go on.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Event = Exited | Signaled | OutputClosed
 
 @dataclasses.dataclass(frozen=True)
 class JobSpec:
-    """A command, and how to run it: the options of the launcher."""
+    """A command, and the options of the launcher that say how to run it."""
 
     command: Sequence[str]
     num_processes: int
@@ -74,15 +74,16 @@ class JobSpec:
 
 
 class StartError(Exception):
-    """A process of the job cannot be started: the machine has no room for it, for example."""
+    """A process of the job cannot be started, for example because memory is short."""
 
 
 def supervise(job: JobSpec) -> int:
     """Run a job to its end, with restarts. Must be called on the main thread.
 
-    If a process fails, the others of its group get SIGTERM, then SIGKILL. Then, after a delay, the
-    group is started again, unless the status was 2 (bad usage), the program cannot start, or a
-    signal stopped the job. A process that is stuck has failed, with status `STALL_STATUS`.
+    If a process fails, the other processes of its group get SIGTERM, and later SIGKILL. After a
+    delay the group is started again, unless the status was 2 (bad usage), the program cannot start,
+    or a signal stopped the job. A process that is stuck counts as failed, with status
+    `STALL_STATUS`.
     """
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     with (
@@ -96,9 +97,10 @@ def supervise(job: JobSpec) -> int:
 
 @contextlib.contextmanager
 def _stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
-    """Turn signals into events within the context, and at its end wait until the output is written.
+    """Turn signals into events while the context is open; at its end, wait for the output.
 
-    A reader that pauses may take its time, unless a signal has stopped the job or ends the wait.
+    Wait as long as the reader of the output pauses, unless a signal has stopped or now stops the
+    job.
     """
     is_stopping = False
 
@@ -119,9 +121,9 @@ def _stop_signals(events: queue.SimpleQueue[Event]) -> Iterator[None]:
 
 
 class Backoff:
-    """Delays before restarts: each is twice the one before, but at most `MAX_DELAY_SECONDS`.
+    """The delays before restarts: each is twice the previous, but at most `MAX_DELAY_SECONDS`.
 
-    After an attempt of `STABLE_SECONDS` they start again, at `first_seconds`.
+    After an attempt that ran for `STABLE_SECONDS`, the next delay is `first_seconds` again.
     """
 
     def __init__(self, first_seconds: float):
@@ -129,7 +131,7 @@ class Backoff:
         self._next_seconds = first_seconds
 
     def next_delay(self, ran_seconds: float) -> float:
-        """Return the seconds to wait after an attempt that ran for `ran_seconds` and failed."""
+        """Return the seconds to wait after an attempt that failed after `ran_seconds`."""
         if ran_seconds >= STABLE_SECONDS:
             self._next_seconds = self._first_seconds
         delay = self._next_seconds
@@ -178,7 +180,7 @@ class _Group:
 
 
 class _Supervisor:
-    """The groups of a job, and what happens to them, in the order in which the launcher hears."""
+    """Runs the groups of a job, and handles events in the order in which they arrive."""
 
     def __init__(
         self,
@@ -218,7 +220,7 @@ class _Supervisor:
         return self._status if self._stop_signal is None else 128 + self._stop_signal
 
     def _next_event(self) -> Event | None:
-        """The next event; None when it is time to kill, to start or to look at processes."""
+        """Return the next event, or None when it is time to kill, start or look at processes."""
         due = [when for group in self._groups for when in (group.kill_time, group.restart_time)]
         next_time = min([*due, math.inf if self._watch is None else self._watch.next_look])
         while True:
@@ -255,7 +257,7 @@ class _Supervisor:
             self._look(self._watch)
 
     def _on_exit(self, exited: Exited) -> None:
-        """Count the process; the first failure stops the others of its group."""
+        """Count the process. The first failure stops the other processes of its group."""
         group = next(group for group in self._groups if exited.rank in group.ranks)
         group.num_running -= 1
         if self._watch is not None:
@@ -290,7 +292,7 @@ class _Supervisor:
         log(f"{name}restart {group.restarts} of {job.max_restarts}{size} in {delay:g} s")
 
     def _look(self, watch: Watch) -> None:
-        """Look whether processes are stuck: they are killed, which stops their group."""
+        """Kill processes that are stuck, which stops their group."""
         processes = watch.look()
         for group in self._groups:
             watched = [process for process in processes if process.rank in group.ranks]
@@ -337,7 +339,7 @@ class _Supervisor:
                 self._watch.follow(rank, worker.process_id)
 
     def _make_environment(self, group: _Group, rank: int, coordinator: str) -> dict[str, str]:
-        """Environment of a process: that of the launcher, with defaults and with fixed values."""
+        """Make a process's environment: the launcher's, with defaults and fixed values."""
         job = self._job
         count = job.num_processes if job.asynchronous else len(group.ranks)
         # NPROC is the size of XLA's thread pool on CPU. With no more threads than devices, the
@@ -370,7 +372,7 @@ class _Supervisor:
         return {**defaults, **inherited, **required, **places}
 
     def _reserve_address(self) -> str:
-        """A loopback address, on which a process may listen, with a port that no other one gets."""
+        """Return a loopback address for one process, with a port that no other process gets."""
         holder = self._ports.enter_context(socket.socket())
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""One process of a job on this machine: its session, signals, output and exit."""
+"""Runs one process of a job on this machine: its session, signals, output and exit."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Exited(NamedTuple):
 
     @property
     def status(self) -> int:
-        """Exit status as a shell reports it: 128 + the number of the signal."""
+        """The exit status as a shell reports it; after a signal it is 128 + its number."""
         return self.code if self.code >= 0 else 128 - self.code
 
 
 class OutputClosed(NamedTuple):
-    """The launcher's output has no reader any more."""
+    """Nobody reads the output of the launcher any more."""
 
 
 class Signaled(NamedTuple):
@@ -63,9 +63,9 @@ class Signaled(NamedTuple):
 
 
 class Output:
-    """A stream of the launcher, written by a thread, so that nothing else waits for its reader.
+    """A stream of the launcher. A thread writes it, so that nothing else waits for the reader.
 
-    A reader may pause, as `less` does. Until it goes on, the lines wait here.
+    If the reader pauses, as `less` does, the lines wait in this object.
     """
 
     def __init__(self, descriptor: int):
@@ -110,17 +110,17 @@ STREAMS = (STDOUT, STDERR)
 
 
 def log(text: str) -> None:
-    """Write the launcher's own message to stderr. This never waits."""
+    """Write a message of the launcher to stderr, without waiting for its reader."""
     STDERR.put(f"[launch] {text}\n".encode())
 
 
 class Worker:
     """A running process of the job.
 
-    It leads its own session: signals reach its whole process group, and what is left of the group
-    is killed when the process exits; children that lead other sessions are not. `rank` is the
-    prefix of its output. `report` is called from other threads: with `OutputClosed` when nobody
-    reads its lines, and with `Exited` at the end.
+    The process leads its own session. Signals reach its whole process group. When the process
+    exits, the rest of the group is killed, but not children that lead other sessions. `rank` is the
+    prefix of its output. Other threads call `report` with `OutputClosed` when nobody reads the
+    lines, and with `Exited` at the end.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Worker:
         self._thread.join()
 
     def describe_failure(self, exited: Exited, consequence: str = "stopping the others") -> str:
-        """Return the reason of the failure, its consequence and the last lines of the output."""
+        """Describe why the process failed, what follows, and the last lines of its output."""
         code = exited.code
         reason = f"exit status {code}" if code > 0 else describe_signal(-code)
         lines = [line.decode(errors="replace").rstrip() for line in list(self._last_lines)]
@@ -204,9 +204,9 @@ class Worker:
             return self._process.wait()
 
     def _forward(self, stream: IO[bytes], output: Output) -> None:
-        """Pass lines on, each with the rank in front, and keep the last ones.
+        """Pass lines on with the rank in front, and keep the last lines.
 
-        What a process that has exited has left in its pipe is passed on without waiting for room.
+        After the process has exited, the rest of its pipe is passed on without waiting for room.
         """
         with stream:
             for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
@@ -226,16 +226,17 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 def signal_handlers(
     signals: Iterable[signal.Signals], handler: Handler, notice: Callable[[], str] | None = None
 ) -> Iterator[None]:
-    """Call `handler` on these signals within the context, and restore the former handlers after it.
+    """While the context is open, `handler` handles these signals; then the former handlers return.
 
-    On threads other than the main thread this does nothing, because Python sets signal handlers
-    on the main thread only. SIGHUP stays ignored where it is ignored (`nohup`).
+    On other threads than the main thread this does nothing, because Python sets signal handlers on
+    the main thread only. If SIGHUP is ignored (`nohup`), it stays ignored.
 
     Args:
-      signals: the signals.
-      handler: as for `signal.signal`.
-      notice: returns what is said on stderr, once, if the context has not ended 4 s after a signal.
-        A thread calls it, also while the main thread is in a compilation, in which no handler runs.
+      signals: the signals that are handled.
+      handler: the function, as for `signal.signal`.
+      notice: a function that returns a text. If the context is still open 4 s after a signal, a
+        thread writes the text to stderr, once. It does so even while the main thread compiles, when
+        no handler can run.
 
     >>> import signal
     >>> from gossipjax import launch
@@ -276,12 +277,12 @@ def _noticing(signals: Sequence[int], notice: Callable[[], str]) -> Iterator[Non
 
 @functools.cache
 def _forget_in_children() -> None:
-    """A signal to a child made by fork is none to this process."""
+    """After a fork, signals to the child do not reach this process."""
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def _notice(near: int, former: int, signals: Sequence[int], notice: Callable[[], str]) -> None:
-    """Reads the numbers of signals, which Python writes at once, whatever the main thread does."""
+    """Reads the numbers of signals from a pipe, to which Python writes them at once."""
     seconds = None
     with open(near, "rb", buffering=0) as numbers:
         while True:
@@ -302,7 +303,7 @@ def _notice(near: int, former: int, signals: Sequence[int], notice: Callable[[],
 
 
 def describe_signal(number: int) -> str:
-    """Name and number of a signal.
+    """Returns the name and number of a signal.
 
     >>> describe_signal(9)
     'SIGKILL, signal 9'

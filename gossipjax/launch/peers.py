@@ -1,9 +1,9 @@
-"""The connections of the first meeting, kept: who has ended, and who is waited for.
+"""Keeps the connections of the rendezvous, to see who has ended and who is waited for.
 
-Without them a process whose peer has died waits up to 100 s, and JAX aborts with C++ traces.
-The kernel knows sooner: of a peer's end at once, of a machine that has vanished after
-`SILENT_SECONDS`. The same connections carry small values, so that all processes agree without a
-collective: on any thread, with a name for who is missing, and with an end.
+Without the connections, a process whose peer has died waits up to 100 s, and JAX aborts with C++
+traces. The kernel reports a peer's end on a connection at once, and a machine that has vanished
+after `SILENT_SECONDS`. The same connections carry small values, so that processes can agree without
+a collective. They can do so on any thread, with a timeout, and learn who is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Connections = dict[int, tuple[socket.socket, str]]  # by process: the socket, an
 
 
 class Peers:
-    """Process 0 is connected to all others, and these to process 0 only."""
+    """Process 0 is connected to all other processes, and they are connected to process 0 only."""
 
     def __init__(self, info: ProcessInfo, connections: Connections):
         self._info = info
@@ -55,11 +55,11 @@ class Peers:
         atexit.register(self.leave)
 
     def gather(self, name: str, value: Any, timeout: float) -> list[Any]:
-        """Returns the values of all processes, by number. All call it with the same names.
+        """Returns the values of all processes by number. All must call it with the same names.
 
         Raises:
-          TimeoutError: if a process has not come within `timeout` seconds.
-          ConnectionError: if one has ended.
+          TimeoutError: if a process has not called within `timeout` seconds.
+          ConnectionError: if a process has ended.
         """
         with self._changed:
             key = f"{name} {self._counts[name]}"
@@ -86,13 +86,13 @@ class Peers:
         )
 
     def leave(self) -> None:
-        """Says that this program has ended: from here on it does not mind the end of others."""
+        """Says that this program has ended, so that the end of other processes is no loss."""
         with self._changed:
             self._over.add(self._info.process_id)
         self._send({"over": True})
 
     def find_loss(self, seconds: float) -> str | None:
-        """Why this process ends, if a peer is lost by then."""
+        """Waits until a peer is lost or the time is over; says why this process must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost, seconds)
         return self.describe_loss() if self._lost else None
@@ -167,7 +167,7 @@ class Peers:
             )
 
     def _find_missing(self, key: str) -> str:
-        """Who has not come, as process 0 knows."""
+        """Asks process 0 which processes have not called."""
         self._ask(key)
         self._wait_for(f"missing in {key}", ANSWER_SECONDS)
         return self._answers.pop(f"missing in {key}", "process 0, which does not answer")
@@ -223,7 +223,7 @@ kept: Peers | None = None  # of this process, in a job whose processes have met
 
 
 def _find_line() -> str:
-    """The line of the program that waits, outside of this package."""
+    """Finds the line of the program, outside of this package, that waits."""
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(PACKAGE):
             return f"{frame.filename}:{frame.lineno} ({frame.line})"
@@ -231,7 +231,7 @@ def _find_line() -> str:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Lets the kernel end a connection to a machine that is silent for `SILENT_SECONDS`."""
+    """Lets the kernel close a connection to a machine that is silent for `SILENT_SECONDS`."""
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     third = SILENT_SECONDS // 4
@@ -243,9 +243,10 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def forward(address: tuple[str, int]) -> str:
-    """Returns an address on the loopback, from which everything goes to `address`.
+    """Opens a loopback address that forwards everything to `address`, and returns it.
 
-    JAX aborts when the connection to its coordinator ends. That of this one does not.
+    JAX aborts when the connection to its coordinator ends, and a connection to the loopback address
+    stays open.
     """
     server = socket.create_server(("127.0.0.1", 0))
 

@@ -1,4 +1,4 @@
-"""The secret by which the processes of a job know each other, and the keys that are made of it."""
+"""The secret by which the processes of a job know each other, and the keys made from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "GOSSIPJAX_SECRET"
 
 
 def secret_from_env() -> str | None:
-    """Returns `GOSSIPJAX_SECRET`, by which the processes of a job know each other; None if unset.
+    """Returns the secret of the job, which is in `GOSSIPJAX_SECRET`; None if it is not set.
 
     Raises:
       ValueError: if the secret has fewer than 16 characters.
@@ -27,7 +27,7 @@ def secret_from_env() -> str | None:
 
 
 def require_secret(secret: str | None, name: str) -> None:
-    """Raises `ValueError` if there is one, and it is too short."""
+    """Raises `ValueError` if a secret is given and is too short."""
     if secret is not None and len(secret) < MIN_LENGTH:
         raise ValueError(
             f"{name} must have {MIN_LENGTH} characters or more, got {len(secret)}: who hears a "
@@ -37,7 +37,7 @@ def require_secret(secret: str | None, name: str) -> None:
 
 
 def make_key(secret: str, purpose: str) -> bytes:
-    """Returns 32 bytes, another key for each purpose.
+    """Makes a key of 32 bytes from the secret, another one for each purpose.
 
     >>> make_key("a text that is long", "a purpose").hex()[:16]
     '78d0cf7c08b8d4dc'
