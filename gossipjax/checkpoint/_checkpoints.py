@@ -400,10 +400,10 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
 
-        A damaged one (incomplete, of another checksum, step or format) is passed over for the one
-        before it, with a warning, and renamed to `STEP.corrupted` (with `read_only` it keeps its
-        name). Where the disk fails to give the content, the read is tried again for some seconds,
-        and then the error raised: nothing is renamed.
+        If the newest checkpoint is damaged (incomplete, of another checksum, step or format),
+        `restore` warns, renames it to `STEP.corrupted` (except with `read_only`) and reads the one
+        before it. If the disk itself fails, `restore` tries again for some seconds and then raises
+        the error; nothing is renamed.
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function

@@ -230,9 +230,10 @@ def require_types_of_devices(like: Any, name: str) -> None:
 def checksum(leaves: list[Any]) -> int:
     """Returns `sum_l sum_i h(word_li, i, l)` modulo 2^32 over the words `i` of all arrays `l`.
 
-    `h` is a 32-bit hash of a word, its place and its array, so damage of any kind leaves the sum as
-    it was once in 2^32 times, as with CRC-32. A sum has no order: NumPy arrays and JAX's, on any
-    devices, have the same checksum. Of each device's part one number leaves the device.
+    `h` is a 32-bit hash of a word, its index and the number of its array. So damage of any kind
+    leaves the sum unchanged only once in 2^32 times, as with CRC-32. The order of a sum does not
+    matter, so NumPy arrays, and JAX's on any devices, have the same checksum. Each device adds up
+    its part, and one number leaves the device.
 
     >>> checksum([np.ones(2, np.uint8)]) == checksum([jnp.ones(2, jnp.uint8)])
     True

@@ -80,13 +80,14 @@ def change_nodes(
     take the average, the maximum or the first of the old nodes, or what `tx.init` makes from `z`. A
     part that is missing from the old state, or has another shape there, is also made from `z`.
 
-    The rest of the optimizer's state is averaged over the nodes: momentum, the moments of Adam.
-    Integers (step counts) take the maximum. `tx` may be of another algorithm or topology than the
-    old chain: its arrays outside the gossip are matched in their order.
+    All new nodes get the average of the rest of the optimizer's state (momentum, the moments of
+    Adam) and the maximum of integers (step counts). `tx` may use another algorithm or topology than
+    the old chain. The arrays outside the gossip are matched by their order.
 
-    PRNG keys (the `rng_key` of `optax.add_noise`, keys of dropout): node j gets
-    `jax.random.fold_in(key, j)` of node 0's key. Raw keys are uint32 `[..., 2]` or `[..., 4]` below
-    a name with `key` or `rng` in it. A part whose rule is `"first"` stays node 0's, keys too.
+    For each PRNG key (the `rng_key` of `optax.add_noise`, keys of dropout), node j gets
+    `jax.random.fold_in(key, j)` of node 0's key. A uint32 array `[..., 2]` or `[..., 4]` counts as
+    raw keys if its path has a name with `key` or `rng` in it. Only a part of `extra` whose rule is
+    `"first"` is the same on all nodes, keys included.
 
     If gossip exchanges only a part of the parameters (`optax.masked`, `optax.multi_transform`), all
     other parameters are averaged over the nodes without weights.

@@ -39,8 +39,8 @@ class Links:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sends the messages of a round; returns when each node has sent all, and received all.
 
-        `wire` and `copy` are seconds of a message. With `is_awaited` receivers are at the same
-        step, so that messages share their links.
+        `wire` and `copy` are the seconds of a message. With `is_awaited` the receivers are at the
+        same step, so that messages occupy their links, too.
         """
         sent = begun.copy()
         received = np.full(len(begun), -math.inf)
@@ -62,7 +62,7 @@ class Links:
     def begin_collective(self, ready: np.ndarray, seconds: float) -> float:
         """Occupies all links, once they are free, with an all-reduce in parts; returns its end.
 
-        `ready` says when each part may begin, in order.
+        `ready` are the times at which the parts may begin, in order.
         """
         end = max(self._out_free.max(), self._in_free.max())
         for begin in ready:
@@ -78,8 +78,8 @@ def _find_ends(
     """Returns the times at which the nodes end their steps, in seconds, `[steps, N]`.
 
     Nodes wait for an exchange that overlaps with k computations k computations later. All messages
-    of a step occupy their links before the messages of the next step. `seconds` `[T, N]` are those
-    of the computation.
+    of a step occupy their links before the messages of the next step. `seconds` `[T, N]` are the
+    times of the computations.
     """
     links = Links(seconds.shape[1])
     ends = np.zeros((steps + 1, seconds.shape[1]))
@@ -118,10 +118,10 @@ def _find_ends(
 def _find_collective(
     exchange: Exchange, links: Links, begun: np.ndarray, seconds: Sequence[np.ndarray], took: float
 ) -> np.ndarray:
-    """When each node has what it needs of an all-reduce that `took` so many seconds, `[N]`.
+    """Returns the times `[N]` at which nodes have the result of an all-reduce.
 
-    `begun` is when computations have ended, and `seconds` what they take at the step, and at the
-    one after the all-reduce is awaited.
+    The nodes have computed at the times `begun`. `seconds` are their times of computation in this
+    step, and in the step after the all-reduce is awaited. The all-reduce takes `took` seconds.
     """
     # Of the backward pass, after each part; and of the next forward pass, before the last part.
     remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)

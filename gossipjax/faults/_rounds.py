@@ -25,15 +25,16 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
         keep="both":    P[i, j] goes to P[j, j] and P[j, i] to P[i, i], where one of the two is
                         lost. Rows and columns sum to 1; `schedule` must be symmetric.
 
-    The first is for push-sum, in which a sender knows what did not arrive, as by an acknowledgement
-    that never fails. The second is for doubly stochastic methods: the mean stays. `gx.faults.sgp`
-    is for senders that do not know. In `gx.faults.dpsgd` a receiver takes its own model for one
-    that did not arrive: the mean drifts.
+    Use `"sender"` for push-sum: the sender knows what did not arrive, as if acknowledgements never
+    failed. Use `"both"` for doubly stochastic methods, whose mean then stays the same. With
+    `gx.faults.sgp`, senders do not know what did not arrive. With `gx.faults.dpsgd`, a receiver
+    uses its own model in place of one that did not arrive, and the mean drifts.
 
     The rounds repeat after the least common multiple of the period of the schedule and the lengths
-    of the tables: draw tables of a multiple of the period. There are as many different rounds as
-    different steps, and on a mesh `gx.TrainStep` compiles a program for each, up to `max_programs`.
-    `gx.faults.sgp` and `dpsgd` need no more programs than the schedule without faults.
+    of the tables, so draw tables whose length is a multiple of the period. Each step with other
+    faults is another round, and on a mesh `gx.TrainStep` compiles a program for each, up to
+    `max_programs`. `gx.faults.sgp` and `dpsgd` need no more programs than the schedule without
+    faults.
 
     Args:
       schedule: any schedule. Its round at step `k` meets the faults of step `k`.
