@@ -1,6 +1,6 @@
-"""Asynchronous training: each node is a program by itself that sends while it computes.
+"""Asynchronous training: each node is its own program, and sends while it computes.
 
-`join` needs pyzmq, `pip install pyzmq`; nothing needs `jax.distributed`.
+`join` needs pyzmq (`pip install pyzmq`). Nothing needs `jax.distributed`.
 """
 
 from gossipjax.asynchronous._join import join

@@ -1,6 +1,6 @@
-"""The end: how a node leaves, and how all agree on what each holds when training is over.
+"""How a node leaves, and how all nodes agree on their final masses when training is over.
 
-docs/internals/asynchronous_protocol.md describes it.
+docs/internals/asynchronous_protocol.md describes the messages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ OVER = 1 << 40  # the version of what a life holds that is over
 
 @runtime_checkable  # the tests check types
 class Holder(Protocol):
-    """What a node holds: `read` copies it, `add` adds to it, `halve` takes half of it, `take` all.
+    """The mass of a node: `read` copies it, `add` adds to it, `halve` takes half, `take` takes all.
 
-    The protocol changes it only by these.
+    The protocol changes the mass only by these methods.
     """
 
     def read(self) -> Mass: ...
@@ -34,7 +34,7 @@ class Holder(Protocol):
 
 
 class Ending(Membership):
-    """A life that ends, alone or with all others."""
+    """A life that ends, alone or together with all other lives."""
 
     def __init__(self, settings: Settings, holder: Holder, *more: Any):
         super().__init__(settings, *more)
@@ -50,34 +50,34 @@ class Ending(Membership):
         self._told: Any = None  # what the eldest was told last of the end
 
     def finish(self, now: float) -> None:
-        """Makes no more steps, and tells the others."""
+        """Makes no more steps, and tells the other nodes."""
         self.is_finished = True
         self._next_beat = now
 
     def leave(self) -> None:
-        """Starts to leave: says goodbye, and hands what it holds over if a node goes on."""
+        """Starts to leave: says goodbye, and gives its mass to a node that goes on, if any."""
         self.is_finished = True
         self._is_leaving = True
 
     @property
     def has_left(self) -> bool:
-        """Whether it has said goodbye to all that it hears."""
+        """Whether this node has said goodbye to all nodes that it hears."""
         return self._is_leaving and self._said_goodbye and not self.peers
 
     def list_heirs(self) -> list[Peer]:
-        """Returns those that go on, if it has something that it could hand over to one of them."""
+        """Returns the nodes that go on and could take the mass of this node, if it has any."""
         going_on = [peer for peer in self.peers.values() if not peer.view.is_finished]
         return going_on if self._holder.total.w else []
 
     @property
     def is_drained(self) -> bool:
-        """Whether it sends nothing any more, and nothing is on its way."""
+        """Whether this node sends nothing any more, and none of its messages is on its way."""
         parcels = (peer.parcel for peer in self.peers.values())
         is_sending = any(parcel and parcel.kind in ("share", "ask") for parcel in parcels)
         return self.is_finished and not is_sending
 
     def explain_missing(self) -> list[str]:
-        """Says of each node whose end is not known to all yet why that is so."""
+        """Says for each node whose end is not known to all nodes yet why it is not."""
         reasons = [f"place {who.place}: not heard here" for who in self._list_indirect()]
         known = self._list_versions()
         for peer in sorted(self.peers.values(), key=lambda peer: peer.identity.place):
@@ -95,7 +95,7 @@ class Ending(Membership):
         return reasons
 
     def _list_indirect(self) -> Iterator[Identity]:
-        """Yields the lives that a peer hears and this node does not, and whose end it lacks."""
+        """Yields the lives that only a peer hears, and whose end this node does not know."""
         members = {who for peer in self.peers.values() for who in peer.view.members}
         for who in sorted(members - self.finals.keys() - {self.identity}):
             is_over = who.life in self._declared or who.life in self._left
@@ -124,7 +124,7 @@ class Ending(Membership):
             self._send_parcel("bye", peer, None, now)
 
     def _go_on_ending(self, now: float) -> None:
-        """Exchanges what each holds, once all are drained; the eldest says when, and who counts."""
+        """Exchanges final masses, once the eldest says that all are drained and who counts."""
         near = [peer for peer in self.peers.values() if not peer.fails]
         if 2 * len(near) < len(self.peers):
             self.is_cut_off = True
@@ -143,10 +143,10 @@ class Ending(Membership):
                 self._send_view(eldest)
 
     def _decide(self, near: list[Peer], now: float) -> None:
-        """Says, as the eldest, that all are drained; then that all know the same, which counts.
+        """As the eldest, says that all are drained, and later that the masses all know count.
 
-        All that a node sent has arrived when it says what it holds. So a node that knows that of
-        all others, and whose own is among them, will get no more.
+        When a node tells its final mass, everything that it sent has arrived. So a node that knows
+        the final masses of all nodes will get no more.
         """
         if not (self.is_drained and all(peer.view.is_drained for peer in near)):
             return
@@ -170,7 +170,7 @@ class Ending(Membership):
             self._send_view(peer)
 
     def _end(self, view: View) -> None:
-        """Takes over what counts at the end; without all of it, it has no part in that."""
+        """Takes over the masses that count; has no part in the end if one is missing."""
         counts = dict(view.finals)
         finals = self.finals.items()
         kept = {who: final for who, final in finals if counts.get(who.life) == final[0]}
@@ -185,7 +185,7 @@ class Ending(Membership):
         return tuple((who.life, version) for who, (version, _) in self.finals.items())
 
     def _send_finals(self, near: list[Peer]) -> None:
-        """Tells each peer the end of this life, and of those of which it lacks that."""
+        """Tells each peer the final masses of this life, and of lives whose end it does not know."""
         total = self._holder.total
         version, said = self.finals.get(self.identity, (0, None))
         if said is None or (said.w, said.exponent) != (total.w, total.exponent):
@@ -203,7 +203,7 @@ class Ending(Membership):
                     break
 
     def _list_lacking(self, peer: Peer, now: float) -> list[Identity]:
-        """Lists what a peer lacks, as its newest view says, and cannot hear from another."""
+        """Lists the ends that a peer does not know, by its view, nor can hear from others."""
         late = now - (self._ending_since or now)
         # A path between two others may be bad: the eldest passes on what is late, as it hears all.
         is_eldest = self.identity < min(peer.view.members, default=self.identity)
@@ -219,10 +219,10 @@ class Ending(Membership):
             self.finals[origin] = version, mass
 
     def _end_final(self, origin: Identity) -> None:
-        """What a life had said that it holds at the end is nothing: its process has begun another.
+        """Sets the final mass of a life to nothing, because its process has begun another life.
 
-        All learn that as they learn what others hold. What a node said that was killed afterwards
-        counts, on all of them.
+        All nodes learn this in the way in which they learn final masses. If a node was killed after
+        it told its final mass, the mass counts on all nodes.
         """
         if origin in self.finals and not self.is_ended:
             zero = self.finals[origin][1]

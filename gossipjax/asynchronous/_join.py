@@ -1,4 +1,4 @@
-"""`join`, by which a program becomes a node of an asynchronous job."""
+"""`join`, which makes a program a node of an asynchronous job."""
 
 from __future__ import annotations
 
@@ -38,44 +38,47 @@ def join(
 ) -> Node:
     """Joins a job of asynchronous nodes, or starts one.
 
-    Under `python -m gossipjax.launch --asynchronous`, and where the variables of `find_node` are
-    set, it finds `address`, `listen`, `place` and `job` by itself. docs/guides/asynchronous.md says
-    who brings the first model, and what a node does that comes back.
+    Under `python -m gossipjax.launch --asynchronous`, or if the variables of `find_node` are set,
+    you need not give `address`, `listen`, `place` and `job`. docs/guides/asynchronous.md says who
+    brings the first model, and what a node does when it comes back.
 
     Args:
-      tx: the optax chain, whose updates are local.
-      params: the model at which a founder starts, and the shapes and types for others.
+      tx: the optax chain. Its updates must need no other node.
+      params: the model with which a founder starts. Other nodes use only its shapes and types.
       algorithm: `sgp()`, `adpsgd()` or `outer(every)`.
-      address: where others of the job listen, one or several `host:port`. With none, here and in
-        the variables, the node starts a job.
-      listen: where this node listens; port 0 is any that is free. None: `127.0.0.1:0`.
-      place: its number in the job, the same whenever it is started again. None: 0.
-      job: its name; messages of other jobs are dropped. None: empty.
-      is_founder: whether it brings `params` at once, with weight 1; others ask a living node for
-        half of what it holds. None: as the guide says, or True if there is no `address`.
-      patience: seconds of silence after which another node is declared dead.
-      max_received: how many shares this node takes between two that it gives, 1 or more. It answers
-        each further share with half of all that it holds. A node that is slower than the others by
-        less than this factor counts in full.
-      wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. What rounding leaves
-        out stays at the sender.
-      secret: only nodes that have it can connect, 16 characters or more; None is that in
-        `GOSSIPJAX_SECRET`, if any. It is needed unless `listen` and `address` are loopback ones.
-      journal: a file to which every event is appended, for `replay`.
-      folder: where this node saves its model, momentum and optimizer state, in a part named by its
-        place. After SIGTERM it saves, hands over what it holds at the end of its `with` block, and
-        raises `Preempted`. It needs orbax.
-      every: local steps from one save to the next.
-      nonfinite: what a step does whose update is NaN or infinite, which is never applied: `raise`
-        an error, or `skip` the step and count it.
+      address: where other nodes of the job listen, one or several `host:port`. If neither `address`
+        nor the variables name one, this node starts a job.
+      listen: where this node listens. Port 0 means any free port. The default is `127.0.0.1:0`.
+      place: the number of this node in the job. Give it the same number when you start it again.
+        The default is 0.
+      job: the name of the job. Messages of other jobs are dropped. The default is an empty name.
+      is_founder: if true, this node brings `params` at once, with weight 1. If false, it asks a
+        living node for half of its mass. By default it is true without an `address`, and else the
+        guide says when.
+      patience: the seconds of silence after which another node is declared dead.
+      max_received: how many shares this node takes, 1 or more, before it sends a share itself. It
+        answers each further share with half of its mass. A node counts in full as long as other
+        nodes are faster by less than this factor.
+      wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. The sender keeps what
+        rounding leaves over.
+      secret: a text of 16 characters or more. Only nodes with the same secret can connect. The
+        default is `GOSSIPJAX_SECRET`, if it is set. You need a secret unless `listen` and `address`
+        are loopback addresses.
+      journal: a file to which this node appends every event, for `replay` and `account`.
+      folder: where this node saves its model, momentum and optimizer state, in a subfolder named by
+        `place`. After SIGTERM the node saves. At the end of the `with` block it gives its mass to
+        another node and raises `Preempted`. A folder needs orbax.
+      every: the number of local steps from one save to the next.
+      nonfinite: what happens at a step whose update is NaN or infinite. The update is never
+        applied; `raise` raises an error, and `skip` goes on and counts the step.
 
     Returns:
-      The node, whose thread receives from now on.
+      The node. A thread of it receives messages from now on.
 
     Raises:
-      ValueError: if an argument, or a variable, cannot be used.
-      OSError: if it cannot listen there.
-      ImportError: without pyzmq, or orbax for a `folder`.
+      ValueError: if an argument or an environment variable is not valid.
+      OSError: if the node cannot listen at `listen`.
+      ImportError: if pyzmq is not installed, or a `folder` is given and orbax is not installed.
 
     >>> import jax.numpy as jnp, optax, gossipjax as gx
     >>> def gradients(params, target):

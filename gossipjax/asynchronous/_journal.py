@@ -1,4 +1,4 @@
-"""The event log of a node, and what is read from it: the account of weight, and the delays."""
+"""The journal of a node, and the account of weight and the delays that are read from it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ TAKES = {"share", "grant", "hand over", "give up", "write off"}
 
 
 class Journal:
-    """Appends a line of JSON for each event to a file; without a file it does nothing.
+    """Appends a line of JSON for each event to a file; does nothing without a file.
 
     A line is `{"event", "time", "life", "peer", "number", "w", "exponent"}`: the event, seconds
-    since 1970, the node's own life, the other one, the number of the parcel or step, and the weight
-    of the mass that it adds or takes, in units of `2^exponent`; of `begin`, of what the node holds.
-    `more` is written where a life begins.
+    since 1970, the life of this node, the life of the peer, the number of the parcel or step, and
+    the weight that the event adds or takes, in units of `2^exponent`. At `begin` it is the weight
+    that the node holds. A line that begins a life also contains `more`.
 
-    A thread writes, so that a disk that freezes stops no node: `has_written` says how far it is. A
-    disk that is full does not end the node, either, nor one that is frozen while `MAX_WAITING`
-    lines wait: it warns, and says later how many lines are missing.
+    A thread writes the file, so a disk that freezes does not stop the node; `has_written` says how
+    far the thread is. If the disk is full, or frozen while `MAX_WAITING` lines wait, the node warns
+    and goes on, and the journal later says how many lines are missing.
     """
 
     def __init__(self, path: Path | None, **more: object):
@@ -58,7 +58,7 @@ class Journal:
             threading.Thread(target=self._run, name="journal", daemon=True).start()
 
     def _open(self, path: Path) -> None:
-        """Opens the file, without a last line that was cut off where its process was killed."""
+        """Opens the file, and removes a last line that was cut off when a process was killed."""
         # Without a buffer: what a process wrote before it was killed is there.
         self._file = path.open("ab+", buffering=0)
         self._size = self._file.tell()
@@ -72,7 +72,7 @@ class Journal:
             self._file.truncate(self._size)
 
     def begin_life(self, identity: Identity) -> None:
-        """The lines that follow are of another life."""
+        """Begins another life, to which the lines that follow belong."""
         self._life = identity.life
         line: Line = {"event": "life", "process": self._process}
         self._put(line | identity._asdict() | self._more)
@@ -88,7 +88,7 @@ class Journal:
         self._put(line)
 
     def has_written(self, seconds: float) -> bool:
-        """Waits so long until all is written that was added; False if it is not."""
+        """Waits up to `seconds` until all events are written; returns whether they are."""
         done = self._lines.all_tasks_done
         with done:
             return done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
@@ -139,7 +139,7 @@ class Journal:
                 )
 
     def close(self, seconds: float = 10.0) -> None:
-        """Closes the file when all is written, for which it waits so long."""
+        """Waits up to `seconds` until all events are written, and closes the file."""
         if not self.has_written(seconds):
             warnings.warn(
                 f"{self._path} lacks its last {self._lines.unfinished_tasks} lines so far: its "
@@ -150,10 +150,10 @@ class Journal:
 
 
 def read_journal(path: Path) -> Iterator[Line]:
-    """Yields the lines of a journal; the last may be cut off, where its process was killed.
+    """Yields the lines of a journal; ignores a last line that was cut off by the end of a process.
 
     Raises:
-      ValueError: if another line is no event, or lines are missing, as the disk was full.
+      ValueError: if another line is not an event, or lines are missing because the disk was full.
     """
     with path.open() as file:
         for number, text in enumerate(file, 1):
@@ -173,7 +173,7 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 
 class Account(NamedTuple):
-    """Where the push-sum weight of a job is, exactly; one founder brought 1.
+    """Where the push-sum weight of a job is, exactly. Each founder brought a weight of 1.
 
     >>> nodes = {0: Fraction(3, 4), 1: Fraction(1, 2)}
     >>> Account(Fraction(2), nodes, Fraction(1, 2), Fraction(1, 4), Fraction(0)).difference
@@ -192,22 +192,24 @@ class Account(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """What is missing (negative) or too much: 0 up to rounding."""
+        """How much weight is missing (negative) or too much; 0 up to rounding."""
         found = sum(self.living.values()) + self.in_flight + self.dead + self.written_off
         return float(found - self.founded)
 
 
 def account(journals: Iterable[Path]) -> Account:
-    """Adds up the weight of a job over what living nodes hold, what is on its way, and the dead.
+    """Adds up the push-sum weights of a job: of living nodes, messages on their way, and the dead.
 
-    `sum living + in flight + dead + written off = founded`, whatever was lost, killed or doubled.
-    What a node holds is what it said itself when it last began a step, and its events since then.
+    `sum living + in flight + dead + written off = founded`, even if messages were lost or doubled
+    and nodes were killed. The weight of a node is read from its last `begin` line and the events
+    after it.
 
     Args:
-      journals: the files that the nodes wrote, one for each place.
+      journals: the journals of the nodes, one file for each place.
 
     Raises:
-      ValueError: if a journal cannot be read, or a parcel was received that nobody sent, or twice.
+      ValueError: if a journal cannot be read, or a parcel was received that nobody sent, or was
+        received twice.
 
     >>> account([]).difference
     0.0
@@ -280,18 +282,18 @@ def account(journals: Iterable[Path]) -> Account:
 
 
 def measure_delays(journals: Iterable[Path]) -> np.ndarray:
-    """Returns the delays of a run, `[T, N]`, in steps of all N nodes, as `gx.adpsgd` takes them.
+    """Returns the delays of a run, `[T, N]`, in steps of all N nodes, for `gx.adpsgd`.
 
-    While a node computes a gradient, others end m steps, whose updates it does not see. The delay
-    is `floor(m / N)`. With equal nodes m is about N - 1, and the delay is 0, because in lockstep,
-    too, a node does not see the updates that the others make at the same step.
+    While a node computes a gradient, other nodes end m steps, and the gradient does not see their
+    updates. The delay is `floor(m / N)`. If all nodes are equally fast, m is about N - 1 and the
+    delay is 0: in lockstep, too, a node does not see the updates of the same step.
 
     Args:
-      journals: the files that the nodes wrote, one for each place. Nodes are in the order of their
-        places, and T is the smallest number of steps of a node.
+      journals: the journals of the nodes, one file for each place. In the result, nodes are in the
+        order of their places, and T is the smallest number of steps of a node.
 
     Raises:
-      ValueError: if there are no journals, one cannot be read, or a node ended no step.
+      ValueError: if there are no journals, a journal cannot be read, or a node ended no step.
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax.asynchronous as ga
     >>> path = Path(tempfile.mkdtemp()) / "0.jsonl"

@@ -1,7 +1,7 @@
-"""Who lives: the others that a node hears, and what nodes tell each other of that.
+"""Who lives: the lives that a node hears, and what nodes tell each other about them.
 
-No sockets, clocks and threads: a node is told what arrives and what time it is. What it does with
-its mass is in `_participant.py`.
+This file has no sockets, clocks and threads: its caller says what arrives and what time it is.
+`_participant.py` says what a node does with its mass.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Peer:
 
 
 class Membership:
-    """A life among the others that it hears."""
+    """A life of this node, and the other lives that it hears."""
 
     def __init__(
         self,
@@ -105,11 +105,11 @@ class Membership:
         self._next_call = now  # of addresses that were given and are silent
 
     def list_members(self) -> list[Identity]:
-        """Returns the nodes that it hears and that hold mass."""
+        """Returns the nodes that this node hears and that hold mass."""
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
 
     def list_reachable(self) -> list[Identity]:
-        """Returns the members to which parcels come, as far as known."""
+        """Returns the members that parcels reach, as far as this node knows."""
         return [who for who in self.list_members() if not self._shuns(self.peers[who.life])]
 
     def _shuns(self, peer: Peer) -> bool:
@@ -124,7 +124,7 @@ class Membership:
         self.steps[self.identity.place] += 1
 
     def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
-        """Notes that a piece of a message came from a life, or has arrived there."""
+        """Notes that a life has sent a piece of a message, or has acknowledged one."""
         peer = None if life is None else self.peers.get(life)
         if peer is not None:
             peer.heard = peer.spoke = now
@@ -140,7 +140,7 @@ class Membership:
         return peer
 
     def _learn(self, peer: Peer, view: View, now: float) -> None:
-        """Takes over what a peer knows: who lives, who is dead, and all steps."""
+        """Learns from a peer's view who lives, who is dead, and how many steps were made."""
         peer.view = view._replace(beats=(), deaths=(), steps=())  # that is not looked at again
         if view.echo and view.echo == peer.query:
             peer.query = 0
@@ -189,10 +189,11 @@ class Membership:
             self._deaths[life] = declarer, time
 
     def _outlives(self, other: Identity, members: Iterable[Identity]) -> bool:
-        """Whether this life goes on, of two that declared each other dead.
+        """Whether this life goes on if it and another declared each other dead.
 
-        That is decided for all that each of them hears, so that of a partition one side goes on:
-        the one with more than half of the places, or else the one with the smallest.
+        The decision is the same for all lives that either of the two hears, so one side of a
+        partition goes on: the side with more than half of the places, or else the side with the
+        smallest place.
         """
 
         def rank(life: Identity, others: Iterable[Identity]) -> tuple[bool, Identity, Identity]:
@@ -213,7 +214,7 @@ class Membership:
         self._note_death(self.identity, life, self._last_tick)
 
     def _begin_life(self, now: float) -> None:
-        """Goes on as a new life, which knows nobody yet."""
+        """Begins a new life, which knows no other life yet."""
         self.identity = self._new_life()
         for peer in self.peers.values():
             self.contacts[peer.identity.address] = now
@@ -226,7 +227,7 @@ class Membership:
         self._journal("join", self.identity.life, 0, None)
 
     def _notice_absence(self, now: float) -> None:
-        """After a while in which it was stopped, asks the others whether it is dead to them."""
+        """If this process was stopped for a while, asks the others if it is dead to them."""
         absence = now - self._last_tick
         self._last_tick = now
         if absence <= self._patience / 2:
@@ -241,7 +242,7 @@ class Membership:
     # What it tells the others.
 
     def _forget(self, now: float) -> None:
-        """Forgets deaths that all have heard of, and addresses of which nothing is heard."""
+        """Forgets deaths of which all have heard, and addresses from which nothing comes."""
         oldest = now - MEMORY * self._patience
         self._deaths = {life: death for life, death in self._deaths.items() if death[1] >= oldest}
         heard = {peer.identity.address for peer in self.peers.values()}
@@ -253,7 +254,7 @@ class Membership:
                 self.gone.append(address)
 
     def _beat(self, now: float) -> None:
-        """Says that it lives, to those that it hears and to addresses that are silent."""
+        """Tells the nodes that it hears, and addresses that are silent, that it lives."""
         for peer in self._take_turns(list(self.peers.values())):
             self._send_view(peer)
         calls = now >= self._next_call
@@ -272,7 +273,7 @@ class Membership:
         self._beats += 1
 
     def _take_turns(self, others: list[Any]) -> list[Any]:
-        """Returns all of a few others; of many some, at each beat the next."""
+        """Returns all others if they are few, else some of them, and at each beat the next ones."""
         if len(others) <= MAX_NEIGHBORS:
             return others
         first = (self._beats + self.identity.place) * NEIGHBORS  # not all to the same ones
@@ -289,11 +290,11 @@ class Membership:
         )
 
     def _send_view(self, peer: Peer, **more: Any) -> None:
-        """Sends one at the end of this tick, however many times it is called: views are large."""
+        """Sends a view at the end of this tick, once even if called often: views are large."""
         peer.owed = (peer.owed or {}) | more
 
     def _send_views(self) -> None:
-        """Sends the views that it owes before all else: an echo lets a peer take what follows."""
+        """Sends the views that it owes before all else, as a peer needs them to take the rest."""
         owing = [(p, p.owed) for p in self.peers.values() if p.owed is not None]
         if not owing:
             return
@@ -335,6 +336,6 @@ class Membership:
             self.notes.setdefault(about, text)
 
     def _drop(self, reason: str) -> None:
-        """Counts a message that is not acted upon; texts of others may be in reasons."""
+        """Counts a message that is dropped. A reason may contain texts of other nodes."""
         if reason in self.dropped or len(self.dropped) < MAX_REASONS:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1

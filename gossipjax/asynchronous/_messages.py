@@ -1,6 +1,6 @@
-"""What nodes tell each other, and its bytes: a header in JSON, then a frame of numbers per buffer.
+"""The messages of nodes, and their bytes: a header in JSON, then a frame for each buffer.
 
-A message may come from a stranger: nothing is unpickled, and every value is checked before it is
+A message may come from a stranger. So nothing is unpickled, and every value is checked before it is
 used.
 """
 
@@ -40,7 +40,7 @@ VIEW_FLAGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Mass:
-    """A numerator with its weight; masses are added and divided, and their sum stays."""
+    """A numerator with its weight. Masses are added and divided, and their sum stays the same."""
 
     # Arrays, or numbers, of any type, in units of `2^exponent`. Where momentum travels, the second
     # half of them is that, times the weight.
@@ -60,7 +60,7 @@ class Mass:
         return Mass(tuple(a * factor for a in self.x), self.w * factor, exponent)
 
     def _in_same_units(self, other: Mass) -> tuple[Mass, Mass]:
-        """Both in the units of the larger; what has no weight has no units of its own."""
+        """Returns two masses in the units of the larger; a mass without weight takes any units."""
         exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
         return self.at(max(exponents)), other.at(max(exponents))
 
@@ -80,7 +80,7 @@ class Mass:
         return Mass(x, self.w / divisor, self.exponent)
 
     def weight_at(self, exponent: int) -> Any:
-        """Its weight in units of `2^exponent`."""
+        """The weight in units of `2^exponent`."""
         return self.w * self._factor(exponent)
 
     def _factor(self, exponent: int) -> float:
@@ -88,12 +88,12 @@ class Mass:
 
     @property
     def weight(self) -> float:
-        """`w 2^exponent`; 0 where that is below what a float holds."""
+        """`w 2^exponent`, or 0 if a float cannot hold so small a number."""
         return math.ldexp(float(self.w), self.exponent)
 
 
 class Identity(NamedTuple):
-    """One life of a node. Where two must not both go on, or be answered, the smaller one is."""
+    """One life of a node. If two lives must not both go on, or be answered, the smaller one is."""
 
     place: int  # the node's number in its job, the same in all its lives
     life: str  # a name that no other life has
@@ -101,7 +101,7 @@ class Identity(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a node knows of the job, and of itself."""
+    """What a node knows about the job and about itself."""
 
     members: tuple[Identity, ...] = ()  # the nodes that it hears
     beats: tuple[int, ...] = ()  # of each of them: how often it has said that it lives
@@ -124,11 +124,12 @@ class View(NamedTuple):
 class Message(NamedTuple):
     """A message from one life to another.
 
-    `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels: numbered for
-    each pair of lives, sent again until they are acknowledged, and acted upon once. An `answer`
-    acknowledges an `ask`, an `ack` the others; `refuse` says why a parcel is not acted upon, ever.
-    `withdraw` asks for one of these where none comes: what was not acted upon is refused.
-    `dead` says that the receiver was declared dead, `gone` that another life has its address.
+    `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels: they are
+    numbered for each pair of lives, sent again until they are acknowledged, and acted upon once. An
+    `answer` acknowledges an `ask`, and an `ack` the other parcels. `refuse` says why a parcel will
+    never be acted upon. If no acknowledgement comes, `withdraw` asks for it, and a parcel that was
+    not acted upon is then refused. `dead` says that the receiver was declared dead, and `gone` that
+    another life has its address.
     """
 
     kind: str  # one of `KINDS`
@@ -149,11 +150,11 @@ class Message(NamedTuple):
 
 
 class MessageError(Exception):
-    """Bytes are not a message of this job; the text is the reason."""
+    """Bytes are not a message of this job. The text says why."""
 
 
 class MisfitError(MessageError):
-    """They are of a node that does not fit into this job."""
+    """A message is from a node that does not fit into this job."""
 
     def __init__(self, reason: str, own: str, address: str):
         super().__init__(reason)
@@ -162,7 +163,7 @@ class MisfitError(MessageError):
 
 
 class Format(NamedTuple):
-    """What the messages of a job have in common."""
+    """The properties that all messages of a job share."""
 
     job: str  # its name
     model: str  # a text that only nodes with the same model have
@@ -173,7 +174,7 @@ class Format(NamedTuple):
     wires: tuple[Wire, ...]  # in which each travels in a share
 
     def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
-        """The forms of the buffers in a message."""
+        """The wire forms of the buffers in a message."""
         return self.wires if is_narrow else self.dtypes
 
     @property
@@ -183,12 +184,12 @@ class Format(NamedTuple):
 
     @property
     def model_bytes(self) -> int:
-        """The bytes of all buffers, as a node holds them."""
+        """The bytes of all buffers in the memory of a node."""
         return sum(s * dtype.itemsize for s, dtype in zip(self.sizes, self.dtypes, strict=True))
 
 
 def encode(message: Message, job: Format) -> list[Any]:
-    """Returns the frames of a message: those of its buffers are not copied where they fit."""
+    """Returns the frames of a message; does not copy buffers that are in the right form."""
     header: dict[str, Any] = message._asdict() | {"final": message.version, "version": VERSION}
     header |= {name: getattr(job, name) for name in IN_COMMON}
     del header["mass"], header["view"]
@@ -204,10 +205,10 @@ def encode(message: Message, job: Format) -> list[Any]:
 
 
 def decode(frames: Sequence[Any], job: Format) -> Message:
-    """Returns the message in these frames; its arrays are views of them.
+    """Returns the message in these frames; its arrays are views of the frames.
 
     Raises:
-      MessageError: if it is none of this job.
+      MessageError: if the frames are not a message of this job.
     """
     header = _read_header(frames[0])
     _require_same(header, "version", VERSION)
@@ -239,7 +240,7 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
 
 
 def _require_same(header: dict[str, Any], name: str, own: object) -> None:
-    """Raises `MisfitError` where a node is of another job, if it can be told so."""
+    """Raises `MisfitError` if a message is of a node of another job that can be answered."""
     if header.get(name) == own:
         return
     reason = f"of another {name}"
@@ -291,7 +292,7 @@ def _read_mass(
 
 
 def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
-    """Whether all of `x / w` is, in parts that stay in the cache."""
+    """Whether all values of `x / w` are finite; computed in parts that fit into the cache."""
     with np.errstate(over="ignore", invalid="ignore"):
         scale = x.dtype.type(1 / w)
         parts = (x[i : i + CHECKED] for i in range(0, len(x), CHECKED))
@@ -355,7 +356,7 @@ def _make_identity(place: object, life: object, address: object) -> Identity:
 
 
 def is_address(address: str, may_be_any: bool = False) -> bool:
-    """Whether it is `host:port` in plain letters; port 0, any that is free, if that may be.
+    """Whether a text is `host:port` in plain letters. Port 0 (any free port) needs `may_be_any`.
 
     >>> is_address("127.0.0.1:5000"), is_address("[::1]:5000"), is_address("any text")
     (True, True, False)
@@ -367,14 +368,14 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
 
 
 def _read_pairs(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The first ones and the second ones."""
+    """Splits pairs into the first values and the second values."""
     if set(map(type, values)) - {list} or set(map(len, values)) - {2}:
         raise MessageError("with a view that is none")
     return [a for a, _ in values], [b for _, b in values]
 
 
 def require_counts(values: Sequence[Any]) -> tuple[int, ...]:
-    """Returns them if each counts something, and is no truth value."""
+    """Returns values that are all integers from 0, and not booleans."""
     is_other = set(map(type, values)) - {int}
     if is_other or min(values, default=0) < 0 or max(values, default=0) >= MAX_COUNT:
         raise MessageError("with a number that is none")
@@ -382,7 +383,7 @@ def require_counts(values: Sequence[Any]) -> tuple[int, ...]:
 
 
 def require_name(value: object, longest: int = MAX_NAME) -> str:
-    """Returns a text that can be shown, and is not long."""
+    """Returns a text that is short and can be shown."""
     if not isinstance(value, str) or not 0 < len(value) <= longest or not value.isprintable():
         raise MessageError("with a name that is none")
     return value

@@ -1,4 +1,4 @@
-"""The model of a node: its compiled programs, and what it holds on its device and on the host."""
+"""The model of a node: its compiled programs, and its mass on the device and on the host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_PROGRAMS = 16  # that are kept for nodes to come
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
-    """Returns the model: `x / w`, and what it has moved since its last outer step, if anything."""
+    """Returns the model: `x / w`, plus its own movement since its last outer step."""
     z = [b / jnp.asarray(w, b.dtype) for b in x[: len(layout.dtypes)]]
     z = z if moved is None else [a + b for a, b in zip(z, moved, strict=True)]
     return cast_like(layout.unpack(z), like)
@@ -38,19 +38,19 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def make_numerator(params: Any, outer: Outer | None, is_founder: bool) -> tuple[Any, ...]:
-    """Returns new buffers: of a model with weight 1, or of zeros; and momentum, if that travels."""
+    """Returns new buffers, of a model with weight 1 or of zeros, and of momentum if it travels."""
     x = tuple(Layout(params).pack(params))
     zeros = tuple(map(jnp.zeros_like, x))
     return (tuple(map(jnp.copy, x)) if is_founder else zeros) + zeros * travels_twice(outer)
 
 
 def travels_twice(outer: Outer | None) -> bool:
-    """Whether a message has momentum, too."""
+    """Whether a message contains momentum besides the model."""
     return outer is not None and outer.momentum > 0
 
 
 def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> None:
-    """Raises `ValueError` if an update needs the other nodes: those are not there."""
+    """Raises `ValueError` if an update needs other nodes, which it cannot reach here."""
     try:
         jax.eval_shape(tx.update, params, opt_state, params)
     except (NameError, ValueError) as error:  # JAX's, and that of `axis_size`
@@ -64,7 +64,7 @@ def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any)
 
 
 def set_schedules(opt_state: Any, step: int) -> Any:
-    """Sets the steps of optax's schedules; in `MultiSteps`, which counts fewer, they stay."""
+    """Sets the counts of optax's schedules, except in `MultiSteps`, which counts fewer."""
 
     def put(state: Any) -> Any:
         if type(state).__name__ not in SCHEDULED:
@@ -80,8 +80,8 @@ def set_schedules(opt_state: Any, step: int) -> Any:
 def make_update(tx: optax.GradientTransformation, params: Any, gradients: Gradients) -> Any:
     """Returns `(x, w, moved, opt_state, *inputs) -> (moved + u, opt_state, aux, is_finite)`.
 
-    u is the update; `moved` may be None. Where u is not finite, it is 0, and `opt_state` stays.
-    Nodes of one process that are given the same `tx` and `gradients` share one compiled program.
+    u is the update, and `moved` may be None. If u is not finite, 0 is added and `opt_state` stays.
+    Nodes in one process that get the same `tx` and `gradients` share one compiled program.
     """
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
     return _make_update(tx, structure, tuple(leaves), gradients)
@@ -114,14 +114,14 @@ def _make_update(
 
 
 def rescale(mass: Mass) -> Mass:
-    """The same mass in units in which its weight is near 1, if it is far from that."""
+    """Changes the units of a mass whose weight is far from 1, so that it is near 1."""
     digits = math.log2(mass.w) if mass.w > 0 else 0
     return mass if abs(digits) < MAX_DIGITS else mass.at(mass.exponent + round(digits))
 
 
 @jax.jit
 def add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns `x + change` in the types of `x`; the change may be on the host."""
+    """Returns `x + change` in the types of `x`; `change` may be on the host."""
     return tuple(a + jnp.asarray(b, a.dtype) for a, b in zip(x, change, strict=True))
 
 
@@ -129,9 +129,9 @@ def add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
 def move(
     x: tuple[Any, ...], moved: tuple[Any, ...], w: Any, outer: Outer | None
 ) -> tuple[Any, ...]:
-    """Moves a numerator by what its model has moved by itself, p, in units of the model.
+    """Moves a numerator x by p, the node's own movement, which is in units of the model.
 
-    Returns `x + w p`; with an outer step `m <- b m - w p; x <- x + rate (w p - b m)`.
+    Returns `x + w p`. With an outer step, `m <- b m - w p; x <- x + rate (w p - b m)`.
     """
     m = x[len(moved) :]
     x = x[: len(moved)]
@@ -147,9 +147,9 @@ def move(
 
 @functools.partial(jax.jit, static_argnums=1)
 def split(x: tuple[Any, ...], wires: tuple[Wire, ...], key: Any = None) -> tuple[Any, Any]:
-    """Halves buffers: returns what is kept, and the other half in the form of the wire.
+    """Halves buffers; returns the half to keep, and the half to send in the form of the wire.
 
-    The other half is None where it is the same as what is kept: both need the memory of one.
+    The half to send is None if it equals the half to keep, so that both use the same memory.
     """
     kept = []
     shared = []
@@ -171,9 +171,9 @@ def advance(
     wires: tuple[Wire, ...] | None,
     key: Any = None,
 ) -> tuple[Any, Any]:
-    """Adds what has arrived, if anything, and moves; halves the sum, if there are `wires`.
+    """Adds what has arrived, and moves; with `wires`, also halves the sum.
 
-    Returns what is kept, in the memory of `moved`, and the other half, as `split`.
+    Returns the half to keep, in the memory of `moved`, and the half to send, as `split` does.
     """
     if arrived is not None:
         x = add(x, arrived)
@@ -182,7 +182,7 @@ def advance(
 
 
 def _join(one: Mass, two: Mass) -> Mass:
-    """The sum of two masses in the same units on the host, in the memory of one that is fresh."""
+    """Adds two masses on the host, in the same units, in the memory of one that is fresh."""
     one, two = (two, one) if two.is_fresh else (one, two)
     pairs = zip(one.x, two.x, strict=True)
     x = tuple(np.add(a, b, out=a if one.is_fresh else None) for a, b in pairs)
@@ -191,10 +191,10 @@ def _join(one: Mass, two: Mass) -> Mass:
 
 
 class Holding:
-    """A mass on the device, and on the host the changes that have come since.
+    """A mass on the device, and on the host the changes that have arrived since.
 
-    The training loop, which merges the changes at each step, and the thread that receives share it
-    under the lock of the service. Nothing donates the arrays of `mass`.
+    The training loop merges the changes at each step. The loop and the thread that receives both
+    use this object, under the lock of the service. Nothing donates the arrays of `mass`.
     """
 
     def __init__(self, mass: Mass):
@@ -203,17 +203,17 @@ class Holding:
 
     @property
     def total(self) -> Mass:
-        """The weight of what is held, without the numerator."""
+        """The weight of the mass, without the numerator."""
         own = dataclasses.replace(self.mass, x=())
         return own if self._change is None else own + dataclasses.replace(self._change, x=())
 
     def read(self) -> Mass:
-        """Returns a copy on the host, which does not change."""
+        """Returns a copy of the mass on the host."""
         mass = dataclasses.replace(self.mass, x=tuple(map(np.asarray, self.mass.x)))
         return mass if self._change is None else mass + self._change
 
     def add(self, mass: Mass) -> None:
-        """Adds to what is held, at the next merge; narrow values are widened first."""
+        """Adds a mass at the next merge; narrow values are widened first."""
         if not self.total.w:  # it has no units of its own
             self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
         # In units that are far too small for what has come, the sum could overflow.
@@ -226,13 +226,13 @@ class Holding:
         self._change = mass if self._change is None else _join(self._change, mass)
 
     def halve(self) -> Mass:
-        """Returns half of it, in the memory of the half that is kept."""
+        """Takes out half of the mass and returns it, in the memory of the half that stays."""
         self.mass = self.read() / 2  # on the host: the next step takes it to the device
         self._change = None
         return self.mass
 
     def take(self) -> Mass:
-        """Returns all that is held, on the host; nothing is left, not even by rounding."""
+        """Takes out the whole mass and returns it on the host; rounding leaves nothing."""
         mass = self.read()
         zeros = tuple(jnp.zeros_like(x) for x in self.mass.x)
         self.mass = Mass(zeros, 0.0, self.mass.exponent)
@@ -240,7 +240,7 @@ class Holding:
         return mass
 
     def merge(self) -> Mass:
-        """Adds the changes to the buffers on the device; returns what is held."""
+        """Adds the changes to the buffers on the device; returns the mass."""
         if self._change is not None:
             x = add(self.mass.x, self._change.x)
             self.mass = dataclasses.replace(self.total, x=x)
@@ -249,17 +249,17 @@ class Holding:
         return self.mass
 
     def is_finite(self) -> bool:
-        """Whether the model is."""
+        """Whether all values of the model are finite."""
         mass = self.merge()
         return all(is_finite(np.asarray(x), mass.w or 1.0) for x in mass.x)
 
     def move(
         self, moved: tuple[Any, ...], outer: Outer | None, wires: Any | None, key: Any = None
     ) -> Mass | None:
-        """Adds what has arrived, and moves by what the model has moved by itself.
+        """Adds what has arrived, and moves the mass by the node's own movement.
 
-        With `wires`, the types of the wire, half of the sum is taken out and returned, on the host,
-        unless it is not finite.
+        With `wires`, the types of the wire, half of the sum is taken out and returned on the host,
+        if it is finite.
         """
         total = self.total
         arrays = None if self._change is None else self._change.x

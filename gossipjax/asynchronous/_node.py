@@ -1,4 +1,4 @@
-"""An asynchronous node as its training loop sees it."""
+"""An asynchronous node, with the methods that its training loop calls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MAX_BYTES_ON_WAY = 1 << 24
 
 
 class Statistics(NamedTuple):
-    """What a node has done in its lives.
+    """Counts of what a node has done in its lives.
 
     >>> Statistics(9, skipped=1, sent=8, kept=1, staleness=1.5, sent_bytes=960, weight=1.0,
     ...            dropped={}).sent
@@ -72,10 +72,11 @@ class Statistics(NamedTuple):
 
 
 class Node:
-    """A node of an asynchronous job, as `join` makes it.
+    """A node of an asynchronous job; `join` makes it.
 
-    It listens at `address`, where others may join, and is number `place` of the job. `opt_state` is
-    the state of its `tx`; a training loop may set it, such as a learning rate in it.
+    The node listens at `address`, where other nodes can join, and has the number `place` in the
+    job. `opt_state` is the state of `tx`. A training loop may replace it, for example to set a
+    learning rate.
 
     >>> import jax.numpy as jnp, optax, gossipjax.asynchronous as ga
     >>> node = ga.join(optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
@@ -139,7 +140,7 @@ class Node:
         self._service.start(self._participant, self._journal.has_written)
 
     def _make_format(self) -> Format:
-        """What all nodes of the job must have in common; a node that differs is told so."""
+        """Makes the format that all nodes of the job must share; a node that differs is told so."""
         shapes = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._like)]
         text = f"{jax.tree.structure(self._like)} {shapes}"
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -157,7 +158,7 @@ class Node:
         return identity
 
     def _make_moved(self) -> tuple[jax.Array, ...] | None:
-        """What the model has moved by itself since its last outer step: nothing."""
+        """Makes the buffers of the model's own movement since its last outer step, all 0."""
         if self._algorithm.outer is None:
             return None
         layout = self._layout
@@ -165,32 +166,32 @@ class Node:
 
     @property
     def params(self) -> Any:
-        """The model, `x / w`; that of a node that has nothing yet is 0."""
+        """The model, `x / w`. It is 0 until the node holds mass."""
         with self._service.lock:
             mass = self._holding.merge()
             return self._unpack(mass.x, mass.w or 1.0, self._moved)
 
     @property
     def members(self) -> list[int]:
-        """The places of the nodes that it hears and that hold something, its own included."""
+        """The places of this node and of the nodes that it hears and that hold mass."""
         with self._service.lock:
             return sorted([self.place, *(peer.place for peer in self._participant.list_members())])
 
     @property
     def steps(self) -> int:
-        """Local steps of all lives of this place, as far as known; so far its data are used."""
+        """The local steps of all lives of this place, as far as known; they have used its data."""
         with self._service.lock:
             return self._participant.steps[self.place]
 
     @property
     def total_steps(self) -> int:
-        """Local steps of all lives of all nodes, as far as this node knows."""
+        """The local steps of all lives of all nodes, as far as this node knows."""
         with self._service.lock:
             return sum(self._participant.steps.values())
 
     @property
     def statistics(self) -> Statistics:
-        """What it has done so far."""
+        """What this node has done so far."""
         with self._service.lock:
             return Statistics(
                 self._steps,
@@ -204,25 +205,26 @@ class Node:
             )
 
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
-        """Makes a local step: the update at `z = x / w`, then the message of the algorithm.
+        """Makes a local step: updates the model `z = x / w`, and then sends as the algorithm says.
 
-        `x <- x + w u(z)`; then a share of `(x, w)` leaves, or an average is asked for; under
-        `outer` at every H-th step. What has arrived meanwhile is added first. A node that has
-        nothing first waits for half of what another holds.
+        The node adds the mass that has arrived, makes the update `x <- x + w u(z)`, and sends a
+        share of `(x, w)` or asks a peer for an average. Under `outer` it sends only at every H-th
+        step. A node without mass first waits until another node gives it half of its mass.
 
         Args:
-          gradients: `gradients(params, *inputs) -> (grads, aux)`; compiled once.
-          inputs: arrays of this step.
+          gradients: a function `gradients(params, *inputs) -> (grads, aux)`, which is compiled
+            once.
+          inputs: the arrays of this step, for `gradients`.
 
         Returns:
-          aux.
+          The `aux` of `gradients`.
 
         Raises:
-          RuntimeError: if the node has left, or its thread ended by an error.
+          RuntimeError: if the node has left, or an error ended its thread.
           TimeoutError: if no living node answers.
-          FloatingPointError: if the update is not finite, unless such steps are skipped. The node
-            and its optimizer state do not change. A model that is not finite is written off
-            either way: the node goes on as one that has just joined.
+          FloatingPointError: if the update is not finite, unless `join` got `nonfinite="skip"`. The
+            model and the optimizer state do not change. If the model itself is not finite, it is
+            written off in either case, and the node goes on as if it had just joined.
         """
         self._warn()
         self._participant.is_finished = self._is_over
@@ -263,13 +265,13 @@ class Node:
         return aux
 
     def _warn(self) -> None:
-        """Warns once of each thing that the protocol has noted."""
+        """Warns once about each problem that the protocol has noted."""
         for text in list(self._participant.notes.values())[self._warned :]:
             self._warned += 1
             warnings.warn(text, stacklevel=3)
 
     def _begin(self) -> tuple[Mass, Any, str]:
-        """Waits until it holds something; returns what, its own movement, and the life."""
+        """Waits until the node holds mass; returns it, the node's own movement, and the life."""
         while True:
             self.wait_for_mass()
             launch.advance(self._steps)
@@ -286,7 +288,7 @@ class Node:
                     return mass, self._moved, life
 
     def _save(self) -> None:
-        """Saves if it is time, and ends after SIGTERM."""
+        """Saves if a save is due, and ends after SIGTERM."""
         saves = self._saves
         if saves is None:
             return
@@ -312,14 +314,14 @@ class Node:
 
     @property
     def final_models(self) -> dict[int, Any]:
-        """Place -> the model of that node at the end, after `average`; of all that lived then."""
+        """The models at the end, by place, of all nodes that lived then. Call `average` first."""
         with self._service.lock:
             finals = self._participant.finals.items()
             masses = {who.place: mass for who, (_, mass) in finals if mass.w}
         return {place: self._unpack(masses[place].x, masses[place].w) for place in sorted(masses)}
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
-        """Compiles a step, as the first one with these `gradients` does otherwise."""
+        """Compiles a step now, which the first step with these `gradients` would do otherwise."""
         if gradients in self._updates:
             return
         if len(self._updates) == MAX_GRADIENTS:
@@ -341,10 +343,10 @@ class Node:
         add.lower(mass.x, arrived).compile()
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
-        """Waits until so many nodes, itself included, have called this, or one makes steps.
+        """Waits until `count` nodes, this one included, have called this, or one makes steps.
 
-        Training needs no such wait; a comparison may want all nodes to begin together. False after
-        `timeout` seconds.
+        Training does not need this. Use it for a comparison in which all nodes shall begin
+        together. Returns False after `timeout` seconds.
         """
         with self._service.lock:
             self._participant.set_ready(time.monotonic())
@@ -352,12 +354,13 @@ class Node:
         return self._service.wait_until(lambda: self._participant.all_are_ready(count), timeout)
 
     def wait_for_mass(self, timeout: float | None = None) -> None:
-        """Waits until it holds something: at once, unless it has just joined.
+        """Waits until this node holds mass; a node that has just joined has none.
 
         Raises:
-          TimeoutError: if no living node answers in `timeout` seconds, or ten times the patience;
-            soon, if all that it knows are of another job, or have another secret.
-          ValueError: if a node that lives was given this place before.
+          TimeoutError: if no living node answers within `timeout` seconds (default: ten times the
+            patience). It is raised sooner if all nodes that this node knows are of another job or
+            have another secret.
+          ValueError: if a living node has the same place.
         """
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
@@ -419,7 +422,7 @@ class Node:
             )
 
     def _explain_silence(self, address: str) -> str:
-        """Says why nothing came from an address."""
+        """Explains why nothing came from an address."""
         if address in self._service.misfits:
             return f"{address} says that this node is {self._service.misfits[address]}"
         with self._service.lock:
@@ -435,7 +438,7 @@ class Node:
         return f"{address} listens, but does not speak with this node"
 
     def _send(self, moved: Any) -> None:
-        """Adds what the model has moved by itself, and sends what the algorithm sends after it."""
+        """Moves the mass by the node's own movement, and sends as the algorithm says."""
         participant = self._participant
         outer = self._algorithm.outer
         averages = self._algorithm.averages
@@ -471,7 +474,7 @@ class Node:
         return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w, moved)
 
     def _finish(self) -> None:
-        """Moves by what its model has moved since the last outer step, as it is."""
+        """Moves the mass by the node's own movement since the last outer step, without momentum."""
         moved = self._moved
         self._moved = self._make_moved()
         participant = self._participant
@@ -480,17 +483,17 @@ class Node:
             self._holding.move(moved, None, None)
 
     def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
-        """Ends the training of this node; returns the average model of all that live.
+        """Ends the training of this node; returns the average model of all living nodes.
 
-        It waits until all nodes of the job have called this, nothing is on its way, and all know
-        the same of what each holds: `sum x / sum w`, the same on all of them. Nodes that do not
-        hear each other learn it from those that hear both. `final_models` has the places. Without
-        a `timeout` in seconds it waits as long as others train.
+        It waits until all nodes of the job have called this, no message is on its way, and all
+        nodes know the final masses of all. It then returns `sum x / sum w`, which is equal on all
+        nodes. Nodes that do not hear each other learn the masses from nodes that hear both. With
+        `timeout=None` (else seconds), it waits as long as other nodes train.
 
         Raises:
-          TimeoutError: if it takes longer; it says of each node why.
-          RuntimeError: if nobody holds anything, or large messages do not reach this node, or the
-            others from here: these end without it.
+          TimeoutError: if this takes longer than `timeout`. The message says why, for each node.
+          RuntimeError: if no node holds mass, or if large messages do not pass between this node
+            and the others, which then end without it.
         """
         participant = self._participant
         with self._service.lock:
@@ -539,9 +542,9 @@ class Node:
         return self._unpack(total.x, total.w)
 
     def leave(self, timeout: float | None = None) -> None:
-        """Leaves: hands what it holds over to a node that goes on, if there is one.
+        """Leaves the job, and gives the mass of this node to a node that goes on, if any.
 
-        Others may acknowledge for `timeout` seconds; None is the patience.
+        Other nodes have `timeout` seconds to acknowledge, by default the patience.
         """
         if not self._is_open:
             return
@@ -574,7 +577,7 @@ class Node:
 
 
 def _read_greeting(address: str) -> bytes | None:
-    """Returns what is said first by whoever listens at an address; None if nobody does."""
+    """Connects to an address and returns the first bytes that it sends; None if nobody listens."""
     host, _, port = address.rpartition(":")
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), 1)
@@ -586,5 +589,5 @@ def _read_greeting(address: str) -> bytes | None:
 
 
 def _is_node(address: str) -> bool:
-    """Whether a node listens there, of whatever job."""
+    """Whether a node of any job listens at an address."""
     return _read_greeting(address) == GREETING

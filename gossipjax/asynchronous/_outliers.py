@@ -1,4 +1,4 @@
-"""Updates that are finite and absurd, which a node does not make."""
+"""Keeps a node from making updates that are finite but absurdly large."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from gossipjax.algorithms.transform import require_number
 
 
 class OutlierState(NamedTuple):
-    """The largest entry of all updates that were let through, 0 before the first."""
+    """The largest entry of all updates that were not refused, 0 before the first."""
 
     largest: jax.Array
 
 
 def refuse_outliers(factor: float = 1e4) -> optax.GradientTransformation:
-    """Refuses updates that are out of all proportion. Goes *last* in the chain that `join` gets.
+    """Refuses updates that are far too large. Put it *last* in the chain that you give `join`.
 
-    An update with an entry larger than `factor` times the largest of all before it becomes NaN. The
-    node then treats it as it does any update that is not finite: it is not applied, nothing of it
-    reaches other nodes, and `join(nonfinite=)` says whether that is an error. Without it, one
-    update of 1e30, from a faulty memory or a division by almost 0, is soon in all models.
+    If an entry of an update is larger than `factor` times the largest entry of all updates before,
+    the update becomes NaN. The node does not apply an update that is not finite, nothing of it
+    reaches other nodes, and `join(nonfinite=)` says whether the step is an error. Without this
+    transform, one update of 1e30, from a faulty memory or a division by almost 0, is soon in all
+    models.
 
-    It is no default: with constant, warmed up, cosine and restarted rates the largest entry grew at
-    most 2.5-fold over all before it, but 6e5-fold where a rate of 1e-7 was followed by 0.1.
+    It is not a default, because a learning rate may jump: the largest entry grew at most 2.5-fold
+    with constant, warmed up, cosine and restarted rates, but 6e5-fold when a rate of 1e-7 was
+    followed by 0.1.
 
     Raises:
       ValueError: unless `factor` is above 1 and finite.

@@ -1,9 +1,9 @@
-"""The protocol of asynchronous nodes: what a node does with its mass, without sockets and threads.
+"""The protocol of asynchronous nodes, without sockets and threads: what a node does with its mass.
 
-docs/internals/asynchronous_protocol.md describes the messages. The sum over what living nodes hold,
-what is on its way and what the dead held is constant. If a life had applied a share that its sender
-took back, because the acknowledgement was lost, the share counts as taken out of what that life
-held at its death.
+docs/internals/asynchronous_protocol.md describes the messages. The masses of living nodes, of
+messages on their way and of dead lives have a constant sum. A life may have applied a share that
+its sender took back, because the acknowledgement was lost. When that life is dead, the share counts
+as taken out of its mass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOARDS = "takes more than it gives"
 
 
 class Participant(Ending):
-    """One node's side of the protocol."""
+    """The side of one node in the protocol."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Participant(Ending):
         journal("found" if settings.is_founder else "join", self.identity.life, 0, None)
 
     def bring(self, estate: Mass, steps: int = 0, clock: int = 0) -> None:
-        """Has a model at hand for a job in which nobody lives: a first one, or one that was saved.
+        """Keeps a model, a first one or a saved one, for a job in which no node holds mass.
 
-        A saved one comes with the steps of its place until then.
+        With a saved model, `steps` are the steps that its place had made.
         """
         self._estate = estate
         self._has_saved = steps > 0
@@ -68,16 +68,16 @@ class Participant(Ending):
 
     @property
     def wants_mass(self) -> bool:
-        """Whether it has none, and cannot make a step."""
+        """Whether this node has no mass, and so cannot make a step."""
         return self._wants_mass_since is not None
 
     @property
     def may_go_on_alone(self) -> bool:
-        """Whether it has a model to go on with, other than a first one, if nobody gives it any."""
+        """Whether it has a model other than a first one, to go on with if nobody gives mass."""
         return self._estate is not None and (self._gave_up or self._has_saved)
 
     def all_are_ready(self, count: int) -> bool:
-        """Whether so many nodes, itself included, are ready to begin, or one has begun."""
+        """Whether `count` nodes, this one included, are ready to begin, or one has begun."""
         views = [peer.view for peer in self.peers.values() if peer.view.is_ready]
         heard = [len(views), *(len(view.members) for view in views)]
         has_begun = any(self.steps.get(peer.identity.place) for peer in self.peers.values())
@@ -86,12 +86,12 @@ class Participant(Ending):
     # What the training loop asks for.
 
     def set_ready(self, now: float) -> None:
-        """Tells the others that it is ready to begin."""
+        """Tells the other nodes that this node is ready to begin."""
         self.is_ready = True
         self._next_beat = now
 
     def is_free(self, peer: Identity) -> bool:
-        """Whether a node may be sent a parcel: with none on its way to it."""
+        """Whether a node may be sent a parcel, which is so if no other is on its way to it."""
         other = self.peers.get(peer.life)  # none is this node itself, where it is alone
         if other is None or other.view.wants_mass or other.view.is_finished:
             return False
@@ -103,29 +103,29 @@ class Participant(Ending):
         return peer.parcel is None and not is_full and not self._shuns(peer)
 
     def _list_moving(self) -> list[Message]:
-        """Returns the parcels on their way, but for those that one bad path holds up."""
+        """Returns the parcels on their way, except parcels that one bad path holds up."""
         since = self._last_tick - self._patience / 2
         return [p.parcel for p in self.peers.values() if p.parcel and p.progress > since]
 
     def measure_seconds(self) -> dict[Identity, float]:
-        """Returns the seconds from sending a mass to a node to its answer, where that is known."""
+        """Returns the seconds from sending a mass to a node until its answer, if they are known."""
         return {peer.identity: peer.seconds for peer in self.peers.values() if peer.seconds}
 
     def spares_share(self) -> bool:
-        """Whether it may send half of what it holds.
+        """Whether this node may send half of its mass.
 
-        Weight on its way waits for its next update: two thirds of what is a node's is, at most.
+        A mass on its way gets no updates. So at most two thirds of a node's mass may be on its way.
         """
         total = self._holder.total
         masses = [parcel.mass for parcel in self._list_moving() if parcel.mass is not None]
         return MAX_ON_WAY * sum(mass.weight_at(total.exponent) for mass in masses) <= total.w
 
     def share(self, peer: Identity, mass: Mass, now: float) -> None:
-        """Sends a share, which was taken out of what this node holds and fits into the wire."""
+        """Sends a share, which was taken out of this node's mass and is in the form of the wire."""
         self._send_parcel("share", self.peers[peer.life], mass, now, is_narrow=True)
 
     def ask(self, peer: Identity, now: float) -> bool:
-        """Asks for the average of what both hold; False if too much is promised to others."""
+        """Asks a peer to average both masses; returns False if too much is promised to others."""
         mass = self._holder.read()
         if not self._is_affordable(mass, 0):
             return False
@@ -218,10 +218,10 @@ class Participant(Ending):
             self._send_half(peer, self._last_tick, RETURNED)
 
     def _owes_half(self, message: Message) -> bool:
-        """Whether half of what it holds goes back for a share: it takes no more than it gives.
+        """Whether it must answer a share with half of its mass, as it took more than it gave.
 
-        A node whose loop hangs then mixes as the others do. The halves that come back to it do not
-        count: of two that hang neither would ever have to give.
+        So a node whose loop hangs still mixes with the others. A half that comes back is not
+        counted as taken: if it were, two nodes that hang would never have to give.
         """
         self._received += message.text != RETURNED
         is_over = self._received > self._max_received and message.text != RETURNED
@@ -247,7 +247,7 @@ class Participant(Ending):
         return change
 
     def _undo(self, peer: Peer) -> None:
-        """Takes an average back whose answer did not come: the asker will not apply it."""
+        """Undoes an average whose answer did not arrive, because the asker will not apply it."""
         assert peer.reply is not None
         change = peer.reply.mass
         total = self._holder.total
@@ -318,7 +318,7 @@ class Participant(Ending):
     # Who comes.
 
     def _give(self, now: float) -> None:
-        """Sends half of what it holds to each that waits for it, once that can be spared."""
+        """Sends half of this node's mass to each node that waits for it, once it can be spared."""
         if self.wants_mass or self._is_leaving or self.finals:  # the end is counted
             return
         for peer in self.peers.values():
@@ -344,7 +344,7 @@ class Participant(Ending):
             self._beg(givers[next(self._beg_turns) % len(givers)], now)
 
     def _beg(self, peer: Peer, now: float) -> None:
-        """Asks one node at a time for half of its mass, unless it may found together with it."""
+        """Asks one node at a time for half of its mass, unless both may found the job together."""
         waits = peer.wanted and self._estate is not None and not self._gave_up
         if waits and not self._is_calm(now):
             return
@@ -355,7 +355,7 @@ class Participant(Ending):
     # Who dies.
 
     def _is_dead_to(self, declarer: Identity, view: View, now: float) -> bool:
-        """Whether a life that declared this one dead, as a view says, goes on in its place."""
+        """Whether, by a view, a life has declared this life dead and goes on in place of it."""
         if declarer.life not in self._declared:
             return True
         # Two that declared each other dead settle that as soon as they hear each other. If only
@@ -384,7 +384,7 @@ class Participant(Ending):
         self._return(peer)  # a share that it has not acknowledged
 
     def _bury(self, message: Message, address: str) -> None:
-        """Declares a life dead that is over, says the one that has its address now."""
+        """Declares a life dead, because another life says that it has the address now."""
         peer = self.peers.get(message.text)
         if peer is not None and peer.identity.address == address:
             self._declare_dead(peer)
@@ -398,7 +398,7 @@ class Participant(Ending):
         peer.parcel = None
 
     def _give_up(self, now: float) -> None:
-        """Goes on as a new life without mass. The mass stays at hand while nobody gives any."""
+        """Begins a new life without mass, and keeps the old mass in case nobody gives any."""
         mass = self._holder.take()
         self._journal("give up", self.identity.life, 0, mass)
         if self._wants_mass_since is None:
@@ -409,7 +409,7 @@ class Participant(Ending):
         self._begin_life(now)
 
     def write_off(self, now: float) -> None:
-        """Goes on as a new life, after a model that is not finite, whose weight is lost."""
+        """Begins a new life after a model that is not finite; the weight of the model is lost."""
         self._journal("write off", self.identity.life, 0, self._holder.take())
         self._wants_mass_since = now
         self._is_founder = False
@@ -420,7 +420,7 @@ class Participant(Ending):
         return since is not None and now - max(since, self._met) > self._patience
 
     def _found(self, now: float) -> None:
-        """Takes back what it had given up, or brings a model, where nobody is left to give."""
+        """If nobody is left to give mass, takes the old mass back or brings a model."""
         if self._estate is None or self._wants_mass_since is None:
             return
         is_calm = self._is_calm(now)
@@ -459,7 +459,7 @@ class Participant(Ending):
             self._end_want()
 
     def _take_leave(self, peer: Peer, message: Message) -> bool:
-        """Says goodbye to a node that leaves; False if its answer to an ask is on its way."""
+        """Says goodbye to a node that leaves; False if an answer to it is still on its way."""
         parcel = peer.parcel
         if parcel is not None and parcel.number <= message.applied:
             if parcel.kind == "ask":
@@ -477,7 +477,7 @@ class Participant(Ending):
     # Time, and what is sent.
 
     def tick(self, now: float) -> None:
-        """Declares the silent dead, sends again what was not acknowledged, says that it lives."""
+        """Declares silent lives dead, repeats parcels, and tells others that this node lives."""
         self._notice_absence(now)
         for peer in list(self.peers.values()):
             since = peer.heard
@@ -508,10 +508,11 @@ class Participant(Ending):
         self._send_views()
 
     def _withdraw(self, peer: Peer) -> None:
-        """Takes a parcel back that does not come, by a small message, which may.
+        """Takes back a parcel that does not arrive, by a small message, which may arrive.
 
-        The peer refuses it, or has acted upon it and says so: it counts once. Whoever does not
-        answer is dead. For a while nothing goes there, each time for longer.
+        The peer refuses the parcel, or says that it has acted upon it, so the parcel counts once. A
+        peer that does not answer is declared dead. After a withdrawal nothing is sent to the peer
+        for a while, and each time for longer.
         """
         assert peer.parcel is not None
         peer.fails |= peer.parcel.kind == "final"
@@ -538,9 +539,9 @@ class Participant(Ending):
         return super()._make_view()._replace(wants_mass=self.wants_mass, is_ready=self.is_ready)
 
     def _is_affordable(self, mine: Mass, weight: Any) -> bool:
-        """Whether enough weight is left after an average with `weight`, and after those asked for.
+        """Whether enough weight is left after an average with `weight`, and after all pending asks.
 
-        An answer to an ask takes half of what was held then, at most.
+        An answer to an ask takes at most half of the mass that this node held when it asked.
         """
         parcels = (p.parcel for p in self.peers.values() if not p.is_stuck)
         asked = (p.mass for p in parcels if p and p.kind == "ask" and p.mass is not None)

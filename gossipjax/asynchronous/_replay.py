@@ -1,4 +1,4 @@
-"""The steps of asynchronous nodes once more, in the order of their journals."""
+"""Makes the steps of asynchronous nodes again, in the order of their journals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gossipjax.wire import WireLike
 
 
 class ReplayedStep(NamedTuple):
-    """A local step of a replay.
+    """A local step that `replay` has made again.
 
     >>> ReplayedStep(place=1, life="1.0", step=4, params=[0.5], aux=()).step
     4
@@ -51,20 +51,20 @@ def replay(
 ) -> Iterator[ReplayedStep]:
     """Runs the events of a job again, in one process.
 
-    The events of each node follow in its own order, and one that receives follows the one that
-    sent. The models are those of the job up to the rounding of the sums, whose order is the same.
+    The events of each node keep their order, and a mass is received after it was sent. The models
+    equal those of the job up to the rounding of sums.
 
     Args:
-      journals: the files that the nodes wrote, one for each place.
-      tx, params, gradients, wire: those of the job.
-      inputs: `(place, step) -> inputs` of that local step.
+      journals: the journals of the nodes, one file for each place.
+      tx, params, gradients, wire: as in the job.
+      inputs: a function `(place, step) -> inputs` that returns the inputs of a local step.
 
     Yields:
       Every local step, in an order in which the job may have made them.
 
     Raises:
-      ValueError: if a journal cannot be read, or lacks an event that another one needs, or a node
-        went on from a checkpoint, which journals do not have.
+      ValueError: if a journal cannot be read, an event is missing that another event needs, or a
+        node went on from a checkpoint, which is not in a journal.
 
     >>> list(replay([], optax.sgd(0.1), 0.0, lambda z: (z, None), lambda place, step: ()))
     []
@@ -91,7 +91,7 @@ def replay(
 
 @dataclasses.dataclass
 class _Job:
-    """What the nodes have in common. Masses on their way are by `(sender, receiver, number)`."""
+    """The state that all nodes share. Masses on their way are by `(sender, receiver, number)`."""
 
     tx: optax.GradientTransformation
     params: Any
@@ -104,7 +104,7 @@ class _Job:
 
 
 class _Node:
-    """The node at a place: what is left of its journal, and what the events so far have made."""
+    """The node at a place: the rest of its journal, and its state after the events so far."""
 
     def __init__(self, job: _Job, lines: deque[Line]):
         self.lines = lines
@@ -114,7 +114,7 @@ class _Node:
         self._estate: Mass | None = None
 
     def is_possible(self, line: Line) -> bool:
-        """Whether what an event needs of another node has happened."""
+        """Whether everything has happened that an event needs from other nodes."""
         key = (line.get("peer", ""), line["life"], line.get("number", 0))
         if line["event"] in ("receive", "average"):
             return key in self._job.parcels
@@ -190,7 +190,7 @@ class _Node:
                 self._move(None)
 
     def _move(self, outer: Outer | None, wires: Any = None, key: Any = None) -> Any:
-        """Moves by what the model has moved by itself; returns the half that is sent, if any."""
+        """Moves the mass by the node's own movement; returns the half to send, if any."""
         moved = self._moved
         self._moved = None
         if moved is None:  # no local step was made since the last move

@@ -1,4 +1,4 @@
-"""What a node saves of itself where it lives, and what it has back when it is started again."""
+"""Saves the state of a node, and reads it when the node is started again."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KEPT = 2  # complete checkpoints
 
 @jax.jit
 def divide(x: tuple[Any, ...], w: Any, moved: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    """The model with what it has moved by itself, and its momentum, in units of the model."""
+    """Returns the model with its own movement, and its momentum, in units of the model."""
     x = x if moved is None else move(x, moved, w, None)
     return tuple(b / jnp.asarray(w, b.dtype) for b in x)
 
 
 class Saves:
-    """The checkpoints of a node, each with `(x / w, opt_state)`: on a return, weight 1 of them."""
+    """The checkpoints of a node, each with `(x / w, opt_state)`; it returns with weight 1."""
 
     def __init__(self, folder: Path, every: int, x: tuple[Any, ...], opt_state: Any):
         from gossipjax.checkpoint import Checkpoints  # it needs orbax, other nodes do not
@@ -47,18 +47,18 @@ class Saves:
 
     @property
     def is_asked_to_end(self) -> bool:
-        """Whether SIGTERM has come."""
+        """Whether this process has got SIGTERM."""
         return self.checkpoints.is_preempted
 
     def save(
         self, steps: int, mass: Mass, moved: Any, opt_state: Any, metadata: dict[str, Any]
     ) -> None:
-        """Begins to write; returns when the arrays are on the host, unless nothing is held."""
+        """Begins to write, unless there is no mass; returns when the arrays are on the host."""
         if mass.w:
             self.checkpoints.save(steps, (divide(mass.x, mass.w, moved), opt_state), metadata)
 
     def end(self, place: int, has_heir: bool) -> NoReturn:
-        """Raises `Preempted` after SIGTERM, once all is written, and says what the node does."""
+        """After SIGTERM, waits for the write, says what the node does, and raises `Preempted`."""
         from gossipjax.checkpoint import Preempted
 
         step = max(self.checkpoints.wait(), default=None)

@@ -1,4 +1,4 @@
-"""The thread of a node that receives, acknowledges and sends beside the computation."""
+"""The thread of a node that receives, acknowledges and sends during the computation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
 
 
 class Service:
-    """Runs a node's protocol on its sockets, in a thread."""
+    """Runs the protocol of a node on its sockets, in a thread."""
 
     def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
         # Held while the protocol or what the node holds is used.
@@ -59,12 +59,12 @@ class Service:
 
     @property
     def all_dropped(self) -> dict[str, int]:
-        """`dropped`, and connections that were none."""
+        """Counts of dropped messages, and of connections that were not from nodes."""
         failed = self._sockets.failed_handshakes
         return self.dropped | ({"failed handshakes": failed} if failed else {})
 
     def list_refusals(self, addresses: Iterable[str]) -> list[str]:
-        """Returns those of these addresses that refuse the connections of this node."""
+        """Returns which of these addresses refuse connections of this node."""
         last = time.monotonic() - REFUSED_SECONDS
         return [x for x in list(addresses) if self._sockets.refusals.get(x, math.inf) <= last]
 
@@ -74,24 +74,24 @@ class Service:
 
     @property
     def sent_bytes(self) -> int:
-        """Of messages with a mass, those that were sent a second time included."""
+        """The bytes of messages with a mass; bytes that were sent twice count twice."""
         return self._sent_bytes + self._transfers.sent_bytes
 
     def start(self, node: Participant, has_written: Callable[[float], bool]) -> None:
-        """Starts the thread; `has_written` waits for the journal, so long at most."""
+        """Starts the thread; it calls `has_written(seconds)` to wait for the journal."""
         self._node = node
         self._has_written = has_written
         self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Has what is in the outbox sent now."""
+        """Makes the thread send the outbox now."""
         self._sockets.wake()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Waits until a condition of the node holds, which is tried after everything that happens.
+        """Waits until a condition of the node holds; tries it after every event.
 
-        Who waits here waits for other nodes: for the launcher, it advances.
+        A caller waits for other nodes, so the launcher is told that this process advances.
         """
 
         def is_over() -> bool:
@@ -104,12 +104,12 @@ class Service:
             return condition()
 
     def require_running(self) -> None:
-        """Raises `RuntimeError` if the thread ended by an error."""
+        """Raises `RuntimeError` if an error ended the thread."""
         if self._error is not None:
             raise RuntimeError(f"gossip stopped: {self._error!r}.") from self._error
 
     def close(self) -> None:
-        """Ends the thread, after what is in the outbox was sent."""
+        """Ends the thread after it has sent the outbox."""
         self._is_closed = True
         self._sockets.wake()
         if self._thread is not None:
@@ -172,7 +172,7 @@ class Service:
 
     @contextlib.contextmanager
     def _survive(self) -> Iterator[None]:
-        """Counts what one message raises; the others, and the node, go on."""
+        """Counts an error that one message raises, so that the node goes on."""
         try:
             yield
         except MessageError as error:
@@ -183,7 +183,7 @@ class Service:
     def _read(
         self, frames: list[Any], now: float, heard: list[tuple[str | None, bool]]
     ) -> Message | None:
-        """The message of these frames, or of the pieces of which they are the last."""
+        """Returns the message in these frames, or in the pieces of which they are the last."""
         with self._survive():
             if bytes(frames[0][:1]) == MISFIT:
                 self._note_misfit(frames)
@@ -205,7 +205,7 @@ class Service:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def _note_stranger(self, address: str, now: float) -> None:
-        """Drops what waits for the stranger that was answered first, where these are many."""
+        """If many strangers were answered, drops what waits for the one answered first."""
         assert self._node is not None
         if address in self._node.contacts:
             return
@@ -218,7 +218,7 @@ class Service:
                 self._sockets.forget(first)
 
     def _answer_misfit(self, error: MisfitError, now: float) -> None:
-        """Tells a node of another job why nobody answers it, now and then."""
+        """Tells a node of another job now and then why nobody answers it."""
         if now - self._strangers.get(error.address, -self._patience) < self._patience:
             return
         self._note_stranger(error.address, now)

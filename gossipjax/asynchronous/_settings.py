@@ -1,4 +1,4 @@
-"""How a node takes part in a job: the arguments of `join`, checked."""
+"""The arguments of `join`, and their checks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Settings:
 
 
 def may_connect(address: str, secret: str | None) -> bool:
-    """Whether nodes without a secret may be there: then strangers on other machines cannot be.
+    """Whether nodes may use this address without a secret, as only this machine can reach it.
 
     >>> may_connect("127.0.0.1:5000", None), may_connect("192.0.2.1:5000", None)
     (True, False)

@@ -1,7 +1,7 @@
-"""The sockets of a node, by ZeroMQ: one that listens, and two for each address that it sends to.
+"""The ZeroMQ sockets of a node: one that listens, and two for each address that it sends to.
 
-One of these is for pieces of models, the other for all that says that a node lives: it never waits
-behind a model.
+Of the two sockets, one is for pieces of models and one for small messages, so that a sign of life
+never waits behind a model.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ REFUSED = (
 
 
 class Sockets:
-    """Sends frames to addresses, and receives what was sent to its own.
+    """Sends frames to addresses, and receives frames that are sent to this node.
 
-    With a secret, connections are encrypted (CurveZMQ) by a key that is made of it: who does not
-    have the secret cannot connect. Without one it sends to this machine only, whatever addresses
-    strangers name.
+    With a secret, connections are encrypted (CurveZMQ) by a key made from the secret, and nobody
+    without the secret can connect. Without a secret, frames go to this machine only, whatever
+    addresses strangers name.
 
-    It listens at `address`, `host:port`, where port 0 is any that is free; the attribute has the
-    port. A connection that sends a frame of more than `MAX_FRAME_BYTES` is closed.
+    The node listens at `address`, `host:port`. Port 0 means any free port, and the attribute then
+    has the real port. A connection that sends a frame of more than `MAX_FRAME_BYTES` is closed.
     """
 
     def __init__(self, address: str, secret: str | None):
@@ -90,7 +90,7 @@ class Sockets:
         return socket
 
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
-        """Sends frames, which must not change afterwards; False if too many wait already."""
+        """Sends frames, which must not change afterwards; False if too many frames wait."""
         key = address, is_bulk
         if not may_connect(address, self._secret):
             return False
@@ -156,12 +156,12 @@ class Sockets:
             self._end_watch(address)
 
     def wake(self) -> None:
-        """Ends `receive`, in another thread."""
+        """Makes `receive` return in another thread."""
         with contextlib.suppress(zmq.Again):  # awake already
             self._wake_sender.send(b"", zmq.NOBLOCK)
 
     def close(self, linger: float = 0.0) -> None:
-        """Closes all, after `linger` seconds for what is still to be sent."""
+        """Closes all sockets, after at most `linger` seconds for frames that still wait."""
         for socket in self._outgoing.values():
             socket.close(linger=int(1000 * linger))
         self._incoming.disable_monitor()
@@ -169,9 +169,9 @@ class Sockets:
 
 
 def make_keys(secret: str) -> tuple[bytes, bytes]:
-    """Returns the public and the private key of a job's secret, as ZeroMQ writes them.
+    """Makes the public and the private key from a job's secret, in ZeroMQ's form.
 
-    The public one is secret, too: it is never sent in the clear, and nobody connects without it.
+    The public key is secret, too: it is never sent in the clear, and nobody connects without it.
     """
     private = z85.encode(make_key(secret, "asynchronous"))
     return zmq.curve_public(private), private

@@ -1,9 +1,9 @@
-"""Large messages in pieces, so that nothing waits long behind them, and each piece shows progress.
+"""Sends large messages in pieces, so that nothing waits long, and each piece shows progress.
 
-The sender has a few pieces on their way; the receiver acknowledges each. A piece takes a small part
-of the patience at the rate that was measured, so a slow link has small pieces. What is on its way
-is not sent a second time, unless nothing came back for much longer than the rate explains: then the
-connection has broken, and the pieces that were not acknowledged are sent again.
+The sender has a few pieces on their way, and the receiver acknowledges each. At the measured rate a
+piece takes a small part of the patience, so a slow link gets small pieces. A piece is not sent
+twice, unless nothing came back for much longer than the rate explains. Then the connection has
+broken, and pieces that were not acknowledged are sent again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROGRESS = b"A"
 ALIGNMENT = 64  # bytes; XLA for CPUs reads an array without a copy if it begins at a multiple
 
 Send = Callable[[str, list[Any], bool], bool]
-"""`(address, frames, is_bulk)`: sends; False if too much waits already."""
+"""`(address, frames, is_bulk)`: sends frames; returns False if too much waits already."""
 
 
 @dataclasses.dataclass
@@ -52,7 +52,7 @@ class _Stream:
         self.total = sum(self.lengths)
 
     def cut(self, size: int) -> list[memoryview]:
-        """The next piece; it may have parts of several buffers."""
+        """Cuts off the next piece, which may contain parts of several buffers."""
         start = self.sent
         end = min(self.sent + size, self.total)
         at = 0
@@ -67,7 +67,7 @@ class _Stream:
 
 @dataclasses.dataclass
 class _Queue:
-    """The messages for one address: the first is on its way, the others wait."""
+    """The messages for one address. The first is on its way, and the others wait."""
 
     streams: deque[_Stream] = dataclasses.field(default_factory=deque)
     rate: float = 0.0  # bytes per second, as measured; 0 is unknown
@@ -76,12 +76,12 @@ class _Queue:
     measured: int = 0  # bytes that were acknowledged since then
 
     def start(self, now: float) -> None:
-        """Begins a measurement."""
+        """Begins to measure the rate."""
         self.moved = self.since = now
         self.measured = 0
 
     def note(self, count: int, now: float, min_seconds: float) -> None:
-        """Notes bytes that were acknowledged; measures the rate over `min_seconds` at least."""
+        """Notes acknowledged bytes; measures the rate over at least `min_seconds`."""
         self.moved = now
         self.measured += count
         seconds = now - self.since
@@ -117,7 +117,7 @@ class Transfers:
     def put(
         self, address: str, life: str, key: tuple[str | None, str, int], frames: Sequence[Any]
     ) -> None:
-        """Sends a message in pieces, unless it is on its way already."""
+        """Sends a message in pieces, unless the message is on its way already."""
         queue = self._queues.setdefault(address, _Queue())
         # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
         if any(stream.key == key for stream in queue.streams):
@@ -137,7 +137,7 @@ class Transfers:
         self._queues.pop(address, None)
 
     def tick(self, now: float) -> None:
-        """Sends again what a broken connection has lost, and forgets what does not come."""
+        """Repeats pieces that a broken connection lost; forgets messages that stopped arriving."""
         for address, queue in self._queues.items():
             if queue.streams:
                 stream = queue.streams[0]
@@ -154,14 +154,14 @@ class Transfers:
     def receive(
         self, frames: Sequence[Any], now: float
     ) -> tuple[str | None, list[Any] | None] | None:
-        """Takes frames, if they are of a piece or of its acknowledgement.
+        """Takes frames that are a piece of a message, or the acknowledgement of a piece.
 
         Returns:
-          None for those of another message; else the life that is heard, and the frames of a
-          message that has come to its end. Who does not know a life cannot say that it is heard.
+          None for other frames. Else the life that was heard (None if the sender is not known), and
+          the frames of a message that is now complete.
 
         Raises:
-          MessageError: if they are not readable.
+          MessageError: if the frames cannot be read.
         """
         kind = bytes(frames[0][:1])
         if kind not in (PIECE, PROGRESS):
@@ -183,7 +183,7 @@ class Transfers:
         raise MessageError("a piece that is none")
 
     def _go_on(self, address: str, queue: _Queue) -> None:
-        """Sends pieces of the first message while few are on their way."""
+        """Sends pieces of the first message as long as few are on their way."""
         if not queue.streams:
             return
         stream = queue.streams[0]
@@ -205,7 +205,7 @@ class Transfers:
     def _acknowledge(
         self, address: str, life: str, number: int, offset: int, now: float
     ) -> str | None:
-        """Returns the life that it has come to; a stranger does not know that of the sender."""
+        """Notes an acknowledgement; returns the life that receives, None if there is none."""
         queue = self._queues.get(address)
         if queue is None or not queue.streams:
             return None
@@ -234,7 +234,7 @@ class Transfers:
         parts: Sequence[Any],
         now: float,
     ) -> list[Any] | None:
-        """Adds a piece to what has come; returns the frames of a message that is whole."""
+        """Adds a piece to its message; returns the frames of the message when it is whole."""
         total = sum(lengths)
         arrival = self._arrivals.get(life)
         if arrival is None or arrival.number < number:
@@ -270,9 +270,9 @@ class Transfers:
         return frames if at == len(whole) else None
 
     def _has_room(self, size: int, life: str, now: float) -> bool:
-        """Whether another message may arrive beside those that do: memory has an end.
+        """Whether another message may arrive, because memory is limited.
 
-        One that does not go on holds nobody up: its sender may be a stranger.
+        A message that does not go on holds up no other, because its sender may be a stranger.
         """
         others = [a for other, a in self._arrivals.items() if other != life]
         moving = [a.buffer for a in others if now - a.moved <= 2 * self._patience]
@@ -281,7 +281,7 @@ class Transfers:
 
 
 def _make_buffer(size: int) -> np.ndarray:
-    """Returns bytes that begin at a multiple of `ALIGNMENT`, which nothing fills."""
+    """Returns bytes that begin at a multiple of `ALIGNMENT`, without filling them."""
     buffer = np.empty(size + ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % ALIGNMENT
     return buffer[start : start + size]

@@ -1,4 +1,4 @@
-"""The form in which a buffer of a share travels: a floating-point type, or the words of a codec."""
+"""The form in which a buffer of a share travels: a floating-point type or the words of a codec."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def wire_types(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[Wire,
 
 
 def make_key(wires: Sequence[Wire], place: int, step: int) -> jax.Array | None:
-    """The key of the rounding after a step of a node, if it is drawn."""
+    """Returns the random key for rounding after a step of a node, if rounding is random."""
     seeds = [wire.seed for wire in wires if isinstance(wire, IntegerCodec)]
     return fold_in(fold_in(jax.random.key(seeds[0]), place), step) if seeds else None
 
 
 def narrow(x: jax.Array, wire: Wire, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Returns what travels of a buffer, and what arrives."""
+    """Returns a buffer in the form that travels, and the values that arrive."""
     if isinstance(wire, Codec):
         words = wire.encode(x, key)
         return words, wire.decode(words, x)
@@ -54,7 +54,7 @@ def narrow(x: jax.Array, wire: Wire, key: jax.Array | None) -> tuple[jax.Array, 
 
 
 class Words:
-    """A buffer as a codec has encoded it; as an array it is what arrives."""
+    """A buffer that a codec has encoded. As an array it has the values that arrive."""
 
     def __init__(self, words: np.ndarray, codec: Codec, size: int, dtype: np.dtype):
         self.words = words
@@ -76,27 +76,27 @@ def _decode(words: Any, codec: Codec, size: int, dtype: np.dtype) -> jax.Array:
 
 
 def to_host(shared: jax.Array, wire: Wire, like: jax.Array) -> Any:
-    """What travels, on the host."""
+    """Copies a buffer in the form that travels to the host."""
     array = np.asarray(shared)
     return Words(array, wire, like.size, like.dtype) if isinstance(wire, Codec) else array
 
 
 def as_bytes(x: Any, wire: Wire) -> memoryview:
-    """The frame of a buffer; nothing is copied where it fits."""
+    """Returns the frame of a buffer, without a copy if its form allows."""
     if isinstance(wire, Codec):
         return x.words.view(np.uint8).data
     return np.ascontiguousarray(x, wire).view(np.uint8).data
 
 
 def count_bytes(wire: Wire, size: int, dtype: np.dtype) -> int:
-    """The bytes of a frame."""
+    """Returns the number of bytes of a frame."""
     if isinstance(wire, Codec):
         return wire.count_words(jax.ShapeDtypeStruct((size,), dtype)) * wire.word.itemsize
     return size * wire.itemsize
 
 
 def read_frame(frame: Any, wire: Wire, size: int, dtype: np.dtype) -> np.ndarray:
-    """The buffer of a frame, in the type in which a node holds it."""
+    """Returns the buffer in a frame, in the type in which a node holds it."""
     if isinstance(wire, Codec):
         return np.asarray(Words(np.frombuffer(frame, wire.word), wire, size, dtype))
     return np.frombuffer(frame, wire).astype(dtype, copy=False)

@@ -1,4 +1,4 @@
-"""Asynchronous algorithms: to whom a node sends at a step, and what."""
+"""Asynchronous algorithms, which say what a node sends to whom at a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATE_FLOOR = 0.1  # the part of the draws that are uniform
 
 
 class Outer(NamedTuple):
-    """How a node steps outside after some local steps.
+    """The outer step that a node makes after some local steps.
 
     >>> outer(8, learning_rate=0.7, momentum=0.9).outer
     Outer(every=8, learning_rate=0.7, momentum=0.9)
@@ -28,7 +28,7 @@ class Outer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-    """What a node does at a step, beside its own update.
+    """Says what a node does at a step besides its own update.
 
     >>> (sgp().name, outer(8).outer.every)
     ('sgp', 8)
@@ -44,20 +44,21 @@ class Algorithm:
 def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     """Asynchronous stochastic gradient push: push-sum without a handshake.
 
-    At each of its steps a node makes its update, `x <- x + w u(z)` with `z = x / w`, adds what has
-    arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it whenever that is.
-    The paper's update, `x <- x + u(z)`, is scaled by w here: z moves by u, whatever w is, so that a
-    slow node, which holds more weight, counts as much as the other nodes.
+    At each of its steps a node makes its update `x <- x + w u(z)` with `z = x / w`. It adds the
+    shares that have arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it
+    when it arrives. The paper's update is `x <- x + u(z)`. The factor w makes z move by u, whatever
+    w is, so that a slow node, which holds more weight, counts as much as the other nodes.
 
     Args:
-      graph: `exponential`: hop `1, 2, 4, ...` in turn among the living nodes, in the order of
-        their places. `random`: one of them, drawn uniformly. `rate`: drawn with a probability
-        that falls as the seconds that messages to it took, for links that differ: each carries what
-        it can, and none of them keeps a node waiting. One draw in 10 is uniform.
-      seed: of the draws.
+      graph: how a node chooses the peer. `exponential`: by hop `1, 2, 4, ...` in turn among the
+        living nodes, in the order of their places. `random`: uniformly among the living nodes.
+        `rate`: with a probability that is inversely proportional to the measured seconds of a
+        message, except one draw in 10, which is uniform. Use `rate` if links differ: each link then
+        carries what it can, and no node waits for a slow link.
+      seed: the seed of the draws.
 
     Raises:
-      ValueError: if `graph` is none of these.
+      ValueError: for an unknown `graph`.
 
     >>> sgp().name
     'sgp'
@@ -73,18 +74,18 @@ def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
 def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
     """Asynchronous decentralized parallel SGD: pairs of nodes average their models.
 
-    After each of its updates a node sends a copy `s` of its `(x, w)` to a random peer, unless an
-    answer is still to come. The peer, which holds `t`, adds `c = (s - t) / 2` at once and answers
-    with it; the node subtracts c when the answer arrives. Updates that were made meanwhile stay,
-    and the sum over the nodes does, too.
+    After each of its updates a node sends a copy `s` of its `(x, w)` to a random peer, unless it
+    still waits for an answer. The peer, which holds `t`, adds `c = (s - t) / 2` at once and sends c
+    back. The node subtracts c when the answer arrives. So updates that were made meanwhile are
+    kept, and the sum over the nodes stays the same.
 
     Args:
-      graph: `complete`: any other living node. `bipartite`, as in the paper: nodes at even places
-        ask nodes at odd places, and these ask nobody.
-      seed: of the draws.
+      graph: whom a node asks. `complete`: any other living node. `bipartite`, as in the paper:
+        nodes at even places ask nodes at odd places, which ask nobody.
+      seed: the seed of the draws.
 
     Raises:
-      ValueError: if `graph` is neither.
+      ValueError: for an unknown `graph`.
 
     >>> adpsgd("bipartite").averages
     True
@@ -105,24 +106,24 @@ def outer(
     graph: Graph = "random",
     seed: int = 0,
 ) -> Algorithm:
-    """An asynchronous outer optimizer: rare shares, in which momentum travels. Ours.
+    """Our asynchronous outer optimizer: nodes send shares rarely, and momentum travels with them.
 
-    After every H-th of its own steps (`H = every`), which moved its model by p together, a node
-    makes a step of Nesterov's momentum, and sends half of its `(x, w, m)` to one peer, which adds
-    it whenever that is, between any two of its steps:
+    After every H local steps (`H = every`), which together have moved its model by p, a node makes
+    a step with Nesterov's momentum. It then sends half of its `(x, w, m)` to one peer, which adds
+    it between two of its own steps when it arrives:
 
         m <- b m - w p;    x <- x + rate (w p - b m);    p <- 0
 
-    Its model is `z = x / w + p`. There is no server: nobody waits for anybody. Each part of the
-    momentum moves the weight with which it travels, so that nothing is applied twice. Where all
-    nodes mix exactly it is DiLoCo with SGD as the outer optimizer. At the end of its training a
-    node moves by p as it is.
+    The model of a node is `z = x / w + p`. There is no server, and no node waits for another. Each
+    part of the momentum moves the weight with which it travels, so nothing is applied twice. If all
+    nodes mixed exactly, this would be DiLoCo with SGD as the outer optimizer. At the end of its
+    training a node adds p without momentum.
 
     Args:
-      every: H, local steps from one outer step to the next.
-      learning_rate: `rate`, of the outer step.
-      momentum: b, from 0 to below 1. A message has two models, or one if it is 0.
-      graph, seed: whom it sends to, as in `sgp`.
+      every: H, the number of local steps from one outer step to the next.
+      learning_rate: `rate`, the learning rate of the outer step.
+      momentum: b, at least 0 and below 1. A message contains two models, or one if b is 0.
+      graph, seed: how a node chooses the peer, as in `sgp`.
 
     Raises:
       ValueError: if an argument is out of its range.
@@ -154,10 +155,10 @@ def choose_exponential(
     step: int,
     seconds: Mapping[Identity, float],
 ) -> Identity:
-    """The peer of a step on the one-peer exponential graph over the living.
+    """Returns the peer of a step on the one-peer exponential graph over the living nodes.
 
-    Nodes stand in the order of their places. The hops are `1, 2, 4, ...` below their number N, one
-    a step, in turn.
+    The nodes are in the order of their places. Each step uses the next of the hops `1, 2, 4, ...`
+    below N, the number of nodes.
     """
     ring = sorted([*peers, own], key=lambda identity: (identity.place, identity.life))
     hops = max(1, (len(ring) - 1).bit_length())
@@ -165,10 +166,10 @@ def choose_exponential(
 
 
 class RandomPeer:
-    """Draws the peer of a step, by the seed, the node's place and the step.
+    """Draws the peer of a step; the seed, the node's place and the step decide it.
 
-    With `by_rate`, the probability of a peer is as 1 / seconds; one that was not measured counts as
-    the fastest.
+    With `by_rate`, the probability of a peer is proportional to 1 / seconds. A peer that was not
+    measured counts as the fastest.
     """
 
     def __init__(self, seed: int, is_bipartite: bool = False, by_rate: bool = False):
