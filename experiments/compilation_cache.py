@@ -1,4 +1,4 @@
-"""Compiled programs that the processes of an experiment share."""
+"""Lets the processes of an experiment share compiled programs."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from unittest import mock
 
 @contextlib.contextmanager
 def compilation_cache() -> Iterator[None]:
-    """Lets all processes, after each restart too, read the programs that one has compiled."""
+    """Lets all processes, also after a restart, read programs that one process has compiled."""
     names = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     with tempfile.TemporaryDirectory(
         prefix="gossipjax-cache-", ignore_cleanup_errors=True

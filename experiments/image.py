@@ -2,12 +2,13 @@
 
     python -m experiments.image
 
-Without options: a small CNN on 5,000 MNIST digits, with SGP over 8 nodes and with AllReduce. It
-prints a table and writes `metrics.jsonl`, `summary.json` and plots into a folder, `--out`.
+Without options it trains a small CNN on 5,000 MNIST digits over 8 nodes, with SGP and with
+AllReduce. It prints a table and writes `metrics.jsonl`, `summary.json` and plots into a folder,
+`--out`.
 
-It runs unchanged on one process, under `python -m gossipjax.launch` and on the hosts of a cluster:
-the data and the batches of a node do not depend on the process that holds it. What happens in
-which file is in `experiments/training/__init__.py`.
+It runs unchanged in one process, under `python -m gossipjax.launch` and on the hosts of a cluster.
+The data and batches of a node are the same in any process. `experiments/training/__init__.py` says
+which file does what.
 """
 
 import dataclasses
@@ -34,31 +35,33 @@ class ImageOptions(TrainingOptions):
     """Trains an image classifier over gossiping nodes."""
 
     dataset: Literal["mnist5k", "fashion_mnist", "mnist", "cifar10", "imagenet2012"] = "mnist5k"
-    """mnist5k: 5,000 digits, installed with the program. Others: see --data-dir."""
+    """mnist5k is 5,000 digits that are installed with the program. All others are read from
+    --data-dir."""
     data_dir: OptionalPath = None
-    """mnist, fashion_mnist: folder of the authors' four idx files, gzipped or not. cifar10,
-    imagenet2012: folder with NAME/VERSION, as `python -m experiments.data prepare` or TensorFlow
-    Datasets writes it."""
+    """For mnist and fashion_mnist, a folder with the authors' four idx files, gzipped or not. For
+    cifar10 and imagenet2012, a folder with NAME/VERSION, which `python -m experiments.data prepare`
+    or TensorFlow Datasets has written."""
     dirichlet_alpha: PositiveFloat | None = None
-    """Divide the images of each class over the nodes by Dirichlet(alpha): a small alpha is uneven.
-    If not given, the images are shuffled."""
+    """Divide the images of each class over the nodes by Dirichlet(alpha); the smaller alpha, the
+    more uneven. If not given, images are shuffled."""
     model: Literal[
         "small_cnn", "mlp", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
     ] = "small_cnn"
-    """small_cnn: 106,000 parameters. mlp: two hidden layers, as large and faster. linear: softmax
-    regression on pixels. resnet20, resnet56, vgg11: for CIFAR. resnet18, resnet50: for ImageNet.
+    """small_cnn has 106,000 parameters. mlp has two hidden layers, as many parameters, and is
+    faster. linear is softmax regression on pixels. resnet20, resnet56 and vgg11 are for CIFAR,
+    resnet18 and resnet50 for ImageNet.
     """
     normalization: models.Normalization | None = None
-    """batch: BatchNorm after the convolutions; of the pixels, for linear. If not given: batch for
-    residual networks, which need it, none for others."""
+    """batch: BatchNorm after the convolutions, or of the pixels for linear. If not given, it is
+    batch for residual networks, which need it, and none for all others."""
     precision: Precision = "float32"
     remat: Remat = False
     no_decay_on_norm_and_bias: bool = False
-    """Weight decay of kernels only: not of biases and of BatchNorm's scales (Goyal et al.)."""
+    """Apply weight decay to kernels only, not to biases and BatchNorm's scales (Goyal et al.)."""
 
     @property
     def model_normalization(self) -> models.Normalization:
-        """That of the model, also if it is not given."""
+        """The normalization of the model, even if the option is not given."""
         return self.normalization or ("batch" if self.model.startswith("resnet") else "none")
 
     def __post_init__(self) -> None:

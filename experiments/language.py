@@ -2,14 +2,14 @@
 
     python -m experiments.language
 
-Without options: 8 nodes train a Transformer of 1.3 million parameters on the reference manual that
-is part of Python, with SGP and with AllReduce. Other texts:
+Without options 8 nodes train a Transformer of 1.3 million parameters on the reference manual that
+is part of Python, with SGP and with AllReduce. For other texts:
 
     python -m experiments.language --dataset files --data-dir FOLDER
     python -m experiments.language --dataset lm1b --data-dir ~/tensorflow_datasets
 
-FOLDER holds files of texts, a text per line, whose names start with train and test. A byte-pair
-tokenizer is trained on the training texts, or read from a file with `--tokenizer`.
+FOLDER contains text files with a text per line, whose names start with train and test. The program
+trains a byte-pair tokenizer on the training texts, or reads one from the file `--tokenizer`.
 """
 
 import dataclasses
@@ -69,30 +69,32 @@ class LanguageOptions(TrainingOptions):
     """Sequences per node and step."""
     optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 3e-3
-    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 sequences. That
-    of nano; larger models need a smaller one, 6e-4 for gpt2-small (Brown et al., table 2.1)."""
+    """It is not scaled by the number of nodes, except with --lr-schedule step, when it is the rate
+    for 256 sequences. The default suits nano. Larger models need a smaller rate: 6e-4 for
+    gpt2-small (Brown et al., table 2.1)."""
     warmup_steps: NonNegativeInt = 100
-    """Updates in which the rate first rises linearly up to --learning-rate."""
+    """First updates, in which the rate rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.1
-    """L2 for sgd and nesterov, decoupled for adam and muon; not of the scales of norms."""
+    """L2 for sgd and nesterov, decoupled for adam and muon. Scales of norms do not decay."""
     adam_b2: Fraction = 0.95
-    """Decay of Adam's mean of squared gradients."""
+    """Decay rate of Adam's mean of squared gradients."""
     dataset: str = PYTHON_DOCS
-    """python_docs: the reference manual that is part of Python. files: text files in --data-dir,
-    train* and test* (.txt, .tsv, also gzipped), a text per line. Any other: a text set that
-    TensorFlow Datasets has prepared in --data-dir, such as lm1b."""
+    """python_docs is the reference manual that is part of Python. files are train* and test* in
+    --data-dir (.txt or .tsv, also gzipped), with a text per line. Any other name, for example lm1b,
+    is a text set that TensorFlow Datasets has prepared in --data-dir."""
     data_dir: OptionalPath = None
-    """Folder of text files, or of TensorFlow Datasets."""
+    """Folder with text files, or with data sets of TensorFlow Datasets."""
     tokenizer: OptionalPath = None
-    """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
-    on the training texts."""
+    """File of a tokenizer, for example OUT/tokenizer.json of another run. If not given, a tokenizer
+    is trained on the training texts."""
     vocabulary_size: PositiveInt | None = None
-    """Tokens of a tokenizer that is trained, fewer if the texts have fewer; if not given, 4096. The
-    file of --tokenizer must have this number of them, if it is given."""
+    """Number of tokens of a tokenizer that is trained (if not given, 4096), or fewer if the texts
+    have fewer. With --tokenizer, its file must have this number of tokens."""
     sequence_length: Annotated[PositiveInt, MAX_LENGTH] = 128
-    """Tokens of a sequence."""
+    """Number of tokens of a sequence."""
     model: Literal["pico", "nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
-    """Parameters without the embedding of the tokens: 0.1, 0.8, 11, 85, 302, 708, 906 million."""
+    """In this order they have 0.1, 0.8, 11, 85, 302, 708 and 906 million parameters besides the
+    embedding of tokens."""
     remat: Remat = False
     precision: Precision = "float32"
 
@@ -106,11 +108,11 @@ class LanguageOptions(TrainingOptions):
 
 
 class LanguageModeling(Task):
-    """A model of the next token, trained by cross-entropy on sequences of a fixed length.
+    """A model that predicts the next token, trained by cross-entropy on sequences of fixed length.
 
-    The texts follow one another, each with an end token, and are cut into sequences. A model is
-    given an end token and all tokens of a sequence but the last, and predicts all its tokens, so
-    that each token of the texts is predicted once in an epoch.
+    The texts are joined, each with an end token, and cut into sequences. The model gets an end
+    token and all tokens of a sequence but the last, and predicts all tokens of the sequence. So it
+    predicts each token of the texts once per epoch.
     """
 
     def __init__(self, options: LanguageOptions):
@@ -138,7 +140,7 @@ class LanguageModeling(Task):
         return read_texts(options.dataset, options.data_dir, split)
 
     def load_tokens(self, split: Split) -> np.ndarray:
-        """Returns the sequences of a split, int32 `[sequences, T]`, `NO_TOKEN` after the last."""
+        """Returns the sequences of a split, int32 `[sequences, T]`, padded by `NO_TOKEN`."""
         documents = encode(self.tokenizer, self.read_texts(split))
         return pack(documents, self.options.sequence_length)
 
@@ -150,7 +152,7 @@ class LanguageModeling(Task):
         return self.model.init(jax.random.key(seed), self.test_tokens[:1])
 
     def losses(self, variables: Variables, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the cross-entropy of each token, `[B, T]`, 0 after the last, and what counts."""
+        """Returns the cross-entropy `[B, T]` of tokens (0 for padding), and which are tokens."""
         is_token = tokens != NO_TOKEN
         tokens = jnp.where(is_token, tokens, END_ID)
         inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=END_ID)
@@ -184,7 +186,7 @@ class LanguageModeling(Task):
 
 
 def describe_texts(options: LanguageOptions) -> str:
-    """Returns the name of the data set; for files, also the number of them."""
+    """Returns the name of the data set, and for files also their number."""
     if options.dataset != FILES:
         return options.dataset
     train, test = (len(find_files(options.data_dir, split)) for split in ("train", "test"))

@@ -1,11 +1,11 @@
-"""Tables of Markdown, for all programs that write one."""
+"""Makes tables in Markdown."""
 
 import re
 from collections.abc import Sequence
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table; columns of numbers are aligned to the right, except the first.
+    """Returns a table in which columns of numbers, except the first column, are right-aligned.
 
     >>> print(format_table(("", "accuracy"), [("SGP", "75.0"), ("AllReduce", "76.2")]))
     |  | accuracy |
@@ -22,7 +22,7 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a cell is a number, perhaps with a unit or a spread, or says why there is none.
+    """Whether a cell is a number, perhaps with unit or spread, or says why there is no number.
 
     >>> [is_number(text) for text in ("-1.5 ± 0.2", "12 %", "failed", "-", "3 of 4 hold")]
     [True, True, True, True, False]
@@ -33,9 +33,9 @@ def is_number(text: str) -> bool:
 
 
 def escape(text: str) -> str:
-    """Returns a text on one line, in which no `|` begins a column and no `<` a tag.
+    """Returns a text on one line, in which no `|` begins a column and no `<` begins a tag.
 
-    What is escaped already stays as it is, and so does `<br>`, a new line in a cell.
+    Characters that are escaped already stay as they are, and so does `<br>`, a new line in a cell.
 
     >>> escape("E||grad f||^2, <b>")
     'E\\\\|\\\\|grad f\\\\|\\\\|^2, \\\\<b>'

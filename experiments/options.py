@@ -1,6 +1,6 @@
-"""Types of options that programs share, and the checks of their values.
+"""Types of options that programs share, with checks of their values.
 
-A check is said once, as a part of a field's type, as in `nodes: PositiveInt = 8`.
+A check is a part of a field's type, for example in `nodes: PositiveInt = 8`.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ Options = TypeVar("Options")
 def parse_arguments(
     options_type: type[Options], module: str, arguments: Sequence[str] | None
 ) -> Options:
-    """Returns the options of `python -m MODULE`, which the docstring of their type describes.
+    """Returns the options of `python -m MODULE`; `--help` shows the docstring of their type.
 
-    `arguments` None is the command line. From here on the program prints "?" for what its output
-    cannot show.
+    If `arguments` is None, the command line is parsed. From then on the program prints "?" for
+    characters that its output cannot show.
     """
     sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     flags = tyro.conf.FlagCreatePairsOff[options_type]
@@ -61,7 +61,7 @@ OpenFraction = Annotated[float, Check("between 0 and 1", lambda value: 0 < value
 
 
 def check_fields(options: Any) -> None:
-    """Applies the checks in the types of a dataclass's fields; None meets all of them.
+    """Applies the checks in the types of a dataclass's fields; None passes every check.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Options:
@@ -82,7 +82,7 @@ def check_fields(options: Any) -> None:
 
 
 def require_different(options: Any, *fields: str) -> None:
-    """Raises `ValueError` unless each of these fields has one value or more, none of them twice."""
+    """Raises `ValueError` unless each of these fields has values that are all different."""
     for field in fields:
         values = getattr(options, field)
         if not values or len(set(values)) < len(values):
@@ -102,7 +102,7 @@ def option_name(field: str) -> str:
 
 
 def _find_name(hint: Any) -> str | None:
-    """The name that `tyro.conf.arg` gives an option; None if it is that of the field."""
+    """Returns the name that `tyro.conf.arg` gives an option; None if it gives none."""
     names = [getattr(annotation, "name", None) for annotation in getattr(hint, "__metadata__", ())]
     return next((f"--{name}" for name in names if isinstance(name, str)), None)
 
@@ -116,7 +116,7 @@ def _find_checks(hint: Any) -> Iterator[Check]:
 
 
 def parse_path(arguments: list[str]) -> Path:
-    """Returns the path that a command line gives.
+    """Returns the path in the arguments of an option.
 
     >>> parse_path(["runs/7"])
     PosixPath('runs/7')
@@ -141,12 +141,12 @@ OptionalPath = Annotated[
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """What all programs that measure have; the checks in the types of all fields are applied."""
+    """Options of all programs that measure. The checks in the types of all fields are applied."""
 
     out: OptionalPath = None
-    """Folder for the results; a new one under runs/ if not given."""
+    """Folder for the results. If not given, a new folder in runs/ is made."""
     overwrite: bool = False
-    """Replace the results of another run in --out."""
+    """Replace the results that another run has written into --out."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -170,4 +170,4 @@ DTYPES: dict[str, tuple[DTypeLike, DTypeLike]] = {
     "mixed_bfloat16": (jnp.bfloat16, jnp.float32),
     "bfloat16": (jnp.bfloat16, jnp.bfloat16),
 }
-"""Precision -> the types of computation and of parameters."""
+"""The types of computation and of parameters, by precision."""

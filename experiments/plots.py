@@ -1,35 +1,34 @@
-"""Tables and plots of an experiment, made from the files that a program wrote into its folder.
+"""Makes tables and plots of an experiment from the files that a program wrote into its folder.
 
     python -m experiments.plots OUT
 
-`metrics.jsonl` holds one JSON object per line, with `run` (its name in `summary.json`), `step`
-(updates per node), `epoch`, `seconds` (training time, without compilation and evaluation), and
+Each line of `metrics.jsonl` is a JSON object with `run` (its name in `summary.json`), `step`
+(updates per node), `epoch`, `seconds` (training time without compilation and evaluation), and
 
 - in a training line `loss` (mean over the nodes and over the steps since the last training line),
   `learning_rate`, `examples_per_second` (of all nodes together), and two consensus distances of the
-  last step (means over the nodes): `consensus_distance_before_mixing`, of the models after the
-  local half of the step, without the exchange, and `consensus_distance`, of the models that the
-  nodes hold after it (for D-PSGD as published `x + u` and `P x + u`: both contain the newest
-  gradient);
+  last step (means over the nodes). `consensus_distance_before_mixing` compares the models after the
+  local half of the step, and `consensus_distance` the models after the exchange. Both contain the
+  newest gradient: for D-PSGD as published they are `x + u` and `P x + u`.
 - in an evaluation line `test_METRIC_average_model`, for example `test_accuracy_average_model`, and
-  `test_METRIC_nodes` (a list: a number per node) where `--evaluate-nodes` was given.
+  with `--evaluate-nodes` also `test_METRIC_nodes` (a list with a number per node).
 
-`summary.json` holds `options`, `environment` (versions, devices, sizes of the data set) and `runs`,
-a list of objects with
+`summary.json` contains `options`, `environment` (versions, devices, sizes of the data set) and
+`runs`, a list of objects with
 
 - `run`, `algorithm`, `topology`, `nodes`, `steps`, `seed`;
-- `seconds_per_step` (median over the training lines) and `examples_per_second` (at that speed);
-- `input_wait` (the part of the training time, since the last resume, for which the devices had
-  nothing to do but to wait for input);
+- `seconds_per_step` (median over the training lines) and `examples_per_second` (from this median);
+- `input_wait` (the part of the training time since the last resume in which the devices only waited
+  for input);
 - `final_loss` (of the last training line), the two consensus distances, and
-  `consensus_distance_by_layer` (an object: path of the array -> mean over the nodes);
-- `test_METRIC_average_model` and `test_METRIC_nodes` (a list: a number per node; null where only
-  the average model has the metric). A metric of the validation set is `valid_METRIC`, without the
+  `consensus_distance_by_layer` (an object with the mean over the nodes for the path of each array);
+- `test_METRIC_average_model` and `test_METRIC_nodes` (a list with a number per node; null if only
+  the average model has the metric). A metric of the validation set is `valid_METRIC`, without
   `test_`.
 
-Accuracies are fractions in the files, and percentages in tables and plots. Other metrics are shown
-as they are. The table leaves out a loss of which it has the perplexity, and a metric of the
-validation set which the test set has, too.
+Accuracies are fractions in the files, and percentages in tables and plots. The table leaves out a
+loss if it shows the perplexity, and a metric of the validation set if it shows the metric of the
+test set.
 """
 
 import itertools
@@ -81,7 +80,7 @@ METHOD_COLORS = {
 
 
 class Column(NamedTuple):
-    """A column of numbers: `scale * reduce(run[field])` of each run, the mean in the table."""
+    """A column of numbers. The table shows the mean of `scale * reduce(run[field])` over runs."""
 
     header: str
     number_format: str
@@ -116,8 +115,8 @@ def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
 def make_table(runs: Sequence[Record]) -> Table:
     """Makes a table of the `runs` of `summary.json`: a row per algorithm, topology and node count.
 
-    Each number is the mean over the seeds, with ± the standard deviation (divisor: seeds - 1) below
-    it.
+    Each number is the mean over the seeds. Below it is ± the standard deviation (divisor: seeds -
+    1).
     """
     groups = group_by_label(runs).values()
     names = find_metrics(runs)
@@ -164,7 +163,7 @@ def plot_loss(curves: Curves, path: Path) -> None:
 def plot_consensus(curves: Curves, path: Path) -> None:
     """Plots the consensus distance over steps, before (dashed) and after mixing, as a PNG.
 
-    A logarithmic axis cannot show zeros (as of AllReduce): the legend says that they are left out.
+    A logarithmic axis cannot show zeros (of AllReduce), so the legend says that they are left out.
     """
     names = {BEFORE_MIXING: "before", AFTER_MIXING: "after"}
     linestyles = {BEFORE_MIXING: "--", AFTER_MIXING: "-"}
@@ -203,7 +202,7 @@ def plot_metric(curves: Curves, metric: str, path: Path) -> None:
 
 
 def find_color(method: str) -> int | None:
-    """Returns the number of the color that a method has in all figures; None for an unknown one.
+    """Returns the number of a method's color in all figures; None for an unknown method.
 
     >>> [find_color(name) for name in ("AD-PSGD", "D-PSGD on the ring", "sgp, ring, 8 nodes", "x")]
     [3, 1, 2, None]
@@ -215,8 +214,8 @@ def find_color(method: str) -> int | None:
 def choose_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the look of each curve of a figure by its name.
 
-    A method has its own color. One of several variants of it has that, and the others and unknown
-    methods those that are left; when all are used, curves have markers, too.
+    The first variant of a method gets the method's own color. Its other variants, and unknown
+    methods, get colors that are left. When all colors are used, curves also get markers.
     """
     numbers: dict[str, int] = {}
     for name in names:
@@ -242,7 +241,7 @@ def choose_colors(names: Sequence[str]) -> dict[str, Any]:
 def _draw_curves(
     title: str, curves: Curves, xs: Sequence[str], linestyles: dict[str, str]
 ) -> Figure:
-    """Draws a panel per x, a line per run and field, and a legend with a color per label."""
+    """Draws a panel for each x, a line for each run and field, and a legend of the labels."""
     height = 4.5 + 0.2 * math.ceil(len(curves) / len(xs))
     figure = Figure((2 + 5 * len(xs), height), dpi=120, layout="constrained")
     figure.suptitle(title)
@@ -272,10 +271,10 @@ def _draw_line(axes: Axes, points: list[Any], linestyle: str, look: dict[str, An
 
 
 def write_report(folder: Path, console: Console) -> None:
-    """Reads a folder (raising as `read_runs` does), prints its table, and writes its plots.
+    """Prints the table of a folder and writes its plots; raises as `read_runs` does.
 
-    The plots are `loss.png`, `consensus.png`, and `test_METRIC.png`, or `valid_METRIC.png`, for
-    each metric of which the average model was evaluated during training.
+    The plots are `loss.png`, `consensus.png`, and a `test_METRIC.png` or `valid_METRIC.png` for
+    each metric by which the average model was evaluated during training.
     """
     runs, curves = read_runs(folder)
     plot_loss(curves, folder / "loss.png")
@@ -288,7 +287,7 @@ def write_report(folder: Path, console: Console) -> None:
 
 
 def main(out: tyro.conf.Positional[Path]) -> None:
-    """Makes the table and the plots of an experiment again, from the files in its folder.
+    """Makes the table and the plots of an experiment again from the files in its folder.
 
     Args:
         out: the folder that the experiment wrote (its --out).

@@ -1,4 +1,4 @@
-"""How a program ends: an error is one line on stderr, and an exit status with a meaning."""
+"""Ends a program with one line on stderr and an exit status that says what kind of error it is."""
 
 import contextlib
 import sys
@@ -19,26 +19,26 @@ MAX_REASON = 200  # characters of an allocator's error
 
 
 class FatalError(ValueError):
-    """A failure that would repeat if the program were started again: no traceback, status 2."""
+    """A failure that would happen again after a restart. It has no traceback and status 2."""
 
 
 class ProgramError(RuntimeError):
-    """A failure that a program detects and explains: reported without a traceback, status 1."""
+    """A failure that a program detects and explains. It has no traceback and status 1."""
 
 
 @contextlib.contextmanager
 def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
     """Ends the program with one line on stderr, and no traceback, if its body fails.
 
-    The exit status is 2 where the program would fail again: for a `ValueError` (wrong options or
-    data) while there is no folder of results, and later for a `FatalError` (a loss that is not
-    finite) or if memory is exhausted. It is 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C,
-    and 143 for `gossipjax.checkpoint.Preempted`. Other exceptions pass, with their traceback: they
-    are bugs, of this program or of a task. Right for one process and for several: a process that
-    fails does not wait for the others, see `gx.launch.exit_process`.
+    The exit status is 2 if the program would fail again: for a `ValueError` (wrong options or data)
+    before there is a folder of results, and later for a `FatalError` (a loss that is not finite) or
+    if memory is exhausted. It is 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C, and 143
+    for `gossipjax.checkpoint.Preempted`. Other exceptions pass with their traceback, because they
+    are bugs of the program or of a task. If one process of several fails, it does not wait for the
+    others (`gx.launch.exit_process`).
 
-    `get_out` returns the folder of the results, or None while there is none. After Ctrl-C the
-    program says that the folder holds what was measured.
+    `get_out` returns the folder of the results, or None if there is none yet. After Ctrl-C the
+    program says that the results so far are in this folder.
 
     >>> with exit_on_error():
     ...     raise OSError("no space left on device")

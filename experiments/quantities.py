@@ -1,11 +1,11 @@
-"""Numbers with units, as options give them."""
+"""Reads numbers with units, which options give."""
 
 import re
 from typing import NamedTuple
 
 
 class Quantity(NamedTuple):
-    """A number with a unit, as an option gives it."""
+    """A kind of number with a unit, for options."""
 
     description: str  # for the error of a text that is none
     unit: str  # a regular expression
@@ -30,7 +30,7 @@ BANDWIDTH = Quantity(
 
 
 def parse(quantity: Quantity, text: str, option: str) -> float:
-    """The value of a text, in the base unit: such as a number, seconds, or bytes per second.
+    """Returns the value of a text in the base unit, for example seconds or bytes per second.
 
     >>> parse(BANDWIDTH, "10gbit", "--bandwidth"), parse(BANDWIDTH, "450GB/s", "--bandwidth")
     (1250000000.0, 450000000000.0)

@@ -1,7 +1,7 @@
-"""Results of a program: their folder and files, and a reporter.
+"""The results of a program: their folder, their files, and a reporter to TensorBoard.
 
-A reporter takes the lines of `metrics.jsonl` to TensorBoard as well, by an optional package, which
-is imported when it is asked for.
+The reporter also writes the lines of `metrics.jsonl` for TensorBoard. It needs an optional package,
+which is imported only if you ask for the reporter.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 import gossipjax as gx
 
 Record = dict[str, Any]
-"""One JSON object: a line of `metrics.jsonl`, or an entry of a list in `summary.json`."""
+"""A JSON object: a line of `metrics.jsonl`, or an entry of a list in `summary.json`."""
 
 Curves = dict[str, list[list[Record]]]
-"""Label (algorithm, topology, nodes) -> for each run of it, a seed each, its lines."""
+"""The lines of the runs of each label (algorithm, topology, nodes), by seed."""
 
 LOSS = "loss"
 BEFORE_MIXING = "consensus_distance_before_mixing"
@@ -40,13 +40,13 @@ ReportTo = Literal["none", "tensorboard"]
 
 
 def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool = False) -> Path:
-    """Creates the folder for the results, with an empty `metrics.jsonl` in it.
+    """Creates the folder for the results, with an empty `metrics.jsonl`.
 
-    If `out` is None, it is a new one in `runs/`, named by program, date, time and process. With
-    `overwrite`, the results of another run are removed from it; with `resume` they stay.
+    If `out` is None, the folder is a new one in `runs/`, named by program, date, time and process.
+    With `overwrite`, results of another run are removed from the folder; with `resume` they stay.
 
     Raises:
-      ValueError: if the folder holds another run, and neither `overwrite` nor `resume` is true.
+      ValueError: if the folder contains another run, and neither `overwrite` nor `resume` is true.
       OSError: if the folder cannot be created or written to.
     """
     if out is None:
@@ -86,7 +86,7 @@ def read_object(path: Path) -> Record:
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is not JSON: it was cut short.
+      ValueError: if it is not JSON, because it was cut short.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -103,7 +103,7 @@ def read_summary(out: Path | None) -> Record:
     """Returns the content of `summary.json` in `out`; `{}` if there is no such file.
 
     Raises:
-      ValueError: if the file is not that of a run.
+      ValueError: if a run did not write the file.
     """
     if out is None or not (out / "summary.json").exists():
         return {}
@@ -118,9 +118,9 @@ def read_summary(out: Path | None) -> Record:
 def write_summary(
     out: Path, options: Record, environment: Record, runs: list[Record], **more: Any
 ) -> None:
-    """Writes `summary.json`: the whole new file, or nothing if the program is stopped meanwhile.
+    """Writes `summary.json` whole, or not at all if the program is stopped meanwhile.
 
-    The versions of JAX and gossipjax are added to `environment`; `more` are top-level entries.
+    The versions of JAX and gossipjax are added to `environment`, and `more` to the top level.
     """
     versions = {"jax": jax.__version__, "gossipjax": gx.__version__}
     summary = {"options": options, "environment": versions | environment, "runs": runs, **more}
@@ -129,14 +129,14 @@ def write_summary(
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a file, all of it or nothing: readers never see half of it."""
+    """Writes a file whole or not at all, so that readers never see half of it."""
     temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text, "utf-8")
     temporary.replace(path)
 
 
 def make_progress_bar(console: Console) -> Progress:
-    """Returns a display with a bar per run, a free `status` text, and the time that is left."""
+    """Makes a display with a bar per run, a `status` text, and the remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
@@ -147,7 +147,7 @@ def make_progress_bar(console: Console) -> Progress:
 
 
 def read_lines(path: Path) -> list[Record]:
-    """Returns the objects of a file of JSON lines, without one that was cut short."""
+    """Returns the objects in a file of JSON lines, without a line that was cut short."""
     lines = []
     for text in path.read_text().splitlines():
         with contextlib.suppress(json.JSONDecodeError):
@@ -156,7 +156,7 @@ def read_lines(path: Path) -> list[Record]:
 
 
 def filter_metrics(metrics: Path, keep: Callable[[Record], bool]) -> None:
-    """Removes the lines of `metrics.jsonl` for which `keep` is false, and a line cut short."""
+    """Removes from `metrics.jsonl` lines for which `keep` is false, and a line cut short."""
     lines = [f"{json.dumps(line)}\n" for line in read_lines(metrics) if keep(line)]
     replace_text(metrics, "".join(lines))
 
@@ -172,7 +172,7 @@ def find_metrics(records: Sequence[Record]) -> list[str]:
 
 
 def metric_fields(metric: str) -> tuple[str, str]:
-    """Returns the names of a metric's fields: of the average model, and of the nodes.
+    """Returns the names of the fields for a metric of the average model, and of the nodes.
 
     >>> metric_fields("accuracy")
     ('test_accuracy_average_model', 'test_accuracy_nodes')
@@ -190,7 +190,7 @@ def read_runs(folder: Path) -> tuple[list[Record], Curves]:
 
     Raises:
       FileNotFoundError: if one of the two files is missing.
-      ValueError: if a file was cut short, or there is no run; the message says where.
+      ValueError: if a file was cut short or there is no run. The message names the file.
     """
     summary = folder / "summary.json"
     metrics = folder / "metrics.jsonl"
@@ -216,7 +216,7 @@ def read_runs(folder: Path) -> tuple[list[Record], Curves]:
 
 
 def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:
-    """Groups runs by algorithm, topology and number of nodes: those of a group differ by seed."""
+    """Groups runs by algorithm, topology and number of nodes; runs of a group differ by seed."""
     groups: dict[str, list[Record]] = {}
     for run in runs:
         label = f"{run['algorithm']}, {run['topology']}, {run['nodes']} nodes"
@@ -235,14 +235,14 @@ def import_tensorboard() -> Any:
 
 
 class TensorboardReporter:
-    """Event files in a folder of the run. Lines that a resumed run repeats replace the old ones."""
+    """Writes event files into a folder. Lines that a resumed run repeats replace the old lines."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._writer: Any = None
 
     def start(self, step: int) -> None:
-        """Starts, or goes on after `step`."""
+        """Starts the event files, or goes on after `step`."""
         files = len(list(self._folder.glob("events.*")))
         # Files are named by their second: one that is begun in the same would replace the other.
         self._writer = import_tensorboard().SummaryWriter(
@@ -259,7 +259,7 @@ class TensorboardReporter:
             self._writer.add_text("samples", "\n\n".join(samples), line["step"])
 
     def close(self) -> None:
-        """Writes what is not written yet. Called once, also if nothing was started."""
+        """Writes the lines that are not written yet. It is called once, even without a `start`."""
         if self._writer is not None:
             self._writer.close()
 

@@ -1,6 +1,6 @@
-"""Runs calls of programs, several side by side; what is finished is not run again.
+"""Runs calls of programs, several side by side, and does not repeat finished calls.
 
-Each call has a folder with what the program wrote, what it printed, and how it ended.
+The folder of a call contains the program's files, its output, and how it ended.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from experiments.results import Record, create_run_dir, read_object, replace_tex
 
 Status = Literal["finished", "diverged", "failed", "missing"]
 Devices = Sequence[dict[str, str]]
-"""The environment variables of each of the runs that can be side by side."""
+"""Environment variables, one dict for each run that can run at the same time."""
 
 STATE = "run.json"
 KEPT_FIELDS = ("status", "error", "seconds", "code", "machine")  # of a result, in that file
@@ -58,7 +58,7 @@ class Run(NamedTuple):
 
     @property
     def module(self) -> str:
-        """What `python -m` runs.
+        """The module that `python -m` runs.
 
         >>> Run("a", "speed", ("wire",)).module, Run("b", "gossipjax.launch", ()).module
         ('experiments.speed', 'gossipjax.launch')
@@ -68,7 +68,7 @@ class Run(NamedTuple):
 
     @property
     def call(self) -> list[str]:
-        """What identifies it: program, arguments and version."""
+        """What identifies the run: program, arguments and version."""
         return [self.program, *self.arguments, *([self.version] if self.version else [])]
 
     @property
@@ -97,17 +97,17 @@ class Result:
 
     @property
     def runs(self) -> list[Record]:
-        """The entries of `summary.json`; none unless the run has finished."""
+        """The entries of `summary.json`, or none before the run has finished."""
         return self.summary.get("runs", [])
 
 
 def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> Path:
-    """Makes the folder of a program that runs others, with one for its runs, `OUT/NAME`.
+    """Makes the folder of a program that runs other programs, with `OUT/NAME` for their runs.
 
-    A later call knows it by that, and goes on.
+    A later call finds `OUT/NAME`, and goes on.
 
     Raises:
-      ValueError: if the folder holds another run, or its folder of runs those of other programs.
+      ValueError: if the folder contains another run, or `OUT/NAME` contains other files.
     """
     if out is not None:
         require_runs(out / name, overwrite)
@@ -123,9 +123,9 @@ def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> P
 
 
 def require_runs(folder: Path, is_removed: bool) -> None:
-    """Raises `ValueError` if a folder of runs holds what this program has not made.
+    """Raises `ValueError` if a folder of runs contains other folders.
 
-    If it `is_removed`, that may be no single file either.
+    If the folder `is_removed`, it may not contain other files either.
     """
     if not folder.exists():
         return
@@ -139,7 +139,7 @@ def require_runs(folder: Path, is_removed: bool) -> None:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is that of a run, or empty."""
+    """Whether a folder is empty or contains a run."""
     if not path.is_dir():
         return False
     names = {inner.name for inner in path.iterdir()}
@@ -147,7 +147,7 @@ def is_run(path: Path) -> bool:
 
 
 def empty_folder(folder: Path) -> None:
-    """Makes the folder of a run anew; raises `ValueError` if it exists and is none of a run."""
+    """Empties or makes the folder of a run; raises `ValueError` if it contains no run."""
     if folder.exists() and not is_run(folder):
         raise ValueError(f"{folder} must be the folder of a run, got another: move it away.")
     shutil.rmtree(folder, ignore_errors=True)
@@ -155,14 +155,14 @@ def empty_folder(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> Record | None:
-    """Returns how the run of a folder ended; None if it has not, or if the file is damaged."""
+    """Returns how the run in a folder ended; None if it has not, or the file is damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return read_object(folder / STATE)
     return None
 
 
 def read_result(state: Record, folder: Path) -> Result | None:
-    """Returns how a run ended in an earlier call; None if it failed, or has lost its summary."""
+    """Returns how a run ended in an earlier call; None if it failed or its summary is gone."""
     summary = read_summary(folder) if state["status"] == "finished" else {}
     if not summary and state["status"] != "diverged":
         return None
@@ -171,7 +171,7 @@ def read_result(state: Record, folder: Path) -> Result | None:
 
 
 def read_summary(folder: Path) -> Record:
-    """Returns `summary.json` of a run; `{}` if there is none that has measured something."""
+    """Returns `summary.json` of a run; `{}` if there is none, or it has no results."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         summary = read_object(folder / "summary.json")
         # A report may consist of sections that need no runs.
@@ -180,7 +180,7 @@ def read_summary(folder: Path) -> Record:
 
 
 def judge(folder: Path, status: int, seconds: float) -> Result:
-    """Returns how a process ended, by its exit status and its output."""
+    """Says how a process ended, from its exit status and its output."""
     summary = read_summary(folder) if status == 0 else {}
     if summary:
         return Result(status="finished", folder=folder, summary=summary, seconds=seconds)
@@ -193,7 +193,7 @@ def judge(folder: Path, status: int, seconds: float) -> Result:
 
 
 def find_commit() -> str:
-    """Returns the commit of this checkout, with `-dirty` if files differ; "" if there is none."""
+    """Returns the commit of this checkout, with `-dirty` if files differ; "" outside of one."""
     command = ["git", "-C", f"{ROOT}", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
@@ -202,7 +202,7 @@ def find_commit() -> str:
 
 
 def find_machine() -> str:
-    """Returns processor (its architecture where that is all that is known), cores and system."""
+    """Returns processor (or its architecture, if no more is known), cores and system."""
     path = Path("/proc/cpuinfo")
     match = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
     processor = match[1] if match else platform.machine()
@@ -210,12 +210,12 @@ def find_machine() -> str:
 
 
 def find_devices(jobs: int | None) -> Devices:
-    """Returns what each of some runs has: a GPU; without GPUs, all share the cores.
+    """Gives a GPU to each of several runs. Without GPUs, all runs share the cores.
 
-    `jobs` of None is one for each GPU, or for each core, at most 8.
+    If `jobs` is None, there is a run for each GPU, or for each core, at most 8.
 
     Raises:
-      ValueError: if there are fewer GPUs.
+      ValueError: if there are fewer GPUs than `jobs`.
     """
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
     platform, count = (probe.stdout.split() or ["cpu", "1"])[-2:]
@@ -234,10 +234,10 @@ def find_devices(jobs: int | None) -> Devices:
 
 
 class Processes:
-    """Runs commands from several threads; at the end of its context none of them runs any more.
+    """Runs commands from several threads, and ends all of them at the end of its context.
 
-    Each has a process group: Ctrl-C reaches this program alone, and what a process leaves behind is
-    found by it.
+    Each process has its own process group. So Ctrl-C reaches this program only, and this program
+    finds children that a process leaves behind.
     """
 
     def __init__(self) -> None:
@@ -258,9 +258,9 @@ class Processes:
     def run(
         self, command: Sequence[str], log: Path, environment: dict[str, str], max_seconds: float
     ) -> int:
-        """Runs a command; returns its exit status, that of SIGKILL if it took too long.
+        """Runs a command; returns its exit status (of SIGKILL, if it took too long).
 
-        `log` receives all that it prints; `environment` are all its variables.
+        The output goes to `log`. `environment` contains all variables of the command.
         """
         with log.open("wb") as output, self._lock:
             if not self._is_open:
@@ -299,7 +299,7 @@ class Processes:
 
 
 def ignore_stop_signals() -> contextlib.AbstractContextManager[None]:
-    """Ignores Ctrl-C and SIGTERM while processes are ended; only a main thread receives them."""
+    """Ignores Ctrl-C and SIGTERM, on the main thread, while processes are ended."""
     if threading.current_thread() is not threading.main_thread():
         return contextlib.nullcontext()
     return gx.launch.signal_handlers((signal.SIGINT, signal.SIGTERM), signal.SIG_IGN)
@@ -311,10 +311,10 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 class ProgressBar:
-    """A bar with what runs, what has ended, and how long the rest may take.
+    """A bar that shows which runs go on, which have ended, and how long the rest may take.
 
     Attributes:
-      results: of the runs that have ended, by name.
+      results: the results of the runs that have ended, by name.
     """
 
     def __init__(self, runs: Sequence[Run], bar: Progress, jobs: int):
@@ -327,12 +327,12 @@ class ProgressBar:
         self._task = bar.add_task("runs", total=len(runs), status="")
 
     def begin(self, run: Run) -> None:
-        """Shows a run that begins; called from the thread that waits for it."""
+        """Shows a run that begins. The thread that waits for the run calls this."""
         self._began[run.name] = time.monotonic()
         self._show()
 
     def end(self, run: Run, result: Result) -> None:
-        """Counts a run that has ended, now or before; an error ends all runs."""
+        """Counts a run that has ended, now or in an earlier call. An error here ends all runs."""
         self.results[run.name] = result
         if self._began.pop(run.name, None) is not None:
             self._seconds.append(result.seconds)
@@ -359,7 +359,7 @@ class ProgressBar:
 
 
 def make_run_bar(console: Console) -> Progress:
-    """Makes the bar that a `ProgressBar` moves."""
+    """Makes the bar for a `ProgressBar`."""
     return Progress(
         TextColumn("{task.completed} of {task.total}"),
         BarColumn(bar_width=12),
@@ -370,7 +370,7 @@ def make_run_bar(console: Console) -> Progress:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a time in words.
+    """Formats a time for people.
 
     >>> format_seconds(7.3), format_seconds(191), format_seconds(7262)
     ('7 s', '3 min 11 s', '2 h 1 min')
@@ -389,13 +389,14 @@ def run_all(
     replaces: bool = False,
     max_seconds: float = MAX_SECONDS,
 ) -> dict[str, Result]:
-    """Runs all calls that have not ended before; returns how each ended, by name.
+    """Runs all calls that did not end in an earlier call; returns how each ended, by name.
 
-    Those that are alone come after all others, one at a time. A run of the same name with other
-    arguments is run anew if it `replaces`.
+    Runs with `is_alone` come last, one at a time. If `replaces`, an earlier run of the same name
+    with other arguments is run anew.
 
     Raises:
-      FatalError: if the folder has a run of the same name with other arguments, unless `replaces`.
+      FatalError: if the folder contains a run of the same name with other arguments, unless
+        `replaces`.
       KeyboardInterrupt: after all runs have been ended.
     """
     results: dict[str, Result] = {}
@@ -415,7 +416,7 @@ def run_all(
 
 
 def find_result(run: Run, folder: Path, replaces: bool = True) -> Result | None:
-    """How a run ended in an earlier call; None if it must be run, see `run_all`."""
+    """Returns how a run ended in an earlier call; None if it must be run."""
     state = read_state(folder)
     if state is None:
         return None
@@ -431,7 +432,7 @@ def find_result(run: Run, folder: Path, replaces: bool = True) -> Result | None:
 
 
 class Batch:
-    """Runs of which all may be side by side."""
+    """Runs that may all run at the same time."""
 
     def __init__(self, folder: Path, devices: Devices, reporter: ProgressBar, max_seconds: float):
         self._folder = folder
@@ -445,7 +446,7 @@ class Batch:
         self._results: dict[str, Result] = {}
 
     def run(self, runs: Sequence[Run]) -> dict[str, Result]:
-        """Runs all; returns how each ended."""
+        """Runs all runs; returns how each ended."""
         futures: dict[Future[Result], Run] = {}
         try:
             # The processes are ended first: the pool waits for its threads, and these for them.
@@ -469,7 +470,7 @@ class Batch:
         self._reporter.end(run, result)
 
     def _run(self, run: Run) -> Result:
-        """Runs a call with the next free devices, and writes into its folder how it ended."""
+        """Runs a call on the next free devices, and writes into its folder how it ended."""
         environment = self._environments.get()
         try:
             self._reporter.begin(run)

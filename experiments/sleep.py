@@ -1,4 +1,4 @@
-"""Simulated computation: a sleep, as of a device that does not share this machine's cores."""
+"""Simulates a computation by a sleep, as if a device did it without this machine's cores."""
 
 import time
 
@@ -9,10 +9,10 @@ from numpy.typing import ArrayLike
 
 
 def compute_one(seconds: ArrayLike) -> jax.Array:
-    """Returns 1 after these seconds, as a part of a compiled program.
+    """Returns 1 after this many seconds, inside a compiled program.
 
-    What the program multiplies by it is not there before; the sum of other parts, such as an
-    exchange, is computed meanwhile.
+    A product with this 1 is computed after the sleep. Other parts of the program, such as an
+    exchange, are computed during the sleep.
     """
     shape = jax.ShapeDtypeStruct((), jnp.float32)
     return jax.pure_callback(_sleep, shape, jnp.asarray(seconds, jnp.float32))

@@ -2,7 +2,7 @@
 
     python -m experiments.speech --data-dir FOLDER
 
-FOLDER holds speech_languages.npz, or DATASET.npz with `--dataset`: the format is that of
+FOLDER contains speech_languages.npz, or DATASET.npz with `--dataset`, in the format of
 `experiments.data.speech`. Bidirectional LSTM layers read windows of 21 frames (log-mel with deltas
 and double deltas), as in the paper, and predict the class of the utterance at each frame. The paper
 keeps the total batch at 8192 windows for any number of learners:
@@ -42,22 +42,23 @@ class SpeechOptions(TrainingOptions):
     batch_size_per_node: PositiveInt = 32
     """Windows per node and step."""
     dataset: str = DATASET
-    """Name of the data set: DATASET.npz in --data-dir."""
+    """Name of the data set, which is DATASET.npz in --data-dir."""
     data_dir: OptionalPath = None
-    """Folder of the data set."""
+    """Folder that contains the data set."""
     dirichlet_alpha: PositiveFloat | None = None
-    """Divide the utterances of each class over the nodes by Dirichlet(alpha): a small alpha is
-    uneven. If not given, the utterances are shuffled."""
+    """Divide the utterances of each class over the nodes by Dirichlet(alpha); the smaller alpha,
+    the more uneven. If not given, utterances are shuffled."""
     frames_per_window: PositiveInt = NUM_FRAMES
-    """Frames of a window; the windows of an utterance do not overlap."""
+    """Number of frames of a window. The windows of an utterance do not overlap."""
     model: Literal["mini", "paper"] = "mini"
-    """mini: 2 LSTM layers of 2 x 64 cells, projection to 64. paper: 6 of 2 x 512, to 256."""
+    """mini has 2 LSTM layers of 2 x 64 cells and a projection to 64. paper has 6 layers of 2 x 512
+    cells and a projection to 256."""
     layers: PositiveInt | None = None
-    """Bidirectional LSTM layers; if not given, those of --model."""
+    """Number of bidirectional LSTM layers. If not given, --model decides."""
     cells: PositiveInt | None = None
-    """Cells of a layer in each direction; if not given, those of --model."""
+    """Number of cells of a layer in each direction. If not given, --model decides."""
     projection: PositiveInt | None = None
-    """Width of the linear layer before the softmax; if not given, that of --model."""
+    """Width of the linear layer before the softmax. If not given, --model decides."""
     precision: Precision = "float32"
     remat: Remat = False
 
@@ -67,7 +68,7 @@ class SpeechOptions(TrainingOptions):
 
     @property
     def size(self) -> AcousticSize:
-        """The size of the model: that of `model`, with the sizes that are given."""
+        """The size of the model, from `model` and the sizes that are given."""
         named = ACOUSTIC_SIZES[self.model]
         return AcousticSize(
             self.layers or named.layers,
@@ -79,8 +80,8 @@ class SpeechOptions(TrainingOptions):
 class SpeechClassification(Task):
     """A classifier of windows of speech, trained by the cross-entropy of each frame.
 
-    The windows of an utterance are on one node, except with `--shuffle global`. The class of a
-    window is that of the largest mean log-probability over its frames, and that of an utterance,
+    All windows of an utterance are on one node, except with `--shuffle global`. The predicted class
+    of a window has the largest mean log-probability over its frames; for an utterance the mean is
     over all its windows.
     """
 
@@ -119,7 +120,7 @@ class SpeechClassification(Task):
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean(), None
 
     def split_windows(self, nodes: int, seed: int) -> list[np.ndarray]:
-        """Divides the utterances over the nodes; returns the windows of each."""
+        """Divides the utterances over the nodes; returns the windows of each node."""
         windows = self.train
         usable = np.flatnonzero(windows.counts)
         labels = windows.utterances.labels[usable]
@@ -139,7 +140,7 @@ class SpeechClassification(Task):
         return ((windows.read(row), labels[row]) for row in itertools.islice(rows, start, None))
 
     def test_batches(self) -> Iterator[LazyBatch]:
-        """Yields windows `[E, W, T, features]`, how many each utterance has, and its label."""
+        """Yields windows `[E, W, T, features]`, and the window count and label of each utterance."""
         usable = np.flatnonzero(self.test.counts)
         longest = self.test.counts.max()
         size = max(self.options.nodes, self.options.global_batch_size // longest)
@@ -148,7 +149,7 @@ class SpeechClassification(Task):
             yield LazyBatch(len(utterances), functools.partial(self.read_test, utterances))
 
     def read_test(self, utterances: np.ndarray, chosen: np.ndarray) -> Any:
-        """Returns the chosen ones of these test utterances, as `test_batches` says."""
+        """Returns some of these test utterances in the form of `test_batches`."""
         windows = self.test
         utterances = utterances[chosen]
         counts = windows.counts[utterances]

@@ -1,25 +1,25 @@
-"""How many steps each method needs to one loss, over more and more simulated nodes.
+"""Counts the steps that each method needs to reach one loss, over more and more simulated nodes.
 
     python -m experiments.steps_to_loss --fashion-mnist FOLDER
 
-Nodes train a perceptron with one hidden layer by SGD with Nesterov momentum and a cosine, each on
-batches of its own from the same images. A run of K steps ends with the loss of the average model on
-5,000 of the images. K is doubled or halved until that loss is above `--loss` with K steps and below
-it with 2 K; the steps are interpolated between, in the logarithm of K, for each seed. The rate of
-each method, number of nodes and K is chosen by one rule, with the first seed: it is doubled and
-halved until the middle of three has the smallest loss. All nodes are simulated in one process, so
-steps are measured and seconds are not.
+Nodes train a perceptron with one hidden layer by SGD with Nesterov momentum and a cosine schedule.
+Each node draws its own batches from the same images. A run of K steps ends with the loss of the
+average model on 5,000 of the images. The program doubles or halves K until this loss is above
+`--loss` after K steps and below `--loss` after 2 K steps, and interpolates the steps in the
+logarithm of K, for each seed. For each method, number of nodes and K, the learning rate is chosen
+with the first seed: it is doubled and halved until the middle of three rates has the smallest loss.
+All nodes are simulated in one process, so steps are measured and seconds are not.
 
-- `allreduce`: exact averages of the gradients.
-- `sgp`: one peer of the exponential graph, after the local step.
-- `1-osgp`: the same, with messages that arrive a step late, behind the computation.
-- `dpsgd`: pairs of the bipartite exponential graph, beside the computation.
-- `sgp-every-H`: a round of SGP after every `--every` local steps.
-- `diloco`: exact averages of the models after every `--every` local steps, with Nesterov's outer
-  step (0.7 and 0.9).
+- `allreduce` averages the gradients exactly.
+- `sgp` exchanges with one peer of the exponential graph after the local step.
+- `1-osgp` does the same, but messages arrive one step late, hidden by the computation.
+- `dpsgd` averages pairs of the bipartite exponential graph during the computation.
+- `sgp-every-H` makes a round of SGP after every `--every` local steps.
+- `diloco` averages the models exactly after every `--every` local steps, with Nesterov's outer step
+  (rate 0.7, momentum 0.9).
 
-`--out` holds `summary.json`, whose `runs` have `method`, `nodes`, `rates` and `steps`, a number for
-each seed.
+The program writes `summary.json` into `--out`. Its `runs` contain `method`, `nodes`, `rates` and
+`steps`, a number for each seed.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 Images = tuple[jax.Array, jax.Array]
 """Pixels `[M, 784]` and labels `[M]`."""
 Make = Callable[[int, Any, int], optax.GradientTransformationExtraArgs]
-"""Nodes, learning rate and H -> the chain of a method."""
+"""Makes the chain of a method from the number of nodes, the learning rate and H."""
 
 
 def make_sgd(rate: Any) -> optax.GradientTransformation:
@@ -88,25 +88,25 @@ METHODS: dict[str, Make] = {
 
 @dataclasses.dataclass(frozen=True)
 class StepsOptions(OutputOptions):
-    """Counts the steps that each method needs to one loss, over simulated nodes."""
+    """Counts the steps that each method needs to reach one loss, over simulated nodes."""
 
     nodes: tuple[
         Annotated[PositiveInt, Check("even, from 2 on", lambda value: value % 2 == 0)], ...
     ] = (4, 16, 64, 256, 1024)
     """One or several numbers of simulated nodes."""
     every: PositiveInt = 16
-    """H, local steps from one exchange to the next, of the methods that exchange now and then."""
+    """H, local steps from one exchange to the next, for sgp-every-H and diloco."""
     batch_size_per_node: PositiveInt = 32
-    """Images of a node and step."""
+    """Images per node and step."""
     loss: PositiveFloat = 0.42
     """The loss to reach, in nats."""
     max_steps: PositiveInt = 2048
-    """The most steps of a run; a method that needs more is shown without a number."""
+    """Largest number of steps of a run. A method that needs more is shown without a number."""
     fashion_mnist: OptionalPath = None
-    """Folder of the four files of Fashion-MNIST; if not given, 4,000 MNIST digits take its place.
+    """Folder with the four files of Fashion-MNIST. If not given, 4,000 MNIST digits are used.
     """
     seed: tuple[Seed, ...] = (0, 1, 2)
-    """One or several seeds of models and batches."""
+    """One or several seeds for models and batches."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,7 +114,7 @@ class StepsOptions(OutputOptions):
 
 
 def load_images(folder: Path | None) -> Images:
-    """Returns the training images; their pixels have mean 0."""
+    """Returns the training images; all pixels together have mean 0."""
     name = "mnist5k" if folder is None else "fashion_mnist"
     loaded = data.load(name, folder)
     pixels = loaded.train_images.reshape(len(loaded.train_images), -1)
@@ -149,7 +149,7 @@ def draw_batch(images: Images, size: int, key: jax.Array) -> Images:
 def make_trainer(
     make: Make, nodes: int, images: Images, options: StepsOptions
 ) -> Callable[[float, int, int], float]:
-    """Returns a function of rate, steps and seed: the loss at the end; infinite if it diverged."""
+    """Returns a function of rate, steps and seed that trains and returns the final loss."""
 
     @jax.jit
     def train(rate: jax.Array, steps: jax.Array, seed: jax.Array) -> jax.Array:
@@ -185,7 +185,7 @@ def find_loss(train: Callable[..., jax.Array], rate: float, steps: int, seed: in
 
 
 def choose_rate(measure: Callable[[float], float], first: float) -> float:
-    """Doubles and halves a rate until the middle of three measures is the smallest.
+    """Doubles and halves a rate until the middle of three rates has the smallest measure.
 
     >>> choose_rate(lambda rate: abs(rate - 3), first=0.4)
     3.2
@@ -201,7 +201,7 @@ def choose_rate(measure: Callable[[float], float], first: float) -> float:
 
 
 def count_steps(find_loss: Callable[[float, int, int], float], options: StepsOptions) -> Record:
-    """Returns the steps to the loss for each seed, and the rates on both sides of it."""
+    """Returns the steps to the loss for each seed, and the rates for K and 2 K steps."""
     seed = options.seed[0]
     rates: dict[int, float] = {}
     losses: dict[int, float] = {}
@@ -250,7 +250,7 @@ def measure(options: StepsOptions, out: Path, console: Console) -> None:
 
 
 def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
-    """Returns a table: methods by numbers of nodes."""
+    """Returns a table of methods by numbers of nodes."""
     table = Table(box=SIMPLE_HEAD, title=f"Steps to a loss of {options.loss:g}, mean (rate)")
     table.add_column("method")
     for nodes in options.nodes:

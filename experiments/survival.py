@@ -1,24 +1,26 @@
-"""Which methods survive which fault: a loss beside the undisturbed run, and where the mass went.
+"""Shows which methods survive which fault, by their loss and by where their mass went.
 
     python -m experiments.survival
 
-Eight simulated nodes fit a linear classifier of digits (mnist5k, in 7 x 7 values) with uneven data:
-half of each node's examples are of its own classes. Each step takes the gradient of all examples of
-a node, in float64, so that runs differ by their faults alone. A cell is the loss over all examples,
-the mean of the models of living nodes, divided by that of the same method without faults. Words:
+Eight simulated nodes fit a linear classifier of digits (mnist5k, in 7 x 7 values). Their data are
+uneven: half of each node's examples are of its own classes. Each step takes the gradient of all
+examples of a node, in float64, so that runs differ by their faults alone. A cell is the loss over
+all examples (mean over the models of living nodes), divided by the loss of the same method without
+faults. Or it is a word:
 
-- `refused`: the method raises a `ValueError`, or has no place for the fault; the file says why.
+- `refused`: the method raises a `ValueError`, or cannot have this fault. `survival.md` says why.
 - `diverges`: a model or its loss is not finite.
-- `waits`: the result is that of the undisturbed run, but later.
-- `stops`: it waits for ever; the loss is that of the last model before.
+- `waits`: the result is the same as without faults, but comes later.
+- `stops`: the run waits for ever. The loss is of the last model before.
 
-The second table is the mass, relative to the largest value of a model: how far `held + in flight +
-lost` of all nodes is from `start + updates`, and after a `+` what part of the push-sum weight was
-lost. For `dpsgd, own` it is the drift of the mean. For gradient tracking while nodes are inactive,
-where the mean moves by the corrections, too, it is the sum of the corrections, which must stay 0.
+The second table shows by how much `held + in flight + lost` of all nodes differs from
+`start + updates`, relative to the largest value of a model. After a `+` it shows which part of the
+push-sum weight was lost. For `dpsgd, own` it shows the drift of the mean. For gradient tracking
+with inactive nodes, whose corrections also move the mean, it shows the sum of the corrections,
+which must stay 0.
 
-The program writes into `--out` `metrics.jsonl` and `summary.json` (an object per cell; in `runs`)
-and `survival.md`.
+The program writes `metrics.jsonl`, `summary.json` (an object per cell, in `runs`) and `survival.md`
+into `--out`.
 """
 
 import dataclasses
@@ -74,7 +76,8 @@ FAULTS: dict[str, Callable[[int, int], Faults]] = {
     ),
     "noise": lambda seed, steps: Faults(NODES, noise=NOISE, seed=seed),
 }
-"""Their `(seed, steps)`, by name; the loss rates are 10 and 12.5 %, and 75, 80 and 50 % active."""
+"""Functions of `(seed, steps)` that make faults, by name. Messages are lost at rates of 10 and 12.5
+%, and 75, 80 and 50 % of the nodes are active."""
 
 
 class FaultyMethod(NamedTuple):
@@ -86,18 +89,18 @@ class FaultyMethod(NamedTuple):
 
 
 def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> FaultyMethod:
-    """SGD, a gossip, and nodes that do not compute while they are not active."""
+    """Makes a chain of SGD and gossip whose nodes do not compute while they are not active."""
     optimizer = optax.identity() if rate is None else optax.sgd(rate)
     return FaultyMethod(gx.faults.inactive(optax.chain(optimizer, gossip), faults), faults)
 
 
 def wire_of(faults: Faults) -> gx.faults.NoiseCodec | None:
-    """The noise, as a form of messages."""
+    """Returns the noise of the faults as a `wire`."""
     return gx.faults.noise(faults.noise, faults.seed) if faults.noise else None
 
 
 def weaken(schedule: gx.Schedule, faults: Faults, **options: Any) -> gx.Schedule:
-    """The schedule with the faults, of which noise is left to the wire."""
+    """Returns the schedule with all faults but the noise, which is left to the wire."""
     return gx.faults.apply(schedule, dataclasses.replace(faults, noise=0.0), **options)
 
 
@@ -111,7 +114,7 @@ def make_osgp(faults: Faults) -> FaultyMethod:
 
 
 def mix(gossip: Any, faults: Faults, *more: Any, rate: float | None = RATE) -> FaultyMethod:
-    """A gossip over the undirected ring, whose edges fail in both directions."""
+    """Makes a gossip over the undirected ring, whose edges fail in both directions."""
     ring = weaken(RING, faults, keep="both")
     return around(gossip(ring, *more, wire=wire_of(faults)), faults, rate)
 
@@ -128,7 +131,7 @@ def make_relay(faults: Faults) -> FaultyMethod:
 
 
 def make_allreduce(faults: Faults, steps: int) -> FaultyMethod:
-    """All skip a step at which one is not active: none has its gradient."""
+    """All nodes skip a step at which one is not active, because its gradient is missing."""
     all_active = np.array([[faults.active_at(k).all()] * NODES for k in range(steps)])
     together = Faults(NODES, active=all_active)
     chain = optax.chain(gx.allreduce(wire=wire_of(faults)), optax.sgd(RATE))
@@ -137,7 +140,7 @@ def make_allreduce(faults: Faults, steps: int) -> FaultyMethod:
 
 
 def make_diloco(faults: Faults, steps: int) -> FaultyMethod:
-    """Who is not active skips inner steps; averages wait for it, and for a dead one for ever."""
+    """An inactive node skips inner steps. Averages wait for it, and for a dead node for ever."""
     if faults.deaths:
         rows = np.arange(steps)[:, None] < np.full(NODES, steps // 2)
         faults = Faults(NODES, active=rows)
@@ -183,16 +186,16 @@ else:
 
 @dataclasses.dataclass(frozen=True)
 class SurvivalOptions(OutputOptions):
-    """Which methods survive which fault."""
+    """Shows which methods survive which fault."""
 
     method: tuple[Method, ...] = tuple(METHODS)
-    """One or several methods: the rows."""
+    """One or several methods, which are the rows."""
     fault: tuple[FaultName, ...] = tuple(FAULTS)
-    """One or several faults: the columns."""
+    """One or several faults, which are the columns."""
     steps: PositiveInt = 300
-    """Steps of each run; a node dies after half of them."""
+    """Steps of each run. If a node dies, it dies after half of the steps."""
     seed: Seed = 0
-    """Of the faults."""
+    """Seed of the faults."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,12 +217,12 @@ def load_examples() -> tuple[np.ndarray, np.ndarray]:
 
 
 def loss(model: jax.Array, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean cross entropy of a linear classifier `[50, 10]`."""
+    """Returns the mean cross-entropy of a linear classifier `[50, 10]`."""
     return -jnp.mean(jnp.sum(labels * jax.nn.log_softmax(images @ model), axis=-1))
 
 
 class Outcome(NamedTuple):
-    """What a run ended with: models `[N, 50, 10]`, losses `[N]`, and sums over the nodes."""
+    """The end of a run: models `[N, 50, 10]`, losses `[N]`, and sums over the nodes."""
 
     models: Any
     losses: Any
@@ -263,7 +266,7 @@ def simulate(run: FaultyMethod, steps: int, images: np.ndarray, labels: np.ndarr
 
 
 def measure(method: str, fault: str, options: SurvivalOptions, examples: Any) -> Record:
-    """Returns the object of one cell; the fault "" is that of the undisturbed run."""
+    """Returns the object of one cell; the fault "" means a run without faults."""
     faults = FAULTS[fault](options.seed, options.steps) if fault else Faults(NODES)
     record: Record = {"method": method, "fault": fault, "word": "", "loss": None, "mass": None}
     record |= {"lost_weight": None, "reason": ""}
@@ -292,13 +295,13 @@ def measure(method: str, fault: str, options: SurvivalOptions, examples: Any) ->
 
 
 def format_loss(cell: Record, undisturbed: Record) -> str:
-    """A cell of the first table."""
+    """Formats a cell of the first table."""
     loss = cell["loss"] and f"{cell['loss'] / undisturbed['loss']:.2f}"
     return " ".join(filter(None, [loss, cell["word"]]))
 
 
 def format_mass(cell: Record) -> str:
-    """A cell of the second table."""
+    """Formats a cell of the second table."""
     if cell["mass"] is None:
         return "-"
     lost = f" + {cell['lost_weight']:.0%}" if cell["lost_weight"] > 1e-9 else ""
@@ -306,7 +309,7 @@ def format_mass(cell: Record) -> str:
 
 
 def make_tables(runs: Sequence[Record], options: SurvivalOptions) -> dict[str, list[list[str]]]:
-    """Returns the rows of both tables, with their headers first, by title."""
+    """Returns the rows of both tables by title; the first row is the header."""
     cells = {(run["method"], run["fault"]): run for run in runs}
     losses = [["method", "loss", *options.fault]]
     masses = [["method", "none", *options.fault]]
@@ -321,7 +324,7 @@ def make_tables(runs: Sequence[Record], options: SurvivalOptions) -> dict[str, l
 def write_report(
     runs: Sequence[Record], options: SurvivalOptions, out: Path, console: Console
 ) -> None:
-    """Prints the tables, and writes them and the reasons of what was refused to `survival.md`."""
+    """Prints the tables, and writes them with the reasons of refusals to `survival.md`."""
     parts = []
     for title, (headers, *rows) in make_tables(runs, options).items():
         parts += [f"## {title}", format_table(headers, rows)]

@@ -1,4 +1,4 @@
-"""Tables of runs, in the terminal."""
+"""Makes tables of runs for the terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -8,13 +8,13 @@ from rich.table import Table
 from experiments.results import Record
 
 Cell = str | Callable[[Record], str]
-"""A format of a run's fields, as "{seconds:.2f}", or a function of the run."""
+"""A format of a run's fields, for example "{seconds:.2f}", or a function of the run."""
 
 
 def make_table(
     title: str, caption: str, columns: Mapping[str, Cell], runs: Sequence[Record], texts: int = 1
 ) -> Table:
-    """Makes a table with a row per run; the first `texts` columns are text, the others numbers."""
+    """Makes a table with a row per run; the first `texts` columns are texts, the rest numbers."""
     table = Table(title=title, caption=caption or None, box=SIMPLE_HEAD, padding=0)
     for index, header in enumerate(columns):
         if index < texts:
@@ -29,5 +29,5 @@ def make_table(
 
 
 def scale(field: str, unit: float, digits: str) -> Cell:
-    """A cell with a field in other units; - where a run has none."""
+    """Makes a cell with a field in other units, or "-" if a run has no such field."""
     return lambda run: "-" if run.get(field) is None else f"{run[field] / unit:{digits}}"

@@ -2,18 +2,19 @@
 
     python -m experiments.translation --data-dir FOLDER
 
-FOLDER holds train.tsv, valid.tsv and test.tsv, plain or gzipped: a sentence, a tab and its
-translation on each line. Without further options 4 nodes train a small Transformer with Adam, with
-SGP and with AllReduce. A byte-pair tokenizer is trained on the training text, and saved with the
-run. A batch has a number of tokens, and sentences of similar length, padded to one of
-`--bucket-lengths`. English to German of WMT'16 as TensorFlow Datasets prepares it:
+FOLDER contains train.tsv, valid.tsv and test.tsv, plain or gzipped. Each line is a sentence, a tab
+and its translation. Without further options 4 nodes train a small Transformer by Adam, with SGP and
+with AllReduce. The program trains a byte-pair tokenizer on the training text, and saves it with the
+run. A batch consists of a number of tokens. Its sentences have similar lengths, and are padded to
+one of `--bucket-lengths`. For English to German of WMT'16, which TensorFlow Datasets prepares:
 
     python -m experiments.translation --dataset wmt16_en_de --model base --vocabulary-size 37000
 
-After each epoch the average model is measured on the validation set: loss and perplexity per token,
-and the BLEU score of the first `--eval-sentences`, some of which are shown. At the end its BLEU
-score on the test set follows, by sacrebleu, whose signature is in `summary.json`. Its hypotheses
-and references are OUT/texts/RUN/hypotheses.txt and references.txt, a sentence per line.
+After each epoch the program measures the average model on the validation set: loss and perplexity
+per token, and the BLEU score of the first `--eval-sentences`, some of which it shows. At the end it
+measures the BLEU score on the test set by sacrebleu, whose signature is in `summary.json`. It
+writes hypotheses and references to OUT/texts/RUN/hypotheses.txt and references.txt, a sentence per
+line.
 """
 
 import dataclasses
@@ -83,49 +84,52 @@ class TranslationOptions(TrainingOptions):
 
     BATCH_OPTION: ClassVar[str] = "--tokens-per-batch"
     nodes: PositiveInt = 4
-    """Number of nodes; each has its model and its part of the data."""
+    """Number of nodes. Each node has its own model and its part of the data."""
     batch_size_per_node: Annotated[PositiveInt, tyro.conf.arg(name="tokens-per-batch")] = 1024
-    """Tokens of the targets per node and step, the padding to --bucket-lengths included; as many of
-    the sources. A batch of N tokens without padding needs N divided by the part that is no padding.
+    """Tokens of the targets per node and step, with the padding to --bucket-lengths. The sources
+    have as many. For N tokens without padding, give N divided by the part of tokens that is not
+    padding.
     """
     optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 2e-3
-    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 tokens."""
+    """It is not scaled by the number of nodes, except with --lr-schedule step, when it is the rate
+    for 256 tokens."""
     lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "inverse_sqrt"
     warmup_steps: NonNegativeInt = 500
-    """Updates in which the rate first rises linearly up to --learning-rate."""
+    """First updates, in which the rate rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.0
     """L2 for sgd and nesterov, decoupled for adam and muon."""
     adam_b2: Fraction = 0.98
-    """Decay of Adam's mean of squared gradients."""
+    """Decay rate of Adam's mean of squared gradients."""
     adam_epsilon: PositiveFloat = 1e-9
-    """Added to the root of Adam's mean of squared gradients."""
+    """Added to the square root of Adam's mean of squared gradients."""
     dataset: Literal["tsv", "wmt16_en_de"] = "tsv"
-    """tsv: files of tab-separated pairs in --data-dir. wmt16_en_de: wmt16_translate/de-en, English
-    to German, as prepared by TensorFlow Datasets."""
+    """tsv: files of tab-separated pairs in --data-dir. wmt16_en_de: English to German, from
+    wmt16_translate/de-en of TensorFlow Datasets in --data-dir."""
     data_dir: OptionalPath = None
-    """Folder of train, valid and test.tsv (or .tsv.gz), or of TensorFlow Datasets."""
+    """Folder with train, valid and test.tsv (or .tsv.gz), or data sets of TensorFlow Datasets."""
     tokenizer: OptionalPath = None
-    """File of a tokenizer, such as OUT/tokenizer.json of another run; if not given, one is trained
-    on the training text."""
+    """File of a tokenizer, for example OUT/tokenizer.json of another run. If not given, a tokenizer
+    is trained on the training text."""
     vocabulary_size: PositiveInt | None = None
-    """Tokens of a tokenizer that is trained, of both languages, fewer if the text has fewer; if not
-    given, 8000. The file of --tokenizer must have this number of them, if it is given."""
+    """Number of tokens of a tokenizer that is trained, for both languages (if not given, 8000), or
+    fewer if the text has fewer. With --tokenizer, its file must have this number of tokens."""
     bucket_lengths: tuple[PositiveInt, ...] = (16, 32, 64, 128)
-    """The lengths, in tokens, that sentences are padded to, in rising order: as many programs are
-    compiled for each round. Longer training pairs are left out."""
+    """Lengths in tokens to which sentences are padded, in rising order. A program is compiled for
+    each length and round. Longer training pairs are left out."""
     model: Literal["mini", "base", "big"] = "mini"
-    """Sizes of Vaswani et al.; mini has 0.9 million parameters without the embedding."""
+    """base and big are the sizes of Vaswani et al. mini has 0.9 million parameters besides the
+    embedding."""
     dropout: Fraction = 0.1
     """Probability that a unit is dropped in training."""
     label_smoothing: Fraction = 0.1
-    """Probability that the training loss divides over the whole vocabulary."""
+    """Probability that the training loss spreads evenly over the whole vocabulary."""
     beam: PositiveInt = 4
-    """Hypotheses of the beam search."""
+    """Number of hypotheses of the beam search."""
     length_penalty: NonNegativeFloat = 0.6
     """Exponent of the length penalty of the beam search (Wu et al.)."""
     eval_sentences: PositiveInt = 100
-    """Sentences of the validation set that are translated after each epoch."""
+    """Number of sentences of the validation set that are translated after each epoch."""
     precision: Precision = "float32"
     remat: Remat = False
 
@@ -148,7 +152,7 @@ class TranslationOptions(TrainingOptions):
 class Translation(Task):
     """An encoder-decoder, trained by cross-entropy per token of the target.
 
-    To the training program an example is a token, padding included.
+    The training program counts tokens, padding included, as examples.
     """
 
     def __init__(self, options: TranslationOptions):
@@ -202,10 +206,10 @@ class Translation(Task):
         return losses.sum() / is_token.sum(), None
 
     def make_buckets(self, nodes: int) -> list[Bucket]:
-        """Returns the training pairs by length, in each bucket one or more for every node.
+        """Returns the training pairs by length; each bucket has at least one pair for every node.
 
-        Where a run goes on with fewer nodes than at its start, the buckets stay; with more, small
-        ones are joined.
+        If a run goes on with fewer nodes than at its start, the buckets stay the same. With more
+        nodes, small buckets are joined.
         """
         return make_buckets(
             self.lengths, self.options.bucket_lengths, max(nodes, self.options.nodes)
@@ -232,7 +236,7 @@ class Translation(Task):
         return itertools.starmap(make_batch, itertools.islice(enumerate(drawn), start, None))
 
     def make_batch(self, rows: np.ndarray, width: int, seeds: np.ndarray) -> Any:
-        """Pairs of these numbers `[...]` -> ids `[..., width]` twice, and the seeds."""
+        """Returns pairs by number `[...]`, as two arrays `[..., width]` of ids, and seeds."""
         return self.sources.pad(rows, width), self.targets.pad(rows, width), seeds
 
     def make_shapes(self, nodes: gx.Nodes, batch_size_per_node: int) -> list[Any]:
@@ -286,7 +290,7 @@ class Translation(Task):
         return examined._replace(metrics=metrics, details=details, texts=texts)
 
     def translate(self, variables: Variables, sources: Sequence[str]) -> list[str]:
-        """Returns the translation of each text, a line; each process translates a part."""
+        """Returns the translation of each text as one line; each process translates a part."""
         translate = functools.partial(
             translate_texts,
             self.model,
@@ -303,10 +307,10 @@ class Translation(Task):
 def cross_entropy(
     logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the cross-entropy of each token, `[B, T]`, 0 at padding, and which are tokens.
+    """Returns the cross-entropy `[B, T]` of each token (0 for padding), and which are tokens.
 
-    The target distribution is `1 - label_smoothing` on the token and the rest divided over the
-    whole vocabulary.
+    The target distribution gives `1 - label_smoothing` to the token, and divides the rest evenly
+    over the whole vocabulary.
     """
     is_token = targets != PADDING_ID
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
@@ -316,7 +320,7 @@ def cross_entropy(
 
 
 def join_lines(text: str) -> str:
-    """Returns a text as one line, whatever ends its lines; BLEU is the same.
+    """Returns a text as one line, whatever characters end its lines; BLEU stays the same.
 
     >>> join_lines("ein\u2028Wort")
     'ein Wort'

@@ -1,13 +1,16 @@
-"""Training programs: a task is one class, and everything else that such a program needs is here.
+"""What all training programs share. A task is one class; this folder does everything else.
 
-In the order of a run:
+The files, in the order in which a run needs them:
 
-- main: `run_program`, the `main` of every training program: parses, checks before training, starts
-  run after run, and reports.
-- options: what all programs share; task: the protocol of a task, such as `experiments.image`.
-- placement: where the nodes run. plan: from options to runs: steps, learning rate, optimizer.
-- methods, topologies: the algorithms and graphs that can be chosen by name.
-- output: the files of a run, and what a resumed one must keep to.
-- train: the loop; trainer: its compiled programs; evaluation: of the average model and the nodes'.
-- asynchronous, asynchronous_job: runs of asynchronous nodes, in the place of train.
+- main: `run_program`, the `main` of every training program, parses options, checks them before
+  training, starts run after run, and reports.
+- options: the options that all programs share. task: the protocol of a task, which for example
+  `experiments.image` implements.
+- placement: chooses the devices of the nodes. plan: makes runs from options, with steps, learning
+  rate and optimizer.
+- methods, topologies: the algorithms and graphs that you can choose by name.
+- output: the files of a run, and which options a resumed run must keep.
+- train: the training loop. trainer: its compiled programs. evaluation: evaluates the average model
+  and the models of the nodes.
+- asynchronous, asynchronous_job: replace train for asynchronous nodes.
 """

@@ -1,8 +1,8 @@
-"""An asynchronous node: its loop.
+"""The training loop of an asynchronous node.
 
-Each node saves by itself, every `--checkpoint-every` of its own steps and on SIGTERM. With
-`--resume` those that have saved start at their own models with weight 1, so the average model is
-the plain mean of these, which are as far apart in time as the saves are.
+Each node saves by itself, after every `--checkpoint-every` of its own steps and on SIGTERM. With
+`--resume`, each node that has saved starts from its own model with weight 1. So the average model
+is then the plain mean of models that were saved at different times.
 """
 
 import dataclasses
@@ -35,14 +35,14 @@ MEETING_SECONDS = 60.0  # that a node waits for the others before its first step
 
 
 class AsynchronousMethod(NamedTuple):
-    """A row of `ASYNCHRONOUS`: how it is built from a seed and an outer optimizer."""
+    """A row of `ASYNCHRONOUS`, which builds an algorithm from a seed and an outer optimizer."""
 
     build: Callable[[int, OuterOptions | None], gx.asynchronous.Algorithm]
     topology: str  # the graph of its messages, as tables name it
 
 
 def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algorithm:
-    """Returns the asynchronous outer optimizer of these options; it has not all of them."""
+    """Makes the asynchronous outer optimizer from these options, of which it supports some."""
     shared = ("outer_every", "outer_rate", "outer_momentum", "outer_nesterov")
     plain = outer and OuterOptions(**{name: vars(outer)[name] for name in shared})
     if outer is None or plain != outer:
@@ -70,7 +70,7 @@ ASYNCHRONOUS = {
 
 
 def is_asynchronous(names: Sequence[str]) -> bool:
-    """Whether all algorithms are of asynchronous nodes; raises `ValueError` if only some are."""
+    """Whether all algorithms are asynchronous; raises `ValueError` if only some are."""
     given = [name for name in names if name.startswith("async-")]
     if not given:
         return False
@@ -88,7 +88,7 @@ def is_asynchronous(names: Sequence[str]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class OneNode(gx.Nodes):
-    """The node of this process among those of its job, for the data of a task."""
+    """The node of this process among all nodes of its job, in the form that tasks need."""
 
     place: int = 0
 
@@ -110,12 +110,12 @@ class NodeRun(NamedTuple):
         return f"{self.title}, {ASYNCHRONOUS[self.title].topology}, seed {self.seed}"
 
     def folder(self, results: Path) -> Path:
-        """The folder of what its nodes write, in that of the results."""
+        """The folder for the files of the nodes, inside the folder of the results."""
         return results / "nodes" / make_folder_name(self.name)
 
 
 class NodeJob(NamedTuple):
-    """What all runs of a job have in common."""
+    """The settings that all runs of a job share."""
 
     info: NodeInfo  # the place of this node
     task: Task
@@ -127,9 +127,9 @@ class NodeJob(NamedTuple):
 def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | None:
     """Trains this node until all nodes together have made the steps of the run.
 
-    With `joins` the others go on already, and it asks one of them for half of what it holds. `show`
-    is told how far the run is, and a text. Returns the entry of the run in `summary.json`, if this
-    node is at the lowest place at the end.
+    With `joins` other nodes train already, and this node asks one of them for half of its mass.
+    `show` gets the progress of the run and a text. Returns the entry of the run in `summary.json`
+    if this node has the lowest place at the end.
     """
     info = job.info
     plan = job.plan
@@ -189,8 +189,8 @@ def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | 
 def make_gradients(task: Task) -> Callable[[Variables, Any], tuple[Variables, jax.Array]]:
     """Returns `(variables, batch) -> (grads, loss)`.
 
-    Running statistics are a part of what nodes gossip: their gradient, at a rate of 1, is the
-    difference between the old ones and the new.
+    Nodes also gossip running statistics. The gradient of the statistics, at a rate of 1, is the
+    difference between the old and the new statistics.
     """
 
     def gradients(variables: Variables, batch: Any) -> tuple[Variables, jax.Array]:
@@ -208,7 +208,7 @@ def make_gradients(task: Task) -> Callable[[Variables, Any], tuple[Variables, ja
 
 
 def make_transform(plan: TrainingPlan, variables: Variables) -> optax.GradientTransformation:
-    """The local optimizer, whose learning rate is set at each step: it counts all nodes' steps."""
+    """Makes the local optimizer, whose rate is set at each step by the steps of all nodes."""
     optimizer = optax.inject_hyperparams(plan.make_optimizer)(
         learning_rate=plan.learning_rate_at(0)
     )

@@ -1,4 +1,4 @@
-"""A job of asynchronous nodes: one process is one node, and they share a folder."""
+"""A job of asynchronous nodes. One process is one node, and all share a folder."""
 
 import dataclasses
 import itertools
@@ -30,9 +30,9 @@ JOB_FILE = "job.json"
 def run_asynchronously(
     program: str, options: TrainingOptions, make_task: Callable[[Any], Task]
 ) -> None:
-    """Trains the runs of a command line as one node of its job, one run after the other.
+    """Trains the runs of a command line, one after the other, as one node of a job.
 
-    The node at the lowest place that lives at the end of a run adds its entry to `summary.json`.
+    At the end of a run, the living node with the lowest place adds the run to `summary.json`.
     """
     info = require_node(options)
     previous = read_summary(options.out) if options.resume else {}
@@ -96,7 +96,7 @@ def run_asynchronously(
 
 
 def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
-    """Returns the place of this process; raises `ValueError` if it is none of such a job."""
+    """Returns the place of this process; raises `ValueError` outside an asynchronous job."""
     info = gx.launch.find_node()
     if info is None or info.num_nodes == 1:
         raise ValueError(
@@ -138,7 +138,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
 
 
 def share_folder(program: str, options: TrainingOptions, info: gx.launch.NodeInfo) -> Path:
-    """Has the node at place 0 create the folder; the others wait until it is there."""
+    """Creates the folder in the node at place 0; other nodes wait until the folder exists."""
     assert options.out is not None
     path = options.out / JOB_FILE
     if info.place == 0 and not is_of_job(path, info.job):
@@ -156,7 +156,7 @@ def share_folder(program: str, options: TrainingOptions, info: gx.launch.NodeInf
 
 
 def is_of_job(path: Path, job: str) -> bool:
-    """Whether the file says that the folder is that of this job."""
+    """Whether the file says that the folder belongs to this job."""
     try:
         return bool(json.loads(path.read_text())["job"] == job)
     except (OSError, ValueError, LookupError, TypeError):
@@ -164,7 +164,7 @@ def is_of_job(path: Path, job: str) -> bool:
 
 
 def open_output(job: NodeJob) -> Output:
-    """The results so far, as they are in the folder."""
+    """Opens the results that are in the folder so far."""
     options = dataclasses.asdict(job.plan.options)
     return Output(job.folder, options, job.environment, read_summary(job.folder))
 
@@ -172,9 +172,9 @@ def open_output(job: NodeJob) -> Output:
 def list_runs(
     folder: Path, runs: list[NodeRun], info: gx.launch.NodeInfo
 ) -> Iterator[tuple[NodeRun, bool]]:
-    """Yields the runs that are to do, each with whether this node joins one that goes on.
+    """Yields the runs to do, each with whether this node joins a run that goes on already.
 
-    A process that was started again goes on with the newest run that any node has begun.
+    A process that was started again goes on with the newest run that any node began.
     """
     begun = [number for number, run in enumerate(runs) if (run.folder(folder) / "begun").exists()]
     first = begun[-1] if info.is_restart and begun else 0

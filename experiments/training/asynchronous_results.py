@@ -1,4 +1,4 @@
-"""What an asynchronous node writes while it trains, and the results of all nodes of a run."""
+"""Writes the files of an asynchronous node, and collects the results of all nodes of a run."""
 
 import dataclasses
 import json
@@ -31,7 +31,7 @@ Show = Callable[[float, str], None]
 
 @dataclasses.dataclass
 class NodeLog:
-    """The lines of one node: its losses, with the seconds since 1970.
+    """Writes the losses of one node in lines, with the seconds since 1970.
 
     A node that was started again appends to the file.
     """
@@ -54,7 +54,7 @@ class NodeLog:
             self.finish()
 
     def finish(self) -> None:
-        """Writes the losses since the last line; raises `NonFiniteError` if one is not finite."""
+        """Writes the losses since the last line; raises `NonFiniteError` for NaN or infinity."""
         if not self.losses:
             return
         loss = float(np.mean(jax.device_get(self.losses)))
@@ -75,7 +75,7 @@ class NodeLog:
 
 
 def write_node(path: Path, node: gx.asynchronous.Node, log: Any) -> None:
-    """Writes what a node counted."""
+    """Writes the statistics of a node."""
     counts = node.statistics._asdict()
     seconds = time.time() - log.began
     record = counts | {
@@ -87,12 +87,12 @@ def write_node(path: Path, node: gx.asynchronous.Node, log: Any) -> None:
 
 
 def read_nodes(folder: Path) -> dict[int, list[Record]]:
-    """Returns the lines of every node, by place; one that was cut off is left out."""
+    """Returns the lines of all nodes by place, without lines that were cut off."""
     return {int(path.stem): read_lines(path) for path in sorted(folder.glob("[0-9]*.jsonl"))}
 
 
 def merge_lines(folder: Path, metrics: Path, run: str, plan: TrainingPlan, nodes: int) -> None:
-    """Adds lines of the run to `metrics.jsonl`: means of the nodes' lines, in order of time."""
+    """Adds means of the nodes' lines, in order of time, to `metrics.jsonl`."""
     by_node = read_nodes(folder)
     lines = sorted((line for lines in by_node.values() for line in lines), key=lambda x: x["time"])
     if not lines:
@@ -123,7 +123,7 @@ def make_record(
     average: Variables,
     models: dict[int, Variables],
 ) -> Record:
-    """Returns the entry of a run in `summary.json`; `models` has that of each node at the end."""
+    """Returns the entry of a run in `summary.json`; `models` are the nodes' models at the end."""
     paths = [folder / f"{place}.json" for place in models]
     deadline = time.monotonic() + COLLECT_SECONDS
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:

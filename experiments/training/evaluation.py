@@ -1,4 +1,4 @@
-"""Metrics on a whole test set, of the average model and of every node's model."""
+"""Computes metrics of the average model and of every node's model on a whole test set."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +16,11 @@ from experiments.training.task import Examination, Task, Variables
 from gossipjax.processes import gather_texts
 
 Sums = dict[str, tuple[Any, Any]]
-"""Name of a metric -> the sum of its totals and that of its counts."""
+"""The sum of the totals and the sum of the counts of each metric, by name."""
 
 
 class Evaluator:
-    """The metrics of a task's models on its test set, in which every example counts once."""
+    """Computes the metrics of a task's models on its test set; every example counts once."""
 
     def __init__(self, task: Task, nodes: gx.Nodes):
         self._task = task
@@ -32,14 +32,14 @@ class Evaluator:
     def evaluate_whole(
         self, variables: Variables, is_last: bool
     ) -> tuple[dict[str, float], Examination]:
-        """Returns the metrics of one model, and what the task finds out about it."""
+        """Returns the metrics of one model, and the task's examination of the model."""
         gx.launch.advance(slow=True)
         return self.evaluate_average(variables), self.examine_average(variables, is_last)
 
     def evaluate_average(self, variables: Variables) -> dict[str, float]:
-        """Returns `test_METRIC_average_model` -> value for one model, node-stacked with equal rows.
+        """Returns values by `test_METRIC_average_model` of one model, node-stacked with equal rows.
 
-        Each node takes a part of the test set, which only its process reads.
+        Each node evaluates a part of the test set, which only its process reads.
         """
         sums = [
             self._nodes.to_host(self._sum_part_of_node(variables, *parts))
@@ -53,9 +53,9 @@ class Evaluator:
         return {metric_fields(name)[0]: value for name, value in metrics.items()}
 
     def evaluate_nodes(self, variables: Variables) -> dict[str, list[float]]:
-        """Returns `test_METRIC_nodes` -> a value per node, for node-stacked models.
+        """Returns a list of values per node by `test_METRIC_nodes`, for node-stacked models.
 
-        Each node takes the whole test set, of which each process reads a part for all.
+        Each node evaluates the whole test set. Each process reads a part of it for all nodes.
         """
         sums = []
         for parts in map(self._nodes.to_host, self._divide_test_set()):
@@ -73,10 +73,10 @@ class Evaluator:
         }
 
     def examine_average(self, variables: Variables, is_last: bool) -> Examination:
-        """Returns what the task finds out about one model, node-stacked with equal rows.
+        """Returns the task's examination of one model, node-stacked with equal rows.
 
-        Metrics have the names of fields, `test_METRIC_average_model`; in the details, the fields of
-        the nodes are None. It is empty if there is nothing.
+        Metrics have the names of fields, `test_METRIC_average_model`. In the details, the fields of
+        the nodes are None. If the task examines nothing, the result is empty.
         """
         gx.launch.advance(slow=True)
         found = self._task.examine(self._nodes.one(variables), is_last)
@@ -87,9 +87,9 @@ class Evaluator:
         return found._replace(metrics=fields, details=not_measured | found.details)
 
     def _divide_test_set(self) -> Iterator[tuple[Any, jax.Array]]:
-        """Each test batch in N parts, `[N, W, ...]`, and which of their rows are examples.
+        """Yields each test batch in N parts, `[N, W, ...]`, and which of their rows are examples.
 
-        They are on the devices. A process reads the parts of its nodes, ahead of their use.
+        The parts are on the devices. A process reads the parts of its nodes ahead of their use.
         """
         read = map(self._read_parts, self._task.test_batches())
         for number, parts in enumerate(gx.prefetch(read)):
@@ -117,9 +117,9 @@ class Evaluator:
 def map_texts(
     function: Callable[[Sequence[str]], list[str]], texts: Sequence[str], variables: Variables
 ) -> list[str]:
-    """Applies a function of many texts, by a model, to all of them: each process to a part.
+    """Applies a function of many texts in all processes, each of which takes a part.
 
-    Returns the results on every process.
+    Every process gets all results.
     """
     count = jax.process_count()
     # Processes over which a model is sharded compute together, so that all take all texts.
@@ -135,7 +135,7 @@ def map_texts(
 
 
 def make_metric_sums(task: Task) -> Callable[[Variables, Any, jax.Array], Sums]:
-    """Returns a function of one node: the sums of every metric over the examples of a batch."""
+    """Returns a function of one node that sums every metric over the examples of a batch."""
 
     def sum_metrics(variables: Variables, batch: Any, is_example: jax.Array) -> Sums:
         sums = {}
@@ -160,7 +160,7 @@ def _take(tree: Any, rows: Any) -> Any:
 
 
 def _add_up(sums: list[Sums]) -> Sums:
-    """The sums over all parts, `[N]`, in float64."""
+    """Adds up the sums of all parts, `[N]`, in float64."""
     if not sums:
         return {}
     return jax.tree.map(lambda *values: np.sum(values, axis=0, dtype=np.float64), *sums)

@@ -1,4 +1,4 @@
-"""The forms of messages that programs know by name."""
+"""The forms of messages that options name."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -11,7 +11,7 @@ SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
 
 
 class Form(NamedTuple):
-    """A form of messages that programs know by name."""
+    """A form of messages that options name."""
 
     codec: gx.wire.Codec | None  # None for full precision
     gamma: float  # of CHOCO with this codec

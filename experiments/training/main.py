@@ -1,4 +1,4 @@
-"""The `main` of every training program: from a command line to results."""
+"""The `main` of every training program, from the command line to the results."""
 
 import argparse
 import contextlib
@@ -39,10 +39,10 @@ def run_program(
     make_task: Callable[[Options], Task],
     arguments: Sequence[str] | None = None,
 ) -> None:
-    """Parses the options, joins the job, trains, and reports; ends the program if that fails.
+    """Parses the options, joins the job, trains, and reports; ends the program on an error.
 
-    The program is `python -m MODULE`, described by the first line of the docstring of
-    `options_type`. `make_task` is most often the class of the task.
+    The program is `python -m MODULE`, and `--help` shows the first line of the docstring of
+    `options_type`. `make_task` is usually the class of the task.
     """
     sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
     experiment: Experiment | None = None
@@ -63,10 +63,10 @@ def run_program(
 def parse_options(
     module: str, options_type: type[Options], arguments: Sequence[str] | None = None
 ) -> Options:
-    """Returns the options of `python -m MODULE`; with `--preset`, defaults are the preset's.
+    """Returns the options of `python -m MODULE`; with `--preset`, the preset sets the defaults.
 
-    `options_type` is a dataclass with a field `preset`, in which the name is recorded. `arguments`
-    are those of the command line; None is `sys.argv[1:]`.
+    `options_type` is a dataclass with a field `preset` for the name. `arguments` are the arguments
+    of the command line, by default `sys.argv[1:]`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     name = find_name(arguments)
@@ -93,7 +93,7 @@ def parse_options(
 
 
 def find_name(arguments: Sequence[str]) -> str | None:
-    """Returns the last value of `--preset`; None without one."""
+    """Returns the last value of `--preset`, or None."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--preset", nargs="?")
     return parser.parse_known_args(list(arguments))[0].preset
@@ -101,7 +101,7 @@ def find_name(arguments: Sequence[str]) -> str | None:
 
 @contextlib.contextmanager
 def mention_preset(arguments: Sequence[str] | None) -> Iterator[None]:
-    """Adds to the message of a `ValueError` that options come from a preset, if they do."""
+    """If options come from a preset, says so in the message of a `ValueError`."""
     name = find_name(sys.argv[1:] if arguments is None else arguments)
     try:
         yield
@@ -122,10 +122,10 @@ def join_job(options: TrainingOptions) -> None:
 
 
 def prepare(options: Options, make_task: Callable[[Options], Task], program: str) -> Experiment:
-    """Checks everything that can be checked before training, in order, and creates the folder.
+    """Checks everything that can be checked before training, and creates the folder.
 
-    `make_task` loads the data; it is called once, with the options after merging saved ones.
-    `program` is the first part of a new folder's name.
+    `make_task` loads the data. It is called once, after saved options were merged. `program` is the
+    first part of a new folder's name.
     """
     size = options.nodes  # of this program; a resumed run may have started with another number
     previous = find_previous(options)
@@ -162,10 +162,10 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
 
 
 def find_previous(options: TrainingOptions) -> Record | None:
-    """Returns the `summary.json` that this program resumes; None if it starts anew.
+    """Returns the `summary.json` that this program resumes, or None if it starts anew.
 
-    It is resumed with `--resume`, and after a restart by the launcher if this job wrote it. It is
-    empty if the previous program ended before it wrote any.
+    The program resumes with `--resume`, and after a restart by the launcher if this job wrote the
+    file. The result is empty if the previous program ended before it wrote a summary.
     """
     is_restart = bool(options.checkpoint_every and int(os.environ.get("GOSSIPJAX_RESTART", 0)))
     if not options.resume and not is_restart:
@@ -182,7 +182,7 @@ def find_previous(options: TrainingOptions) -> Record | None:
 
 
 def run_all(experiment: Experiment, console: Console) -> None:
-    """Trains one run after the other, and makes the table and the plots from the files."""
+    """Trains one run after the other, and then makes the table and the plots from the files."""
     plan = experiment.plan
     output = experiment.output
     description = placement.describe_nodes(experiment.nodes)

@@ -1,4 +1,4 @@
-"""The algorithms that programs know by name, and the method that a name means."""
+"""The algorithms that options name, and how a method is made from a name."""
 
 import dataclasses
 import functools
@@ -28,20 +28,20 @@ Momentum = Literal["local", "quasi-global"]
 
 
 class Sharding(NamedTuple):
-    """A model that is sharded inside a node."""
+    """How a model is sharded inside a node."""
 
     params: Any  # the shapes of its parameters
     specs: Any  # how they are sharded, `PartitionSpec`s
     devices: int  # of a node
 
     def shard(self, transform: Transform) -> Transform:
-        """Returns the transform of the parts of such a model."""
+        """Returns a transform that works on the parts of a sharded model."""
         return gx.sharded(transform, self.specs)
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodOptions:
-    """The options of a run that an algorithm may depend on."""
+    """The options of a run on which an algorithm may depend."""
 
     nodes: int
     steps: int = 1  # of the run; a hybrid topology switches after the fraction `switch_at` of them
@@ -59,7 +59,7 @@ class MethodOptions:
 
     @property
     def codec(self) -> gx.wire.Codec | None:
-        """The `wire` of a transform; None, the parameters' type, for float32."""
+        """The `wire` of a transform. For float32 it is None, which means the parameters' type."""
         return FORMS[self.wire].codec
 
 
@@ -100,7 +100,7 @@ def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
 
 
 def _read_delays(folder: Path) -> Any:
-    """Returns the delays `[T, N]` that a run of asynchronous nodes has shown."""
+    """Returns the delays `[T, N]` that were measured in a run of asynchronous nodes."""
     journals = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
     if not journals:
         raise ValueError(
@@ -199,10 +199,10 @@ OWN_TOPOLOGY = "ring"  # of an algorithm MODULE:FUNCTION
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """Returns a row of `ALGORITHMS`, or that of an algorithm of the user's, `MODULE:FUNCTION`.
+    """Returns a row of `ALGORITHMS`, or makes the row of a user's algorithm `MODULE:FUNCTION`.
 
-    The module is imported from the current folder or `sys.path`. The function takes a schedule, in
-    which local steps are counted, and returns a transform such as `gx.gossip` makes.
+    The module is imported from the current folder or `sys.path`. The function gets a schedule that
+    includes local steps, and returns a transform like those of `gx.gossip`.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
@@ -231,7 +231,7 @@ def find_algorithm(name: str) -> Algorithm:
 
 
 def find_source(name: str) -> Path:
-    """Returns the file of an algorithm `MODULE:FUNCTION` that `parse_name` has found."""
+    """Returns the file of an algorithm `MODULE:FUNCTION`."""
     return Path(inspect.getfile(sys.modules[name.partition(":")[0]]))
 
 
@@ -241,7 +241,7 @@ def _build_own(
     schedule: gx.Schedule,
     options: MethodOptions,
 ) -> Transform:
-    """Returns the transform of an algorithm of the user's; it must exchange over these nodes."""
+    """Returns the transform of a user's algorithm, which must exchange over these nodes."""
     transform = function(schedule)
     if not isinstance(transform, optax.GradientTransformation):
         raise ValueError(
@@ -269,14 +269,14 @@ MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
         schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
     ),
 }
-"""What takes the place of SGD with momentum and of the algorithm, by the name of its momentum."""
+"""What replaces SGD with momentum and the algorithm, by the name of a momentum."""
 
 # That of EASGD cannot be chosen: its center exchanges with all nodes at once.
 FIXED_TOPOLOGIES = TOPOLOGIES | dict.fromkeys(("center", "none"), TOPOLOGIES["complete"])
 
 
 def spell_name(name: str, overlap: int | str = "N") -> str:
-    """Returns the name of a row of `ALGORITHMS` as it is given to a program.
+    """Returns the name of a row of `ALGORITHMS` as a command line spells it.
 
     >>> spell_name("biased-osgp", 1), spell_name("sgp")
     ('biased-1-osgp', 'sgp')
@@ -288,7 +288,7 @@ def spell_name(name: str, overlap: int | str = "N") -> str:
 
 
 class ParsedName(NamedTuple):
-    """An algorithm's name in parts."""
+    """The parts of an algorithm's name."""
 
     row: str  # its key in `ALGORITHMS`, or MODULE:FUNCTION
     overlap: int  # the number in the name; 0 without one
@@ -296,7 +296,7 @@ class ParsedName(NamedTuple):
 
 
 def parse_name(name: str) -> ParsedName:
-    """Takes `ALGORITHM` or `ALGORITHM@TOPOLOGY` apart.
+    """Splits `ALGORITHM` or `ALGORITHM@TOPOLOGY` into its parts.
 
     >>> parse_name("2-osgp@ring")
     ParsedName(row='osgp', overlap=2, topology='ring')
@@ -348,7 +348,7 @@ MOMENTUM_HELP = (
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One algorithm on one topology, around an optimizer."""
+    """An algorithm on a topology, with an optimizer."""
 
     algorithm: str  # its name, without the topology
     topology: str  # its name
@@ -362,7 +362,7 @@ class Method:
 
     @property
     def transform(self) -> Transform:
-        """The whole chain; its state, or the one inside, is the pair of its parts' states."""
+        """The whole chain. Its state, or the state inside it, is the pair of its parts' states."""
         chain = optax.chain(self.inner, self.gossip)
         outer = self.outer
         if outer is None:
@@ -371,7 +371,7 @@ class Method:
         return whole if self.sharding is None else self.sharding.shard(whole)
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
-        """Returns the update of this node before the exchange, given the state of the chain."""
+        """Returns the update of this node before the exchange, from the state of the chain."""
         # The states of wrappers hold that of the chain; its first part is that of the optimizer.
         chain_state = opt_state
         if self.sharding is not None and self.outer is not None:
@@ -391,10 +391,10 @@ class Method:
         return jax.tree.map(step, updates, state.extra["momentum"].value)
 
     def state(self, params: Any = None) -> gx.GossipState | None:
-        """Returns the gossip state of one node, of shapes and static data; None without gossip.
+        """Returns the gossip state of one node (shapes and static data), or None without gossip.
 
-        `params` are arrays `[...]` or their shapes; if not given, those of the sharded model, or a
-        few leaves of one value.
+        `params` are arrays `[...]` or their shapes. By default they are the sharded model's
+        parameters, or a few leaves of one value.
         """
         return gx.gossip_state(self._init_shapes(params))
 
@@ -417,12 +417,12 @@ def make_method(
     optimizer: optax.GradientTransformation,
     default_topology: str | None = None,
 ) -> Method:
-    """Returns the named algorithm on its topology, around `optimizer`.
+    """Makes the named algorithm on its topology, with `optimizer`.
 
-    The name is `ALGORITHM` or `ALGORITHM@TOPOLOGY`; a topology is a name or a hybrid, `FIRST/THEN`,
-    as AR/1P-SGP is `sgp@complete/one_peer_exponential`. If the name has none, it is
-    `default_topology`, or that of the algorithm's paper. `overlap` is taken from the name. The
-    `optimizer` is the local one; with quasi-global momentum, what stands before it.
+    The name is `ALGORITHM` or `ALGORITHM@TOPOLOGY`. A topology is a name or a hybrid `FIRST/THEN`:
+    AR/1P-SGP is `sgp@complete/one_peer_exponential`. A name without a topology gets
+    `default_topology`, or the topology of the algorithm's paper. `overlap` is taken from the name.
+    `optimizer` is the local optimizer, or with quasi-global momentum the transform before it.
 
     >>> make_method("dpsgd", MethodOptions(nodes=4), optax.sgd(0.1)).topology
     'ring'
@@ -466,7 +466,7 @@ def make_method(
 
 
 def _require_fitting(name: str, options: MethodOptions) -> None:
-    """Raises `ValueError` unless an algorithm, by its row, can have these options."""
+    """Raises `ValueError` unless the algorithm in this row supports these options."""
     algorithm = find_algorithm(name)
     local_steps = options.local_steps
     mixes_momentum = options.momentum in MOMENTUMS
@@ -515,7 +515,7 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
 
 
 def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
-    """The rounds of a topology, or of two one after the other: `FIRST/THEN`."""
+    """Makes the rounds of a topology, or of two topologies in turn (`FIRST/THEN`)."""
     names = topology.split("/")
     schedules = [make_schedule(name, options.nodes, seed=options.seed) for name in names]
     if len(schedules) == 1:

@@ -1,4 +1,4 @@
-"""The options that all training programs share; those of a task extend `TrainingOptions`."""
+"""The options that all training programs share. The options of a task extend `TrainingOptions`."""
 
 import dataclasses
 import itertools
@@ -63,26 +63,27 @@ Placement = Literal["auto", "mesh", "vmap"]
 
 @dataclasses.dataclass(frozen=True)
 class ExchangeOptions:
-    """What nodes exchange, and when."""
+    """Options of what nodes exchange, and when."""
 
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=ALGORITHM_HELP)] = ("sgp", "allreduce")
     topology: Annotated[str | None, tyro.conf.arg(help=TOPOLOGY_HELP)] = None
     switch_at: OpenFraction = 1 / 3
-    """The fraction of the steps after which a topology FIRST/THEN switches."""
+    """Fraction of the steps after which a topology FIRST/THEN switches."""
     local_steps: PositiveInt = 1
-    """Steps from one exchange to the next; AllReduce exchanges at every step."""
+    """Steps from one exchange to the next. AllReduce exchanges at every step in any case."""
     momentum: Annotated[Momentum, tyro.conf.arg(help=MOMENTUM_HELP)] = "local"
     wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
-    """AD-PSGD: mean age, in steps, of the models at which gradients are taken (Poisson, at most 4).
+    """For adpsgd, the mean age in steps of the models at which nodes compute gradients (Poisson, at
+    most 4).
     """
     delays_of: OptionalPath = None
-    """AD-PSGD: the delays of a run of asynchronous nodes, from its journals in
-    OUT/nodes/RUN/journals/JOB, instead of random ones."""
+    """For adpsgd, take the delays of a run of asynchronous nodes, from its journals in
+    OUT/nodes/RUN/journals/JOB, instead of random delays."""
 
 
 class StepEpochs(NamedTuple):
-    """Where the schedule `step` changes, in epochs; by default as Goyal et al."""
+    """The epochs at which the schedule `step` changes, by default those of Goyal et al."""
 
     warm_up: float = 5
     decays: Sequence[float] = (30, 60, 80)  # where the rate falls
@@ -90,7 +91,7 @@ class StepEpochs(NamedTuple):
     factor: float = 0.1  # the rate after a fall, relative to that before
 
     def stretch(self, run: float) -> "StepEpochs":
-        """Returns the same schedule for a run of another length."""
+        """Returns these epochs scaled to a run of another length."""
         scale = run / self.run
         decays = tuple(scale * epoch for epoch in self.decays)
         return StepEpochs(scale * self.warm_up, decays, run, self.factor)
@@ -98,46 +99,49 @@ class StepEpochs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OptimizationOptions:
-    """The local optimizer, its batches, and the length of a run."""
+    """Options of the local optimizer, its batches, and the length of a run."""
 
     batch_size_per_node: PositiveInt = 32
     """Examples per node and step."""
     accumulate: PositiveInt = 1
-    """Batches of this size in a step, one after another: a larger batch in the same memory."""
+    """Number of such batches in a step. They are computed one after another, so a larger batch fits
+    into the same memory."""
     epochs: PositiveInt = 15
-    """Passes over the training set, all nodes together."""
+    """Number of passes over the training set that all nodes make together."""
     max_steps: PositiveInt | None = None
-    """End each run after this step, if that is before the end of --epochs, to which the learning
-    rate and --switch-at refer all the same."""
+    """End each run after this step, if --epochs do not end before. The learning rate and
+    --switch-at still follow --epochs."""
     max_hours: PositiveFloat | None = None
-    """End each run so many hours of training steps after its start, at a line of metrics.jsonl,
-    as --max-steps; compilation and evaluation are not counted."""
+    """End each run after this many hours, at the next line of metrics.jsonl, in the way of
+    --max-steps. Compilation and evaluation do not count."""
     optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "nesterov"
     learning_rate: PositiveFloat = 0.1
-    """Not scaled by the number of nodes; with --lr-schedule step, the rate per 256 examples."""
+    """It is not scaled by the number of nodes, except with --lr-schedule step, when it is the rate
+    for 256 examples."""
     lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "cosine"
     warmup_steps: NonNegativeInt = 0
-    """Updates in which the rate first rises linearly up to --learning-rate."""
+    """First updates, in which the rate rises linearly up to --learning-rate."""
     warmup_epochs: NonNegativeInt | None = None
-    """Epochs of the warm-up of --lr-schedule step; if not given, 1/18 of the run."""
+    """Number of epochs of the warm-up of --lr-schedule step. If not given, 1/18 of the run."""
     decay_epochs: tuple[PositiveInt, ...] | None = None
-    """Epochs at which the rate of --lr-schedule step falls; if not given, see there."""
+    """Epochs at which the rate of --lr-schedule step falls. If not given, at 1/3, 2/3 and 8/9 of
+    the run."""
     decay_factor: OpenFraction = 0.1
-    """The factor by which the rate of --lr-schedule step falls."""
+    """Factor by which the rate of --lr-schedule step falls."""
     weight_decay: NonNegativeFloat = 1e-4
     """L2 for sgd and nesterov, decoupled for adam and muon."""
     adam_b1: Fraction = 0.9
-    """Decay of Adam's mean of gradients."""
+    """Decay rate of Adam's mean of gradients."""
     adam_b2: Fraction = 0.999
-    """Decay of Adam's mean of squared gradients."""
+    """Decay rate of Adam's mean of squared gradients."""
     muon_momentum: Fraction = 0.95
     """Momentum of Muon."""
     adam_epsilon: PositiveFloat = 1e-8
-    """Added to the root of Adam's mean of squared gradients."""
+    """Added to the square root of Adam's mean of squared gradients."""
 
     @property
     def step_epochs(self) -> StepEpochs:
-        """Where the rate of `--lr-schedule step` changes."""
+        """The epochs at which the rate of `--lr-schedule step` changes."""
         epochs = StepEpochs(factor=self.decay_factor)
         if self.warmup_epochs is None and self.decay_epochs is None:
             return epochs
@@ -186,7 +190,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     """Options of a training program.
 
     Attributes:
-      CHANGEABLE_ON_RESUME: the options that may differ from those of the run that is resumed.
+      CHANGEABLE_ON_RESUME: the options that may change when a run is resumed.
       BATCH_OPTION: the name of `batch_size_per_node` on the command line.
     """
 
@@ -201,45 +205,48 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"
 
     preset: str | None = None
-    """A published recipe, whose options become the defaults of all others here: `python -m
-    experiments.presets` lists them."""
+    """Name of a published recipe, which sets the defaults of all other options.
+    `python -m experiments.presets` lists the names."""
     nodes: PositiveInt = 8
-    """Number of nodes; each has its model and its part of the data."""
+    """Number of nodes. Each node has its own model and its part of the data."""
     seed: tuple[Seed, ...] = (0,)
-    """One or several, a run each: seed of the initial model, the division of the data, the batches.
+    """Seed of the initial model, the division of the data and the batches. Each of several seeds
+    makes a run.
     """
     shuffle: Annotated[Shuffle, tyro.conf.arg(help=SHUFFLE_HELP)] = "local"
     batch_stats: BatchStatsPolicy = "local"
-    """Running statistics of BatchNorm: local to each node; mixed by gossip; or averaged over the
-    nodes for each evaluation."""
+    """What nodes do with running statistics of BatchNorm. local: keep their own. mix: gossip them.
+    average: average them over the nodes for each evaluation."""
     placement: Placement = "auto"
-    """mesh: a device per node, virtual ones on CPU. vmap: one device. auto: mesh if possible."""
+    """mesh: one device per node (virtual devices on CPU). vmap: all nodes on one device. auto: mesh
+    if possible."""
     fsdp: PositiveInt = 1
-    """Devices of a node, over which parameters, gradients, the optimizer's state and the batch are
-    sharded. Each exchanges its part of the model."""
+    """Number of devices of a node, over which parameters, gradients, the optimizer's state and the
+    batch are sharded. Each device exchanges its part of the model."""
     evaluate_every: PositiveInt = 1
-    """Epochs between two evaluations of the average model; the end of a run is always evaluated."""
+    """Epochs between two evaluations of the average model. It is also evaluated at the end of a
+    run."""
     log_every: PositiveInt = 10
-    """Steps between two lines of metrics.jsonl; each line costs one more gradient."""
+    """Steps between two lines of metrics.jsonl. Each line costs one more gradient."""
     evaluate_nodes: bool = False
-    """Evaluate the model of every node at the end of each epoch, as the average model is, and not
-    only after the last step: as many passes over the test set as there are nodes."""
+    """Evaluate the models of all nodes whenever the average model is evaluated, and not only after
+    the last step. Each evaluation makes a pass over the test set for each node."""
     report_to: ReportTo = "none"
-    """Where the lines of metrics.jsonl go as well: tensorboard, files in OUT/tensorboard."""
+    """tensorboard: also write the lines of metrics.jsonl to OUT/tensorboard, for TensorBoard."""
     checkpoint_every: PositiveInt | None = None
-    """Steps between checkpoints, which are in --out; one more is saved on SIGTERM. After a restart
-    by the launcher, a run resumes from the newest one."""
+    """Steps between two checkpoints, which are written to --out. Another is saved on SIGTERM. After
+    a restart by the launcher, a run resumes from its newest checkpoint."""
     max_to_keep: PositiveInt = 3
     """Number of checkpoints of a run that are kept."""
     resume: bool = False
-    """Resume in --out where the program was stopped; --nodes may be another number."""
+    """Resume the program that was stopped in --out. --nodes may be another number."""
     init_from: OptionalPath = None
-    """Start all runs from the newest checkpoint in this folder, OUT/checkpoints/RUN of a run with
-    any algorithm, topology and number of nodes."""
+    """Start all runs from the newest checkpoint in this folder. It is OUT/checkpoints/RUN of a run
+    with any algorithm, topology and number of nodes."""
     out: OptionalPath = None
-    """Folder for the results; if not given, a new one in runs/."""
+    """Folder for the results. If not given, a new folder in runs/ is made."""
     overwrite: bool = False
-    """Replace the results of another run in --out."""
+    """Replace the results that another run has written into --out."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -293,7 +300,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
                 )
 
     def _require_local_shuffle(self, dirichlet_alpha: float | None) -> None:
-        """Raises `ValueError` if data that are divided by their classes are divided anew."""
+        """Raises `ValueError` if data that are divided by class would be divided anew."""
         if dirichlet_alpha is not None and self.shuffle == "global":
             raise ValueError(
                 "--dirichlet-alpha needs --shuffle local, as it gives each node its own part of "
@@ -303,7 +310,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
 
     @property
     def run_folders(self) -> list[Path]:
-        """The folders of results whose models this run may go on with."""
+        """The folders of results from whose models this run may go on."""
         folders = [self.out] if self.out and not self.overwrite else []
         if self.init_from:
             folders.append(self.init_from.resolve().parents[1])  # of OUT/checkpoints/RUN
@@ -311,10 +318,10 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
 
     @property
     def examples_per_node(self) -> int:
-        """Examples per step and node, those of all its parts."""
+        """Examples per step and node, in all batches of the step."""
         return self.batch_size_per_node * self.accumulate
 
     @property
     def global_batch_size(self) -> int:
-        """Examples per step, all nodes together."""
+        """Examples per step of all nodes together."""
         return self.nodes * self.examples_per_node

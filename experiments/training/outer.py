@@ -1,4 +1,4 @@
-"""The outer optimizer of a run: its options, which are the keywords of `gx.outer`."""
+"""The options of a run's outer optimizer, which are the keywords of `gx.outer`."""
 
 import dataclasses
 from typing import Annotated, Any, Literal
@@ -21,47 +21,48 @@ GOSSIPS = {"sgp": gx.sgp, "gradient-tracking": gx.gradient_tracking}
 
 @dataclasses.dataclass(frozen=True)
 class OuterOptions:
-    """SGD at every `outer_every`-th update, around the chain of a run; `gx.outer` checks them."""
+    """Options of SGD around the chain of a run, at every `outer_every`-th update."""
 
     outer_every: Annotated[int | None, tyro.conf.arg(help=OUTER_HELP)] = None
     outer_rate: PositiveFloat = 1.0
-    """Learning rate of the outer optimizer; 1 without momentum is the plain average."""
+    """Learning rate of the outer optimizer. With 1 and no momentum, it is the plain average."""
     outer_momentum: Fraction | None = None
-    """Momentum of the outer optimizer; if not given, 0."""
+    """Momentum of the outer optimizer. If not given, 0."""
     outer_nesterov: bool = False
-    """Whether that momentum is Nesterov's, as DiLoCo's."""
+    """Use Nesterov's momentum, as DiLoCo does."""
     outer_average: str = "exact"
-    """exact: over all nodes. none: every node takes outer steps by itself. sgp or
-    gradient-tracking: by a round of push-sum, NAME or NAME@TOPOLOGY, on random_peer_exponential if
-    not given; of one model or two, around local. neighbours: over them, as NoLoCo, on random_pairs
-    or @TOPOLOGY."""
+    """exact: average over all nodes. none: every node takes outer steps by itself. sgp or
+    gradient-tracking: mix one model, or two, by a round of push-sum (NAME or NAME@TOPOLOGY, by
+    default on random_peer_exponential), around local. neighbours: average over neighbours as NoLoCo
+    does, on random_pairs or @TOPOLOGY."""
     outer_pull: float = 1.0
-    """How strongly --outer-average neighbours draws them together; NoLoCo's is 1 / --outer-rate."""
+    """How strongly --outer-average neighbours draws neighbours together. NoLoCo uses 1 /
+    --outer-rate."""
     outer_fragments: int = 1
-    """Parts of the model that are averaged at different times, as in Streaming DiLoCo."""
+    """Number of parts of the model that are averaged at different times, as in Streaming DiLoCo."""
     outer_delay: int = 0
-    """Updates between sending a fragment and using its average."""
+    """Number of updates from sending a fragment to using its average."""
     outer_mix: float = 0.0
-    """The weight of the local model where an average is used."""
+    """Weight of the local model when an average is used."""
     outer_reset: bool = False
-    """Set local momentum and moments to 0 at each outer step, as SlowMo does with those of SGD."""
+    """Set local momentum and moments to 0 at each outer step, as SlowMo resets SGD's."""
     outer_wire: WireName = "float32"
-    """Form of the messages of the averages, as --wire is of those of the algorithm."""
+    """Form of the outer optimizer's messages. --wire is the form of the algorithm's messages."""
     outer_error_feedback: float | None = None
-    """The factor of what these messages leave out, in the next ones, as in SparseLoCo; 1 loses
-    nothing. If not given, it is lost."""
+    """Multiply by this factor the values that messages leave out, and add them to the next
+    messages, as in SparseLoCo. With 1 nothing is lost. If not given, these values are lost."""
     outer_mean_over: Literal["nodes", "senders"] = "nodes"
-    """nodes: sparse messages are averaged over all nodes. senders: each value over those that sent
-    it."""
+    """nodes: average sparse messages over all nodes. senders: average each value over the nodes
+    that sent it."""
 
     @property
     def gossip(self) -> str | None:
-        """The algorithm in the place of an average; None without one."""
+        """The algorithm that replaces the average; None if there is none."""
         name = self.outer_average.partition("@")[0]
         return name if name in GOSSIPS else None
 
     def make_average(self, nodes: int, seed: int) -> Any:
-        """Returns `average` of `gx.outer`: a name, the rounds of neighbours, or a gossip."""
+        """Makes the `average` of `gx.outer`: a name, a schedule of neighbours, or a gossip."""
         name, _, topology = self.outer_average.partition("@")
         if name == "neighbours":
             return make_schedule(topology or "random_pairs", nodes, seed=seed)
@@ -76,7 +77,7 @@ class OuterOptions:
         return self.outer_average
 
     def wrap(self, chain: optax.GradientTransformation, average: Any) -> Any:
-        """Returns the outer optimizer around a chain."""
+        """Wraps a chain in the outer optimizer."""
         assert self.outer_every is not None
         momentum = self.outer_momentum or None
         return gx.outer(

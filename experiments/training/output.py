@@ -1,4 +1,4 @@
-"""What a run writes while it trains: `summary.json`, `metrics.jsonl`, its bar."""
+"""Writes `summary.json` and `metrics.jsonl` and moves the bar while a run trains."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ Options = TypeVar("Options", bound=TrainingOptions)
 
 @dataclasses.dataclass
 class RunProgress:
-    """The progress of a run, in values that JSON can hold; saved with every checkpoint."""
+    """The progress of a run, which is saved as JSON with every checkpoint."""
 
     seconds: float = 0.0  # in training steps
     examples: int = 0  # seen by all nodes together
@@ -41,18 +41,18 @@ class RunProgress:
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Any]) -> Self:
-        """Returns the progress in the metadata of a checkpoint, which may hold more."""
+        """Returns the progress in the metadata of a checkpoint."""
         return cls(**{field.name: metadata[field.name] for field in dataclasses.fields(cls)})
 
     def advance(self, steps: int, examples_per_step: int, seconds: float) -> None:
-        """Adds an interval of steps."""
+        """Adds an interval of steps to the progress."""
         self.seconds += seconds
         self.examples += steps * examples_per_step
         self.seconds_per_step.append(seconds / steps)
 
 
 def write_texts(folder: Path, texts: Mapping[str, Sequence[str]]) -> None:
-    """Writes each of the texts into `FOLDER/NAME.txt`, a line each."""
+    """Writes lists of texts into files `FOLDER/NAME.txt`, a line for each text."""
     for name, lines in texts.items():
         folder.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{line}\n" for line in lines)
@@ -62,8 +62,8 @@ def write_texts(folder: Path, texts: Mapping[str, Sequence[str]]) -> None:
 class Output:
     """The results of an experiment in its folder. Only process 0 writes.
 
-    `previous` is the content of `summary.json` of an experiment that is resumed, else empty. `runs`
-    has an entry for each finished run.
+    `previous` is the content of `summary.json` if an experiment is resumed, else empty. `runs`
+    contains an entry for each finished run.
     """
 
     def __init__(self, folder: Path, options: Record, environment: Record, previous: Record):
@@ -76,7 +76,7 @@ class Output:
     def open_reporter(
         self, report_to: ReportTo, run: TrainingRun
     ) -> AbstractContextManager[TensorboardReporter | None]:
-        """Opens where the lines of a run go beside `metrics.jsonl`; on process 0 only."""
+        """Opens the reporter that also gets the lines of a run, on process 0 only."""
         if report_to == "none" or not is_main_process():
             return contextlib.nullcontext()
         return contextlib.closing(
@@ -106,7 +106,7 @@ class Output:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def truncate_metrics(self, run: str, step: int) -> None:
-        """Removes the lines of `metrics.jsonl` that a run, started after `step`, will repeat."""
+        """Removes lines of `metrics.jsonl` that a run, which starts after `step`, repeats."""
         finished = self.finished
 
         def is_kept(line: Record) -> bool:
@@ -128,7 +128,7 @@ class RunLog(NamedTuple):
     reporter: TensorboardReporter | None  # is given the lines as well
 
     def start(self, step: int, message: str | None) -> None:
-        """Logs that the run starts after `step`; `message` says from where, if it is resumed."""
+        """Logs that the run starts after `step`; `message` says from where it resumes, if so."""
         if message is not None:
             self.bar.console.print(message, soft_wrap=True)
             self.output.resumed.append(message)
@@ -155,7 +155,7 @@ class RunLog(NamedTuple):
     def add_evaluation(
         self, step: int, progress: RunProgress, metrics: Record, examined: Examination
     ) -> None:
-        """Logs the metrics on the test set after `step`, and what else was found out."""
+        """Logs the metrics on the test set after `step`, and the task's examination."""
         samples = list(examined.samples)
         self._add(
             step, progress, metrics | examined.metrics | ({"samples": samples} if samples else {})
@@ -183,7 +183,7 @@ class RunLog(NamedTuple):
 
 
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
-    """Returns the options of a run that is resumed: the number of nodes is that of its start."""
+    """Returns the options of a run that is resumed, with the number of nodes at its start."""
     current = json.loads(json.dumps(dataclasses.asdict(options), default=str))
     for name, value in current.items():
         is_changeable = name in options.CHANGEABLE_ON_RESUME
@@ -196,10 +196,10 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
 
 
 def require_same_data(saved: Record, data: Record, out: Path | None) -> None:
-    """Raises `ValueError` unless a run that is resumed is given the data that it was trained on.
+    """Raises `ValueError` unless a resumed run has the same data as before.
 
-    `saved` is the environment in its `summary.json`, `data` the task's description of its data and
-    their size, by the same names.
+    `saved` is the environment in `summary.json`. `data` describes the data of the task and their
+    size, by the same names.
     """
     for name, value in data.items():
         before = saved.get(name, value)

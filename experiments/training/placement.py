@@ -1,4 +1,4 @@
-"""Placement of the nodes: a device or several for each of them, or one that simulates all."""
+"""Places the nodes: on one or several devices each, or all simulated on one device."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ FSDP_AXIS = "fsdp"  # inside a node
 
 
 def request_cpu_devices(count: int) -> None:
-    """Requests virtual CPU devices, before JAX's first use; has no effect on accelerators."""
+    """Requests virtual CPU devices before JAX is first used; has no effect on accelerators."""
     jax.config.update("jax_num_cpu_devices", count)
     threads = int(os.environ.get("NPROC", 0)) or os.cpu_count() or 1
     # XLA reads the size of its thread pool from NPROC: two threads per device. A device that waits
@@ -27,11 +27,11 @@ def request_cpu_devices(count: int) -> None:
 
 
 def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
-    """Returns N nodes on one device each if there are enough, or several on each, or all on one.
+    """Returns N nodes: one per device if there are enough devices, or several per device.
 
-    Several devices that divide N hold N / D nodes each. With several processes, each holds the same
-    number of nodes. With `fsdp` > 1 devices of a node, they are the axis "fsdp" inside it, and
-    nothing is simulated.
+    If the number D of devices divides N, each device holds N / D nodes; else one device simulates
+    all nodes. Of several processes, each holds the same number of nodes. With `fsdp` > 1, a node
+    has this many devices, which are the axis "fsdp" inside the node, and nothing is simulated.
     """
     devices = jax.devices()
     processes = jax.process_count()
@@ -59,7 +59,7 @@ def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
 
 
 def _make_islands(nodes: int, fsdp: int) -> Mesh:
-    """A mesh of nodes of several devices."""
+    """Makes a mesh of nodes with several devices each."""
     devices = jax.devices()
     if len(devices) < nodes * fsdp:
         kind = devices[0].platform.upper()
@@ -72,7 +72,7 @@ def _make_islands(nodes: int, fsdp: int) -> Mesh:
 
 
 def make_put(nodes: gx.Nodes) -> Callable[[Any], Any]:
-    """Returns the function that puts batches on the devices, `[len(nodes.local), B, ...]`.
+    """Returns a function that puts batches `[len(nodes.local), B, ...]` on the devices.
 
     The examples of a node are divided over its devices.
     """
@@ -81,19 +81,19 @@ def make_put(nodes: gx.Nodes) -> Callable[[Any], Any]:
 
 
 def gather_where_used(params: Any) -> Any:
-    """Returns the parameters of one node, whole on each of its devices; for its gradients."""
+    """Gathers the parameters of one node on each of its devices, to compute gradients."""
     # XLA gathers each of them for its products. Without this it would divide the products as the
     # parameters are, and exchange activations, which are larger.
     return jax.lax.with_sharding_constraint(params, jax.tree.map(lambda _: PartitionSpec(), params))
 
 
 def count_devices_per_node(nodes: gx.Nodes) -> int:
-    """Returns the number of devices over which the model of a node is sharded, 1 if it is not."""
+    """Returns the number of devices over which a node's model is sharded, or 1."""
     return 1 if nodes.mesh is None else nodes.mesh.shape.get(FSDP_AXIS, 1)
 
 
 def describe_nodes(nodes: gx.Nodes) -> str:
-    """Returns a phrase for people: how many processes and devices the nodes run on.
+    """Says in words on how many processes and devices the nodes run.
 
     >>> describe_nodes(gx.Nodes(8))
     'simulated on one CPU device by vmap'
@@ -124,7 +124,7 @@ def make_sharding(task: Task, nodes: gx.Nodes) -> Sharding | None:
 def require_parts(
     task: Task, nodes: gx.Nodes, options: TrainingOptions, runs: Sequence[TrainingRun]
 ) -> None:
-    """Raises `ValueError` unless the devices of a node can share its batches and model."""
+    """Raises `ValueError` unless a node's batches and model can be divided over its devices."""
     devices = count_devices_per_node(nodes)
     if devices == 1:
         return
@@ -150,7 +150,7 @@ def require_parts(
 
 
 def make_whole(params: Any, devices: int) -> Sharding:
-    """Returns the sharding of a run whose nodes had several devices, for one with one device each.
+    """Returns the sharding of a saved run, for a run whose nodes have one device each.
 
     `params` are `[N, ...]`.
     """

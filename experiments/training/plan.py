@@ -1,4 +1,4 @@
-"""The runs of an experiment, and the number of steps and the learning rate of each."""
+"""Makes the runs of an experiment, with their numbers of steps and learning rates."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def require_at_most(
     description: str,
     way_out: str = "lower it, or train for more --epochs.",
 ) -> None:
-    """Raises `ValueError` if an option is more than its limit, which `description` holds as {}."""
+    """Raises `ValueError` if an option exceeds its limit, which replaces {} in `description`."""
     if value > limit:
         raise ValueError(
             f"{option} must be at most {description.format(limit)}, got {value}: {way_out}"
@@ -51,7 +51,7 @@ def require_at_most(
 
 
 def make_folder_name(run: str) -> str:
-    """Returns the name of a run in letters that a folder can have.
+    """Returns the name of a run in characters that a folder name may have.
 
     >>> make_folder_name("sgp, ring, seed 0")
     'sgp-ring-seed-0'
@@ -75,7 +75,7 @@ class TrainingRun:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes the method, by `TrainingPlan.make_method`; metadata of every checkpoint."""
+        """The arguments of `TrainingPlan.make_method`, which every checkpoint saves as metadata."""
         sharding = self.method.sharding
         devices = 1 if sharding is None else sharding.devices
         return {"algorithm": self.title, "seed": self.seed, "fsdp": devices}
@@ -88,9 +88,9 @@ class TrainingRun:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """Steps, learning rate and methods of the runs, from the options and the size of the data.
+    """Derives steps, learning rate and methods of runs from the options and the size of the data.
 
-    The number of nodes in the options is that at the start.
+    The number of nodes in the options is the number at the start of the run.
     """
 
     options: TrainingOptions
@@ -119,18 +119,18 @@ class TrainingPlan:
 
     @functools.cached_property
     def steps(self) -> int:
-        """Steps of each run without a budget."""
+        """The steps of each run if no budget ends it."""
         examples = self.options.epochs * self.num_examples
         return max(1, round(examples / self.options.global_batch_size))
 
     @property
     def last_step(self) -> int:
-        """The step after which each run ends, unless its hours are over before."""
+        """The step after which each run ends, unless its hours end earlier."""
         return min(self.steps, self.options.max_steps or self.steps)
 
     @functools.cached_property
     def learning_rate(self) -> optax.Schedule:
-        """The learning rate as a function of the number of updates before."""
+        """The learning rate as a function of the number of previous updates."""
         options = self.options
         return make_lr_schedule(
             options.lr_schedule,
@@ -146,7 +146,7 @@ class TrainingPlan:
         return float(np.asarray(self.learning_rate(step)))
 
     def eval_steps(self, start: int = 0) -> Iterator[int]:
-        """The steps after `start` after which the average model is evaluated: ends of epochs."""
+        """Returns the ends of epochs after `start` at which the average model is evaluated."""
         # Steps end where they end: an epoch is evaluated after the step that is nearest to its end.
         epochs_per_step = self.options.global_batch_size / self.num_examples
         every = self.options.evaluate_every
@@ -157,7 +157,7 @@ class TrainingPlan:
         return unique(end for end in itertools.chain(ends, [self.last_step]) if end > start)
 
     def intervals(self, start: int) -> Iterator[range]:
-        """Divides the steps from `start` on, at lines of metrics, evaluations and checkpoints."""
+        """Divides the steps from `start` on at lines of metrics, evaluations and checkpoints."""
         options = self.options
         ends = [self.eval_steps(start)]
         for every in (options.log_every, options.checkpoint_every):
@@ -167,7 +167,7 @@ class TrainingPlan:
         return split_at(unique(heapq.merge(*ends)), start)
 
     def make_method(self, algorithm: str, seed: int, nodes: int) -> Method:
-        """Returns the method of a run with this algorithm and seed over this number of nodes."""
+        """Makes the method of a run with this algorithm and seed over this number of nodes."""
         options = self.options
         method_options = MethodOptions(
             nodes=nodes,
@@ -190,11 +190,11 @@ class TrainingPlan:
         return make_method(algorithm, method_options, optimizer, options.topology)
 
     def make_optimizer(self, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-        """Returns SGD, SGD with Nesterov momentum 0.9, Adam or Muon, with weight decay.
+        """Makes SGD, SGD with Nesterov momentum 0.9, Adam or Muon, with weight decay.
 
         The decay is added to the gradient for SGD (L2), and decoupled for Adam (AdamW) and Muon.
-        Muon's steps have the root mean square of Adam's, so that both have one rate (Liu et al.,
-        2025, arXiv:2502.16982).
+        Muon's steps have the root mean square of Adam's steps, so that one learning rate suits both
+        (Liu et al., 2025, arXiv:2502.16982).
         """
         options = self.options
         decay = options.weight_decay
@@ -239,7 +239,7 @@ class TrainingPlan:
         return runs
 
     def _require_messages(self, algorithm: str) -> None:
-        """Raises `ValueError` if an overlap is none, or no message arrives before the end."""
+        """Raises `ValueError` if an overlap is not valid, or no message arrives before the end."""
         row, overlap, _ = parse_name(algorithm)
         if find_algorithm(row).overlaps and not overlap:
             raise ValueError(
@@ -264,7 +264,7 @@ def unique(numbers: Iterable[int]) -> Iterator[int]:
 
 
 def split_at(ends: Iterable[int], start: int) -> Iterator[range]:
-    """Returns the range from `start` to the first of the sorted `ends`, and those between them.
+    """Returns the ranges between `start` and each of the sorted `ends`.
 
     >>> list(split_at([4, 5, 8], start=2))
     [range(2, 4), range(4, 5), range(5, 8)]
@@ -282,18 +282,19 @@ def make_lr_schedule(
 ) -> optax.Schedule:
     """Returns the learning rate as a function of the step, which counts updates.
 
-    With `warmup_steps` W > 0, all but `step` first rise linearly: `learning_rate * (step + 1) / W`
-    at steps before W.
+    With `warmup_steps` W > 0, all schedules but `step` rise linearly at steps before W:
+    `learning_rate * (step + 1) / W`.
 
-    - `constant`: `learning_rate`, not scaled by the number of nodes.
-    - `cosine`: from `learning_rate` to 0 by half a cosine; not scaled either.
+    - `constant`: the rate is `learning_rate`, not scaled by the number of nodes.
+    - `cosine`: the rate falls from `learning_rate` to 0 by half a cosine, and is not scaled either.
     - `inverse_sqrt` (Vaswani et al.): `learning_rate * sqrt(W / (step + 1))` from step W on. The
       paper's rate for a model of width d is `learning_rate = (d * W)**-0.5`: with d = 512 and
       W = 4,000 it is 7.0e-4.
     - `step`: the schedule of Goyal et al., stretched from 90 epochs to `steps`. `learning_rate` is
-      that for 256 examples and is scaled linearly with `global_batch_size`, which counts all nodes.
-      It warms up over the first 5 epochs, starting at `learning_rate` unless the scaled rate is
-      lower, and falls by a factor of 10 at epochs 30, 60 and 80. `step_epochs` are others.
+      the rate for 256 examples, and is scaled linearly with `global_batch_size`, which counts all
+      nodes. The rate warms up over the first 5 epochs, starting at `learning_rate` unless the
+      scaled rate is lower. It falls by a factor of 10 at epochs 30, 60 and 80. `step_epochs` can
+      change these epochs.
 
     >>> schedule = make_lr_schedule("step", 0.1, 900, 1024)
     >>> [round(float(schedule(10 * epoch)), 4) for epoch in (0, 5, 29, 30, 60, 80)]
@@ -343,7 +344,7 @@ def _make_step_schedule(
 
 
 def label_for_muon(params: Any) -> Any:
-    """The tree of `params` with "muon" for each matrix that Muon steps, and "adam" for the others.
+    """Labels each matrix that Muon updates "muon", and all other parameters "adam".
 
     >>> label_for_muon({"embedding": jnp.ones((2, 2)), "mlp": jnp.ones((2, 2))})
     {'embedding': 'adam', 'mlp': 'muon'}

@@ -1,4 +1,4 @@
-"""The protocol of a task: one class in one file. The rest of this folder serves all tasks."""
+"""The protocol of a task. A task is one class in one file; this folder serves all tasks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,15 +9,15 @@ import jax
 import gossipjax as gx
 
 Variables = dict[str, Any]
-"""A model: `{"params": pytree}`, and `"batch_stats"` if its normalization layers have any."""
+"""A model `{"params": pytree}`, with `"batch_stats"` if its normalization layers have any."""
 
 
 DecayMask = Callable[[Any], Any]
-"""Pytree of parameters -> the same tree of booleans, True where weight decay applies."""
+"""Maps a pytree of parameters to the same tree of booleans: True if weight decay applies."""
 
 
 class Metric(NamedTuple):
-    """A metric of a batch, example by example; its value is `sum(totals) / sum(counts)`."""
+    """A metric of a batch by example. Its value is `sum(totals) / sum(counts)`."""
 
     totals: jax.Array  # `[B]`
     counts: jax.Array | None = None  # `[B]`, such as the words of each example; None is 1 for each
@@ -33,17 +33,17 @@ class Examination(NamedTuple):
 
 
 class Task(Protocol):
-    """A model, its loss and its data: everything that `train` does not know.
+    """A model, its loss and its data, which is everything that `train` does not know.
 
-    `loss` and `metrics` are written from one node's point of view; `[...]` is the shape of one
-    node's array, B the size of its batch.
+    `loss` and `metrics` see one node: `[...]` is the shape of one node's array, and B is the size
+    of its batch.
 
     Attributes:
-      description: the data set and its size, for the first line that a program prints. A run is
-        resumed only with the same description and `num_examples`, so they may not depend on the
-        nodes that it goes on with.
-      num_examples: number of training examples; an epoch is as many, all nodes together.
-      decay_mask: which parameters weight decay applies to; None is all.
+      description: the data set and its size, for the first line that a program prints. A run can be
+        resumed only with the same description and `num_examples`, so both must not depend on the
+        number of nodes.
+      num_examples: the number of training examples. In an epoch, all nodes together use this many.
+      decay_mask: to which parameters weight decay applies; None means all.
     """
 
     description: str
@@ -55,7 +55,7 @@ class Task(Protocol):
         ...
 
     def loss(self, variables: Variables, batch: Any) -> tuple[jax.Array, Any]:
-        """Returns the mean loss over a batch, a scalar, and the new `batch_stats`, or None."""
+        """Returns the mean loss over a batch, a scalar, and the new `batch_stats` or None."""
         ...
 
     def batches(
@@ -64,50 +64,52 @@ class Task(Protocol):
         """Returns infinite batches of this process's nodes: arrays `[len(nodes.local), B, ...]`.
 
         The examples are divided over all `nodes.size` nodes. The same seed gives the same division
-        and the same batches; `start` of them are skipped, for a run that is resumed.
+        and the same batches. A resumed run skips the first `start` batches.
         """
         ...
 
     def make_shapes(self, nodes: gx.Nodes, batch_size_per_node: int) -> Sequence[Any]:
-        """Returns a batch of each shape that `batches` makes; none if all have the same.
+        """Returns a batch of each shape that `batches` makes, or nothing if there is one shape.
 
-        The step is compiled for each of them before training, so they should be few. Override it
-        for such as sentences, which are padded to one of several lengths.
+        The step is compiled for each shape before training, so there should be few. Override this
+        if, for example, sentences are padded to one of several lengths.
         """
         return ()
 
     def test_batches(self) -> Iterable[Any]:
-        """Returns the test set: one or several batches of arrays `[E, ...]`, of any sizes E.
+        """Returns the test set in one or several batches of arrays `[E, ...]`, of any sizes E.
 
-        What takes time to make is a `LazyBatch`: each process then reads the examples of its nodes.
+        If a batch takes time to make, return a `LazyBatch`: each process then reads only the
+        examples of its nodes.
         """
         ...
 
     def metrics(self, variables: Variables, batch: Any) -> dict[str, Metric]:
-        """Returns the metrics of a test batch by name, such as `{"accuracy": Metric(correct)}`.
+        """Returns the metrics of a test batch by name, for example `{"accuracy": Metric(correct)}`.
 
-        Where `test_batches` are a validation set, names start with `valid_`.
+        If `test_batches` returns a validation set, names start with `valid_`.
         """
         ...
 
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
-        """Returns what is reported, given the means of `metrics` over the test set: the same.
+        """Returns the metrics to report, given the means of `metrics` over the test set.
 
-        Override it for a function of them, such as a perplexity, `exp` of the mean loss per word.
+        By default these are the means. Override it for example for a perplexity, `exp` of the mean
+        loss.
         """
         return means
 
     def examine(self, variables: Variables, is_last: bool) -> Examination | None:
-        """Returns what needs one whole model, such as a BLEU score; None for nothing.
+        """Returns results that need one whole model, for example a BLEU score, or None.
 
-        Called on every process, outside of the measured time, whenever the average model is
-        evaluated. `variables` have no axis for the nodes; `is_last` is at the end of the training.
+        It is called on every process, outside of the measured time, whenever the average model is
+        evaluated. `variables` have no axis for the nodes. `is_last` is true at the end of training.
         """
         return None
 
     def save(self, folder: Path) -> None:
-        """Saves what the models need beside their parameters into the folder of the results.
+        """Saves into `folder` what models need besides parameters, for example a tokenizer.
 
-        Called once, by process 0, before training. Override it for such as a tokenizer.
+        Process 0 calls it once, before training.
         """
         return

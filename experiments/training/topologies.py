@@ -1,4 +1,4 @@
-"""The topologies that programs know by name."""
+"""The topologies that options name."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ MAX_ROUNDS = 100  # distinct graphs of a random topology
 
 
 def _make_torus(nodes: int, *_: int) -> gx.Schedule:
-    """The torus whose sides are closest to each other."""
+    """Makes the torus whose sides are most nearly equal."""
     short = max(side for side in range(1, math.isqrt(nodes) + 1) if nodes % side == 0)
     return gx.topology.torus(short, nodes // short)
 
 
 def _make_lazy_ring(nodes: int, *_: int) -> gx.Schedule:
-    """The ring with twice its weight of the node itself, `(W + I) / 2`: no eigenvalue below 0."""
+    """Makes the ring `(W + I) / 2`, which has no eigenvalue below 0."""
     ring = gx.topology.ring(nodes).matrices()[0]
     return gx.topology.from_matrices((ring + np.eye(nodes)) / 2)
 
@@ -51,13 +51,14 @@ TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
     "base_graph": lambda nodes, *_: gx.topology.base_graph(nodes),
     "two_peer_base_graph": lambda nodes, *_: gx.topology.base_graph(nodes, 2),
 }
-"""Name -> function of the number of nodes; and of rounds and seed, which random ones use."""
+"""Functions of the number of nodes, rounds and seed, by name. Only random topologies use the last
+two."""
 
 
 def make_schedule(
     topology: str, nodes: int, rounds: int = MAX_ROUNDS, seed: int = 0
 ) -> gx.Schedule:
-    """Returns the named topology over `nodes` nodes; random ones use `rounds` and `seed`.
+    """Makes the named topology over `nodes` nodes; random topologies use `rounds` and `seed`.
 
     >>> make_schedule("two_peer_exponential", 8).period
     3

@@ -1,4 +1,4 @@
-"""The training loop of one run, and where it starts."""
+"""The training loop of one run, and how it starts or resumes."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ PROGRESS = ("examples", "seconds", "seconds_per_step", "metrics")
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All that a command line asks for, after every check."""
+    """Everything that a command line asks for, after all checks."""
 
     plan: TrainingPlan
     task: Task
@@ -44,7 +44,7 @@ class Experiment:
 
 
 class Clock:
-    """Sums up the seconds that are spent in `with clock:` blocks."""
+    """Sums up the seconds in `with clock:` blocks."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -78,7 +78,7 @@ class InputClock(Clock):
 
 
 class Start(NamedTuple):
-    """The start of a run."""
+    """The state and the progress with which a run starts."""
 
     state: TrainState  # on the devices
     progress: RunProgress  # so far
@@ -88,7 +88,7 @@ class Start(NamedTuple):
 def open_checkpoints(
     experiment: Experiment, run: TrainingRun
 ) -> AbstractContextManager[Checkpoints | None]:
-    """Opens the checkpoints of a run; None if it saves none and starts at step 0."""
+    """Opens the checkpoints of a run; None if the run neither saves nor resumes."""
     options = experiment.plan.options
     if not (options.checkpoint_every or options.resume or options.init_from):
         return contextlib.nullcontext()
@@ -99,7 +99,7 @@ def open_checkpoints(
 def start_or_resume(
     experiment: Experiment, run: TrainingRun, trainer: Trainer, checkpoints: Checkpoints | None
 ) -> Start:
-    """Returns the newest checkpoint of the run; if it has none, the newest in `--init-from`.
+    """Starts from the newest checkpoint of the run, or else the newest in `--init-from`.
 
     A run that is resumed with the same nodes continues bit for bit.
     """
@@ -147,7 +147,7 @@ def start_or_resume(
 
 
 def require_fields(metadata: Record, names: Sequence[str]) -> None:
-    """Raises `ValueError` for the metadata of a checkpoint that no such program has written."""
+    """Raises `ValueError` if a checkpoint's metadata are not from a training program."""
     if missing := sorted(set(names) - metadata.keys()):
         raise ValueError(
             f"the metadata of a checkpoint must have {', '.join(missing)}, got one without: give "
@@ -156,13 +156,13 @@ def require_fields(metadata: Record, names: Sequence[str]) -> None:
 
 
 def is_out_of_time(plan: TrainingPlan, progress: RunProgress) -> bool:
-    """Whether the hours of a run are over, on any process; all of them must call it."""
+    """Whether the hours of a run are over on any process. All processes must call it."""
     hours = plan.options.max_hours
     return hours is not None and any_process(progress.seconds >= hours * SECONDS_PER_HOUR)
 
 
 def find_end(plan: TrainingPlan, step: int) -> str:
-    """Returns the option that has ended a run after this step."""
+    """Returns the option that ended a run after this step."""
     if step >= plan.steps:
         return "epochs"
     return "max_steps" if step >= plan.last_step else "max_hours"
@@ -171,7 +171,7 @@ def find_end(plan: TrainingPlan, step: int) -> str:
 def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
     """Trains one run to its end; returns its entry in `summary.json`.
 
-    It ends at its last step or, earlier, at the end of its budget.
+    The run ends at its last step, or earlier at the end of its budget.
     """
     plan = experiment.plan
     options = plan.options
@@ -274,9 +274,9 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
 
 
 def count_sent_bytes(method: Method, params: Any, nodes: gx.Nodes, steps: int) -> float:
-    """Returns the bytes of a step, the mean over the steps, of the node that sends most in it.
+    """Returns the bytes that the busiest node sends in a step, as a mean over the steps.
 
-    `params` are those of one node, `[...]`, or their shapes.
+    `params` are the parameters of one node, `[...]`, or their shapes.
 
     >>> import optax
     >>> from experiments.training.methods import MethodOptions, make_method

@@ -1,4 +1,4 @@
-"""The compiled programs of a run: steps, and measurements between them."""
+"""The compiled programs of a run, for steps and for measurements between steps."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ class Consensus(NamedTuple):
 
 
 def make_variables(params: Any, batch_stats: Any) -> Variables:
-    """Returns the variables of a model; without `batch_stats` if there are none."""
+    """Returns the variables of a model, with `batch_stats` if there are any."""
     variables = {"params": params}
     return variables if batch_stats is None else variables | {"batch_stats": batch_stats}
 
@@ -40,8 +40,8 @@ def make_gradients(
 ) -> Callable[..., tuple[Any, Any]]:
     """Returns `(params, batch_stats, batch) -> (grads, (loss, new batch_stats))` of one node.
 
-    `is_sharded` says whether the model is sharded inside a node, as its batch is. Of several
-    parts of a batch, computed one after another, the results are the means.
+    `is_sharded` says whether model and batch are sharded inside a node. If a batch has several
+    parts, they are computed one after another, and the results are means.
     """
 
     def loss(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -70,7 +70,7 @@ def _in_parts(gradients: Callable[..., tuple[Any, Any]], parts: int) -> Callable
 def make_distance_before_mixing(
     task: Task, method: Method, is_sharded: bool = False, parts: int = 1
 ) -> Callable[..., jax.Array]:
-    """Returns the consensus distance of `(x + u) / w`: the models after a step without exchange."""
+    """Returns a function for the consensus distance of `(x + u) / w`, before the exchange."""
     gradients = make_gradients(task, is_sharded, parts)
 
     def distance_before_mixing(
@@ -84,7 +84,7 @@ def make_distance_before_mixing(
 
 
 def measure_consensus(params: Any, opt_state: Any, batch_stats: Any) -> Consensus:
-    """Compares the newest model of one node with those of the others."""
+    """Compares the newest model of one node with the models of all others."""
     newest = gx.latest_model(params, opt_state)
     return Consensus(
         gx.diagnostics.consensus_distance(newest),
@@ -112,14 +112,15 @@ def node_variables_averaged_stats(params: Any, opt_state: Any, batch_stats: Any)
 class Trainer:
     """The compiled programs of a run.
 
-    The step is compiled once per distinct round, or once with a traced step number where there are
-    more than `gx.MAX_PROGRAMS` rounds.
+    The step is compiled once per distinct round. If there are more than `gx.MAX_PROGRAMS` rounds,
+    it is compiled once, with a traced step number.
 
-    Running statistics: `local` ones stay as they are; `mix` has gossip at every step; with
-    `average` they are averaged over the nodes when a model is evaluated.
+    With `local`, nodes keep their running statistics. With `mix`, they gossip them at every step.
+    With `average`, the statistics are averaged over the nodes when a model is evaluated.
 
     Attributes:
-      newest_loss: of the newest step, `[N]`, which may still be computed; None before the first.
+      newest_loss: the losses of the newest step, `[N]`, which may still be computed; None before
+        the first step.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Trainer:
         )
 
     def init(self, seed: int) -> TrainState:
-        """Returns the state at step 0: the same model on every node."""
+        """Returns the state at step 0, with the same model on every node."""
         if not self.nodes.inner_axes:
             variables = self._task.init(seed)
             params, opt_state = self.nodes.init(self._tx, variables["params"])
@@ -166,7 +167,7 @@ class Trainer:
     def compile(self, state: TrainState, batches: Iterable[Any]) -> None:
         """Runs every program on copies of the state, so that no timed step compiles.
 
-        `batches` are one of every shape, on the devices.
+        `batches` contains one batch of every shape, on the devices.
         """
         steps = self._train_step.canonical_steps(state.opt_state) or [0]
         for batch in batches:
@@ -178,7 +179,7 @@ class Trainer:
         self.measure_distance(state)
 
     def _restart(self, state: TrainState) -> TrainState:
-        """A copy at step 0: with nothing in flight, any round may be the first."""
+        """Copies the state at step 0. Nothing is in flight, so any round may be the first."""
         params, batch_stats = jax.tree.map(jnp.copy, (state.params, state.batch_stats))
         if not self.nodes.inner_axes:
             return TrainState(0, params, self.nodes.run(self._tx.init, params), batch_stats)
@@ -189,10 +190,10 @@ class Trainer:
     def run_steps(
         self, state: TrainState, batches: Iterable[Any]
     ) -> tuple[TrainState, list[jax.Array]]:
-        """Trains on these batches, which are on the devices: a step each.
+        """Makes a step with each of these batches, which are on the devices.
 
-        Nothing else is transferred between host and devices. Returns the state when all is
-        computed, and each step's losses, `[N]`.
+        Nothing else is transferred between host and devices. Waits until everything is computed;
+        returns the state and the losses of each step, `[N]`.
         """
         losses = []
         with jax.transfer_guard("disallow"):  # no implicit one between host and devices
@@ -229,7 +230,7 @@ class Trainer:
         return values
 
     def measure_distance(self, state: TrainState) -> float:
-        """Returns the consensus distance of the newest models, the mean over the nodes."""
+        """Returns the consensus distance of the newest models, as a mean over the nodes."""
         consensus = self.nodes.to_host(self._consensus(*state.arrays))
         for path, flags in jax.tree_util.tree_leaves_with_path(consensus.is_finite):
             if not flags.all():
@@ -241,7 +242,7 @@ class Trainer:
         return float(consensus.distance.mean())
 
     def measure_distance_by_layer(self, state: TrainState) -> dict[str, float]:
-        """Returns the same for every array of the parameters, by its path in the tree."""
+        """Returns the consensus distance of every array of parameters, by its path in the tree."""
         by_layer = self.nodes.to_host(self._consensus(*state.arrays).by_layer)
         return {
             jax.tree_util.keystr(path, simple=True, separator="/"): float(np.mean(distances))
@@ -249,7 +250,7 @@ class Trainer:
         }
 
     def measure_distance_before_mixing(self, state: TrainState, batch: Any) -> float:
-        """Returns the consensus distance of `(x + u) / w`, u the next update, on `batch`."""
+        """Returns the consensus distance of `(x + u) / w`, with u the next update on `batch`."""
         distances = self._distance_before_mixing(*state.arrays, batch)
         return float(self.nodes.to_host(distances).mean())
 
@@ -258,12 +259,12 @@ class Trainer:
         return self._average_variables(*state.arrays)
 
     def node_variables(self, state: TrainState) -> Variables:
-        """Returns the nodes' newest models, with the statistics that they are evaluated with."""
+        """Returns the nodes' newest models, with the statistics for their evaluation."""
         return self._node_variables(*state.arrays)
 
 
 def require_finite(losses: np.ndarray, first_step: int) -> None:
-    """Raises `NonFiniteError` if a loss, `[steps, N]`, is not finite; names node and step."""
+    """Raises `NonFiniteError`, with node and step, if a loss in `[steps, N]` is not finite."""
     bad = np.argwhere(~np.isfinite(losses))
     if len(bad):
         step, node = bad[0]

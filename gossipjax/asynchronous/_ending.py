@@ -185,7 +185,7 @@ class Ending(Membership):
         return tuple((who.life, version) for who, (version, _) in self.finals.items())
 
     def _send_finals(self, near: list[Peer]) -> None:
-        """Tells each peer the final masses of this life, and of lives whose end it does not know."""
+        """Tells each peer the final mass of this life, and of lives whose end it does not know."""
         total = self._holder.total
         version, said = self.finals.get(self.identity, (0, None))
         if said is None or (said.w, said.exponent) != (total.w, total.exponent):
