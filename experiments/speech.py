@@ -140,7 +140,7 @@ class SpeechClassification(Task):
         return ((windows.read(row), labels[row]) for row in itertools.islice(rows, start, None))
 
     def test_batches(self) -> Iterator[LazyBatch]:
-        """Yields windows `[E, W, T, features]`, and the window count and label of each utterance."""
+        """Yields windows `[E, W, T, features]`, and each utterance's window count and label."""
         usable = np.flatnonzero(self.test.counts)
         longest = self.test.counts.max()
         size = max(self.options.nodes, self.options.global_batch_size // longest)
