@@ -246,6 +246,7 @@ class History:
         self.mass = flatten(mass, 2)[0]
         error = getattr(states, "error", None)
         if error is not None:
+            error = error[0] if isinstance(error, tuple) else error  # of the only fragment
             self.mass = self.mass + case.sign_of_error * flatten(error, 2).sum(axis=0)
         self.total_weight = total_weight
 
