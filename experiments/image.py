@@ -3,12 +3,12 @@
     python -m experiments.image
 
 Without options it trains a small CNN on 5,000 MNIST digits over 8 nodes, with SGP and with
-AllReduce. It prints a table and writes `metrics.jsonl`, `summary.json` and plots into a folder,
-`--out`.
+AllReduce. The program prints a table and writes `metrics.jsonl`, `summary.json` and plots into a
+folder, `--out`.
 
-It runs unchanged in one process, under `python -m gossipjax.launch` and on the hosts of a cluster.
-The data and batches of a node are the same in any process. `experiments/training/__init__.py` says
-which file does what.
+The program runs unchanged in one process, under `python -m gossipjax.launch` and on the hosts of a
+cluster. The data and batches of a node are the same in any process.
+`experiments/training/__init__.py` says which file does what.
 """
 
 import dataclasses
@@ -52,8 +52,8 @@ class ImageOptions(TrainingOptions):
     resnet18 and resnet50 for ImageNet.
     """
     normalization: models.Normalization | None = None
-    """batch: BatchNorm after the convolutions, or of the pixels for linear. If not given, it is
-    batch for residual networks, which need it, and none for all others."""
+    """batch: BatchNorm after the convolutions, or of the pixels for linear. The default is batch
+    for residual networks, which need BatchNorm, and none for all others."""
     precision: Precision = "float32"
     remat: Remat = False
     no_decay_on_norm_and_bias: bool = False

@@ -69,9 +69,9 @@ class LanguageOptions(TrainingOptions):
     """Sequences per node and step."""
     optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 3e-3
-    """It is not scaled by the number of nodes, except with --lr-schedule step, when it is the rate
-    for 256 sequences. The default suits nano. Larger models need a smaller rate: 6e-4 for
-    gpt2-small (Brown et al., table 2.1)."""
+    """Learning rate. With --lr-schedule step it is the rate for 256 sequences, and is scaled by the
+    number of nodes; else it is not scaled. The default suits nano. Larger models need a smaller
+    rate: 6e-4 for gpt2-small (Brown et al., table 2.1)."""
     warmup_steps: NonNegativeInt = 100
     """First updates, in which the rate rises linearly up to --learning-rate."""
     weight_decay: NonNegativeFloat = 0.1
@@ -93,8 +93,8 @@ class LanguageOptions(TrainingOptions):
     sequence_length: Annotated[PositiveInt, MAX_LENGTH] = 128
     """Number of tokens of a sequence."""
     model: Literal["pico", "nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
-    """In this order they have 0.1, 0.8, 11, 85, 302, 708 and 906 million parameters besides the
-    embedding of tokens."""
+    """The models in this order have 0.1, 0.8, 11, 85, 302, 708 and 906 million parameters besides
+    the embedding of tokens."""
     remat: Remat = False
     precision: Precision = "float32"
 
@@ -111,8 +111,8 @@ class LanguageModeling(Task):
     """A model that predicts the next token, trained by cross-entropy on sequences of fixed length.
 
     The texts are joined, each with an end token, and cut into sequences. The model gets an end
-    token and all tokens of a sequence but the last, and predicts all tokens of the sequence. So it
-    predicts each token of the texts once per epoch.
+    token and all tokens of a sequence but the last, and predicts all tokens of the sequence. So
+    each token of the texts is predicted once per epoch.
     """
 
     def __init__(self, options: LanguageOptions):

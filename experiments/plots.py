@@ -8,8 +8,8 @@ Each line of `metrics.jsonl` is a JSON object with `run` (its name in `summary.j
 - in a training line `loss` (mean over the nodes and over the steps since the last training line),
   `learning_rate`, `examples_per_second` (of all nodes together), and two consensus distances of the
   last step (means over the nodes). `consensus_distance_before_mixing` compares the models after the
-  local half of the step, and `consensus_distance` the models after the exchange. Both contain the
-  newest gradient: for D-PSGD as published they are `x + u` and `P x + u`.
+  local half of the step, and `consensus_distance` the models after the exchange. Both kinds of
+  models contain the newest gradient: for D-PSGD as published they are `x + u` and `P x + u`.
 - in an evaluation line `test_METRIC_average_model`, for example `test_accuracy_average_model`, and
   with `--evaluate-nodes` also `test_METRIC_nodes` (a list with a number per node).
 
@@ -163,7 +163,7 @@ def plot_loss(curves: Curves, path: Path) -> None:
 def plot_consensus(curves: Curves, path: Path) -> None:
     """Plots the consensus distance over steps, before (dashed) and after mixing, as a PNG.
 
-    A logarithmic axis cannot show zeros (of AllReduce), so the legend says that they are left out.
+    A logarithmic axis cannot show zeros (of AllReduce), so the legend says that zeros are left out.
     """
     names = {BEFORE_MIXING: "before", AFTER_MIXING: "after"}
     linestyles = {BEFORE_MIXING: "--", AFTER_MIXING: "-"}
@@ -214,8 +214,8 @@ def find_color(method: str) -> int | None:
 def choose_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the look of each curve of a figure by its name.
 
-    The first variant of a method gets the method's own color. Its other variants, and unknown
-    methods, get colors that are left. When all colors are used, curves also get markers.
+    The first variant of a method gets the method's own color. More variants, and unknown methods,
+    get colors that are left. When all colors are used, curves also get markers.
     """
     numbers: dict[str, int] = {}
     for name in names:

@@ -19,11 +19,11 @@ MAX_REASON = 200  # characters of an allocator's error
 
 
 class FatalError(ValueError):
-    """A failure that would happen again after a restart. It has no traceback and status 2."""
+    """A failure that would happen again after a restart: no traceback, exit status 2."""
 
 
 class ProgramError(RuntimeError):
-    """A failure that a program detects and explains. It has no traceback and status 1."""
+    """A failure that a program detects and explains: no traceback, exit status 1."""
 
 
 @contextlib.contextmanager
@@ -32,13 +32,13 @@ def exit_on_error(get_out: Callable[[], Path | None] = lambda: None) -> Iterator
 
     The exit status is 2 if the program would fail again: for a `ValueError` (wrong options or data)
     before there is a folder of results, and later for a `FatalError` (a loss that is not finite) or
-    if memory is exhausted. It is 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C, and 143
-    for `gossipjax.checkpoint.Preempted`. Other exceptions pass with their traceback, because they
-    are bugs of the program or of a task. If one process of several fails, it does not wait for the
-    others (`gx.launch.exit_process`).
+    if memory is exhausted. The status is 1 for an `OSError` or a `ProgramError`, 130 for Ctrl-C,
+    and 143 for `gossipjax.checkpoint.Preempted`. Other exceptions pass with their traceback,
+    because they are bugs of the program or of a task. A process of several that fails does not wait
+    for the others (`gx.launch.exit_process`).
 
     `get_out` returns the folder of the results, or None if there is none yet. After Ctrl-C the
-    program says that the results so far are in this folder.
+    program says that the folder contains the results so far.
 
     >>> with exit_on_error():
     ...     raise OSError("no space left on device")

@@ -1,7 +1,7 @@
 """The results of a program: their folder, their files, and a reporter to TensorBoard.
 
-The reporter also writes the lines of `metrics.jsonl` for TensorBoard. It needs an optional package,
-which is imported only if you ask for the reporter.
+The reporter also writes the lines of `metrics.jsonl` for TensorBoard, by an optional package that
+is imported only if you ask for the reporter.
 """
 
 import contextlib
@@ -259,7 +259,7 @@ class TensorboardReporter:
             self._writer.add_text("samples", "\n\n".join(samples), line["step"])
 
     def close(self) -> None:
-        """Writes the lines that are not written yet. It is called once, even without a `start`."""
+        """Writes the lines that are not written yet. Call `close` once, even without a `start`."""
         if self._writer is not None:
             self._writer.close()
 

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 def compute_one(seconds: ArrayLike) -> jax.Array:
     """Returns 1 after this many seconds, inside a compiled program.
 
-    A product with this 1 is computed after the sleep. Other parts of the program, such as an
-    exchange, are computed during the sleep.
+    A product with this 1 is computed after the sleep. Parts of the program that do not need this 1,
+    for example an exchange, run during the sleep.
     """
     shape = jax.ShapeDtypeStruct((), jnp.float32)
     return jax.pure_callback(_sleep, shape, jnp.asarray(seconds, jnp.float32))

@@ -12,14 +12,14 @@ All nodes are simulated in one process, so steps are measured and seconds are no
 
 - `allreduce` averages the gradients exactly.
 - `sgp` exchanges with one peer of the exponential graph after the local step.
-- `1-osgp` does the same, but messages arrive one step late, hidden by the computation.
+- `1-osgp` is `sgp` with messages that arrive one step late, hidden by the computation.
 - `dpsgd` averages pairs of the bipartite exponential graph during the computation.
 - `sgp-every-H` makes a round of SGP after every `--every` local steps.
 - `diloco` averages the models exactly after every `--every` local steps, with Nesterov's outer step
   (rate 0.7, momentum 0.9).
 
-The program writes `summary.json` into `--out`. Its `runs` contain `method`, `nodes`, `rates` and
-`steps`, a number for each seed.
+The program writes `summary.json` into `--out`, whose `runs` contain `method`, `nodes`, `rates` and
+`steps` (a number for each seed).
 """
 
 import dataclasses

@@ -2,11 +2,11 @@
 
     python -m experiments.survival
 
-Eight simulated nodes fit a linear classifier of digits (mnist5k, in 7 x 7 values). Their data are
+Eight simulated nodes fit a linear classifier of digits (mnist5k, in 7 x 7 values). The data are
 uneven: half of each node's examples are of its own classes. Each step takes the gradient of all
 examples of a node, in float64, so that runs differ by their faults alone. A cell is the loss over
 all examples (mean over the models of living nodes), divided by the loss of the same method without
-faults. Or it is a word:
+faults. A cell can also contain a word:
 
 - `refused`: the method raises a `ValueError`, or cannot have this fault. `survival.md` says why.
 - `diverges`: a model or its loss is not finite.

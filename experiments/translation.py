@@ -5,16 +5,16 @@
 FOLDER contains train.tsv, valid.tsv and test.tsv, plain or gzipped. Each line is a sentence, a tab
 and its translation. Without further options 4 nodes train a small Transformer by Adam, with SGP and
 with AllReduce. The program trains a byte-pair tokenizer on the training text, and saves it with the
-run. A batch consists of a number of tokens. Its sentences have similar lengths, and are padded to
-one of `--bucket-lengths`. For English to German of WMT'16, which TensorFlow Datasets prepares:
+run. A batch consists of a number of tokens, in sentences of similar lengths that are padded to one
+of `--bucket-lengths`. For English to German of WMT'16, which TensorFlow Datasets prepares:
 
     python -m experiments.translation --dataset wmt16_en_de --model base --vocabulary-size 37000
 
 After each epoch the program measures the average model on the validation set: loss and perplexity
-per token, and the BLEU score of the first `--eval-sentences`, some of which it shows. At the end it
-measures the BLEU score on the test set by sacrebleu, whose signature is in `summary.json`. It
-writes hypotheses and references to OUT/texts/RUN/hypotheses.txt and references.txt, a sentence per
-line.
+per token, and the BLEU score of the first `--eval-sentences`, some of which it shows. At the end
+the program measures the BLEU score on the test set by sacrebleu, whose signature is in
+`summary.json`. The program writes hypotheses and references to OUT/texts/RUN/hypotheses.txt and
+references.txt, a sentence per line.
 """
 
 import dataclasses
@@ -92,8 +92,8 @@ class TranslationOptions(TrainingOptions):
     """
     optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "adam"
     learning_rate: PositiveFloat = 2e-3
-    """It is not scaled by the number of nodes, except with --lr-schedule step, when it is the rate
-    for 256 tokens."""
+    """Learning rate. With --lr-schedule step it is the rate for 256 tokens, and is scaled by the
+    number of nodes; else it is not scaled."""
     lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "inverse_sqrt"
     warmup_steps: NonNegativeInt = 500
     """First updates, in which the rate rises linearly up to --learning-rate."""

@@ -37,7 +37,7 @@ class Evaluator:
         return self.evaluate_average(variables), self.examine_average(variables, is_last)
 
     def evaluate_average(self, variables: Variables) -> dict[str, float]:
-        """Returns values by `test_METRIC_average_model` of one model, node-stacked with equal rows.
+        """Returns `test_METRIC_average_model` for one model, which is in equal rows for all nodes.
 
         Each node evaluates a part of the test set, which only its process reads.
         """
@@ -53,7 +53,7 @@ class Evaluator:
         return {metric_fields(name)[0]: value for name, value in metrics.items()}
 
     def evaluate_nodes(self, variables: Variables) -> dict[str, list[float]]:
-        """Returns a list of values per node by `test_METRIC_nodes`, for node-stacked models.
+        """Returns `test_METRIC_nodes`, with a value per node, for node-stacked models.
 
         Each node evaluates the whole test set. Each process reads a part of it for all nodes.
         """

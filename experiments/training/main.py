@@ -124,8 +124,8 @@ def join_job(options: TrainingOptions) -> None:
 def prepare(options: Options, make_task: Callable[[Options], Task], program: str) -> Experiment:
     """Checks everything that can be checked before training, and creates the folder.
 
-    `make_task` loads the data. It is called once, after saved options were merged. `program` is the
-    first part of a new folder's name.
+    `make_task` loads the data, and is called once, after saved options were merged. `program` is
+    the first part of a new folder's name.
     """
     size = options.nodes  # of this program; a resumed run may have started with another number
     previous = find_previous(options)

@@ -362,7 +362,7 @@ class Method:
 
     @property
     def transform(self) -> Transform:
-        """The whole chain. Its state, or the state inside it, is the pair of its parts' states."""
+        """The whole chain. Its state (or the state inside) is the pair of its parts' states."""
         chain = optax.chain(self.inner, self.gossip)
         outer = self.outer
         if outer is None:
@@ -393,8 +393,8 @@ class Method:
     def state(self, params: Any = None) -> gx.GossipState | None:
         """Returns the gossip state of one node (shapes and static data), or None without gossip.
 
-        `params` are arrays `[...]` or their shapes. By default they are the sharded model's
-        parameters, or a few leaves of one value.
+        `params` are arrays `[...]` or their shapes, by default the sharded model's parameters, or a
+        few leaves of one value.
         """
         return gx.gossip_state(self._init_shapes(params))
 

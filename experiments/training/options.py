@@ -104,20 +104,20 @@ class OptimizationOptions:
     batch_size_per_node: PositiveInt = 32
     """Examples per node and step."""
     accumulate: PositiveInt = 1
-    """Number of such batches in a step. They are computed one after another, so a larger batch fits
-    into the same memory."""
+    """Number of batches per node and step, computed one after another, so that a larger batch fits
+    into memory."""
     epochs: PositiveInt = 15
     """Number of passes over the training set that all nodes make together."""
     max_steps: PositiveInt | None = None
     """End each run after this step, if --epochs do not end before. The learning rate and
     --switch-at still follow --epochs."""
     max_hours: PositiveFloat | None = None
-    """End each run after this many hours, at the next line of metrics.jsonl, in the way of
-    --max-steps. Compilation and evaluation do not count."""
+    """End each run after this many hours, at the next line of metrics.jsonl. Compilation and
+    evaluation do not count. The learning rate still follows --epochs."""
     optimizer: Annotated[Optimizer, tyro.conf.arg(help=OPTIMIZER_HELP)] = "nesterov"
     learning_rate: PositiveFloat = 0.1
-    """It is not scaled by the number of nodes, except with --lr-schedule step, when it is the rate
-    for 256 examples."""
+    """Learning rate. With --lr-schedule step it is the rate for 256 examples, and is scaled by the
+    number of nodes; else it is not scaled."""
     lr_schedule: Annotated[LrSchedule, tyro.conf.arg(help=LR_SCHEDULE_HELP)] = "cosine"
     warmup_steps: NonNegativeInt = 0
     """First updates, in which the rate rises linearly up to --learning-rate."""
@@ -224,8 +224,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     """Number of devices of a node, over which parameters, gradients, the optimizer's state and the
     batch are sharded. Each device exchanges its part of the model."""
     evaluate_every: PositiveInt = 1
-    """Epochs between two evaluations of the average model. It is also evaluated at the end of a
-    run."""
+    """Epochs between two evaluations of the average model; the end of a run is always evaluated."""
     log_every: PositiveInt = 10
     """Steps between two lines of metrics.jsonl. Each line costs one more gradient."""
     evaluate_nodes: bool = False
@@ -234,15 +233,15 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     report_to: ReportTo = "none"
     """tensorboard: also write the lines of metrics.jsonl to OUT/tensorboard, for TensorBoard."""
     checkpoint_every: PositiveInt | None = None
-    """Steps between two checkpoints, which are written to --out. Another is saved on SIGTERM. After
-    a restart by the launcher, a run resumes from its newest checkpoint."""
+    """Steps between two checkpoints, which are written to --out. On SIGTERM the run also saves a
+    checkpoint. After a restart by the launcher, a run resumes from its newest checkpoint."""
     max_to_keep: PositiveInt = 3
     """Number of checkpoints of a run that are kept."""
     resume: bool = False
     """Resume the program that was stopped in --out. --nodes may be another number."""
     init_from: OptionalPath = None
-    """Start all runs from the newest checkpoint in this folder. It is OUT/checkpoints/RUN of a run
-    with any algorithm, topology and number of nodes."""
+    """Start all runs from the newest checkpoint in this folder, which is OUT/checkpoints/RUN of a
+    run with any algorithm, topology and number of nodes."""
     out: OptionalPath = None
     """Folder for the results. If not given, a new folder in runs/ is made."""
     overwrite: bool = False

@@ -49,8 +49,9 @@ class OuterOptions:
     outer_wire: WireName = "float32"
     """Form of the outer optimizer's messages. --wire is the form of the algorithm's messages."""
     outer_error_feedback: float | None = None
-    """Multiply by this factor the values that messages leave out, and add them to the next
-    messages, as in SparseLoCo. With 1 nothing is lost. If not given, these values are lost."""
+    """Multiply values that a message leaves out by this factor, and add them to the next message,
+    as in SparseLoCo. With 1 nothing is lost. If not given, values that a message leaves out are
+    lost."""
     outer_mean_over: Literal["nodes", "senders"] = "nodes"
     """nodes: average sparse messages over all nodes. senders: average each value over the nodes
     that sent it."""

@@ -293,8 +293,8 @@ def make_lr_schedule(
     - `step`: the schedule of Goyal et al., stretched from 90 epochs to `steps`. `learning_rate` is
       the rate for 256 examples, and is scaled linearly with `global_batch_size`, which counts all
       nodes. The rate warms up over the first 5 epochs, starting at `learning_rate` unless the
-      scaled rate is lower. It falls by a factor of 10 at epochs 30, 60 and 80. `step_epochs` can
-      change these epochs.
+      scaled rate is lower. The rate falls by a factor of 10 at epochs 30, 60 and 80. `step_epochs`
+      can change the epochs.
 
     >>> schedule = make_lr_schedule("step", 0.1, 900, 1024)
     >>> [round(float(schedule(10 * epoch)), 4) for epoch in (0, 5, 29, 30, 60, 80)]

@@ -17,7 +17,7 @@ DecayMask = Callable[[Any], Any]
 
 
 class Metric(NamedTuple):
-    """A metric of a batch by example. Its value is `sum(totals) / sum(counts)`."""
+    """A metric of a batch by example. The value of the metric is `sum(totals) / sum(counts)`."""
 
     totals: jax.Array  # `[B]`
     counts: jax.Array | None = None  # `[B]`, such as the words of each example; None is 1 for each
@@ -42,7 +42,7 @@ class Task(Protocol):
       description: the data set and its size, for the first line that a program prints. A run can be
         resumed only with the same description and `num_examples`, so both must not depend on the
         number of nodes.
-      num_examples: the number of training examples. In an epoch, all nodes together use this many.
+      num_examples: the number of training examples, which all nodes together use in an epoch.
       decay_mask: to which parameters weight decay applies; None means all.
     """
 
@@ -55,7 +55,7 @@ class Task(Protocol):
         ...
 
     def loss(self, variables: Variables, batch: Any) -> tuple[jax.Array, Any]:
-        """Returns the mean loss over a batch, a scalar, and the new `batch_stats` or None."""
+        """Returns the mean loss over a batch (a scalar), and the new `batch_stats` or None."""
         ...
 
     def batches(
@@ -94,7 +94,7 @@ class Task(Protocol):
     def summarize(self, means: dict[str, float]) -> dict[str, float]:
         """Returns the metrics to report, given the means of `metrics` over the test set.
 
-        By default these are the means. Override it for example for a perplexity, `exp` of the mean
+        By default it returns the means. Override it for example for a perplexity, `exp` of the mean
         loss.
         """
         return means
@@ -102,7 +102,7 @@ class Task(Protocol):
     def examine(self, variables: Variables, is_last: bool) -> Examination | None:
         """Returns results that need one whole model, for example a BLEU score, or None.
 
-        It is called on every process, outside of the measured time, whenever the average model is
+        Every process calls it, outside of the measured time, whenever the average model is
         evaluated. `variables` have no axis for the nodes. `is_last` is true at the end of training.
         """
         return None

@@ -21,8 +21,8 @@ class NonFiniteError(FatalError):
 
 
 class Consensus(NamedTuple):
-    """The Euclidean distance of one node to the average model, and that of each array of the
-    parameters; whether each array, of running statistics too, is finite."""
+    """The Euclidean distance of a node's model, and of each array of parameters, to the average;
+    and whether each array, also of running statistics, is finite."""
 
     distance: jax.Array
     by_layer: Any
@@ -115,8 +115,9 @@ class Trainer:
     The step is compiled once per distinct round. If there are more than `gx.MAX_PROGRAMS` rounds,
     it is compiled once, with a traced step number.
 
-    With `local`, nodes keep their running statistics. With `mix`, they gossip them at every step.
-    With `average`, the statistics are averaged over the nodes when a model is evaluated.
+    With `local`, nodes keep their running statistics. With `mix`, nodes gossip the statistics at
+    every step. With `average`, the statistics are averaged over the nodes when a model is
+    evaluated.
 
     Attributes:
       newest_loss: the losses of the newest step, `[N]`, which may still be computed; None before

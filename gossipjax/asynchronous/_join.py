@@ -43,8 +43,9 @@ def join(
     brings the first model, and what a node does when it comes back.
 
     Args:
-      tx: the optax chain. Its updates must need no other node.
-      params: the model with which a founder starts. Other nodes use only its shapes and types.
+      tx: the optax chain, whose updates must need no other node.
+      params: the model with which a founder starts. Of another node's `params`, only shapes and
+        types are used.
       algorithm: `sgp()`, `adpsgd()` or `outer(every)`.
       address: where other nodes of the job listen, one or several `host:port`. If neither `address`
         nor the variables name one, this node starts a job.
@@ -53,12 +54,12 @@ def join(
         The default is 0.
       job: the name of the job. Messages of other jobs are dropped. The default is an empty name.
       is_founder: if true, this node brings `params` at once, with weight 1. If false, it asks a
-        living node for half of its mass. By default it is true without an `address`, and else the
-        guide says when.
+        living node for half of its mass. If you give nothing, a node without an `address` brings
+        `params`; for other nodes, the guide says which.
       patience: the seconds of silence after which another node is declared dead.
-      max_received: how many shares this node takes, 1 or more, before it sends a share itself. It
-        answers each further share with half of its mass. A node counts in full as long as other
-        nodes are faster by less than this factor.
+      max_received: how many shares this node takes, 1 or more, before it sends a share itself. The
+        node answers each further share with half of its mass. A node counts in full as long as
+        other nodes are faster by less than this factor.
       wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. The sender keeps what
         rounding leaves over.
       secret: a text of 16 characters or more. Only nodes with the same secret can connect. The

@@ -1,6 +1,6 @@
 """Who lives: the lives that a node hears, and what nodes tell each other about them.
 
-This file has no sockets, clocks and threads: its caller says what arrives and what time it is.
+The code here uses no sockets, clocks or threads: the caller passes in messages and the time.
 `_participant.py` says what a node does with its mass.
 """
 
@@ -31,7 +31,7 @@ NEIGHBORS = 4
 
 @dataclasses.dataclass
 class Peer:
-    """Another life, while it is heard."""
+    """Another life that this life hears."""
 
     identity: Identity
     heard: float  # when it was last heard, or one that hears it said so

@@ -93,7 +93,8 @@ class Mass:
 
 
 class Identity(NamedTuple):
-    """One life of a node. If two lives must not both go on, or be answered, the smaller one is."""
+    """One life of a node. If only one of two lives may go on, or may be answered, it is the smaller
+    one."""
 
     place: int  # the node's number in its job, the same in all its lives
     life: str  # a name that no other life has

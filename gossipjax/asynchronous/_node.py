@@ -166,7 +166,7 @@ class Node:
 
     @property
     def params(self) -> Any:
-        """The model, `x / w`. It is 0 until the node holds mass."""
+        """The model, `x / w`, or 0 until the node holds mass."""
         with self._service.lock:
             mass = self._holding.merge()
             return self._unpack(mass.x, mass.w or 1.0, self._moved)
@@ -179,7 +179,7 @@ class Node:
 
     @property
     def steps(self) -> int:
-        """The local steps of all lives of this place, as far as known; they have used its data."""
+        """The local steps that all lives of this place have made with its data, as far as known."""
         with self._service.lock:
             return self._participant.steps[self.place]
 
@@ -345,8 +345,8 @@ class Node:
     def wait_for_members(self, count: int, timeout: float) -> bool:
         """Waits until `count` nodes, this one included, have called this, or one makes steps.
 
-        Training does not need this. Use it for a comparison in which all nodes shall begin
-        together. Returns False after `timeout` seconds.
+        Training does not need `wait_for_members`. Use it for a comparison in which all nodes shall
+        begin together. Returns False after `timeout` seconds.
         """
         with self._service.lock:
             self._participant.set_ready(time.monotonic())
@@ -358,8 +358,8 @@ class Node:
 
         Raises:
           TimeoutError: if no living node answers within `timeout` seconds (default: ten times the
-            patience). It is raised sooner if all nodes that this node knows are of another job or
-            have another secret.
+            patience). If all known nodes are of another job or have another secret, the error comes
+            sooner.
           ValueError: if a living node has the same place.
         """
         if not self._is_open:
@@ -485,13 +485,14 @@ class Node:
     def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
         """Ends the training of this node; returns the average model of all living nodes.
 
-        It waits until all nodes of the job have called this, no message is on its way, and all
-        nodes know the final masses of all. It then returns `sum x / sum w`, which is equal on all
+        `average` waits until all nodes of the job have called it, no message is on its way, and all
+        nodes know the final masses of all nodes. The result is `sum x / sum w`, and is equal on all
         nodes. Nodes that do not hear each other learn the masses from nodes that hear both. With
         `timeout=None` (else seconds), it waits as long as other nodes train.
 
         Raises:
-          TimeoutError: if this takes longer than `timeout`. The message says why, for each node.
+          TimeoutError: if `average` takes longer than `timeout`. The message says why, for each
+            node.
           RuntimeError: if no node holds mass, or if large messages do not pass between this node
             and the others, which then end without it.
         """

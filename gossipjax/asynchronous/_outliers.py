@@ -23,13 +23,12 @@ def refuse_outliers(factor: float = 1e4) -> optax.GradientTransformation:
 
     If an entry of an update is larger than `factor` times the largest entry of all updates before,
     the update becomes NaN. The node does not apply an update that is not finite, nothing of it
-    reaches other nodes, and `join(nonfinite=)` says whether the step is an error. Without this
-    transform, one update of 1e30, from a faulty memory or a division by almost 0, is soon in all
-    models.
+    reaches other nodes, and `join(nonfinite=)` says whether the step is an error. Without it, one
+    update of 1e30, from a faulty memory or a division by almost 0, is soon in all models.
 
-    It is not a default, because a learning rate may jump: the largest entry grew at most 2.5-fold
-    with constant, warmed up, cosine and restarted rates, but 6e5-fold when a rate of 1e-7 was
-    followed by 0.1.
+    `join` does not use this transform by default, because learning rates may jump: the largest
+    entry grew at most 2.5-fold with constant, warmed up, cosine and restarted rates, but 6e5-fold
+    when a rate of 1e-7 was followed by 0.1.
 
     Raises:
       ValueError: unless `factor` is above 1 and finite.

@@ -52,7 +52,7 @@ def replay(
     """Runs the events of a job again, in one process.
 
     The events of each node keep their order, and a mass is received after it was sent. The models
-    equal those of the job up to the rounding of sums.
+    are the same as in the job, up to the rounding of sums.
 
     Args:
       journals: the journals of the nodes, one file for each place.

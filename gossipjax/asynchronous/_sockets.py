@@ -1,7 +1,7 @@
 """The ZeroMQ sockets of a node: one that listens, and two for each address that it sends to.
 
-Of the two sockets, one is for pieces of models and one for small messages, so that a sign of life
-never waits behind a model.
+For each address, one socket sends pieces of models and the other small messages, so that a sign of
+life never waits behind a model.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sends large messages in pieces, so that nothing waits long, and each piece shows progress.
 
 The sender has a few pieces on their way, and the receiver acknowledges each. At the measured rate a
-piece takes a small part of the patience, so a slow link gets small pieces. A piece is not sent
-twice, unless nothing came back for much longer than the rate explains. Then the connection has
-broken, and pieces that were not acknowledged are sent again.
+piece takes a small part of the patience, so a slow link gets small pieces. If nothing comes back
+for much longer than the rate explains, the connection has broken, and the sender repeats the pieces
+that were not acknowledged.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ class Transfers:
         """Takes frames that are a piece of a message, or the acknowledgement of a piece.
 
         Returns:
-          None for other frames. Else the life that was heard (None if the sender is not known), and
-          the frames of a message that is now complete.
+          None if the frames are something else. For a piece or an acknowledgement, the life that
+          was heard (None if it is not known), and the frames of a message that is now complete.
 
         Raises:
           MessageError: if the frames cannot be read.

@@ -44,10 +44,11 @@ class Algorithm:
 def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     """Asynchronous stochastic gradient push: push-sum without a handshake.
 
-    At each of its steps a node makes its update `x <- x + w u(z)` with `z = x / w`. It adds the
-    shares that have arrived meanwhile, and sends half of its `(x, w)` to one peer, which adds it
-    when it arrives. The paper's update is `x <- x + u(z)`. The factor w makes z move by u, whatever
-    w is, so that a slow node, which holds more weight, counts as much as the other nodes.
+    At each of its steps a node makes its update `x <- x + w u(z)` with `z = x / w`. The node then
+    adds the shares that have arrived meanwhile, and sends half of its `(x, w)` to one peer, which
+    adds this share when it arrives. The paper's update is `x <- x + u(z)`. The factor w makes z
+    move by u, whatever w is, so that a slow node, which holds more weight, counts as much as the
+    other nodes.
 
     Args:
       graph: how a node chooses the peer. `exponential`: by hop `1, 2, 4, ...` in turn among the
@@ -109,8 +110,8 @@ def outer(
     """Our asynchronous outer optimizer: nodes send shares rarely, and momentum travels with them.
 
     After every H local steps (`H = every`), which together have moved its model by p, a node makes
-    a step with Nesterov's momentum. It then sends half of its `(x, w, m)` to one peer, which adds
-    it between two of its own steps when it arrives:
+    a step with Nesterov's momentum. The node then sends half of its `(x, w, m)` to one peer, which
+    adds this share between two of its own steps:
 
         m <- b m - w p;    x <- x + rate (w p - b m);    p <- 0
 

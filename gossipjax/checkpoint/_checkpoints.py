@@ -54,34 +54,35 @@ class Checkpoints:
     """Saves a run in a folder that all its processes share, or in one folder for each process.
 
     In a training loop, `resume` returns the state to start from. `after` saves every `every` steps,
-    at the end, and when any process gets SIGTERM. Both call `save` and `restore`, which take any
-    pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static data (the
-    schedule of a `GossipState`) are not saved. The `metadata` of the state are: a dict for JSON
-    with, for example, the position in the data and the options of the run.
+    at the end, and when any process gets SIGTERM. `after` calls `save`, and `resume` calls
+    `restore`. You can also call `save` and `restore` yourself, with any pytree of node-stacked
+    arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static data (the schedule of a
+    `GossipState`) are not saved. The `metadata` of the state are: a dict for JSON with, for
+    example, the position in the data and the options of the run.
 
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
     donate them. A checkpoint is complete when its folder is named by the number of the step; then
     an older checkpoint is deleted. If the first write fails (for example on a full disk), the next
-    call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`.
-    Other failures are warnings. All processes make the same calls, and each writes and reads its
-    own nodes.
+    call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`. If
+    a write in between fails, you get a warning. All processes make the same calls, and each writes
+    and reads its own nodes.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
     their parts. If the folder of a process is empty, because its machine has lost its disk,
-    `resume` warns and starts all nodes from the average model of the remaining nodes. The numbers
-    of processes and nodes must be the same as when the run was saved.
+    `resume` warns and starts all nodes from the average model of the remaining nodes. A run can
+    then be resumed only with the same numbers of processes and nodes.
 
     Args:
-      folder: where the checkpoints are. It is made if it does not exist.
+      folder: where the checkpoints are. A folder that does not exist is made.
       every: steps between the checkpoints of `after`; None if you do not use `after`. If given,
         SIGTERM is caught inside `with Checkpoints(...)`.
-      max_to_keep: how many complete checkpoints stay. With 2 or more, an older one can replace a
-        damaged one.
+      max_to_keep: how many complete checkpoints stay. With 2 or more, an older checkpoint can
+        replace a damaged one.
       timeout: seconds that processes wait for one another while a checkpoint is written or read.
       read_only: if true, nothing in the folder is changed, so that another job may be saving there.
         Otherwise the job locks the folder by a file `.lock`, until `close`, or the end of the block
         or process.
-      shared: false if each process has a folder on its own disk. Then no process waits for another.
+      shared: false if each process has a folder on its own disk. No process then waits for another.
 
     Attributes:
       resize_report: says what the last `resume` changed in nodes or chain; None if nothing.
@@ -226,10 +227,10 @@ class Checkpoints:
         Args:
           state: the state with which a new run would start, on the devices.
           nodes: the nodes of this run.
-          make_tx: a function. `make_tx(metadata)` returns the chain of a run with these metadata,
-            in which `metadata["nodes"]` is the number of nodes.
-          init_from: another folder of checkpoints, from which to start if this folder has none. It
-            is only read, so another run may be saving there.
+          make_tx: a function. `make_tx(metadata)` returns the chain of the run that saved
+            `metadata`; `metadata["nodes"]` is its number of nodes.
+          init_from: another folder of checkpoints, from which to start if this folder has none. The
+            folder is only read, so another run may be saving there.
 
         Raises:
           ValueError: if the checkpoint is of another model or optimizer, or `init_from` has no
@@ -409,13 +410,13 @@ class Checkpoints:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function
             that makes this pytree from the saved `metadata`. Restored arrays get the shardings of
             `like`. If a leaf of `like` has no sharding, as from `jax.eval_shape`, the array is a
-            whole NumPy array: you can read the state of another number of nodes in this way. Static
+            whole NumPy array, so you can also read the state of another number of nodes. Static
             data are taken from `like`.
           step: the step of the checkpoint, if you do not want the newest.
 
         Raises:
-          ValueError: if the leaves of the checkpoint differ from those of `like` (the message names
-            the first), or if there is no checkpoint of this `step`.
+          ValueError: if the checkpoint and `like` have different leaves (the message names the
+            first), or if there is no checkpoint of this `step`.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
         if step is not None:

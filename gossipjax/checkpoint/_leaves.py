@@ -96,7 +96,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
     """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of static settings.
 
     The settings are the codecs of wires, and when an outer optimizer averages what. The arrays of a
-    state do not show them, so without this a run with other settings would go on unnoticed.
+    state do not show static settings, so a run could otherwise go on with other settings unnoticed.
     """
     specs = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

@@ -96,7 +96,7 @@ def change_nodes(
       params: the parameters `[N, ...]`, NumPy arrays or JAX's, with all nodes in this process.
       opt_state: the state of the whole chain, `[N, ...]`.
       tx: the new chain, built for M nodes.
-      nodes: M, the new number of nodes. It may be N.
+      nodes: M, the new number of nodes, which may equal N.
 
     Returns:
       Parameters and state of `tx`, NumPy arrays `[M, ...]`, and a `ResizeReport`.

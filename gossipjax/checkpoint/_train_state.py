@@ -94,8 +94,8 @@ def make_template(
 ) -> tuple[Any, Any, Any]:
     """Returns the form of the saved arrays: `state`, unless another run saved them.
 
-    If the number of nodes or the chain was another, the arrays are `jax.ShapeDtypeStruct`s. Another
-    sharding inside the nodes makes no other run.
+    If the number of nodes or the chain was another, the arrays are `jax.ShapeDtypeStruct`s. A run
+    with another sharding inside the nodes counts as the same run.
     """
     size = require_int(metadata.get("nodes", nodes.size), 'metadata["nodes"], as saved,', 1)
     metadata = {**metadata, "nodes": size}

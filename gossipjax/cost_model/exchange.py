@@ -56,9 +56,9 @@ class Exchange:
     """An exchange that all nodes make every few steps.
 
     At every step `t` with `t mod every = phase`, the nodes begin an exchange when they have
-    computed. After the computation of step `t + overlap` they wait until the exchange has ended. So
-    with `overlap=0` the computation hides nothing of the exchange, and with `overlap=1` the
-    exchange runs during the computation of the next step.
+    computed. After the computation of step `t + overlap` the nodes wait until the exchange has
+    ended. So with `overlap=0` the computation hides nothing of the exchange, and with `overlap=1`
+    the exchange runs during the computation of the next step.
 
     Attributes:
       kind: "gossip" over a schedule; "ring" or "tree" for an all-reduce; "server" for a parameter
@@ -201,8 +201,8 @@ class Exchange:
     def find_exposed_seconds(self, seconds: float, compute_seconds: float) -> float:
         """Returns the part of an exchange's seconds that the computation does not hide.
 
-        It is `max(0, e - min(overlap, every) c)`, with `e` the seconds of the exchange and `c`
-        those of the computation. With `layers`, `e` is the delay of the layer that arrives latest.
+        The formula is `max(0, e - min(overlap, every) c)`: the exchange takes `e` seconds, and the
+        computation `c`. With `layers`, `e` is the delay of the layer that arrives latest.
 
         >>> exchange = Exchange(kind="ring", awaits="all", layers=2)
         >>> exchange.find_exposed_seconds(0.5, compute_seconds=0.3)

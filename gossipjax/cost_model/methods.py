@@ -2,8 +2,8 @@
 
 Every function returns a `Method` for `predict_step` and `simulate`. `from_plan` makes the method of
 every algorithm whose state is a `gx.GossipState`. The other functions need no JAX, and cover
-algorithms that have no plan. `wire` is a name such as "bfloat16", a number of bits per parameter,
-or a codec of `gx.wire`. `kind` names the kind of all-reduce.
+algorithms that have no plan. `wire` is a name like "bfloat16", a number of bits per parameter, or a
+codec of `gx.wire`. `kind` names the kind of all-reduce.
 """
 
 import dataclasses
@@ -130,7 +130,7 @@ def centralized(wire: Form = "float32") -> Method:
 
 
 def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> Method:
-    """SGP: one round per step, during the computation with `order="combine-while-adapting"`.
+    """SGP: nodes exchange by one round per step; with "combine-while-adapting" while they compute.
 
     >>> import gossipjax as gx
     >>> [e.overlap for e in sgp(gx.topology.ring(4), "combine-while-adapting").exchanges]
@@ -141,7 +141,7 @@ def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> M
 
 
 def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method:
-    """Overlap SGP: one round every `overlap` steps, which ends `overlap` steps later; 0 is SGP.
+    """Overlap SGP: a round begins every `overlap` steps and ends `overlap` steps later; 0 is SGP.
 
     >>> import gossipjax as gx
     >>> osgp(gx.topology.one_peer_exponential(8), overlap=2).staleness
@@ -156,7 +156,7 @@ def dpsgd(
     wire: Form = "float32",
     is_half_duplex: bool = False,
 ) -> Method:
-    """D-PSGD: one round of a symmetric schedule per step.
+    """D-PSGD: nodes exchange by one round of a symmetric schedule per step.
 
     >>> import gossipjax as gx
     >>> dpsgd(gx.topology.ring(8)).exchanges[0].overlap
@@ -188,7 +188,7 @@ def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = Fa
 def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
     """Asynchronous SGP: a node waits for no other node.
 
-    If its link is busy, a node does not send in this step. It keeps its share and goes on.
+    If its link is busy, a node does not send in this step, keeps its share, and goes on.
 
     >>> import gossipjax as gx
     >>> async_sgp(gx.topology.one_peer_exponential(8)).is_asynchronous

@@ -32,8 +32,8 @@ __all__ = [
 SGP_ETHERNET = Network(
     bandwidth=1.0535e9, host_copy=1.145e9, name="10 Gbit/s Ethernet of SGP, fitted"
 )
-"""10 Gbit/s between servers of 8 V100, through host memory (Assran et al., 2018). This is the only
-fitted network: `experiments.report.published` fits it to the 16 seconds of their Table 2."""
+"""10 Gbit/s between servers of 8 V100, through host memory (Assran et al., 2018). No other network
+is fitted: `experiments.report.published` fits it to the 16 seconds of their Table 2."""
 
 SGP_INFINIBAND = Network(bandwidth=12.5e9, name="100 Gbit/s InfiniBand of SGP, nominal")
 """100 Gbit/s with GPUDirect, so without copies (Assran et al., 2019). The figure is nominal."""
@@ -49,7 +49,7 @@ TPU_V5E_DCN = Network(bandwidth=25e9, name="data centre network, hosts of 8 TPU 
 """25 GB/s for each host of 8 chips. A node is a host."""
 
 SITES = Network(bandwidth=3.4e6, latency=0.04, name="sites, 50 Mbit/s, 40 ms, 1 % loss")
-"""Gloo reached this between two of our hosts: 48.8 MB each way in 14.3 s, over TCP with BBR.
+"""Gloo sent 48.8 MB each way between two of our hosts in 14.3 s, over TCP with BBR.
 docs/evidence/sites.md describes the measurement."""
 
 ALL = {

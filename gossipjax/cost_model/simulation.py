@@ -140,9 +140,8 @@ class Simulation:
       staleness: the number of updates that a node makes while a message to it is on its way. For
         asynchronous nodes it is `ceil(s / c)`, if a message takes s seconds and a step takes c. For
         other nodes it is the staleness of the method.
-      kept: how often an asynchronous node keeps its share because its link is busy, as a fraction
-        of the times at which it tries to send, by the formula of `predict_step`. It is 0 for other
-        nodes.
+      kept: the fraction of tries to send at which an asynchronous node keeps its share because its
+        link is busy, by the formula of `predict_step`; 0 for other nodes.
 
     >>> from gossipjax.cost_model import Network, Workload, allreduce
     >>> found = simulate(allreduce(), Workload(1e6, 0.5, 8), Network(1e9), nodes=4, steps=20)
@@ -180,8 +179,8 @@ def simulate(
       steps: the number of steps of each node after `warm_up`; for asynchronous nodes, the mean.
         None means 60 steps, rounded up to whole cycles.
       seed: the seed of the factors.
-      warm_up: the number of first steps that do not count. None means one cycle (at most 60 steps),
-        plus the overlap.
+      warm_up: the number of steps at the start that the means leave out. None means one cycle (at
+        most 60 steps), plus the overlap.
 
     >>> from gossipjax.cost_model import Network, Slowness, Workload, allreduce, simulate
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)

@@ -1,12 +1,12 @@
 """Simulates faults: tables say what fails at which step, so a run can be repeated.
 
-- `Faults` holds the tables. `independent_drops`, `gilbert_elliott`, `markov_activity`,
-  `cyclic_activity`, `poisson_activity` and `uniform_delays` draw them.
+- `Faults` contains the tables. `independent_drops`, `gilbert_elliott`, `markov_activity`,
+  `cyclic_activity`, `poisson_activity` and `uniform_delays` draw tables.
 - `apply(schedule, faults)` removes from a schedule the messages that fail. The result works with
   every algorithm that takes a schedule. The sender keeps the share that it did not send.
 - `sgp` and `dpsgd` lose, delay and disturb messages, and the sender does not know it. `account`
   says how much mass nodes hold, is on its way, and was lost.
-- `inactive(chain, faults)` stops the computation of nodes while they sleep or are dead.
+- `inactive(chain, faults)` stops the computation of nodes that sleep or are dead.
 - `noise(std)`, for `wire=`, adds noise to messages, and the sender knows it.
 
 `gx.asynchronous` and `gx.launch` handle real faults of real processes.

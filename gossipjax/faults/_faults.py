@@ -18,15 +18,15 @@ from gossipjax.topology.schedule import MAX_STEP, require_int
 class Faults:
     """Says what goes wrong at each step of N nodes.
 
-    The number of the step alone decides what fails, so a resumed run sees the same faults as one
-    that was not stopped. A table has a row per step, and begins again after its last row. Deaths
-    are for ever. `independent_drops` and other functions of `gx.faults` draw tables.
+    The number of the step alone decides what fails, so a resumed run sees the same faults as an
+    uninterrupted run. A table has a row per step, and begins again after its last row. Deaths are
+    for ever. `independent_drops` and other functions of `gx.faults` draw tables.
 
     - A message may not arrive. `apply`, `sgp` and `dpsgd` say who then keeps its share.
     - A node that is not active neither computes nor sends nor receives. The other nodes know it,
       and send it nothing. `inactive` stops its computation; `apply`, `sgp` and `dpsgd` stop its
       messages.
-    - A dead node is never active again. It keeps its model and its weight.
+    - A dead node is never active again. The dead node keeps its model and its weight.
 
     Attributes:
       size: N, the number of nodes.

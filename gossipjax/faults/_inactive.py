@@ -39,20 +39,22 @@ def inactive(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps a whole chain, so that its nodes compute only while they are active.
 
-    While a node is not active, or dead, its update is 0. The states of its optimizer and of its
-    algorithm stay as they were: the push-sum weight, corrections, momentum, and the step counts of
-    the optimizer. Only the count of the gossip goes on, and messages on their way still arrive.
+    While a node is not active, or dead, its update is 0. The optimizer's state and the algorithm's
+    state of the node stay as they were: the push-sum weight, corrections, momentum, and the step
+    counts of the optimizer. Only the count of the gossip goes on, and messages on their way still
+    arrive.
 
-    The other nodes must not exchange with such a node: take a schedule of `gx.faults.apply` for the
-    gossip in the chain, or `gx.faults.sgp` or `dpsgd`. `inactive` refuses algorithms that exchange
-    with all nodes or need a graph that never changes (`easgd`, `d2`, `choco`, `relay`). It cannot
-    see `gx.allreduce` in a chain, which goes on averaging the gradients of all nodes, inactive ones
-    included. Put `inactive` inside `gx.outer`, whose averages wait for all nodes.
+    No node may exchange with an inactive node: take a schedule of `gx.faults.apply` for the gossip
+    in the chain, or `gx.faults.sgp` or `dpsgd`. `inactive` refuses algorithms that exchange with
+    all nodes or need a graph that never changes (`easgd`, `d2`, `choco`, `relay`). `gx.allreduce`
+    is not refused, because it leaves no trace in a chain, and goes on averaging the gradients of
+    all nodes, inactive nodes included. Put `inactive` inside `gx.outer`, whose averages wait for
+    all nodes.
 
     Args:
       inner: the chain that is wrapped.
       faults: the same faults that the exchange of the chain gets.
-      axis_name: the mapped axis of the nodes. It is needed only if the chain has no gossip.
+      axis_name: the mapped axis of the nodes. Give it only if the chain has no gossip.
 
     Raises:
       ValueError: in `init`, if a node would exchange while it is not active, or if the chain

@@ -55,9 +55,9 @@ class NoiseCodec(Codec):
 def noise(std: float, seed: int = 0) -> NoiseCodec:
     """A `wire=` that adds normal noise of standard deviation `std` to every value of a message.
 
-    The sender knows the noise, as if it masked its model on purpose. It subtracts later what it
-    added, so the sums over all nodes stay the same, as with any codec. Push-sum weights, zeros and
-    exact averages get no noise. For noise that nobody knows, use `gx.faults.Faults(noise=)`.
+    The sender knows the noise, as if it masked its model on purpose, and subtracts it from later
+    messages. So the sums over all nodes stay the same, as with any codec. Push-sum weights, zeros
+    and exact averages get no noise. For noise that nobody knows, use `gx.faults.Faults(noise=)`.
 
     Args:
       std: the standard deviation, 0 or more.

@@ -18,8 +18,8 @@ MAX_ROUNDS = 2**16  # of all segments; a tenth of a millisecond each
 def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: int = 0) -> Schedule:
     """Removes from a schedule the messages that fail, for any algorithm that takes a schedule.
 
-    A message is not sent if it would not arrive, or if its sender or receiver is not active. Its
-    weight stays with the nodes:
+    A message is not sent if it would not arrive, or if its sender or receiver is not active. The
+    argument `keep` says where its weight goes:
 
         keep="sender":  P[i, j] goes to P[j, j]. Columns sum to 1; rows do not.
         keep="both":    P[i, j] goes to P[j, j] and P[j, i] to P[i, i], where one of the two is
@@ -28,7 +28,7 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
     Use `"sender"` for push-sum: the sender knows what did not arrive, as if acknowledgements never
     failed. Use `"both"` for doubly stochastic methods, whose mean then stays the same. With
     `gx.faults.sgp`, senders do not know what did not arrive. With `gx.faults.dpsgd`, a receiver
-    uses its own model in place of one that did not arrive, and the mean drifts.
+    uses its own model in place of a model that did not arrive, and the mean drifts.
 
     The rounds repeat after the least common multiple of the period of the schedule and the lengths
     of the tables, so draw tables whose length is a multiple of the period. Each step with other
@@ -37,11 +37,11 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
     faults.
 
     Args:
-      schedule: any schedule. Its round at step `k` meets the faults of step `k`.
+      schedule: any schedule, whose round at step `k` meets the faults of step `k`.
       faults: what goes wrong, without delays and noise, which a schedule cannot express.
       keep: who keeps the weight of a message that is not sent.
-      overlap: the `overlap` of `gx.osgp`. Nodes send round `r` at step `r overlap`. Its messages
-        arrive `overlap` steps later, and are lost if the receiver then is not active.
+      overlap: the `overlap` of `gx.osgp`. Nodes send round `r` at step `r overlap`. A message
+        arrives `overlap` steps later, and is lost if the receiver is not active then.
 
     Raises:
       ValueError: if an argument is not as above, there are more than 65536 rounds, or the rounds do

@@ -43,10 +43,10 @@ def gilbert_elliott(
 ) -> np.ndarray:
     """Draws which messages arrive, if losses come in bursts.
 
-    Every sender is in a good or a bad state. It starts in either with probability 1/2. Before each
-    step it changes its state with probability `good_to_bad` or `bad_to_good`. In the bad state each
-    of its messages is lost with probability `rate`, in the good state none. In the long run a part
-    of `rate good_to_bad / (good_to_bad + bad_to_good)` of all messages is lost.
+    Every sender is in a good or a bad state, and starts in either with probability 1/2. Before each
+    step a sender changes its state with probability `good_to_bad` or `bad_to_good`. In the bad
+    state each of its messages is lost with probability `rate`, in the good state none. In the long
+    run a part of `rate good_to_bad / (good_to_bad + bad_to_good)` of all messages is lost.
 
     Returns:
       bool `[T, N, N]`, with the same meaning as in `independent_drops`.

@@ -53,16 +53,16 @@ def sgp(
 
     - With `running_sums=True` a message carries the sum of all shares that its link has sent so
       far, and the receiver adds what is new in the sum. So the next message that arrives brings the
-      shares that were lost before. A message that a later one has overtaken brings nothing. No mass
-      is ever lost.
+      shares that were lost before. A message that a later message has overtaken brings nothing. No
+      mass is ever lost.
     - With `running_sums=False` a lost share is gone, as in plain push-sum. The nodes then agree on
       a value that is not the average. `account` says how much was lost.
 
-    This is a simulation, in which the sender stores the messages on their way. With L links per
-    node (the peers of all rounds) and delays of up to D steps, `extra["links"]` in the state holds
-    `L (D + 1)` models, and `in_flight` is their sum. Each step exchanges L models. If the step is
-    traced, one program without branches serves all steps. A message to a node that is not active
-    waits for it.
+    `gx.faults.sgp` is a simulation, in which the sender stores the messages on their way. With L
+    links per node (the peers of all rounds) and delays of up to D steps, `extra["links"]` in the
+    state holds `L (D + 1)` models, and `in_flight` is their sum. Each step exchanges L models. If
+    the step is traced, one program without branches serves all steps. A message to a node that is
+    not active waits for it.
 
     Noise is added to the numerators that arrive. Nobody knows it, so the sums over the nodes
     change.
@@ -70,7 +70,7 @@ def sgp(
     Wrap the whole chain in `gx.faults.inactive`, so that inactive nodes make no updates.
 
     Args:
-      schedule: any column-stochastic schedule. The argument `step` of `update` picks the round.
+      schedule: any column-stochastic schedule. The `step` that `update` gets picks the round.
       faults: what goes wrong. The count in the state picks the row of the tables, not `step`.
       running_sums: whether later messages bring the shares that were lost.
       axis_name, local_axis_name: as in `gx.sgp`.
@@ -180,15 +180,15 @@ def dpsgd(
 
     If several messages arrive on a link, the one that was sent last counts. Rows sum to 1 but
     columns do not, so the mean of the models drifts, by no more than the models differ. Without
-    faults this is `gx.dpsgd` with `order="adapt-then-combine"`. To keep the mean, let edges fail in
-    both directions: `gx.dpsgd(gx.faults.apply(schedule, faults, keep="both"))`.
+    faults the result is that of `gx.dpsgd` with `order="adapt-then-combine"`. To keep the mean, let
+    edges fail in both directions: `gx.dpsgd(gx.faults.apply(schedule, faults, keep="both"))`.
 
-    This is a simulation. `extra["links"]` in the state holds the last `D + 1` models of each node,
-    and each step exchanges one model per link.
+    `gx.faults.dpsgd` is a simulation. `extra["links"]` in the state holds the last `D + 1` models
+    of each node, and each step exchanges one model per link.
 
     Args:
-      schedule: a doubly stochastic schedule. With delays it may have one round only, because the
-        weights of messages from several rounds could sum to more than 1.
+      schedule: a doubly stochastic schedule. With delays the schedule may have one round only,
+        because the weights of messages from several rounds could sum to more than 1.
       faults, axis_name, local_axis_name: as in `gx.faults.sgp`.
 
     Raises:

@@ -1,7 +1,8 @@
 """Joins processes and hosts to a job; `python -m gossipjax.launch` starts one on this machine.
 
-A program calls `initialize()` before it first uses JAX. It then runs unchanged in one process,
-under the launcher, and on the hosts of a cluster. This package imports nothing else of `gossipjax`.
+A program calls `initialize()` before it first uses JAX. The program then runs unchanged in one
+process, under the launcher, and on the hosts of a cluster. This package imports nothing else of
+`gossipjax`.
 """
 
 import importlib

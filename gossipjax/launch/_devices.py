@@ -96,7 +96,7 @@ def choose_gpu(info: ProcessInfo | None) -> int | None:
 def visible_gpus(platforms: str | None) -> list[str]:
     """Returns the NVIDIA GPUs that JAX finds here, named as in CUDA_VISIBLE_DEVICES.
 
-    This does not start CUDA, because a process that starts CUDA takes memory of each GPU.
+    CUDA is not started, because a process that starts CUDA takes memory of each GPU.
     """
     is_asked = not platforms or {"cuda", "gpu"} & set(platforms.split(","))
     count = _count_gpus() if is_asked and _has_plugin() else 0

@@ -53,9 +53,10 @@ def gpu_settings(
 ) -> tuple[GpuSetting, ...]:
     """Returns the settings of NCCL and XLA that matter for gossip on GPUs, and sets none.
 
-    In a round, each node sends to each peer and receives from it. NCCL does this more slowly than
-    an all-reduce, unless a setting lets it use more of the network for one peer. The flag of XLA
-    exists in jaxlib 0.10 to 0.12; XLA ends a process that sets a flag that XLA does not know.
+    In a round, each node sends to each peer and receives from it. NCCL sends and receives more
+    slowly than it all-reduces, unless a setting lets it use more of the network for one peer. The
+    flag of XLA exists in jaxlib 0.10 to 0.12; XLA ends a process that sets a flag that XLA does not
+    know.
 
     Args:
       sockets: whether hosts are joined by TCP without RDMA, at about 100 Gbit/s.

@@ -46,15 +46,16 @@ def initialize(
 ) -> ProcessInfo:
     """Join this process to its job. Call it once, at the top, before you first use JAX.
 
-    It looks for the number of this process, the number of processes and the address of process 0 in
-    this order: the arguments; `GOSSIPJAX_COORDINATOR_ADDRESS`, `GOSSIPJAX_NUM_PROCESSES` and
-    `GOSSIPJAX_PROCESS_ID`, which `python -m gossipjax.launch` sets; the same names with `JAX_`,
-    which Kubeflow Trainer sets; JAX's own detection of Open MPI, Slurm, Cloud TPU and Kubernetes.
-    If none of these gives anything, and with `num_processes=1`, this is a single process.
+    `initialize` looks for the number of this process, the number of processes and the address of
+    process 0. The order is: the arguments; `GOSSIPJAX_COORDINATOR_ADDRESS`,
+    `GOSSIPJAX_NUM_PROCESSES` and `GOSSIPJAX_PROCESS_ID`, which `python -m gossipjax.launch` sets;
+    the same names with `JAX_`, which Kubeflow Trainer sets; JAX's own detection of Open MPI, Slurm,
+    Cloud TPU and Kubernetes. If nothing is found, or with `num_processes=1`, this process is a job
+    by itself.
 
     Under Open MPI and Slurm you need to give the address only. If the address is known, all
     processes first connect to process 0, and a process that is missing or was started twice raises
-    an error. If JAX has to detect the address, JAX aborts the process instead.
+    an error. If JAX has to detect the address, JAX aborts a process instead of raising an error.
 
     docs/guides/launcher.md says which GPU a process gets. JAX, Gloo and NCCL let everybody connect
     and encrypt nothing: the guide says what to do about it. From then on an uncaught exception ends
@@ -214,8 +215,8 @@ def _initialize_jax(**options: str | int | None) -> None:
 def exit_process(status: int | str) -> NoReturn:
     """Exits with `status`, at once if it is not 0; in a single process this is `sys.exit`.
 
-    Call it when one process of several fails: after `sys.exit`, JAX would wait up to five minutes
-    for the other processes to exit, and then abort. With status 0 this function waits as well,
+    Call it when one of several processes fails. After `sys.exit`, JAX would wait up to five minutes
+    for the other processes to exit, and then abort. With status 0 `exit_process` waits as well,
     because process 0 must not end first. In a job of several processes, functions registered with
     `atexit` are not called.
 

@@ -26,12 +26,12 @@ def mesh(
     devices idle.
 
     Args:
-      nodes: the number of nodes, N. By default it is as large as the number of devices allows.
-      local: the number of devices of a node that hold the same model. By default it is one, and the
-        mesh has no axis `local`.
+      nodes: N, the number of nodes. The default is the largest N for the given devices.
+      local: the number of devices of a node that hold the same model. Without it, one device holds
+        the model, and the mesh has no axis `local`.
       devices: the devices of the mesh. By default all of `jax.devices()`.
       **axes: further axes inside a node, for example `fsdp=2, tensor=4`. Your program says how the
-        model is sharded over them. L is the product of `local` and these sizes.
+        model is sharded over these axes. L is the product of their sizes and `local`.
 
     Returns:
       A mesh `[N, ...]` for `gx.spmd`, with the axes `nodes`, `local` if given, and `axes` in their

@@ -58,8 +58,8 @@ def process_from_arguments(
     """Finds the process information in arguments, else in variables; None if there is none.
 
     Also returns the coordinator's address, which is None only in a job of one process. The
-    variables are `GOSSIPJAX_*`, or if none of these is set, `JAX_*`. Under a scheduler that numbers
-    the processes, the coordinator's address alone is enough.
+    variables are `GOSSIPJAX_*`, or `JAX_*` if no `GOSSIPJAX_*` is set. Under a scheduler that
+    numbers the processes, the coordinator's address alone is enough.
     """
     ours = any(os.environ.get(f"GOSSIPJAX_{name}") for name in VARIABLES)
     prefix = "GOSSIPJAX" if ours else "JAX"
@@ -201,7 +201,7 @@ def find_own_host(address: str) -> str:
 def find_gloo_host() -> tuple[str, str]:
     """Returns this machine's name, and the address to which it resolves (empty if none).
 
-    Gloo listens at this address, and JAX has no option for another.
+    Gloo listens at the address of the machine's name, and JAX has no option for another.
     """
     name = socket.gethostname()
     with contextlib.suppress(OSError):

@@ -39,8 +39,8 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
     """Tells `python -m gossipjax.launch --stall SECONDS` that this process advances.
 
     `gx.TrainStep`, asynchronous nodes and checkpoints call `advance` for you. If your loop uses
-    none of them, call it at every step, and also between two steps if something takes long. A call
-    takes a microsecond, works on any thread, and does nothing outside of the launcher.
+    nothing of the kind, call `advance` at every step, and also between two steps if something takes
+    long. A call takes a microsecond, works on any thread, and does nothing outside of the launcher.
 
     Args:
       step: the number of the step that begins. By this number the launcher finds the process that

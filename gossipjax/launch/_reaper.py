@@ -1,9 +1,10 @@
 """Kills the processes that a killed launcher leaves behind.
 
-A launcher that gets SIGKILL cannot stop its processes. So it starts this file as a script, which
-reads the process ids of the job from its input. The input ends when the launcher ends, for whatever
-reason. Then the script kills the processes that have not exited. It imports nothing but the
-standard library, so it starts at once (`python -I -S`) and needs little memory.
+A launcher that gets SIGKILL cannot stop its processes. So the launcher starts this file as a
+script, which reads the process ids of the job from its input. The input ends when the launcher
+ends, for whatever reason. Then the script kills the processes that have not exited. The script
+imports nothing but the standard library, so it starts at once (`python -I -S`) and needs little
+memory.
 """
 
 from __future__ import annotations

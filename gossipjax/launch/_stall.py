@@ -1,4 +1,4 @@
-"""Finds which processes of a job are stuck, and lets them write their stacks."""
+"""Finds which processes of a job are stuck, and lets stuck processes write their stacks."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ class Verdict(NamedTuple):
 def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | None:
     """Judges a job whose processes need each other; returns None if the job goes on.
 
-    If one process is stuck, the others soon wait for it, and none advances any more. While one
-    process advances, the others may just wait for it, for example during an evaluation. So a job is
-    stuck if no process has advanced in time, or if a signal has stopped a process, which is never
-    part of a program.
+    If one process is stuck, all other processes soon wait for it, and no process advances any more.
+    While one process advances, the others may just wait for it, for example during an evaluation.
+    So a job is stuck if no process has advanced in time, or if a signal has stopped a process,
+    which is never part of a program.
     """
     is_stuck = bool(processes) and all(process.is_overdue(limits) for process in processes)
     if not is_stuck and not any(process.is_stopped(limits) for process in processes):
@@ -126,7 +126,7 @@ class _Process:
 
 
 class Watch:
-    """Watches the processes of a job, by rank. Their files are in `folder`.
+    """Watches the processes of a job, by rank; `folder` contains their files.
 
     The clock of the watch runs only while the launcher runs. So if the machine suspends the whole
     job, the time in which no process could advance does not count. `next_look` is a time of
@@ -207,7 +207,8 @@ class Watch:
         return "\n".join([*lines, *(f"    {describe_progress(process)}" for process in ordered)])
 
     def ask_for_stacks(self, processes: Sequence[Watched]) -> None:
-        """Lets processes write their stacks to stderr. The caller must end them afterwards.
+        """Lets processes write their stacks to stderr. The caller must end the processes
+        afterwards.
 
         A process that a signal has stopped is continued first.
         """

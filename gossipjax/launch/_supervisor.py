@@ -1,8 +1,8 @@
 """Starts the processes of a job on this machine, watches, stops and restarts them.
 
-Processes that need each other are one group. If one of them fails, the others are stopped, and all
-start again. In an asynchronous job, each node is a group of one process. If a node fails, it starts
-again while the others go on.
+Processes that need each other are one group. If a process of a group fails, the whole group is
+stopped and starts again. In an asynchronous job, each node is a group of one process. If a node
+fails, it starts again while other nodes go on.
 """
 
 from __future__ import annotations

@@ -226,17 +226,17 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 def signal_handlers(
     signals: Iterable[signal.Signals], handler: Handler, notice: Callable[[], str] | None = None
 ) -> Iterator[None]:
-    """While the context is open, `handler` handles these signals; then the former handlers return.
+    """Handles signals by `handler` while the context is open, and then restores former handlers.
 
-    On other threads than the main thread this does nothing, because Python sets signal handlers on
-    the main thread only. If SIGHUP is ignored (`nohup`), it stays ignored.
+    On other threads than the main thread `signal_handlers` does nothing, because Python sets signal
+    handlers on the main thread only. If SIGHUP is ignored (`nohup`), it stays ignored.
 
     Args:
       signals: the signals that are handled.
       handler: the function, as for `signal.signal`.
       notice: a function that returns a text. If the context is still open 4 s after a signal, a
-        thread writes the text to stderr, once. It does so even while the main thread compiles, when
-        no handler can run.
+        thread writes the text to stderr, once. The thread runs even while the main thread compiles,
+        when no handler can run.
 
     >>> import signal
     >>> from gossipjax import launch

@@ -3,7 +3,8 @@
 Without the connections, a process whose peer has died waits up to 100 s, and JAX aborts with C++
 traces. The kernel reports a peer's end on a connection at once, and a machine that has vanished
 after `SILENT_SECONDS`. The same connections carry small values, so that processes can agree without
-a collective. They can do so on any thread, with a timeout, and learn who is missing.
+a collective. Any thread can use the connections, with a timeout, and learn which process is
+missing.
 """
 
 from __future__ import annotations

@@ -46,16 +46,17 @@ def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
     All weights are `1 / (p + 1)` with `p = peers`. In round `k` a node sends by the hops that
     `hops` names:
 
-    - `"paper"`: the entries `k, k + 1, ..., k + p - 1` of the cyclic list `2^0, ..., 2^floor(log2(n
-      - 1))`; `T = floor(log2(n - 1)) + 1`. With two peers these are `{1, 2}, {2, 4}, {4, 8}, ...`
+    - `"paper"`: the entries `k, k + 1, ..., k + p - 1` of the cyclic list
+      `2^0, ..., 2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers use
+      `{1, 2}, {2, 4}, {4, 8}, ...`
     - `"authors"`: `j (p + 1)^k` for `j = 1, ..., p`, modulo `n`; `T = floor(log_(p+1)(n - 1)) + 1`.
-      With two peers these are `{1, 2}, {3, 6}, {9, 18}, ...` One cycle averages exactly if `n` is a
-      power of `p + 1`. The authors' code uses these hops by default since June 2019.
+      Two peers use `{1, 2}, {3, 6}, {9, 18}, ...` One cycle averages exactly if `n` is a power of
+      `p + 1`. The authors' code uses the list `"authors"` by default since June 2019.
 
     For one peer both lists are the same. For more peers, the hops of `"authors"` average faster.
-    The published figures of 2P-SGP most likely used neither list, but `{1, -1}, {2, -2}, {4, -4},
-    ...`: the version of the code that the authors name for these figures (`sgp_pytorch0.5`) has no
-    other hops for SGP.
+    The published figures of 2P-SGP most likely used neither list, but
+    `{1, -1}, {2, -2}, {4, -4}, ...`: the version of the code that the authors name for the figures
+    (`sgp_pytorch0.5`) has no other hops for SGP.
 
     Raises:
       ValueError: for unknown `hops`; if `peers` is below 1 or above `n - 1`, or above the length of
@@ -120,8 +121,8 @@ def bipartite_exponential(n: int) -> Schedule:
     """Undirected bipartite exponential graph: in each round, pairs of nodes average their models.
 
     Round `k` pairs every odd node `i` with the even node `(i + 2^(k+1) - 1) mod n`, and both take
-    weights 1/2; `T = floor(log2(n - 1)) + 1`. The paper has one round less, which would leave `n =
-    2` without a pair and `n = 4` disconnected. If `n` is a power of two, one cycle averages
+    weights 1/2; `T = floor(log2(n - 1)) + 1`. With one round less, as in the paper, `n = 2` would
+    have no pair and `n = 4` would stay disconnected. If `n` is a power of two, one cycle averages
     exactly.
 
     Raises:
@@ -156,7 +157,7 @@ def bipartite_exponential(n: int) -> Schedule:
 
 
 def complete_cycle(n: int) -> Schedule:
-    """Each node sends to every other node in turn, to one of them per round.
+    """Each node sends to every other node in turn, one per round.
 
     Round `k` uses hop `k + 1`: `P[i, i] = P[i, (i - k - 1) mod n] = 1/2`; `T = n - 1`.
 
@@ -183,7 +184,7 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     """Ring whose order of nodes is drawn anew in every round.
 
     `T_k = Perm_k^T T_0 Perm_k`, with `T_0` the matrix of `ring(n)` and `Perm_k` a uniformly random
-    permutation. `T = rounds` graphs are drawn, and then repeat. `gx.dpsgd` over this schedule is
+    permutation. `T = rounds` graphs are drawn, and then repeat. `gx.dpsgd` over a `random_ring` is
     RAND-PSGD.
 
     References:
@@ -211,8 +212,8 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
 def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
     """Each round draws new pairs of nodes, and both nodes of a pair take their mean (weights 1/2).
 
-    `T = rounds` graphs are drawn, and then repeat. `gx.outer` over this schedule averages as NoLoCo
-    does.
+    `T = rounds` graphs are drawn, and then repeat. `gx.outer` over `random_pairs` averages as
+    NoLoCo does.
 
     Raises:
       ValueError: if `n` is odd (and not 1), or the pairs drawn never connect all nodes.
@@ -281,8 +282,8 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     """Switches from one schedule to the next at the given steps. The first step must be 0.
 
     Each schedule starts at its own round 0. The result has a `.period` only if you give one
-    schedule. If you then call `.every(k)`, the steps of the switches are multiplied by `k`, because
-    they count rounds. To switch at step 300 of a training that exchanges every 2 steps, give 150.
+    schedule. The steps count rounds, so `.every(k)` multiplies the steps at which schedules switch
+    by `k`. To switch at step 300 of a training that exchanges every 2 steps, give 150.
 
     Raises:
       ValueError: if no schedule starts at 0, a start is negative, a schedule is piecewise itself,
@@ -321,8 +322,8 @@ def periodic(schedule: Schedule, every: int) -> Schedule:
 
     Steps `every - 1`, `2 every - 1`, ... average exactly. At all other steps `k` the nodes use the
     round that `schedule` has at step `k`, so they never use the rounds that an average replaces.
-    `gx.sgp` or `gx.dpsgd` over this schedule is Gossip-PGA. With `gx.osgp`, the average arrives as
-    late as any message.
+    `gx.sgp` or `gx.dpsgd` over a `periodic` schedule is Gossip-PGA. With `gx.osgp`, the average
+    arrives as late as any message.
 
     Raises:
       ValueError: if `every` is not an integer >= 1, or a cycle would have more than 2^20 steps.

@@ -33,13 +33,12 @@ def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
 
     `P_(T-1) ... P_0 = 1 1^T / n`, every round is symmetric (so doubly stochastic), and no node has
     more than `peers` peers in a round; `T <= 2 log_(peers+1)(n) + 2`. If no prime factor of `n`
-    exceeds `peers + 1`, the rounds are those of the paper's algorithm 1, in which nodes average
-    that differ in one digit of their number. Else the rounds are those of algorithm 2 or 3,
-    whichever needs fewer.
+    exceeds `peers + 1`, the paper's algorithm 1 makes the rounds: nodes whose numbers differ in one
+    digit average. For other `n`, algorithm 2 or 3 makes the rounds, whichever needs fewer.
 
-    Algorithm 2 divides the nodes into parts, and the nodes of smaller parts wait for those of
-    larger ones. With `inner_edges` the waiting nodes average among themselves, up to `peers + 1` at
-    a time, as in the authors' released code. The number of rounds stays the same; nodes send more
+    Algorithm 2 divides the nodes into parts, and nodes in smaller parts wait for nodes in larger
+    parts. With `inner_edges` the waiting nodes average among themselves, up to `peers + 1` at a
+    time, as in the authors' released code. The number of rounds stays the same; nodes send more
     messages and stay closer together in training. If algorithms 2 and 3 need equally many rounds,
     `base_graph` uses algorithm 2; the authors' code uses algorithm 3.
 

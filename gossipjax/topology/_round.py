@@ -42,8 +42,8 @@ class Round:
     Attributes:
       size: N, the number of nodes.
       receivers: int32 `[E]`, the rows of the nonzero entries.
-      senders: int32 `[E]`, the columns of these entries.
-      weights: float64 `[E]`, the values, `P[receivers[e], senders[e]] = weights[e]`.
+      senders: int32 `[E]`, the columns of the nonzero entries.
+      weights: float64 `[E]`, the nonzero entries, `P[receivers[e], senders[e]] = weights[e]`.
       self_weights: float64 `[N]`, the diagonal of `P`.
 
     Args:

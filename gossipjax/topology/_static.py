@@ -154,9 +154,9 @@ def star(n: int, weights: Weights = "uniform") -> Schedule:
 def torus(rows: int, columns: int) -> Schedule:
     """Grid of `N = rows * columns` nodes whose opposite sides are joined; `T = 1`.
 
-    Node `r * columns + c` is at `(r, c)`. Its neighbours are at `(r +- 1 mod rows, c)` and `(r, c
-    +- 1 mod columns)`. If `d` neighbours are distinct, `P[i, j] = 1 / (d + 1)` for the node itself
-    and each neighbour: `d` is 4, or less if a side is shorter than 3.
+    Node `r * columns + c` is at `(r, c)`, and its neighbours are at `(r +- 1 mod rows, c)` and
+    `(r, c +- 1 mod columns)`. If `d` neighbours are distinct, `P[i, j] = 1 / (d + 1)` for the node
+    itself and each neighbour: `d` is 4, or less if a side is shorter than 3.
 
     >>> torus(3, 4).round_at(0).matrix[0].round(1).tolist()
     [0.2, 0.2, 0.0, 0.2, 0.2, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0]

@@ -30,10 +30,10 @@ def optimal_weights(
 
         slem(W) = || W - 1 1^T / N ||_2
 
-    A round multiplies the distance to the average by at most this factor. cvxpy and Clarabel (extra
-    `weights`) solve this semidefinite program; the time grows fast with N, so use it for tens of
-    nodes. The solver's small errors are then removed: `W` is symmetric, its rows sum to 1 up to
-    float64 rounding, and no entry is below its bound.
+    A round multiplies the distance to the average by at most `slem(W)`. cvxpy and Clarabel (extra
+    `weights`) find `W` as a semidefinite program. The time grows fast with N, so use
+    `optimal_weights` for tens of nodes. The solver's small errors are then removed: `W` is
+    symmetric, its rows sum to 1 up to float64 rounding, and no entry is below its bound.
 
     `gx.topology.from_graph(graph, "optimal")` makes a schedule of such weights, in which every node
     gives itself a positive weight.
@@ -42,7 +42,7 @@ def optimal_weights(
       graph: a connected undirected networkx graph; self-loops and edge attributes are ignored.
       nonnegative: if true, all weights are at least 0, and `W` is the fastest mixing Markov chain.
         If false, weights may be negative (FDLA), which mixes faster still on irregular graphs, but
-        no `gx.Schedule` takes them.
+        no `gx.Schedule` takes negative weights.
       min_self_weight: the smallest weight, below 1, that a node may give itself if `nonnegative`.
 
     Raises:

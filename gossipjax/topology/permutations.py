@@ -142,10 +142,10 @@ def plan_block_exchange(
 ) -> BlockExchange:
     """Divides a (partial) permutation of nodes into at most k = N / D permutations of devices.
 
-    `receivers` and `senders` `[E]` are the ends of the edges. Node `i` is row `i % k` of device `i
-    // k`. An edge inside a device becomes a copy. All rows that devices send by the same hop become
-    one transfer. So a shift of all nodes takes two transfers, and a shift by 1 takes one, of a
-    single row. The remaining edges are coloured (König's theorem).
+    `receivers` and `senders` `[E]` are the ends of the edges. Node `i` is row `i % k` of device
+    `i // k`. An edge inside a device becomes a copy. All rows that devices send by the same hop
+    become one transfer. So a shift of all nodes takes two transfers, and a shift by 1 takes one
+    transfer of a single row. The remaining edges are coloured (König's theorem).
 
     >>> shift = plan_block_exchange(np.array([1, 2, 3, 0]), np.arange(4), size=4, devices=2)
     >>> [(transfer.pairs, transfer.rows.tolist()) for transfer in shift.transfers]

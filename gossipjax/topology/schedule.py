@@ -49,9 +49,9 @@ class Schedule:
     Attributes:
       rounds: the distinct rounds, in the order of their first use.
       segments: the cycles of rounds, each with the step at which it starts. Only `piecewise` makes
-        more than one.
+        more than one segment.
       deaths: the nodes that exchange nothing any more from a step on, at which a segment starts.
-        Only `gx.faults.apply` makes any.
+        Only `gx.faults.apply` makes deaths.
 
     Raises:
       ValueError: if the rounds differ in size, or the rounds of a cycle do not connect all living
@@ -209,7 +209,7 @@ class Schedule:
     def every(self, k: int, phase: int = 0) -> Schedule:
         """Makes a schedule whose nodes exchange only at every k-th step; other steps are local.
 
-        Nodes use round `r` at step `r * k + phase`. With `phase = k - 1` they exchange at the last
+        Nodes use round `r` at step `r * k + phase`. With `phase = k - 1` nodes exchange at the last
         of every k steps, at which `optax.MultiSteps` makes its update. The steps at which a
         piecewise schedule switches are multiplied by `k`. If you call `every` again with equal
         arguments, you get the same object.
@@ -266,9 +266,9 @@ class Schedule:
     def canonical_step(self, step: int, lookback: int = 0) -> int:
         """Returns the smallest step that compiles to the same program as `step`.
 
-        Both steps use the same round, and so do the `lookback` steps before each. Pass the result
-        as the static `step` of a train step: JAX then compiles one program per distinct round.
-        Steps before 0 wrap around.
+        The result and `step` use the same round, and so do the `lookback` steps before them. Pass
+        the result as the static `step` of a train step: JAX then compiles one program per distinct
+        round. Steps before 0 wrap around.
 
         Raises:
           ValueError: if `step` or `lookback` is not an integer >= 0, or `lookback` is above 1024.
@@ -288,7 +288,7 @@ class Schedule:
         return steps[offset]
 
     def canonical_steps(self, lookback: int = 0) -> list[int]:
-        """Returns all values of `canonical_step`. A training loop compiles one program for each.
+        """Returns all values of `canonical_step`: a training loop compiles one program for each.
 
         >>> import gossipjax as gx
         >>> gx.topology.one_peer_exponential(8).every(2).canonical_steps()

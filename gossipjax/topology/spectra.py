@@ -75,10 +75,11 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
 
 
 def rounds_to_exact_average(schedule: Schedule) -> int | None:
-    """Counts the rounds from step 0 until every node has the exact average, whatever it began with.
+    """Counts the rounds from step 0 until every node has the exact average, for every start.
 
-    It is the smallest `k` for which `P_(k-1) ... P_0 = v 1^T`, so that `x / w` of push-sum is the
-    average. It is 0 for one node, and None if nodes only approach the average, as on a ring.
+    The number is the smallest `k` for which `P_(k-1) ... P_0 = v 1^T`, so that `x / w` of push-sum
+    is the average. One node needs 0 rounds. If nodes only approach the average, as on a ring, the
+    result is None.
 
     The rounds are computed in float64. A vector that one round shrinks to 1e-6 of its length or
     less counts as zero.
