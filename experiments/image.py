@@ -43,7 +43,7 @@ class ImageOptions(TrainingOptions):
     or TensorFlow Datasets has written."""
     dirichlet_alpha: PositiveFloat | None = None
     """Divide the images of each class over the nodes by Dirichlet(alpha); the smaller alpha, the
-    more uneven. If not given, images are shuffled."""
+    more uneven. Without an alpha, images are shuffled."""
     model: Literal[
         "small_cnn", "mlp", "linear", "resnet20", "resnet56", "vgg11", "resnet18", "resnet50"
     ] = "small_cnn"
@@ -52,7 +52,7 @@ class ImageOptions(TrainingOptions):
     resnet18 and resnet50 for ImageNet.
     """
     normalization: models.Normalization | None = None
-    """batch: BatchNorm after the convolutions, or of the pixels for linear. The default is batch
+    """batch is BatchNorm after the convolutions, or of the pixels for linear. The default is batch
     for residual networks, which need BatchNorm, and none for all others."""
     precision: Precision = "float32"
     remat: Remat = False

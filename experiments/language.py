@@ -85,11 +85,11 @@ class LanguageOptions(TrainingOptions):
     data_dir: OptionalPath = None
     """Folder with text files, or with data sets of TensorFlow Datasets."""
     tokenizer: OptionalPath = None
-    """File of a tokenizer, for example OUT/tokenizer.json of another run. If not given, a tokenizer
+    """File of a tokenizer, for example OUT/tokenizer.json of another run. By default, a tokenizer
     is trained on the training texts."""
     vocabulary_size: PositiveInt | None = None
-    """Number of tokens of a tokenizer that is trained (if not given, 4096), or fewer if the texts
-    have fewer. With --tokenizer, its file must have this number of tokens."""
+    """Number of tokens of a tokenizer that is trained (default 4096), or fewer if the texts have
+    fewer. With --tokenizer, its file must have this number of tokens."""
     sequence_length: Annotated[PositiveInt, MAX_LENGTH] = 128
     """Number of tokens of a sequence."""
     model: Literal["pico", "nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"

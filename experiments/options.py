@@ -144,7 +144,7 @@ class OutputOptions:
     """Options of all programs that measure. The checks in the types of all fields are applied."""
 
     out: OptionalPath = None
-    """Folder for the results. If not given, a new folder in runs/ is made."""
+    """Folder for the results. By default, a new folder in runs/ is made."""
     overwrite: bool = False
     """Replace the results that another run has written into --out."""
 

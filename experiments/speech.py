@@ -47,18 +47,18 @@ class SpeechOptions(TrainingOptions):
     """Folder that contains the data set."""
     dirichlet_alpha: PositiveFloat | None = None
     """Divide the utterances of each class over the nodes by Dirichlet(alpha); the smaller alpha,
-    the more uneven. If not given, utterances are shuffled."""
+    the more uneven. Without an alpha, utterances are shuffled."""
     frames_per_window: PositiveInt = NUM_FRAMES
     """Number of frames of a window. The windows of an utterance do not overlap."""
     model: Literal["mini", "paper"] = "mini"
     """mini has 2 LSTM layers of 2 x 64 cells and a projection to 64. paper has 6 layers of 2 x 512
     cells and a projection to 256."""
     layers: PositiveInt | None = None
-    """Number of bidirectional LSTM layers. If not given, --model decides."""
+    """Number of bidirectional LSTM layers, by default as in --model."""
     cells: PositiveInt | None = None
-    """Number of cells of a layer in each direction. If not given, --model decides."""
+    """Number of cells of a layer in each direction, by default as in --model."""
     projection: PositiveInt | None = None
-    """Width of the linear layer before the softmax. If not given, --model decides."""
+    """Width of the linear layer before the softmax, by default as in --model."""
     precision: Precision = "float32"
     remat: Remat = False
 

@@ -103,7 +103,8 @@ class StepsOptions(OutputOptions):
     max_steps: PositiveInt = 2048
     """Largest number of steps of a run. A method that needs more is shown without a number."""
     fashion_mnist: OptionalPath = None
-    """Folder with the four files of Fashion-MNIST. If not given, 4,000 MNIST digits are used.
+    """Folder with the four files of Fashion-MNIST. Without the folder, nodes train on 4,000 MNIST
+    digits.
     """
     seed: tuple[Seed, ...] = (0, 1, 2)
     """One or several seeds for models and batches."""

@@ -104,16 +104,16 @@ class TranslationOptions(TrainingOptions):
     adam_epsilon: PositiveFloat = 1e-9
     """Added to the square root of Adam's mean of squared gradients."""
     dataset: Literal["tsv", "wmt16_en_de"] = "tsv"
-    """tsv: files of tab-separated pairs in --data-dir. wmt16_en_de: English to German, from
+    """tsv reads files of tab-separated pairs in --data-dir. wmt16_en_de is English to German, from
     wmt16_translate/de-en of TensorFlow Datasets in --data-dir."""
     data_dir: OptionalPath = None
     """Folder with train, valid and test.tsv (or .tsv.gz), or data sets of TensorFlow Datasets."""
     tokenizer: OptionalPath = None
-    """File of a tokenizer, for example OUT/tokenizer.json of another run. If not given, a tokenizer
+    """File of a tokenizer, for example OUT/tokenizer.json of another run. By default, a tokenizer
     is trained on the training text."""
     vocabulary_size: PositiveInt | None = None
-    """Number of tokens of a tokenizer that is trained, for both languages (if not given, 8000), or
-    fewer if the text has fewer. With --tokenizer, its file must have this number of tokens."""
+    """Number of tokens of a tokenizer that is trained, for both languages (default 8000), or fewer
+    if the text has fewer. With --tokenizer, its file must have this number of tokens."""
     bucket_lengths: tuple[PositiveInt, ...] = (16, 32, 64, 128)
     """Lengths in tokens to which sentences are padded, in rising order. A program is compiled for
     each length and round. Longer training pairs are left out."""

@@ -42,7 +42,7 @@ class AsynchronousMethod(NamedTuple):
 
 
 def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algorithm:
-    """Makes the asynchronous outer optimizer from these options, of which it supports some."""
+    """Makes the asynchronous outer optimizer, which supports only some of these options."""
     shared = ("outer_every", "outer_rate", "outer_momentum", "outer_nesterov")
     plain = outer and OuterOptions(**{name: vars(outer)[name] for name in shared})
     if outer is None or plain != outer:

@@ -172,7 +172,7 @@ def open_output(job: NodeJob) -> Output:
 def list_runs(
     folder: Path, runs: list[NodeRun], info: gx.launch.NodeInfo
 ) -> Iterator[tuple[NodeRun, bool]]:
-    """Yields the runs to do, each with whether this node joins a run that goes on already.
+    """Yields the runs to do, and whether other nodes train each run already.
 
     A process that was started again goes on with the newest run that any node began.
     """

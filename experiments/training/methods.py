@@ -269,7 +269,7 @@ MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
         schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
     ),
 }
-"""What replaces SGD with momentum and the algorithm, by the name of a momentum."""
+"""Transforms that replace both the optimizer and the algorithm, by the name of their momentum."""
 
 # That of EASGD cannot be chosen: its center exchanges with all nodes at once.
 FIXED_TOPOLOGIES = TOPOLOGIES | dict.fromkeys(("center", "none"), TOPOLOGIES["complete"])

@@ -122,10 +122,10 @@ class OptimizationOptions:
     warmup_steps: NonNegativeInt = 0
     """First updates, in which the rate rises linearly up to --learning-rate."""
     warmup_epochs: NonNegativeInt | None = None
-    """Number of epochs of the warm-up of --lr-schedule step. If not given, 1/18 of the run."""
+    """Number of epochs of the warm-up of --lr-schedule step, by default 1/18 of the run."""
     decay_epochs: tuple[PositiveInt, ...] | None = None
-    """Epochs at which the rate of --lr-schedule step falls. If not given, at 1/3, 2/3 and 8/9 of
-    the run."""
+    """Epochs at which the rate of --lr-schedule step falls, by default at 1/3, 2/3 and 8/9 of the
+    run."""
     decay_factor: OpenFraction = 0.1
     """Factor by which the rate of --lr-schedule step falls."""
     weight_decay: NonNegativeFloat = 1e-4
@@ -215,11 +215,11 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     """
     shuffle: Annotated[Shuffle, tyro.conf.arg(help=SHUFFLE_HELP)] = "local"
     batch_stats: BatchStatsPolicy = "local"
-    """What nodes do with running statistics of BatchNorm. local: keep their own. mix: gossip them.
-    average: average them over the nodes for each evaluation."""
+    """With local, nodes keep their own running statistics of BatchNorm. With mix, they gossip the
+    statistics. With average, the statistics are averaged over the nodes for each evaluation."""
     placement: Placement = "auto"
-    """mesh: one device per node (virtual devices on CPU). vmap: all nodes on one device. auto: mesh
-    if possible."""
+    """mesh puts each node on a device (virtual devices on CPU), vmap puts all nodes on one device,
+    and auto takes mesh if possible."""
     fsdp: PositiveInt = 1
     """Number of devices of a node, over which parameters, gradients, the optimizer's state and the
     batch are sharded. Each device exchanges its part of the model."""
@@ -231,7 +231,8 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     """Evaluate the models of all nodes whenever the average model is evaluated, and not only after
     the last step. Each evaluation makes a pass over the test set for each node."""
     report_to: ReportTo = "none"
-    """tensorboard: also write the lines of metrics.jsonl to OUT/tensorboard, for TensorBoard."""
+    """With tensorboard, the lines of metrics.jsonl are also written to OUT/tensorboard, for
+    TensorBoard."""
     checkpoint_every: PositiveInt | None = None
     """Steps between two checkpoints, which are written to --out. On SIGTERM the run also saves a
     checkpoint. After a restart by the launcher, a run resumes from its newest checkpoint."""
@@ -243,7 +244,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     """Start all runs from the newest checkpoint in this folder, which is OUT/checkpoints/RUN of a
     run with any algorithm, topology and number of nodes."""
     out: OptionalPath = None
-    """Folder for the results. If not given, a new folder in runs/ is made."""
+    """Folder for the results. By default, a new folder in runs/ is made."""
     overwrite: bool = False
     """Replace the results that another run has written into --out."""
 

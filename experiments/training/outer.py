@@ -27,14 +27,14 @@ class OuterOptions:
     outer_rate: PositiveFloat = 1.0
     """Learning rate of the outer optimizer. With 1 and no momentum, it is the plain average."""
     outer_momentum: Fraction | None = None
-    """Momentum of the outer optimizer. If not given, 0."""
+    """Momentum of the outer optimizer, by default 0."""
     outer_nesterov: bool = False
     """Use Nesterov's momentum, as DiLoCo does."""
     outer_average: str = "exact"
-    """exact: average over all nodes. none: every node takes outer steps by itself. sgp or
-    gradient-tracking: mix one model, or two, by a round of push-sum (NAME or NAME@TOPOLOGY, by
-    default on random_peer_exponential), around local. neighbours: average over neighbours as NoLoCo
-    does, on random_pairs or @TOPOLOGY."""
+    """With exact, nodes average over all nodes. With none, every node takes outer steps by itself.
+    With sgp or gradient-tracking (or NAME@TOPOLOGY; by default on random_peer_exponential), around
+    local, nodes mix one model or two by a round of push-sum. With neighbours, nodes average with
+    neighbours as NoLoCo does, on random_pairs or @TOPOLOGY."""
     outer_pull: float = 1.0
     """How strongly --outer-average neighbours draws neighbours together. NoLoCo uses 1 /
     --outer-rate."""
@@ -49,12 +49,11 @@ class OuterOptions:
     outer_wire: WireName = "float32"
     """Form of the outer optimizer's messages. --wire is the form of the algorithm's messages."""
     outer_error_feedback: float | None = None
-    """Multiply values that a message leaves out by this factor, and add them to the next message,
-    as in SparseLoCo. With 1 nothing is lost. If not given, values that a message leaves out are
-    lost."""
+    """Factor by which values that a message leaves out are multiplied and added to the next
+    message, as in SparseLoCo. With 1 nothing is lost. By default they are lost."""
     outer_mean_over: Literal["nodes", "senders"] = "nodes"
-    """nodes: average sparse messages over all nodes. senders: average each value over the nodes
-    that sent it."""
+    """With nodes, sparse messages are averaged over all nodes. With senders, each value is averaged
+    over the nodes that sent it."""
 
     @property
     def gossip(self) -> str | None:

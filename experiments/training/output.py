@@ -128,7 +128,7 @@ class RunLog(NamedTuple):
     reporter: TensorboardReporter | None  # is given the lines as well
 
     def start(self, step: int, message: str | None) -> None:
-        """Logs that the run starts after `step`; `message` says from where it resumes, if so."""
+        """Logs that the run starts after `step`; `message` says from where a resumed run starts."""
         if message is not None:
             self.bar.console.print(message, soft_wrap=True)
             self.output.resumed.append(message)

@@ -27,7 +27,7 @@ def request_cpu_devices(count: int) -> None:
 
 
 def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
-    """Returns N nodes: one per device if there are enough devices, or several per device.
+    """Returns N nodes, each on its own device if there are enough, else several per device.
 
     If the number D of devices divides N, each device holds N / D nodes; else one device simulates
     all nodes. Of several processes, each holds the same number of nodes. With `fsdp` > 1, a node

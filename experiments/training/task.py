@@ -61,7 +61,7 @@ class Task(Protocol):
     def batches(
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
-        """Returns infinite batches of this process's nodes: arrays `[len(nodes.local), B, ...]`.
+        """Yields batches of this process's nodes without end: arrays `[len(nodes.local), B, ...]`.
 
         The examples are divided over all `nodes.size` nodes. The same seed gives the same division
         and the same batches. A resumed run skips the first `start` batches.

@@ -93,8 +93,7 @@ class Mass:
 
 
 class Identity(NamedTuple):
-    """One life of a node. If only one of two lives may go on, or may be answered, it is the smaller
-    one."""
+    """One life of a node. If only one of two lives may go on or be answered, the smaller does."""
 
     place: int  # the node's number in its job, the same in all its lives
     life: str  # a name that no other life has

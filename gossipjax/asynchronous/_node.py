@@ -494,7 +494,7 @@ class Node:
           TimeoutError: if `average` takes longer than `timeout`. The message says why, for each
             node.
           RuntimeError: if no node holds mass, or if large messages do not pass between this node
-            and the others, which then end without it.
+            and the other nodes, which then end without this one.
         """
         participant = self._participant
         with self._service.lock:

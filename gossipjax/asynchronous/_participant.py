@@ -77,7 +77,7 @@ class Participant(Ending):
         return self._estate is not None and (self._gave_up or self._has_saved)
 
     def all_are_ready(self, count: int) -> bool:
-        """Whether `count` nodes, this one included, are ready to begin, or one has begun."""
+        """Whether `count` nodes, with this one, are ready to begin, or a node has begun."""
         views = [peer.view for peer in self.peers.values() if peer.view.is_ready]
         heard = [len(views), *(len(view.members) for view in views)]
         has_begun = any(self.steps.get(peer.identity.place) for peer in self.peers.values())

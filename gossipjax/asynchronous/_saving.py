@@ -27,7 +27,7 @@ def divide(x: tuple[Any, ...], w: Any, moved: tuple[Any, ...] | None) -> tuple[A
 
 
 class Saves:
-    """The checkpoints of a node, each with `(x / w, opt_state)`; it returns with weight 1."""
+    """The checkpoints of a node, each with `(x / w, opt_state)`. A restored node has weight 1."""
 
     def __init__(self, folder: Path, every: int, x: tuple[Any, ...], opt_state: Any):
         from gossipjax.checkpoint import Checkpoints  # it needs orbax, other nodes do not

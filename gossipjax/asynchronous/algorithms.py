@@ -51,11 +51,11 @@ def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     other nodes.
 
     Args:
-      graph: how a node chooses the peer. `exponential`: by hop `1, 2, 4, ...` in turn among the
-        living nodes, in the order of their places. `random`: uniformly among the living nodes.
-        `rate`: with a probability that is inversely proportional to the measured seconds of a
-        message, except one draw in 10, which is uniform. Use `rate` if links differ: each link then
-        carries what it can, and no node waits for a slow link.
+      graph: how a node chooses the peer. With `exponential`, it takes hop `1, 2, 4, ...` in turn
+        among the living nodes, in the order of their places. With `random`, it draws uniformly
+        among the living nodes. With `rate`, the probability of a peer is inversely proportional to
+        the measured seconds of a message, except in one draw of 10, which is uniform. Use `rate` if
+        links differ: each link then carries what it can, and no node waits for a slow link.
       seed: the seed of the draws.
 
     Raises:
@@ -81,7 +81,7 @@ def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) 
     kept, and the sum over the nodes stays the same.
 
     Args:
-      graph: whom a node asks. `complete`: any other living node. `bipartite`, as in the paper:
+      graph: with `complete`, a node asks any other living node. With `bipartite`, as in the paper,
         nodes at even places ask nodes at odd places, which ask nobody.
       seed: the seed of the draws.
 

@@ -61,8 +61,8 @@ class Exchange:
     the exchange runs during the computation of the next step.
 
     Attributes:
-      kind: "gossip" over a schedule; "ring" or "tree" for an all-reduce; "server" for a parameter
-        server at node 0.
+      kind: "gossip" is gossip over a schedule, "ring" and "tree" are all-reduces, and "server" is a
+        parameter server at node 0.
       schedule: the schedule of gossip. At step `t` the nodes exchange by its round `t // every`.
       bits: the bits of a parameter in a message, scales and indices included.
       fraction: the part of the model that is sent.
@@ -74,9 +74,9 @@ class Exchange:
         pass reaches the layer. Each part pays the latency.
       first_layer, layer_stride: the exchange sends `first_layer`, and every `layer_stride`-th layer
         after it.
-      awaits: "all": the exchange begins when the slowest of all nodes is ready. "peers": a node
-        waits for the messages that are sent to it. "link": a node waits until its own link is free.
-        "nobody": a node waits for nothing, and does not send if its link is busy.
+      awaits: with "all", the exchange begins when the slowest of all nodes is ready. With "peers",
+        a node waits for the messages that are sent to it. With "link", a node waits until its own
+        link is free. With "nobody", a node does not wait, and does not send if its link is busy.
       is_half_duplex: whether a node sends and receives in turn, which takes twice the time.
 
     >>> exchange = Exchange(kind="ring", awaits="all")

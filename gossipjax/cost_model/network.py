@@ -14,7 +14,7 @@ class Network:
       bandwidth: bytes/s of a node's link in each direction.
       latency: seconds from sending a message to the arrival of its first byte.
       host_copy: bytes/s at which a message is copied through the memory of the host, before it is
-        sent. If infinite, there is no copy.
+        sent. An infinite value means that nothing is copied.
       gossip_bandwidth: bytes/s of a message of gossip, if NCCL's send and receive reach less than
         its all-reduce does. None means `bandwidth`.
       name: the name of the network in tables.

@@ -61,7 +61,7 @@ def noise(std: float, seed: int = 0) -> NoiseCodec:
 
     Args:
       std: the standard deviation, 0 or more.
-      seed: the seed. The noise depends on the seed, the count in the state, and the node.
+      seed: decides the noise, together with the count in the state and the node.
 
     Raises:
       ValueError: if an argument is out of its range.

@@ -55,14 +55,14 @@ def sgp(
       far, and the receiver adds what is new in the sum. So the next message that arrives brings the
       shares that were lost before. A message that a later message has overtaken brings nothing. No
       mass is ever lost.
-    - With `running_sums=False` a lost share is gone, as in plain push-sum. The nodes then agree on
-      a value that is not the average. `account` says how much was lost.
+    - With `running_sums=False` a lost share is gone, as in plain push-sum, and the nodes agree on a
+      value that is not the average. `account` says how much was lost.
 
     `gx.faults.sgp` is a simulation, in which the sender stores the messages on their way. With L
     links per node (the peers of all rounds) and delays of up to D steps, `extra["links"]` in the
     state holds `L (D + 1)` models, and `in_flight` is their sum. Each step exchanges L models. If
     the step is traced, one program without branches serves all steps. A message to a node that is
-    not active waits for it.
+    not active waits until the node is active.
 
     Noise is added to the numerators that arrive. Nobody knows it, so the sums over the nodes
     change.

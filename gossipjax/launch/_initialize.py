@@ -58,8 +58,8 @@ def initialize(
     an error. If JAX has to detect the address, JAX aborts a process instead of raising an error.
 
     docs/guides/launcher.md says which GPU a process gets. JAX, Gloo and NCCL let everybody connect
-    and encrypt nothing: the guide says what to do about it. From then on an uncaught exception ends
-    the process at once, as `exit_process` does.
+    and encrypt nothing, so the guide also says how to protect a job. From then on an uncaught
+    exception ends the process at once, as `exit_process` does.
 
     Args:
       coordinator_address: `HOST:PORT` of process 0. All processes must reach it, and the port must
@@ -73,8 +73,8 @@ def initialize(
       The number of this process and the number of processes. Later calls return the same.
 
     Raises:
-      ValueError: if numbers or address are incomplete or malformed, an earlier call gave others, or
-        a host has more processes than GPUs.
+      ValueError: if numbers or address are incomplete or malformed, they differ from those of an
+        earlier call, or a host has more processes than GPUs.
       ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing or
         were started twice, or if another process cannot reach the address at which Gloo listens.
         The message names the address and the timeout, the processes, or the line that /etc/hosts

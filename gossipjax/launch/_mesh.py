@@ -38,8 +38,8 @@ def mesh(
       order. Along the last axis, devices have consecutive numbers in their process.
 
     Raises:
-      ValueError: if the numbers do not divide each other, if slices differ in size, if there are
-        fewer than N * L devices, or if there are more devices in several processes.
+      ValueError: if the numbers do not divide each other, if slices differ in size, or if there are
+        fewer than N * L devices (in several processes also if there are more).
 
     >>> from gossipjax import launch
     >>> dict(launch.mesh(nodes=1).shape)

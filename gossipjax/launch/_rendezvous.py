@@ -3,8 +3,8 @@
 If the coordinator is unreachable, or a process is missing or was started twice, JAX aborts the
 process: the program cannot catch this, and the message does not name the process. So the processes
 first meet at the coordinator's address. On each connection both ends begin with a nonce, in a line.
-Then the process says who it is. When all processes have come, process 0 answers them. Lines after
-the nonce are `JSON`, or `HMAC JSON` if the job has a secret.
+Each process then sends its number. When all processes have come, process 0 answers them. Lines
+after the nonce are `JSON`, or `HMAC JSON` if the job has a secret.
 
 Anybody who reaches the port can connect. So everything that arrives is checked before it is used,
 connections are read concurrently, and there is one deadline for all.

@@ -207,8 +207,7 @@ class Watch:
         return "\n".join([*lines, *(f"    {describe_progress(process)}" for process in ordered)])
 
     def ask_for_stacks(self, processes: Sequence[Watched]) -> None:
-        """Lets processes write their stacks to stderr. The caller must end the processes
-        afterwards.
+        """Lets processes write their stacks to stderr, after which the caller must end them.
 
         A process that a signal has stopped is continued first.
         """

@@ -46,12 +46,13 @@ def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
     All weights are `1 / (p + 1)` with `p = peers`. In round `k` a node sends by the hops that
     `hops` names:
 
-    - `"paper"`: the entries `k, k + 1, ..., k + p - 1` of the cyclic list
+    - `"paper"` takes the entries `k, k + 1, ..., k + p - 1` of the cyclic list
       `2^0, ..., 2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers use
       `{1, 2}, {2, 4}, {4, 8}, ...`
-    - `"authors"`: `j (p + 1)^k` for `j = 1, ..., p`, modulo `n`; `T = floor(log_(p+1)(n - 1)) + 1`.
-      Two peers use `{1, 2}, {3, 6}, {9, 18}, ...` One cycle averages exactly if `n` is a power of
-      `p + 1`. The authors' code uses the list `"authors"` by default since June 2019.
+    - `"authors"` takes `j (p + 1)^k` for `j = 1, ..., p`, modulo `n`;
+      `T = floor(log_(p+1)(n - 1)) + 1`. Two peers use `{1, 2}, {3, 6}, {9, 18}, ...` One cycle
+      averages exactly if `n` is a power of `p + 1`. The authors' code uses the list `"authors"` by
+      default since June 2019.
 
     For one peer both lists are the same. For more peers, the hops of `"authors"` average faster.
     The published figures of 2P-SGP most likely used neither list, but
@@ -250,8 +251,8 @@ def random_peer(
     do not, and the push-sum weights differ from 1. `T = rounds` graphs are drawn, and then repeat.
 
     Args:
-      graph: the nodes among which sender `j` draws. `"exponential"`: `(j + 2^i) mod n` for the hops
-        of `exponential(n)`; `"complete"`: all other nodes.
+      graph: the nodes among which sender `j` draws. With `"exponential"` they are `(j + 2^i) mod n`
+        for the hops of `exponential(n)`, with `"complete"` all other nodes.
 
     Raises:
       ValueError: for an unknown `graph`, or if the graphs drawn never connect all nodes.

@@ -83,7 +83,7 @@ class Round:
         """Makes a round from the nonzero entries of `P`, in any order, without a dense matrix.
 
         `receivers` and `senders` `[E]` are the rows and columns of the entries. `weights` `[E]` are
-        the values, or one number for all. Give the entries on the diagonal, too.
+        the values, or one number for all. The diagonal must be among the entries.
 
         Raises:
           ValueError: in the same cases as `Round`.

@@ -196,8 +196,8 @@ class Schedule:
         """Mixing matrices `[steps, N, N]` of the first `steps` steps, by default of one cycle.
 
         Raises:
-          AttributeError: if `steps` is not given and the schedule is piecewise, so that it has no
-            period.
+          AttributeError: if you do not give `steps` and the schedule is piecewise, so that it has
+            no period.
 
         >>> import gossipjax as gx
         >>> gx.topology.directed_ring(2).matrices(3).shape
