@@ -35,10 +35,11 @@ def decentralize(
     local_argnums: Argnums = (),
     **options: Any,
 ) -> DecentralizedStep:
-    """Turns a closed `train_step(state, batch) -> state, metrics` into N nodes that gossip.
+    """Turns a train step that contains its optimizer into a train step of N nodes that gossip.
 
-    Your step stays as it is, with its optimizer inside, and each node takes its own step. `tx` gets
-    the change of the parameters as the update `u`, as if an optimizer before `tx` had made `u`:
+    Such a step, `train_step(state, batch) -> state, metrics`, is called closed. Your step stays as
+    it is, and each node takes its own step. `tx` gets the change of the parameters as the update
+    `u`, as if an optimizer before `tx` had made `u`:
 
         s' = train_step(s, batch);    u = params(s') - params(s)
         params(s) <- params(s) + tx(u),    all else of s <- that of s'
@@ -84,7 +85,8 @@ def decentralize(
     Raises:
       ValueError: in `init`, if `tx` contains an optimizer or needs gradients, or `params` fails or
         does not pick leaves. At a step: if `train_step` does not return a pair with a state like
-        its first argument, or an input is not node-stacked. `gx.TrainStep` may raise it, too.
+        its first argument, or an input is not node-stacked. What `gx.TrainStep` refuses raises
+        this error, too.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> def train_step(state, target):

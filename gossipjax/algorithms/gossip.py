@@ -98,7 +98,7 @@ def gossip(
     Raises:
       ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. In
         `init`, which tries `combine` on equal nodes with few parameters: if `combine` ignores `u`
-        or takes `u` for a gradient. `gx.sgp` may raise it, too.
+        or takes `u` for a gradient. What `gx.sgp` refuses raises this error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD

@@ -53,8 +53,8 @@ def gradient_tracking(
     `x`, `c` and `w` travel as one message, twice as long as a message of `sgp`. The state keeps `c`
     as `extra["correction"]`. If the number of nodes changes, `c` restarts from 0.
 
-    With `damped`, a node whose weight is below 1 follows its updates slowly. `v`, 0 at the start,
-    takes the place of `u`; if all weights are 1, `v` equals `u`:
+    With `damped`, a node whose weight is below 1 follows its updates slowly. The algorithm then
+    uses `v` in the place of `u`. `v` is 0 at the start, and equals `u` if all weights are 1:
 
         v <- v + min(1, w) (u - v)
 

@@ -141,7 +141,8 @@ def outer(
     Raises:
       ValueError: if an argument is out of its range, or nodes would diverge with `outer_tx` over
         this average. In `init`: if there are more fragments than leaves, `outer_tx` needs more than
-        a gradient, or `inner` contains an algorithm of another kind. `gx.sgp` may raise it, too.
+        a gradient, or `inner` contains an algorithm of another kind. What `gx.sgp` refuses
+        raises this error, too.
 
     References: docs/names.md lists the papers. On 40 steps of recorded gradients of 4 nodes, in
     float64, results are equal to 1e-14 to those of OpenDiloco@a5b7236, torchft@73dafea,

@@ -137,8 +137,9 @@ class GossipState(NamedTuple):
       in_flight: the `PushSum` of messages that were sent and not yet used, already scaled. Until a
         leaf travels, it is part of a message of this node, and afterwards of a received message.
       extra: a dict of `Extra` by name, the parts that only one algorithm keeps.
-      plan: static: the `ExchangePlan` with schedule, overlap and wire of the algorithm.
-      mask: static: the `Mask` of a transform inside `optax.masked` or `optax.multi_transform`.
+      plan: the `ExchangePlan`, static data: schedule, overlap and wire of the algorithm.
+      mask: the `Mask`, static data, of a transform inside `optax.masked` or
+        `optax.multi_transform`.
 
     >>> import gossipjax as gx
     >>> state = gx.sgp(gx.topology.ring(4)).init({"w": jnp.zeros(3)})
