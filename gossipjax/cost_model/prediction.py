@@ -49,8 +49,9 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
 
     `Exchange.find_exposed_seconds` is the function `exposed`. A step is never shorter than the mean
     of all `e` in it, which is the time that its messages occupy a link. A step of asynchronous
-    nodes takes `c`. An asynchronous node tries to send every g seconds. The node's link is free at
-    one in `ceil(e / g)` tries.
+    nodes takes `c`. An asynchronous node tries to send every `g` seconds, the mean time between
+    the rounds that send something. A message occupies the node's link for `e` seconds, so the link
+    is free at one in `ceil(e / g)` tries.
 
     Raises:
       ValueError: if a schedule is for another number of nodes.

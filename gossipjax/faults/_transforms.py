@@ -64,8 +64,8 @@ def sgp(
     the step is traced, one program without branches serves all steps. A message to a node that is
     not active waits until the node is active.
 
-    Noise is added to the numerators that arrive. Nobody knows it, so the sums over the nodes
-    change.
+    Noise is added to the numerators that arrive. No node knows the noise, so the sums over the
+    nodes change.
 
     Wrap the whole chain in `gx.faults.inactive`, so that inactive nodes make no updates.
 

@@ -325,7 +325,7 @@ class Nodes:
         """Puts the rows of this process's nodes, `[len(nodes.local), ...]`, on the devices.
 
         Args:
-          rows: arrays with a row for each node that this process has devices of.
+          rows: arrays with one row for each node that has devices in this process.
           specs: for a mesh with axes inside the nodes, how a row `[...]` is sharded over these
             axes: one `PartitionSpec` for all arrays, or a tree of specs like `rows`.
         """

@@ -149,17 +149,19 @@ def _unpack(words: jax.Array) -> jax.Array:
 
 
 def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
-    """The largest `count` of every `block` values, in 14 bits each: 1/128 of the bytes of float32.
+    """A codec that sends the largest `count` of every `block` values, in 14 bits each.
 
     If the values `v` that a block sends have the mean `m` and the standard deviation `s`, then
 
         bin = clip(round((v - m) / (6 s / 4) + 2), 0, 3);    v arrives as the mean of its bin
 
-    The index takes 12 bits and the bin 2; the four means of a block travel in full precision. Use
-    the codec with `gx.outer(error_feedback=)`, `gx.choco` and `gx.allreduce`, which keep what is
-    left out. A block is a run of consecutive values of a message. The authors' code differs: it
-    cuts matrices into squares of 64 x 64, and has one table for a tensor. If a block sends a value
-    that is not finite, no value that it sends arrives finite.
+    The index takes 12 bits and the bin 2. The four means of a block travel in full precision. By
+    default a message has 1/128 of the bytes of float32. Use the codec with
+    `gx.outer(error_feedback=)`, `gx.choco` and `gx.allreduce`, which keep what is left out.
+
+    A block is a run of consecutive values of a message. The authors' code differs: it cuts matrices
+    into squares of 64 x 64, and has one table for a tensor. If a block sends a value that is not
+    finite, no value that it sends arrives finite.
 
     Args:
       count: the largest number of values that a block sends, from 1 to `block`.

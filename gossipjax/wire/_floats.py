@@ -42,7 +42,7 @@ def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class FloatCodec(Codec):
-    """Values rounded to a floating-point type, as unsigned integers of the same bits.
+    """A codec that rounds to a floating-point type and sends the bits as unsigned integers.
 
     If the type has a smaller range than the values, each array is divided by a power of two. The
     power travels as one more word.
@@ -106,7 +106,7 @@ def _power_of_two(exponent: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def float32() -> FloatCodec:
-    """Values in float32: full precision for float32 models, for example in `gx.choco`.
+    """A codec that keeps float32: full precision for float32 models, for example in `gx.choco`.
 
     >>> float32().count_bytes(1000)
     4000
@@ -115,7 +115,7 @@ def float32() -> FloatCodec:
 
 
 def bfloat16() -> FloatCodec:
-    """Values rounded to bfloat16, by at most 2^-9 of a value: half the bytes of float32.
+    """A codec that rounds to bfloat16, by at most 2^-9 of a value: half the bytes of float32.
 
     >>> bfloat16().count_bytes(1000)
     2000
@@ -124,7 +124,7 @@ def bfloat16() -> FloatCodec:
 
 
 def float16() -> FloatCodec:
-    """Values rounded to float16, by at most 2^-12 of a value, and scaled by a power of two.
+    """A codec that rounds to float16, by at most 2^-12 of a value, and scales by a power of two.
 
     >>> float16().count_bytes(1000)
     2002

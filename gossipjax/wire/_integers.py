@@ -27,7 +27,7 @@ TO_INTEGER = np.float32(1.5 * 2**MANTISSA_BITS)
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class IntegerCodec(Codec):
-    """Integers of `bits` bits and one scale per block; they are rounded up or down at random.
+    """A codec of integers of `bits` bits, rounded up or down at random, and one scale per block.
 
     With `m = 2^(bits - 1) - 1` and a block's largest magnitude `a`, a value `v` becomes
 
@@ -161,7 +161,7 @@ def _noise(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
-    """Integers of 8 bits and one float32 scale per block: 0.254 of the bytes in blocks of 256.
+    """A codec of 8-bit integers, one float32 scale per block: 0.254 of the bytes in blocks of 256.
 
     A value arrives with an error below 1/127 of the largest magnitude of its block; on average the
     error is 0. If a block contains a value that is not finite, no value of the block arrives
@@ -187,7 +187,7 @@ def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
 
 
 def int4(block: int = 256, seed: int = 0) -> IntegerCodec:
-    """Integers of 4 bits, like `int8`: 0.129 of the bytes, errors below 1/7 of the largest value.
+    """A codec like `int8`, with 4 bits: 0.129 of the bytes, errors below 1/7 of the largest value.
 
     >>> int4().count_bytes(25_600_000) / (4 * 25_600_000)
     0.12890625

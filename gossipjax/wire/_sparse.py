@@ -28,7 +28,7 @@ class SparseCodec(Codec):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class TopK(SparseCodec):
-    """The values of the largest magnitude, each with its index.
+    """A codec that sends the values of the largest magnitude, each with its index.
 
     >>> top_k(0.25).fraction
     0.25
@@ -54,9 +54,9 @@ class TopK(SparseCodec):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RandomK(SparseCodec):
-    """Values drawn at random, one from each of k groups of neighbours; the key comes first.
+    """A codec that sends the key, and k values drawn at random, one from each of k groups.
 
-    The groups are also shifted at random, so every value is sent with the same probability.
+    A group consists of neighbouring values. The groups are shifted at random, so every value is sent with the same probability.
 
     >>> random_k(0.25).fraction
     0.25
@@ -109,10 +109,11 @@ def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
 
 
 def top_k(fraction: float) -> TopK:
-    """The fraction of the values that is largest in magnitude, with indices: 8 bytes a value.
+    """A codec that sends a fraction of the values, the largest in magnitude, with their indices.
 
-    The fraction, above 0 and at most 1, counts in each message, not in each leaf. Use the codec
-    with `gx.choco`, `gx.contrib.deepsqueeze` and `gx.allreduce`, which keep what is left out.
+    A value and its index take 8 bytes. The fraction, above 0 and at most 1, counts in each message,
+    not in each leaf. Use the codec with `gx.choco`, `gx.contrib.deepsqueeze` and `gx.allreduce`,
+    which keep what is left out.
 
     Raises:
       ValueError: if `fraction` is not above 0 and at most 1.
@@ -124,10 +125,10 @@ def top_k(fraction: float) -> TopK:
 
 
 def random_k(fraction: float, seed: int = 0) -> RandomK:
-    """A fraction of the values, drawn anew for every message: 4 bytes a value, and 8 for the key.
+    """A codec that sends a fraction of the values, drawn anew for every message.
 
-    Sender and receivers draw the indices from the key. `fraction` is as in `top_k`, and `seed` as
-    in `int8`.
+    Each value takes 4 bytes. The key takes 8 bytes, and sender and receivers draw the indices from
+    it. `fraction` is as in `top_k`, and `seed` as in `int8`.
 
     Raises:
       ValueError: if `fraction` or `seed` (from 0 to 2^32 - 1) is out of its range.
