@@ -12,10 +12,10 @@ from gossipjax.asynchronous._membership import MAX_PLACES, Membership, Peer
 from gossipjax.asynchronous._messages import Identity, Mass, View
 from gossipjax.asynchronous._settings import Settings
 
-# In units of patience: a parcel of which no piece was acknowledged for so long is taken back.
+# In units of patience: a parcel without progress for so long is taken back.
 STUCK = 2
-RETURNED = "half of what the sender holds"  # the text of what goes back for a share
-OVER = 1 << 40  # the version of what a life holds that is over
+RETURNED = "half of what the sender holds"  # the text of the share that answers a share
+OVER = 1 << 40  # the version of the final mass of a life that is over
 
 
 @runtime_checkable  # the tests check types
@@ -27,7 +27,7 @@ class Holder(Protocol):
 
     def read(self) -> Mass: ...
     @property
-    def total(self) -> Mass: ...  # its weight, without the numerator
+    def total(self) -> Mass: ...  # the weight, without the numerator
     def add(self, mass: Mass) -> None: ...
     def halve(self) -> Mass: ...
     def take(self) -> Mass: ...
@@ -38,16 +38,16 @@ class Ending(Membership):
 
     def __init__(self, settings: Settings, holder: Holder, *more: Any):
         super().__init__(settings, *more)
-        # What each life held at the end, once it is known, and which version of that it is.
+        # The final mass of each life, once it is known, and its version.
         self.finals: dict[Identity, tuple[int, Mass]] = {}
-        self.is_ended = False  # `finals` are those that count, the same on all nodes
-        self.is_cut_off = False  # what it sent at the end, or the others, did not arrive
-        self.is_finished = False  # it makes no more steps and sends no more shares
+        self.is_ended = False  # whether `finals` are the masses that count, the same on all nodes
+        self.is_cut_off = False  # whether final masses did not arrive, here or at the others
+        self.is_finished = False  # whether it makes no more steps and sends no more shares
         self._holder = holder
         self._is_leaving = False
         self._said_goodbye = False
         self._ending_since: float | None = None  # when all were drained, as the eldest said
-        self._told: Any = None  # what the eldest was told last of the end
+        self._told: Any = None  # what the eldest last heard about the end
 
     def finish(self, now: float) -> None:
         """Makes no more steps, and tells the other nodes."""

@@ -22,7 +22,7 @@ from gossipjax.asynchronous._messages import Identity, Mass
 
 Line = dict[str, Any]
 Parcel = tuple[str, str, int]  # sender, receiver, number
-# Events that add weight, and those that take some.
+# Events that add weight, and events that take weight.
 ADDS = {"found", "receive", "return", "average", "averaged", "undo", "revive"}
 MAX_LINE_BYTES = 1 << 12
 MAX_WAITING = 50_000  # lines, about 30 MB
@@ -50,8 +50,8 @@ class Journal:
         self._file: IO[bytes] | None = None
         self._size = 0
         self._missing = 0
-        self._lock = threading.Lock()  # of that number
-        self._lines: queue.Queue[Line | None] = queue.Queue()  # to be written; None is the end
+        self._lock = threading.Lock()  # for `_missing`
+        self._lines: queue.Queue[Line | None] = queue.Queue()  # to write; None ends the thread
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open(path)
@@ -59,7 +59,7 @@ class Journal:
 
     def _open(self, path: Path) -> None:
         """Opens the file, and removes a last line that was cut off when a process was killed."""
-        # Without a buffer: what a process wrote before it was killed is there.
+        # There is no buffer, so lines stay that a process wrote before it was killed.
         self._file = path.open("ab+", buffering=0)
         self._size = self._file.tell()
         tail = b""
@@ -116,7 +116,7 @@ class Journal:
         data = json.dumps(line).encode() + b"\n"
         try:
             written = file.write(data)
-            if written < len(data):  # a part of a line would spoil the one that follows
+            if written < len(data):  # a part of a line would spoil the next line
                 file.truncate(self._size)
                 raise OSError(f"only {written} of {len(data)} bytes were written")
         except OSError as error:
@@ -131,7 +131,7 @@ class Journal:
             self._missing += 1
             is_first = self._missing == 1
         if is_first:
-            with contextlib.suppress(UserWarning):  # where warnings are errors, too, it goes on
+            with contextlib.suppress(UserWarning):  # the node goes on even if warnings are errors
                 warnings.warn(
                     f"{self._path} cannot be written: {reason}. The node goes on; its journal will "
                     "say how many lines are missing.",
@@ -180,15 +180,15 @@ class Account(NamedTuple):
     0.0
     """
 
-    founded: Fraction  # what founders brought
-    living: dict[int, Fraction]  # place -> what the last life of that place holds
-    # What was sent, and has neither arrived nor been taken back. What a dead life had sent, and
-    # nobody takes any more, stays here.
+    founded: Fraction  # the weight that founders brought
+    living: dict[int, Fraction]  # place -> the weight that its last life holds
+    # Weight that was sent, and has neither arrived nor been taken back. If a life is dead and
+    # nobody takes what it sent, that weight stays here.
     in_flight: Fraction
-    # What earlier lives held at their end, less what they had applied although its sender took it
-    # back, since the acknowledgement was lost.
+    # The weight of earlier lives at their end, less what they had applied but the sender took
+    # back, because the acknowledgement was lost.
     dead: Fraction
-    written_off: Fraction  # of models that were not finite
+    written_off: Fraction  # the weight of models that were not finite
 
     @property
     def difference(self) -> float:
@@ -219,8 +219,8 @@ def account(journals: Iterable[Path]) -> Account:
     sent: dict[Parcel, Fraction] = {}
     received: dict[Parcel, Fraction] = {}
     returned: dict[Parcel, Fraction] = {}
-    averaged: dict[Parcel, Fraction] = {}  # what answerers gained
-    settled = Fraction()  # what askers gained
+    averaged: dict[Parcel, Fraction] = {}  # what the answering nodes gained
+    settled = Fraction()  # what the asking nodes gained
     founded = Fraction()
     written_off = Fraction()
     for line in (line for path in journals for line in read_journal(path)):

@@ -14,9 +14,9 @@ from typing import Any
 from gossipjax.asynchronous._messages import Identity, Mass, Message, View
 from gossipjax.asynchronous._settings import Settings
 
-BEATS = 10  # messages that say that a node lives, in the time after which it is declared dead
-EARLY_BEATS = 50  # the same, while nodes meet
-MAX_LIVES = 100_000  # whose deaths a node remembers
+BEATS = 10  # messages "I live" during the time after which a node is declared dead
+EARLY_BEATS = 50  # the same while nodes meet
+MAX_LIVES = 100_000  # lives whose deaths a node remembers
 # In units of the time after which a node is declared dead: for how long its death is told, and
 # addresses of which nothing is heard are tried.
 MEMORY = 10
@@ -34,29 +34,29 @@ class Peer:
     """Another life that this life hears."""
 
     identity: Identity
-    heard: float  # when it was last heard, or one that hears it said so
-    spoke: float  # when a message came from it
-    view: View = dataclasses.field(default_factory=View)  # the newest that it sent
+    heard: float  # when it was last heard, here or by a node that says so
+    spoke: float  # when its last message came
+    view: View = dataclasses.field(default_factory=View)  # the newest view that it sent
     beat: int = 0  # how often it has said that it lives, as far as known
     sent: int = 0  # number of the newest parcel to it
-    parcel: Message | None = None  # that parcel, until it is acknowledged
-    parcel_since: float = 0.0  # when that was sent for the first time
-    parcel_step: int = 0  # the local steps that this node had made then
-    parcel_time: float = 0.0  # when it was last sent
-    progress: float = 0.0  # when it was sent, or a piece of it acknowledged
-    is_stuck: bool = False  # that is long ago: it is taken back
-    seconds: float = 0.0  # that its parcels with a mass took, the newest by half; 0 is unknown
+    parcel: Message | None = None  # the newest parcel, until it is acknowledged
+    parcel_since: float = 0.0  # when the parcel was first sent
+    parcel_step: int = 0  # the local steps of this node at that time
+    parcel_time: float = 0.0  # when the parcel was last sent
+    progress: float = 0.0  # when the parcel was sent, or a piece of it acknowledged
+    is_stuck: bool = False  # whether the parcel is taken back, because this is long ago
+    seconds: float = 0.0  # of its parcels with a mass, mostly the newest; 0 is unknown
     applied: int = 0  # number of the newest parcel from it
-    reply: Message | None = None  # what acknowledged that
+    reply: Message | None = None  # the acknowledgement of that parcel
     # After this node was stopped for a while: the number that the peer must send back before its
     # parcels count; 0 is none.
     query: int = 0
     # Life -> the version of what that held at the end, which this peer was sent.
     finals: dict[str, int] = dataclasses.field(default_factory=dict)
-    lacks: list[Identity] = dataclasses.field(default_factory=list)  # whose end it is to be told
-    fails: bool = False  # what this node held at the end did not come there
-    wanted: bool = False  # it was heard before it held anything
-    waits: bool = False  # it asked for half of what this node holds, and still has nothing
+    lacks: list[Identity] = dataclasses.field(default_factory=list)  # whose end it must learn
+    fails: bool = False  # whether the final mass of this node did not arrive there
+    wanted: bool = False  # whether it was heard before it held mass
+    waits: bool = False  # whether it asked for half of this node's mass, and has none yet
     owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one
 
 
@@ -70,23 +70,23 @@ class Membership:
         journal: Callable[[str, str, int, Mass | None], None],
         now: float,
     ):
-        self.identity = new_life()  # a node that was declared dead begins another
+        self.identity = new_life()  # a node that was declared dead begins another life
         self.peers: dict[str, Peer] = {}  # by life, while it is heard
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
-        self.clock = 0  # the step of its schedules; who joins has that of the node that gives
-        self.outbox: list[tuple[str, Message]] = []  # to be sent to these addresses
+        self.clock = 0  # the step of its schedules; a new node takes the clock of the giver
+        self.outbox: list[tuple[str, Message]] = []  # messages to send, by address
         self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
-        self.gone: list[str] = []  # addresses to which nothing that waits needs to be sent
+        self.gone: list[str] = []  # addresses for which waiting messages can be dropped
         # Who lives and was given this place before: a former life is silent, or names another.
         self.twin: Identity | None = None
-        self.notes: dict[str, str] = {}  # of which the program is to be warned, once each
+        self.notes: dict[str, str] = {}  # problems of which the program is warned, once each
         # Address -> when it was last named; those that were given are tried for ever.
         self.contacts = dict.fromkeys(set(settings.contacts) - {self.identity.address}, now)
         self._given = frozenset(self.contacts)
         self._patience = settings.patience
         self._new_life = new_life
         self._journal = journal
-        self._declared: dict[str, Identity] = {}  # dead, says this node
+        self._declared: dict[str, Identity] = {}  # lives that this node declared dead
         self._disputes: dict[str, float] = {}  # those that others hear, and since when it knows
         # A life, the smallest of those that declared it dead, and when; for a while. Each of these
         # tells the life so itself, too.
@@ -97,12 +97,12 @@ class Membership:
         self._left: dict[str, None] = {}
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
-        self._stepped: dict[int, float] = {}  # place -> when its steps were last more than before
+        self._stepped: dict[int, float] = {}  # place -> when its number of steps last grew
         self._began = self._last_tick = now
         self._reborn = now - settings.patience  # when it began another life
-        self._met = now  # another, for the last time
+        self._met = now  # when it last met another node
         self._next_beat = now
-        self._next_call = now  # of addresses that were given and are silent
+        self._next_call = now  # when to call silent addresses next
 
     def list_members(self) -> list[Identity]:
         """Returns the nodes that this node hears and that hold mass."""
@@ -116,7 +116,7 @@ class Membership:
         until, _ = self._shunned.get(peer.identity.address, (0.0, 0.0))
         return peer.is_stuck or self._last_tick < until
 
-    # What it hears.
+    # What this node hears.
 
     def count_step(self) -> None:
         """Counts a local step."""
@@ -141,7 +141,7 @@ class Membership:
 
     def _learn(self, peer: Peer, view: View, now: float) -> None:
         """Learns from a peer's view who lives, who is dead, and how many steps were made."""
-        peer.view = view._replace(beats=(), deaths=(), steps=())  # that is not looked at again
+        peer.view = view._replace(beats=(), deaths=(), steps=())  # these fields are not read again
         if view.echo and view.echo == peer.query:
             peer.query = 0
         for place, count in view.steps:
@@ -175,14 +175,14 @@ class Membership:
         self.contacts.pop(self.identity.address, None)
 
     def _learn_steps(self, place: int, count: int) -> None:
-        # A count near what a message may have could not go on.
+        # A count near the largest in a message could not grow any more.
         if count < MAX_STEPS and (len(self.steps) < MAX_PLACES or place in self.steps):
             if count > self.steps.get(place, 0):
                 self.steps[place] = count
                 self._stepped[place] = self._last_tick
             self.steps.setdefault(place, 0)
 
-    # Who is dead.
+    # Which lives are dead.
 
     def _note_death(self, declarer: Identity, life: str, time: float) -> None:
         if life not in self._deaths or declarer < self._deaths[life][0]:
@@ -222,7 +222,7 @@ class Membership:
         self._declared = {}
         self._disputes = {}
         self._reborn = now
-        self._deaths = {}  # what it had taken back of others is given up
+        self._deaths = {}  # it gives up what it had taken back from others
         self._next_beat = now
         self._journal("join", self.identity.life, 0, None)
 
@@ -233,13 +233,13 @@ class Membership:
         if absence <= self._patience / 2:
             return
         for peer in self.peers.values():
-            # Nobody could be heard meanwhile, so no silence counts.
+            # This node could hear nobody meanwhile, so no silence counts.
             peer.heard = peer.spoke = now
             peer.query = next(self._queries)
         for peer in self._take_turns(list(self.peers.values())):  # the others at a beat or a parcel
             self._send_view(peer)
 
-    # What it tells the others.
+    # What this node tells others.
 
     def _forget(self, now: float) -> None:
         """Forgets deaths of which all have heard, and addresses from which nothing comes."""
@@ -276,7 +276,7 @@ class Membership:
         """Returns all others if they are few, else some of them, and at each beat the next ones."""
         if len(others) <= MAX_NEIGHBORS:
             return others
-        first = (self._beats + self.identity.place) * NEIGHBORS  # not all to the same ones
+        first = (self._beats + self.identity.place) * NEIGHBORS  # each begins elsewhere
         return [others[(first + i) % len(others)] for i in range(NEIGHBORS)]
 
     def _make_view(self) -> View:

@@ -28,7 +28,7 @@ MAX_WEIGHT = 1 << 14  # of as many founders as a job may have
 MIN_EXPONENT = -(1 << 30)
 MAX_COUNT = 2**53
 MAX_PORT = 65535
-CHECKED = 1 << 16  # numbers that are checked at a time
+CHECKED = 1 << 16  # numbers that are checked together
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
 KINDS += ("withdraw",)
 IN_COMMON = ("job", "model", "algorithm", "wire")
@@ -104,20 +104,20 @@ class View(NamedTuple):
     """What a node knows about the job and about itself."""
 
     members: tuple[Identity, ...] = ()  # the nodes that it hears
-    beats: tuple[int, ...] = ()  # of each of them: how often it has said that it lives
+    beats: tuple[int, ...] = ()  # how often each member has said that it lives
     # A node, the life that it declared dead, and the seconds since then.
     deaths: tuple[tuple[Identity, str, float], ...] = ()
     steps: tuple[tuple[int, int], ...] = ()  # a place, and the local steps of its lives
-    finals: tuple[tuple[str, int], ...] = ()  # a life whose mass at the end it has; its version
-    wants_mass: bool = False  # it has none
-    begs: bool = False  # it asks for half of the receiver's mass
-    is_ready: bool = False  # to begin
-    is_finished: bool = False  # it makes no more steps and sends no more shares
-    is_drained: bool = False  # nothing that it sent is on its way, either
-    is_ending: bool = False  # all are drained, said the eldest
-    is_ended: bool = False  # `finals` are those that count, said the eldest
+    finals: tuple[tuple[str, int], ...] = ()  # life -> version of the final mass that it has
+    wants_mass: bool = False  # whether the node has no mass
+    begs: bool = False  # whether it asks for half of the receiver's mass
+    is_ready: bool = False  # whether it is ready to begin
+    is_finished: bool = False  # whether it makes no more steps and sends no more shares
+    is_drained: bool = False  # whether also nothing that it sent is on its way
+    is_ending: bool = False  # whether the eldest has said that all are drained
+    is_ended: bool = False  # whether the eldest has said that `finals` count
     beat: int = 0  # how often it has said that it lives
-    query: int = 0  # to be sent back as `echo`; 0 is none
+    query: int = 0  # the receiver sends it back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query
 
 
@@ -158,20 +158,20 @@ class MisfitError(MessageError):
 
     def __init__(self, reason: str, own: str, address: str):
         super().__init__(reason)
-        self.own = own  # what this node has in place of what differs
-        self.address = address  # where the other one listens
+        self.own = own  # the value of this node for the property that differs
+        self.address = address  # where the other node listens
 
 
 class Format(NamedTuple):
     """The properties that all messages of a job share."""
 
-    job: str  # its name
+    job: str  # name of the job
     model: str  # a text that only nodes with the same model have
     algorithm: str  # its name, and the outer optimizer
-    wire: str  # the name of what travels
-    sizes: tuple[int, ...]  # of each buffer
-    dtypes: tuple[np.dtype, ...]  # in which a node holds each
-    wires: tuple[Wire, ...]  # in which each travels in a share
+    wire: str  # name of the form in which shares travel
+    sizes: tuple[int, ...]  # size of each buffer
+    dtypes: tuple[np.dtype, ...]  # type in which a node holds each buffer
+    wires: tuple[Wire, ...]  # form in which each buffer travels in a share
 
     def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
         """The wire forms of the buffers in a message."""
@@ -227,7 +227,7 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     except MessageError as error:
         if kind not in WITH_MASS:
             raise
-        mass = None  # it is refused, so that its mass returns
+        mass = None  # the parcel is refused, so that its mass returns
         text = str(error)
     view = _read_view(header.get("view")) if kind == "view" else None
     counts = [header.get(name) for name in ("number", "applied", "steps", "final")]
@@ -284,7 +284,7 @@ def _read_mass(
     if [len(frame) for frame in frames] != [count_bytes(*form) for form in forms]:
         raise MessageError("of another shape")
     x = tuple(read_frame(frame, *form) for frame, form in zip(frames, forms, strict=True))
-    # What an answer says is a change, whose weight may be 0; a model without weight is none.
+    # An answer contains a change, whose weight may be 0. A model must have weight.
     unit = 1.0 if kind == "answer" else w
     if not all(is_finite(buffer, unit) if unit else not buffer.any() for buffer in x):
         raise MessageError("with NaN or infinity")
@@ -348,7 +348,7 @@ def _read_identity(identity: object) -> Identity:
         raise MessageError("with an identity that is none") from None
 
 
-@functools.lru_cache(MAX_ENTRIES, typed=True)  # the same ones come in every view
+@functools.lru_cache(MAX_ENTRIES, typed=True)  # every view contains the same ones
 def _make_identity(place: object, life: object, address: object) -> Identity:
     if not isinstance(address, str) or not is_address(address):
         raise MessageError("with an identity that is none")

@@ -20,13 +20,13 @@ from gossipjax.collectives import Layout, cast_like
 from gossipjax.wire import fold_in
 
 Gradients = Callable[..., tuple[Any, Any]]
-MAX_DIGITS = 8  # of a weight, in base 2
+MAX_DIGITS = 8  # binary digits of a weight
 # States of optax whose `count` is the step of a schedule; other counts are of moments.
 SCHEDULED = {  # names, as not all of these types are public
     "ScaleByScheduleState", "WrappedScheduleState",
     "InjectHyperparamsState", "InjectStatefulHyperparamsState",
 }  # fmt: skip
-MAX_PROGRAMS = 16  # that are kept for nodes to come
+MAX_PROGRAMS = 16  # programs that are kept for later nodes
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
@@ -53,7 +53,7 @@ def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any)
     """Raises `ValueError` if an update needs other nodes, which it cannot reach here."""
     try:
         jax.eval_shape(tx.update, params, opt_state, params)
-    except (NameError, ValueError) as error:  # JAX's, and that of `axis_size`
+    except (NameError, ValueError) as error:  # errors of JAX and of `axis_size`
         if "axis name" in str(error).replace("_", " "):
             raise ValueError(
                 "tx must update one node by itself, got a part that exchanges over an axis: leave "
@@ -214,7 +214,7 @@ class Holding:
 
     def add(self, mass: Mass) -> None:
         """Adds a mass at the next merge; narrow values are widened first."""
-        if not self.total.w:  # it has no units of its own
+        if not self.total.w:  # a mass without weight takes any units
             self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
         # In units that are far too small for what has come, the sum could overflow.
         elif mass.exponent > self.mass.exponent + MAX_DIGITS:

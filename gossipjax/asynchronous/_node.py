@@ -42,12 +42,12 @@ from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import make_key, wire_types
 from gossipjax.collectives import Layout
 
-GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # with which ZeroMQ begins each connection
-LIFE_LETTERS = 16  # of the name of a life
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # bytes with which ZeroMQ begins each connection
+LIFE_LETTERS = 16  # letters in the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 AVERAGE_SECONDS = 600.0
-MIN_NODES = 4  # of a job in which it is said that one holds more than half
-MAX_SHOWN = 8  # nodes, in an error
+MIN_NODES = 4  # from this size on, a node that holds more than half is reported
+MAX_SHOWN = 8  # nodes that an error names
 # Models of which a larger one has a single message on its way at a time, and others one for each
 # peer: a node needs memory for what is on its way.
 MAX_BYTES_ON_WAY = 1 << 24
@@ -61,13 +61,13 @@ class Statistics(NamedTuple):
     8
     """
 
-    steps: int  # local ones
-    skipped: int  # of them, since the update was not finite
-    sent: int  # shares, or averages asked for
-    kept: int  # steps at which it sent nothing: its peer had not acknowledged the last message
+    steps: int  # local steps
+    skipped: int  # steps that were skipped because the update was not finite
+    sent: int  # shares that were sent, or averages that were asked for
+    kept: int  # steps without a message, because the peer had not acknowledged the last
     staleness: float  # the mean number of local steps until a message was acknowledged
     sent_bytes: int  # of all messages with a mass
-    weight: float  # that it holds
+    weight: float  # the push-sum weight that the node holds
     dropped: dict[str, int]  # reason -> messages that were not acted upon
 
 
@@ -94,7 +94,7 @@ class Node:
         self._tx = tx
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._models = 1 + travels_twice(self._algorithm.outer)  # that a message has
+        self._models = 1 + travels_twice(self._algorithm.outer)  # models in a message
         self._wires = wire_types(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
@@ -136,7 +136,7 @@ class Node:
         self._is_open = True
         self._in_block = False
         self._is_over = False
-        self._warned = 0  # notes of which it has
+        self._warned = 0  # number of notes of which it has warned
         self._service.start(self._participant, self._journal.has_written)
 
     def _make_format(self) -> Format:
@@ -239,7 +239,7 @@ class Node:
             self._steps += 1
             self._skipped += not is_finite
             participant = self._participant
-            # Else it was declared dead during the step, and has given up what the step began with.
+            # Else the node was declared dead during the step, and has given up its old mass.
             if participant.identity.life == life:
                 participant.count_step()
                 if is_finite:

@@ -18,7 +18,7 @@ from gossipjax.asynchronous._messages import Identity, Mass, Message, View
 from gossipjax.asynchronous._settings import Settings
 
 MAX_ON_WAY = 2  # no share is sent where this times the weight on its way exceeds what is held
-MIN_SECONDS = 1e-4  # of a message, as far as clocks can tell
+MIN_SECONDS = 1e-4  # shortest time of a message that clocks can measure
 MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
 MAX_SHUNNED = 16 * MEMORY  # in units of patience: for how long a peer gets no parcel, at most
 TAKEN_BACK = "taken back by its sender"
@@ -132,7 +132,7 @@ class Participant(Ending):
         self._send_parcel("ask", self.peers[peer.life], mass, now)
         return True
 
-    # What arrives.
+    # Which messages arrive.
 
     def receive(self, message: Message, now: float) -> None:
         """Acts on a message."""
@@ -173,7 +173,7 @@ class Participant(Ending):
             self._bury(message, peer.identity.address)
         elif message.kind in ("ack", "answer", "refuse"):
             self._settle(peer, message)
-            self._give(now)  # what was promised to a peer can be spared now
+            self._give(now)  # mass that was promised to a peer can be spared now
         elif peer.query:
             # This node was stopped for a while. If it was declared dead meanwhile, the sender has
             # taken back what it sent before, and adding it here would count it twice.
@@ -315,16 +315,16 @@ class Participant(Ending):
         if view.query:
             self._send_view(peer, echo=view.query)
 
-    # Who comes.
+    # Which nodes come.
 
     def _give(self, now: float) -> None:
         """Sends half of this node's mass to each node that waits for it, once it can be spared."""
-        if self.wants_mass or self._is_leaving or self.finals:  # the end is counted
+        if self.wants_mass or self._is_leaving or self.finals:  # final masses are being counted
             return
         for peer in self.peers.values():
             is_free = peer.waits and self._may_send(peer)
             if is_free and self._is_affordable(self._holder.total, 0):
-                peer.waits = False  # it asks again if it still has nothing
+                peer.waits = False  # it asks again if it still has no mass
                 self._send_half(peer, now)
 
     def _admit(self, clock: int) -> None:
@@ -352,7 +352,7 @@ class Participant(Ending):
             self._last_beg = now
             self._send_view(peer, begs=True)
 
-    # Who dies.
+    # Which nodes die.
 
     def _is_dead_to(self, declarer: Identity, view: View, now: float) -> bool:
         """Whether, by a view, a life has declared this life dead and goes on in place of it."""
@@ -429,14 +429,14 @@ class Participant(Ending):
         is_known = now - self._met > self._patience / BEATS
         all_are_heard = 0 < self._num_nodes <= len(places) and is_known
         is_new = not any(self.steps.values())
-        # Those that were heard without mass found together.
+        # The nodes that were heard without mass found the job together.
         nobody_gives = all(peer.wanted for peer in self.peers.values())
         if self._gave_up:
             may = is_calm and not self.list_members()
         elif self._has_saved:
             may = nobody_gives and (is_calm or all_are_heard)
         else:
-            # Who hears few may be cut off from a job that goes on.
+            # A node that hears few others may be cut off from a job that goes on.
             most_are_heard = 2 * len(places) > self._num_nodes
             may = (all_are_heard and is_new) or (
                 nobody_gives and is_calm and (all_are_heard or (is_new and most_are_heard))
@@ -483,7 +483,7 @@ class Participant(Ending):
             since = peer.heard
             if peer.parcel is not None:  # what others hear does not acknowledge it
                 since = max(peer.spoke, peer.parcel_since)
-                if peer.is_stuck:  # nor does it say that it is taken back
+                if peer.is_stuck:  # nor does it tell the peer that the parcel is taken back
                     since = min(since, peer.progress + (STUCK + 1) * self._patience)
             if now - since > self._patience:
                 self._declare_dead(peer)

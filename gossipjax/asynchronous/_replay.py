@@ -34,11 +34,11 @@ class ReplayedStep(NamedTuple):
     4
     """
 
-    place: int  # of the node
-    life: str  # in which it made the step
-    step: int  # its number in the node's process
+    place: int  # the place of the node
+    life: str  # the life in which the node made the step
+    step: int  # the number of the step in the node's process
     params: Any  # the model `z` at which the gradient was taken
-    aux: Any  # what `gradients` returned beside the gradient
+    aux: Any  # what `gradients` returned besides the gradient
 
 
 def replay(
@@ -143,9 +143,9 @@ class _Node:
             self._place = line["place"]
             self._opt_state = self._job.tx.init(self._job.params)
             self._outer = Outer(*line["outer"]) if line.get("outer") else None
-            self._step = 0  # the number of the one that goes on
-            self._moved: Any = None  # by the model itself, to be added to the mass
-            self._ended: Any = None  # the same after the step that goes on
+            self._step = 0  # the number of the current step
+            self._moved: Any = None  # the node's own movement, which the mass does not have yet
+            self._ended: Any = None  # the same after the current step
 
     def _change_mass(self, line: Line) -> None:
         parcels = self._job.parcels

@@ -30,13 +30,13 @@ class Saves:
     """The checkpoints of a node, each with `(x / w, opt_state)`. A restored node has weight 1."""
 
     def __init__(self, folder: Path, every: int, x: tuple[Any, ...], opt_state: Any):
-        from gossipjax.checkpoint import Checkpoints  # it needs orbax, other nodes do not
+        from gossipjax.checkpoint import Checkpoints  # needs orbax; other nodes do not
 
         self.every = every
         self.checkpoints: Checkpoints = Checkpoints(folder, every, KEPT)
         self.estate: Mass | None = None  # the saved model and momentum, if any, with weight 1
         self.opt_state = opt_state
-        self.steps = 0  # of the place until then
+        self.steps = 0  # steps of the place until the save
         self.clock = 0  # the step of the schedules in `opt_state`
         restored = self.checkpoints.restore((x, opt_state))
         if restored is not None:

@@ -26,13 +26,13 @@ from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
 if TYPE_CHECKING:
     from gossipjax.asynchronous._sockets import Sockets
 
-TICKS = 50  # of the clock, in the time after which a node is declared dead
+TICKS = 50  # ticks during the time after which a node is declared dead
 MISFIT = b"M"  # the first byte of what tells a node of another job so
 MAX_MISFIT_BYTES = 4000
 MAX_STRANGERS = 256  # addresses that are answered, and that no node of the job has named
-PACKET = 1000  # bytes that fit into one, on all networks
-REFUSED_SECONDS = 2.0  # without a handshake, after the first that was refused
-LINGER_SECONDS = 0.2  # for what is still to be sent when a node leaves
+PACKET = 1000  # bytes that fit into a packet on all networks
+REFUSED_SECONDS = 2.0  # time without a handshake after the first refusal
+LINGER_SECONDS = 0.2  # time to send the rest when a node leaves
 
 
 class Service:
@@ -47,7 +47,7 @@ class Service:
         self.address = self._sockets.address
         self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)
         self._sent_bytes = 0
-        self._strangers: dict[str, float] = {}  # and when they were answered
+        self._strangers: dict[str, float] = {}  # strangers, and when they were answered
         self._held: dict[tuple[str | None, str, int], tuple[str, Message]] = {}
         self._patience = patience
         self._job = job
@@ -148,7 +148,7 @@ class Service:
             gone = node.gone
             node.gone = []
             self.lock.notify_all()
-        # Neither does a step wait for sockets.
+        # A step does not wait for sockets either.
         for address in gone:
             self._sockets.forget(address)
             self._transfers.forget(address)

@@ -17,12 +17,12 @@ class Settings:
     """The arguments of `join`, which describes them."""
 
     algorithm: Algorithm
-    contacts: tuple[str, ...]  # where others of the job listen
-    num_nodes: int = 0  # of the job at its start; 0 is unknown
+    contacts: tuple[str, ...]  # where other nodes of the job listen
+    num_nodes: int = 0  # number of nodes at the start of the job; 0 is unknown
     listen: str = "127.0.0.1:0"
     place: int = 0
     job: str = ""
-    is_founder: bool | None = True  # None: once it is clear that the job is new
+    is_founder: bool | None = True  # None: brings its model once it is clear that the job is new
     patience: float = 10.0
     max_received: int = 16
     wire: WireLike | None = None

@@ -45,7 +45,7 @@ class Sockets:
     """
 
     def __init__(self, address: str, secret: str | None):
-        self.failed_handshakes = 0  # connections of strangers that were closed
+        self.failed_handshakes = 0  # number of connections of strangers that were closed
         self.refusals: dict[str, float] = {}  # by addresses, and since when they refuse this node
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
@@ -157,7 +157,7 @@ class Sockets:
 
     def wake(self) -> None:
         """Makes `receive` return in another thread."""
-        with contextlib.suppress(zmq.Again):  # awake already
+        with contextlib.suppress(zmq.Again):  # the thread is awake already
             self._wake_sender.send(b"", zmq.NOBLOCK)
 
     def close(self, linger: float = 0.0) -> None:

@@ -26,7 +26,7 @@ WINDOW = 4  # pieces on their way
 PIECES_IN_PATIENCE = 20
 MAX_BUFFERS = 1000
 MAX_ARRIVALS = 10_000
-MAX_SLOWNESS = 8  # how much longer than the rate says a piece may take
+MAX_SLOWNESS = 8  # how many times longer than the rate says a piece may take
 MIN_ROOM = 1 << 26  # bytes of messages that may arrive at the same time
 PIECE = b"P"
 PROGRESS = b"A"
@@ -40,7 +40,7 @@ Send = Callable[[str, list[Any], bool], bool]
 class _Stream:
     """A message on its way."""
 
-    life: str  # of its sender
+    life: str  # the life of the sender
     key: tuple[str | None, str, int]  # the life of its receiver, its kind, and its number
     number: int
     buffers: list[memoryview]
@@ -96,7 +96,7 @@ class _Arrival:
     """A message that arrives from a life."""
 
     number: int
-    buffer: np.ndarray | None  # None after its end
+    buffer: np.ndarray | None  # None when the message is complete
     received: int = 0
     moved: float = 0.0
 
@@ -105,7 +105,7 @@ class Transfers:
     """Sends and receives large messages of one process."""
 
     def __init__(self, address: str, patience: float, max_bytes: int, send: Send):
-        self.sent_bytes = 0  # of pieces
+        self.sent_bytes = 0  # bytes of pieces that were sent
         self._address = address
         self._patience = patience
         self._max_bytes = max_bytes
@@ -144,7 +144,7 @@ class Transfers:
                 on_way = stream.sent - stream.acknowledged
                 seconds = on_way / queue.rate if queue.rate else self._patience
                 if now - queue.moved > max(self._patience, MAX_SLOWNESS * seconds):
-                    queue.start(now)  # what was lost says nothing of the rate
+                    queue.start(now)  # lost pieces say nothing about the rate
                     stream.sent = stream.acknowledged
                 self._go_on(address, queue)
         for life, arrival in list(self._arrivals.items()):
@@ -241,7 +241,7 @@ class Transfers:
             if total > self._max_bytes:
                 raise MessageError("too large")
             if offset or not self._has_room(total, life, now):
-                return None  # it is sent again
+                return None  # the sender repeats the piece
             arrival = self._arrivals[life] = _Arrival(number, _make_buffer(total))
         if arrival.number > number:
             return None

@@ -38,7 +38,7 @@ class Algorithm:
     averages: bool  # whether it asks its peer for the average of both; else it sends it a share
     # `(living nodes, own, step, seconds that a message took) -> peer`, or None to send nothing.
     choose: Choose
-    outer: Outer | None = None  # None: every update moves what is gossiped, at once
+    outer: Outer | None = None  # None: every update moves the mass at once
 
 
 def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:

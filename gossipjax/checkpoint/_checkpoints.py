@@ -137,14 +137,14 @@ class Checkpoints:
         self._acquire()
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
-        self._last_step: int | None = None  # that was saved or restored
-        self._chain: dict[str, str] = {}  # settings of the chain that is saved, from `resume` on
-        self._saved_chain: dict[str, str] = {}  # of the checkpoint that was restored
+        self._last_step: int | None = None  # the newest step that was saved or restored
+        self._chain: dict[str, str] = {}  # settings of the chain to save; `resume` finds them
+        self._saved_chain: dict[str, str] = {}  # settings in the checkpoint that was restored
         self._failure: Exception | None = None
-        self._problem: str | None = None  # of the last write, if it failed
+        self._problem: str | None = None  # why the last write failed, if it did
         self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
-        self._is_ending = False  # all processes know that one is preempted, and save
+        self._is_ending = False  # all processes know that one got SIGTERM, and save
         self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
         self._writer: Writer | None = None  # from the first save on
@@ -165,7 +165,7 @@ class Checkpoints:
             if kind is None:
                 self.close()
             elif jax.process_count() == 1 or kind is Preempted:
-                self._must_write = False  # the error goes on, and nothing takes its place
+                self._must_write = False  # let this error pass, and raise no other
                 self._close()
             elif self._writer is not None:
                 # The others may go on, so nothing is asked of them here: only what all have begun
@@ -181,7 +181,7 @@ class Checkpoints:
                     )
             if kind is None and self._every is not None:
                 is_preempted = any_process(self._is_preempted)
-        # SIGTERM came after the last step, in the last write for example: all is written now.
+        # SIGTERM came after the last step, for example in the last write. All is written now.
         if kind is None and (is_preempted or self._is_preempted):
             if self._former_handler == signal.SIG_DFL:
                 raise Preempted(max(local_steps(self.folder), default=None), self.folder)
@@ -249,7 +249,7 @@ class Checkpoints:
             self.resize_report = None
             return state
         resumed, self.resize_report = fit_state(restored, state, nodes, make_tx)
-        # The chain for other nodes is another one, and the report speaks of it.
+        # For other nodes the chain is another, and the report says so.
         metadata = restored.metadata if self.resize_report else current
         if changes := compare_chains(self._saved_chain, describe_chain(make_tx, metadata or {})):
             warnings.warn(
@@ -311,7 +311,7 @@ class Checkpoints:
         is_preempted = any_process(self._is_preempted)
         if is_preempted:
             self._is_ending = True
-            self._must_write = False  # it ends with an error in any case, which says what is saved
+            self._must_write = False  # the run ends with an error in any case
         if is_preempted or last or state.step % self._every == 0:
             size = jax.tree.leaves(state.params)[0].shape[0]
             metadata = {**require_metadata(state.metadata or {}), "nodes": size}
@@ -360,7 +360,7 @@ class Checkpoints:
                 self._remove_unfinished()
                 self._writer = Writer(self._timeout, self._is_shared)
             self._writer.write(self.folder / str(step), by_number(leaves), manifest)
-        except Exception as error:  # the next call says so: all processes must make it
+        except Exception as error:  # the next call raises it, because all processes must raise
             self._failure = error
 
     def _list_steps(self) -> list[int]:
@@ -452,7 +452,7 @@ class Checkpoints:
             # Not before an older one is read: where none can be, the disk may be at fault.
             is_renamed = False
             if not self._is_read_only:
-                with contextlib.suppress(OSError):  # of a disk that can be read only
+                with contextlib.suppress(OSError):  # the disk may be read-only
                     on_each_folder(
                         lambda: rename(self.folder, list(damaged), "corrupted"), self._is_shared
                     )

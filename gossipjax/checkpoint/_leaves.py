@@ -17,7 +17,7 @@ from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
-# Names of what is static, after the path of its state, and what it is, in an error.
+# How an error calls a static setting, by the end of its path.
 SETTINGS = {
     ".wire.codec": "codec: pass the one it was saved with as wire=",
     ".plan.": "setting of gx.outer: pass the one it was saved with",
@@ -103,7 +103,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         specs.append([jax.tree_util.keystr(path), list(array.shape), str(array.dtype)])
     for kinds in (GossipState | ErrorFeedback, OuterState):
-        # A pass for each: an outer state holds a state of gossip, too.
+        # One pass for each kind, because an outer state contains a gossip state, too.
         for path, node in _find_nodes(tree, kinds):
             specs += [
                 [f"{jax.tree_util.keystr(path)}{name}", [], value]

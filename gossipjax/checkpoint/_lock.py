@@ -14,11 +14,11 @@ from pathlib import Path
 from gossipjax.processes import gather_texts, is_main_process
 
 NAME = ".lock"
-BEAT_SECONDS = 2.0  # between two touches of the file by the job that has the lock
-SILENT_BEATS = 5  # without a touch, after which a job on another host has ended
-MAX_TEXT = 250  # bytes of what the file says
+BEAT_SECONDS = 2.0  # the job that has the lock touches the file this often
+SILENT_BEATS = 5  # after so many beats without a touch, a job on another host has ended
+MAX_TEXT = 250  # bytes of the text in the file
 
-_locked: set[int] = set()  # open files
+_locked: set[int] = set()  # the open files of locks
 
 
 def _close_all() -> None:
@@ -44,7 +44,7 @@ class FolderLock:
         self._folder = folder
         self._is_shared = shared
         self._is_held = False
-        self._free: weakref.finalize | None = None  # also when the program forgets to
+        self._free: weakref.finalize | None = None  # also if the program never releases it
 
     def acquire(self) -> None:
         """Takes the lock, unless this job has it already. All processes must call this."""
@@ -78,7 +78,7 @@ class FolderLock:
         path = self._folder / NAME
         identity = f"process {os.getpid()} on {socket.gethostname()}, "
         while True:
-            # What a link leads to would be overwritten.
+            # If the path is a link, its target would be overwritten.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             holder = _find_holder(file)
             if holder is None and _is_at(path, file):
@@ -139,7 +139,7 @@ def _touch(path: Path, ended: threading.Event) -> None:
 
 
 def _free(path: Path, file: int, process_id: int, ended: threading.Event) -> None:
-    if os.getpid() != process_id:  # a fork, which has no lock
+    if os.getpid() != process_id:  # a child after a fork, which has no lock
         return
     ended.set()
     with contextlib.suppress(OSError):

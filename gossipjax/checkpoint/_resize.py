@@ -23,10 +23,10 @@ from gossipjax.processes import is_key
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
-# In attributes and keys of a path, such as `rng_key`, `dropout_key`, `rngs`.
+# Part of names in a path that mean keys: `rng_key`, `dropout_key`, `rngs`.
 KEY_NAME = re.compile(r"(^|_)(p?rngs?|keys?)(_|\d*$)", re.IGNORECASE)
-MAX_PATHS = 8  # of arrays, in a sentence
-IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the length of a raw key
+MAX_PATHS = 8  # paths that a sentence names
+IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the number of words of a raw key
 
 
 class ResizeReport(NamedTuple):
@@ -130,7 +130,7 @@ def change_nodes(
         )
     others, averaged = _average_others(_weigh_anchors(opt_state, old), template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
-    # The gossip may stand elsewhere in the new chain; all others keep their order.
+    # The gossip may be elsewhere in the new chain. All other arrays keep their order.
     for i, leaf in enumerate(leaves):
         leaves[i] = (
             _resize_gossip(old, leaf, model, new_params) if _is_gossip(leaf) else others.pop(0)
@@ -179,7 +179,7 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
     if old is None or new.on_resize == "restart":
         return new
-    # Another algorithm's part of this name may be of another form.
+    # A part of this name in another algorithm may have another shape.
     forms = [
         [jax.tree.structure(unwrap(tree)), *(x.shape[leading:] for x in jax.tree.leaves(tree))]
         for tree, leading in ((old.value, 1), (new.value, 0))
@@ -227,7 +227,7 @@ def _average_leaf(path: Any, leaf: Any) -> Any:
     return np.asarray(leaf).max(axis=0)
 
 
-# What becomes of a part of an algorithm, by its rule; "restart" is as `tx.init` makes it.
+# Apply the rule of an algorithm's part; "restart" means the value that `tx.init` makes.
 ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
     "average": _average_leaf,
     "max": lambda path, leaf: np.asarray(leaf).max(axis=0),
@@ -253,7 +253,7 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
         weight += 0.0 if sent.weight is None else sent.weight
         fraction = None if sent.weight is None else float(sent.weight / weight)
     model = jax.tree.unflatten(structure, [a / weight for a in x])
-    # What a mask hides has no weights: its mean is the plain one.
+    # Parameters outside the mask have no weights, so their mean is the plain mean.
     others = params if old.mask is None else _average(params)
     return merge_gossiped(others, model, old), float(weight), fraction
 

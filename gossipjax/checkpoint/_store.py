@@ -42,11 +42,11 @@ except ImportError as error:
         "gossipjax.checkpoint.Checkpoints needs orbax: pip install orbax-checkpoint."
     ) from error
 
-TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # of a checkpoint that is being written
-MANIFEST_FILE = Path("manifest", "metadata")  # in the folder of a checkpoint, as orbax names it
+TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # in the name of a checkpoint that is being written
+MANIFEST_FILE = Path("manifest", "metadata")  # orbax's name for the file in a checkpoint's folder
 READ_BYTES = 2**20
-RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before a read that failed is tried again
-# No file where one must be, or a folder in its place, is damage, and no failure of the disk.
+RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds to wait before a failed read is tried again
+# A missing file, or a folder instead of a file, is damage and not a failure of the disk.
 NOT_OF_THE_DISK = (None, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
@@ -69,10 +69,10 @@ class Restored(NamedTuple):
 class Manifest(NamedTuple):
     """The contents of a checkpoint's manifest file."""
 
-    step: int  # the name of its folder, too
+    step: int  # also the name of its folder
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
-    checksum: int  # of the arrays, or of the part of them that is here
-    metadata: dict[str, Any]  # of the user
+    checksum: int  # of the arrays, or of the part in this folder
+    metadata: dict[str, Any]  # the metadata of the user
     chain: dict[str, str]  # settings of the run's chain, if `resume` was given one
     # Of a folder that is not shared: the `nodes` of its process, the `checksums` of the parts of
     # all processes, and whether it `is_first`: whether no checkpoint was complete before it.
@@ -152,7 +152,7 @@ def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
     the other folders contain only a first checkpoint, the job may have ended before it was
     complete, and nothing counts.
     """
-    if shared:  # as process 0 sees them
+    if shared:  # the steps that process 0 sees
         return json.loads(gather_texts(json.dumps(local_steps(folder)))[0]), set()
     offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(_own_parts(folder)))]
     lost = {process for process, offer in enumerate(offers) if not offer}
@@ -164,7 +164,7 @@ def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
         step
         for step in offers[0]
         if all(step in offer for offer in offers)
-        # A damaged manifest names nothing: its step is passed over when it is read.
+        # A damaged manifest names no checksums. Its step is skipped when it is read.
         and len({str(offer[step]["checksums"]) for offer in offers if offer[step]}) <= 1
     ]
     if not steps:
@@ -232,7 +232,7 @@ def clear_way(folder: Path, step: int) -> None:
 
     If orbax itself failed in process 0, the other processes would wait for it for 300 s.
     """
-    # Or a later resume would take the newest of the continuation that was abandoned.
+    # Otherwise a later resume would take the newest checkpoint of the abandoned run.
     rename(folder, [other for other in local_steps(folder) if other >= step], "superseded")
     path = folder / str(step)
     if path.is_symlink() or path.exists():  # a file, or a link that leads nowhere
@@ -361,10 +361,10 @@ def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exce
         except Exception as error:
             kind, description = _find_reason(error, folder)
             kinds.append(kind)
-        with warnings.catch_warnings():  # of coroutines that orbax, having failed, did not await
+        with warnings.catch_warnings():  # about coroutines that orbax did not await after a failure
             warnings.simplefilter("ignore", RuntimeWarning)
             gc.collect()
-        # The first of two failures may stem from a disk that has recovered since.
+        # After the first of two failures, the disk may have recovered.
         if kinds.count(None) == 2:
             return None, DamagedError(description)
         if delay is not None:
@@ -410,14 +410,14 @@ def _as_stored(leaf: Any) -> Any:
 
 def _as_saved(array: Any, like: Any) -> Any:
     """Returns an array that was read from files in the type of `like`."""
-    if is_key(like) and not is_key(array):  # of a folder that is not shared
+    if is_key(like) and not is_key(array):  # the folder is not shared
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
     return decode(array, like.dtype) if is_encoded(like) else array
 
 
 def _restore_args(leaf: Any) -> Any:
     sharding = getattr(leaf, "sharding", None)
-    if sharding is None and is_key(leaf):  # which NumPy does not know
+    if sharding is None and is_key(leaf):  # NumPy has no type for keys
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     if sharding is None:
         return ocp.RestoreArgs(restore_type=np.ndarray)

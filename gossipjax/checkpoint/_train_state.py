@@ -27,9 +27,9 @@ from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import Schedule, require_int
 
-MAX_SETTINGS = 1000  # of a chain, that a manifest holds
-MAX_CHANGES = 4  # that one line names
-# Names that say nothing, in those of settings.
+MAX_SETTINGS = 1000  # settings of a chain in a manifest
+MAX_CHANGES = 4  # changes that one line names
+# Parts that are left out of the names of settings, because they say nothing.
 WRAPPERS = ("tx", "tx_init", "tx_update", "update_fns", "init_fns", "combine", "init", "plan")
 LIBRARIES = ("gossipjax", "jax", "optax")
 
@@ -106,7 +106,7 @@ def make_template(
     params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
     init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
     opt_state = jax.eval_shape(init, params)
-    # The arrays of the same run are read where they belong; of another one, whole, to be changed.
+    # Arrays of the same run are read onto their devices, arrays of another run as a whole.
     if size == nodes.size and _have_same_specs(*map(unwrap, (opt_state, state.opt_state))):
         return state.params, arrange_like(opt_state, state.opt_state), state.batch_stats
     return params, opt_state, batch_stats
@@ -115,7 +115,7 @@ def make_template(
 def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
     """Returns the settings of a chain by name, or none if `make_tx` fails with this metadata."""
     found: dict[str, str] = {}
-    # This is for a report, and ends no run. `resume` calls `make_tx` where it needs the chain.
+    # Only a report needs this, so an error ends no run. `resume` itself calls `make_tx` later.
     with contextlib.suppress(Exception):
         _find_settings(make_tx(metadata), "", found, {})
     return found
@@ -133,7 +133,7 @@ def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, 
     if id(part) in seen or len(found) >= MAX_SETTINGS:
         return
     seen[id(part)] = part
-    part = getattr(part, "__wrapped__", part)  # by jit
+    part = getattr(part, "__wrapped__", part)  # the function inside `jit`
     items: Iterable[tuple[str, Any]] = []
     if isinstance(part, Schedule):
         digest = zlib.crc32(repr(part.segments).encode())
@@ -154,7 +154,7 @@ def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, 
     elif inspect.isfunction(part):
         variables = inspect.getclosurevars(part)
         items = list(variables.nonlocals.items())
-        # Of a function of the user's, also the numbers in it and around it.
+        # For a user's function, also take the numbers in it and in its module.
         if str(part.__module__).partition(".")[0] not in LIBRARIES:
             numbers = [x for x in part.__code__.co_consts if isinstance(x, int | float)]
             others = {k: x for k, x in variables.globals.items() if isinstance(x, int | float)}

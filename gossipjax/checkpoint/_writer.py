@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from gossipjax.checkpoint._leaves import encode
 from gossipjax.launch import peers
 
-_numbers = itertools.count()  # of writers; all processes make the same
+_numbers = itertools.count()  # numbers of writers, the same in all processes
 
 
 class Writer:
@@ -22,7 +22,7 @@ class Writer:
 
     def __init__(self, timeout: float, shared: bool):
         self._number = next(_numbers)
-        self._count = 0  # of meetings so far
+        self._count = 0  # number of meetings so far
         self._meets = shared and peers.kept is not None
         self._problem: str | None = None
         process_id = jax.process_index()
@@ -41,7 +41,7 @@ class Writer:
             create_directories_asynchronously=False,
         )
         registry = {}
-        if not shared:  # each process writes the part of an array that it has
+        if not shared:  # each process writes its own part of an array
             alone = ocp.type_handlers.ArrayHandler(
                 primary_host=process_id, replica_id=None, use_replica_parallel=False
             )
@@ -79,7 +79,7 @@ class Writer:
         try:
             self._orbax.wait_until_finished()
         except Exception:
-            if self._meets:  # the others wait at the next meeting
+            if self._meets:  # the other processes wait at the next meeting
                 self._gather(is_written=False, timeout=0)
             raise
         if self._problem is not None:

@@ -11,7 +11,7 @@ from gossipjax.cost_model.network import Network
 from gossipjax.topology import Round, Schedule
 from gossipjax.topology.schedule import require_int
 
-BACKWARD = 2 / 3  # of a step's computation: two products per weight, one in the forward pass
+BACKWARD = 2 / 3  # the backward pass has two products per weight, the forward pass one
 GOSSIP = "gossip"
 KINDS = ("ring", "tree", "server")
 Kind = Literal["gossip", "ring", "tree", "server"]
@@ -157,7 +157,7 @@ class Exchange:
         self.require_nodes(nodes)
         size = self.count_bytes(workload)
         if self.is_collective_at(step):
-            parts = max(1, len(self.list_layers()))  # each pays the latency
+            parts = max(1, len(self.list_layers()))  # each part pays the latency
             part = find_collective_seconds(self.collective, size / parts, network, nodes)
             seconds = np.full(nodes, parts * part)
         else:

@@ -38,7 +38,7 @@ WIRE_BITS = {
     "int8": 8.125,  # a float32 scale for a block of 256
     "int4": 4.125,
 }
-COUNTED = 2**20  # parameters of a message whose bits a codec counts
+COUNTED = 2**20  # a codec counts the bits of a message of this size
 ORDERS = ("adapt-then-combine", "combine-while-adapting")
 
 
@@ -51,7 +51,7 @@ class Codec(Protocol):
         ...
 
 
-Form = str | float | Codec | None  # None: full precision
+Form = str | float | Codec | None  # None means full precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _make_gossip(
         schedule=schedule,
         bits=find_bits(wire),
         fraction=models,
-        every=max(1, overlap),  # a message travels in as many pieces
+        every=max(1, overlap),  # a message travels in this many pieces
         overlap=overlap or int(is_early),
         **settings,
     )

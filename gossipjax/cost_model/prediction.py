@@ -9,7 +9,7 @@ from gossipjax.cost_model.exchange import Workload
 from gossipjax.cost_model.methods import Method
 from gossipjax.cost_model.network import Network
 
-ROUNDING = 1e-9  # of a ratio of times that are equal but for rounding
+ROUNDING = 1e-9  # tolerance for a ratio of times that differ by rounding only
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,6 @@ def find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
     occupies the link for `e` seconds, so one in `ceil(e / g)` tries succeeds.
     """
     gap = round_seconds * len(seconds) / max(1, np.count_nonzero(seconds))
-    if gap == 0:  # steps without computation: they do not end while a message is on its way
+    if gap == 0:  # without computation, a step does not end while a message is on its way
         return np.where(seconds > 0, 0.0, 1.0)
     return 1 / np.maximum(1.0, np.ceil(seconds / gap - ROUNDING))

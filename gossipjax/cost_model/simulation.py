@@ -19,7 +19,7 @@ from gossipjax.topology.schedule import require_int
 
 DEFAULT_STEPS = 60
 MAX_CYCLE = 1000  # steps; longer cycles are not completed
-MAX_NODE_STEPS = 2**22  # of all nodes together
+MAX_NODE_STEPS = 2**22  # steps of all nodes together
 
 
 class Links:
@@ -46,7 +46,7 @@ class Links:
         received = np.full(len(begun), -math.inf)
         queue = [(time, node, 0) for node, time in enumerate(begun)]
         heapq.heapify(queue)
-        while queue:  # the link of a receiver goes to the message that asks first
+        while queue:  # a receiver's link takes messages in the order in which they ask
             time, node, number = heapq.heappop(queue)
             if number == len(slots):
                 continue
@@ -123,7 +123,7 @@ def _find_collective(
     The nodes have computed at the times `begun`. `seconds` are their times of computation in this
     step, and in the step after the all-reduce is awaited. The all-reduce takes `took` seconds.
     """
-    # Of the backward pass, after each part; and of the next forward pass, before the last part.
+    # How much of the backward pass is left after each part; then the same for the forward pass.
     remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
     ready = (begun - remaining[:, None] * BACKWARD * seconds[0]).max(axis=1)
     end = links.begin_collective(ready, took)

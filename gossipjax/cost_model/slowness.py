@@ -11,9 +11,9 @@ from gossipjax.topology.schedule import require_int
 
 KINDS = ("none", "constant", "random", "lognormal")
 RANDOM_FACTORS = (1.0, 2.0, 4.0)  # equally likely
-LOGNORMAL_SIGMA = 0.5  # of the logarithm of the factor, whose mean is 0
+LOGNORMAL_SIGMA = 0.5  # standard deviation of the logarithm of the factor
 CONSTANT = re.compile(r"(\d+(?:\.\d+)?)x")
-MAX_FACTOR = 1e6  # in a name
+MAX_FACTOR = 1e6  # the largest factor that a name may give
 MAX_STEPS = 2**24
 
 

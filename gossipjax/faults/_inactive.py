@@ -109,7 +109,7 @@ def inactive(
             )
         count = own.count if gossip is None else gossip.count
         keep = partial(_keep, is_active(faults, count, name))
-        # All nodes run the chain, as the exchange in it is one program; who sleeps keeps nothing.
+        # All nodes run the chain, because its exchange is one program. Sleeping nodes keep nothing.
         updates, new = chain.update(updates, own.inner, params, **extra_args)
         kept = jax.tree.map(keep, new, own.inner, is_leaf=_is_gossip)
         updates = keep(updates, jax.tree.map(jnp.zeros_like, updates))

@@ -15,7 +15,7 @@ from gossipjax.topology.permutations import color_edges
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
-NEVER = np.int32(2**30)  # steps until a message arrives that is lost
+NEVER = np.int32(2**30)  # the "steps until arrival" of a lost message
 
 
 class Links:
@@ -36,7 +36,7 @@ class Links:
         is_edge = receivers != senders
         ones = np.ones(np.count_nonzero(is_edge))
         slots = color_edges(n, receivers[is_edge], senders[is_edge], ones)
-        # One permutation of all rounds' links: rounds differ in weights only, which are data.
+        # All rounds use the same permutations of links. Only their weights differ, which are data.
         self._receivers = [slot.receivers for slot in slots]  # by sender
         self._is_edge = [slot.weights > 0 for slot in slots]
         places = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]

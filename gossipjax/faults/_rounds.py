@@ -12,7 +12,7 @@ from gossipjax.faults._faults import Faults, require_faults
 from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, Segment
 
 Keep = Literal["sender", "both"]
-MAX_ROUNDS = 2**16  # of all segments; a tenth of a millisecond each
+MAX_ROUNDS = 2**16  # in all segments; a round takes a tenth of a millisecond
 
 
 def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: int = 0) -> Schedule:

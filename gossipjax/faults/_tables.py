@@ -13,7 +13,7 @@ import numpy as np
 from gossipjax.algorithms.transform import require_number
 from gossipjax.topology.schedule import require_int
 
-MAX_DELAY = 2**10  # steps: each costs a copy of the model on every link
+MAX_DELAY = 2**10  # steps; each costs a copy of the model on every link
 
 
 def independent_drops(n: int, steps: int, seed: int, rate: float) -> np.ndarray:

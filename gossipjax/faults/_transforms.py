@@ -35,7 +35,7 @@ from gossipjax.faults._links import NEVER, Links, along
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
-LINKS = "links"  # what is on the way, which goes on while a node sleeps
+LINKS = "links"  # messages on their way, which go on while a node sleeps
 LOST = "lost"
 
 
@@ -130,7 +130,7 @@ def sgp(
         )
         mass = jax.tree.map(lambda leaf, parts: leaf - parts.sum(axis=0), mass, sent)
         changes = {}
-        if not running_sums:  # what is lost is known here alone: the sender has given it up
+        if not running_sums:  # only here it is known that the message is lost
             is_lost = (shares > 0) & (due == NEVER)
             gone = jax.tree.map(partial(_pick, is_lost), sent)
             sent = subtract(sent, gone)
@@ -138,7 +138,7 @@ def sgp(
         queue = jax.tree.map(links.push, way["queue"], sent)
         due = links.push_due(way["due"], due)
         arrives = due == 0
-        if running_sums:  # a message brings all that was sent on its link before it
+        if running_sums:  # a message brings all earlier messages of its link
             arrives = jnp.cumsum(arrives, axis=1) > 0
         messages = jax.tree.map(lambda leaf: _pick(arrives, leaf).sum(axis=1), queue)
         queue = jax.tree.map(partial(_pick, ~arrives), queue)
@@ -233,7 +233,7 @@ def dpsgd(
             lambda old, new: jnp.concatenate([new[None], old[:-1]]), way["history"], y
         )
         arrives = due == 0
-        # Of several messages on a link the youngest counts; older ones that come later do not.
+        # Of several messages on a link the youngest counts. Older messages that come later do not.
         is_old = jnp.cumsum(arrives, axis=1) > 0
         youngest = arrives.argmax(axis=1)
         messages = jax.tree.map(lambda leaf: leaf[youngest], history)

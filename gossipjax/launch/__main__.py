@@ -11,12 +11,12 @@ from gossipjax.launch._stall import StallLimits
 from gossipjax.launch._supervisor import JobSpec, StartError, supervise
 from gossipjax.launch._worker import log
 
-MAX_PROCESSES = 1024  # on one machine
+MAX_PROCESSES = 1024  # processes on one machine
 MAX_LOCAL_DEVICES = 1024  # XLA on CPU needs 6 s to start 1,024 devices, and minutes for 4,096
 MAX_RESTARTS = 10**6
 MAX_SECONDS = 10**6
 MIN_STALL_SECONDS = 0.1  # the launcher looks ten times as often
-SLOW_SECONDS = 600.0  # for a start, and for what a program says is slow
+SLOW_SECONDS = 600.0  # for the start, and for anything that a program calls slow
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         ("--stall", options.stall, MIN_STALL_SECONDS, MAX_SECONDS),
         ("--stall-slow", stall_slow, options.stall or 0, MAX_SECONDS),
     ):
-        if value is not None and not minimum <= value <= maximum:  # also for nan
+        if value is not None and not minimum <= value <= maximum:  # also refuses nan
             parser.error(f"{option} must be from {minimum:g} to {maximum:g}, got {value}")
     if options.stall_slow is not None and options.stall is None:
         parser.error(f"--stall-slow must come with --stall, got {options.stall_slow:g} alone")

@@ -13,18 +13,18 @@ from glob import glob
 from gossipjax.launch._process_info import ProcessInfo, process_from_scheduler
 
 JAX_FRACTION = 0.75  # of a GPU's memory, which a process of JAX takes at its start
-MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}  # never both
+MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}  # at most one
 
 
 def divide_gpus(
     num_processes: int, local_devices: int, *, asynchronous: bool
 ) -> tuple[list[dict[str, str]], str]:
-    """Returns a warning, and the variables that give each process of the launcher its GPUs."""
+    """Returns the variables that give each process of the launcher its GPUs, and a warning."""
     needed = num_processes * local_devices
     parts = [range(first, first + local_devices) for first in range(0, needed, local_devices)]
     variables = [{"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, part))} for part in parts]
     gpus = visible_gpus(os.environ.get("JAX_PLATFORMS"))
-    if not gpus or num_processes == 1:  # a single process uses all
+    if not gpus or num_processes == 1:  # a single process uses all GPUs
         return variables, ""
     if (local_devices if asynchronous else needed) > len(gpus):
         raise ValueError(
@@ -42,7 +42,7 @@ def divide_gpus(
         )
     if not asynchronous:
         return variables, warning
-    # JAX reads JAX_LOCAL_DEVICE_IDS when it joins processes, and these it does not join.
+    # JAX reads JAX_LOCAL_DEVICE_IDS only when it joins processes, and it does not join nodes.
     names = [",".join(gpus[number % len(gpus)] for number in part) for part in parts]
     variables = [{"CUDA_VISIBLE_DEVICES": name} for name in names]
     if needed > len(gpus) and not MEMORY_VARIABLES & os.environ.keys():
@@ -63,9 +63,9 @@ def choose_gpu(info: ProcessInfo | None) -> int | None:
     scheduled = process_from_scheduler()
     if scheduled is None or scheduled.local_rank is None or "JAX_LOCAL_DEVICE_IDS" in os.environ:
         return None
-    if info not in (None, scheduled.info):  # given by hand, inside of a job step
+    if info not in (None, scheduled.info):  # the user gave other numbers inside a job step
         return None
-    import jax  # the launcher starts without
+    import jax  # the launcher starts without JAX
 
     platforms = jax.config.jax_platforms  # pyright: ignore[reportAttributeAccessIssue]
     gpus = visible_gpus(platforms)
@@ -73,7 +73,7 @@ def choose_gpu(info: ProcessInfo | None) -> int | None:
         return scheduled.local_rank
     if len(gpus) == 1 and "CUDA_VISIBLE_DEVICES" in os.environ:
         return 0  # with --gpus-per-task=1 each process sees its own GPU, under the number 0
-    is_first = scheduled.info.process_id == 0  # the only one that warns
+    is_first = scheduled.info.process_id == 0  # only this process warns
     on_host = (scheduled.local_size or len(gpus)) if is_first else scheduled.local_rank + 1
     all_ids = ",".join(map(str, range(len(gpus))))
     if on_host > len(gpus):
@@ -112,11 +112,11 @@ def _has_plugin() -> bool:
 
 
 def _count_gpus() -> int:
-    # A container may have the devices of some GPUs only, and see all of them in /proc.
+    # A container may have only some GPUs as devices, but see all GPUs in /proc.
     found = glob("/dev/nvidia[0-9]*") or glob("/proc/driver/nvidia/gpus/*")
     if found or not shutil.which("nvidia-smi"):
         return len(found)
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)  # under Windows
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)  # on Windows
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 

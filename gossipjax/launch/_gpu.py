@@ -111,7 +111,7 @@ def set_gpu_settings(
 
 def _is_jax_initialized() -> bool:
     """Whether JAX has started its backends, and so refuses another number of CPU devices."""
-    import jax  # the launcher starts without
+    import jax  # the launcher starts without JAX
 
     count = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
     try:

@@ -33,7 +33,7 @@ from gossipjax.launch._progress import enable_stacks
 from gossipjax.launch._rendezvous import bind_address, reach, rendezvous
 from gossipjax.launch.secret import is_loopback, secret_from_env
 
-LOSS_SECONDS = 1.0  # in which the loss of a peer is known, after a collective has failed
+LOSS_SECONDS = 1.0  # after a collective has failed, the loss of a peer is known by then
 
 _initialized: ProcessInfo | None = None
 
@@ -88,7 +88,7 @@ def initialize(
     enable_stacks()
     timeout = timeout_seconds(initialization_timeout)
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
-    if _initialized is None and jax.distributed.is_initialized():  # by the program itself
+    if _initialized is None and jax.distributed.is_initialized():  # the program did it
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
     if _initialized is not None:
         if requested is not None and requested[0] != _initialized:
@@ -108,7 +108,7 @@ def initialize(
             connections = rendezvous(address, info, timeout, secret_from_env())
             peers.kept = peers.Peers(info, connections)
             if is_loopback(host := parse_address(address)[0]):
-                # JAX has no option for it: Gloo would listen at the address of this machine's name.
+                # JAX has no option for it: Gloo would listen at the address of the host name.
                 make = _jax.make_gloo_tcp_collectives
                 _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -191,7 +191,7 @@ def _initialize_jax(**options: str | int | None) -> None:
     on_main_thread = threading.current_thread() is threading.main_thread()
     former_handler = signal.getsignal(signal.SIGTERM)
     jax.distributed.initialize(**options)  # pyright: ignore[reportArgumentType]
-    # With JAX's handler the process would ignore SIGTERM, and never save.
+    # JAX's handler would make the process ignore SIGTERM, and never save.
     if on_main_thread and former_handler is not None:
         signal.signal(signal.SIGTERM, former_handler)
     former_hook = sys.excepthook
@@ -202,7 +202,7 @@ def _initialize_jax(**options: str | int | None) -> None:
         # A collective fails a little before the loss of the peer is known, or after it.
         is_likely = isinstance(error, ConnectionError) or "Gloo" in str(error)
         loss = peers.kept and peers.kept.find_loss(LOSS_SECONDS if is_likely else 0)
-        if not (loss and is_likely):  # then its traceback says nothing more
+        if not (loss and is_likely):  # else the traceback of the collective adds nothing
             former_hook(kind, error, traceback)
         if loss:
             print(f"gossipjax: {loss}", file=sys.stderr)

@@ -24,9 +24,9 @@ SCHEDULERS = {
         "SLURM_STEP_TASKS_PER_NODE",
     ),
 }
-# Slurm counts how often it has requeued a job, which is another job then.
+# Slurm counts how often it has requeued a job. A requeued job counts as another job.
 JOBS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # GOSSIPJAX_*, else JAX_*
+VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # after GOSSIPJAX_ or JAX_
 MAX_PORT = 65535
 MAX_PROCESSES = 10**6
 MAX_TIMEOUT = 10**6  # seconds
@@ -49,7 +49,7 @@ class ScheduledProcess(NamedTuple):
     scheduler: str
     info: ProcessInfo
     local_rank: int | None
-    local_size: int | None  # of process 0's host
+    local_size: int | None  # number of processes on process 0's host
 
 
 def process_from_arguments(
@@ -66,7 +66,7 @@ def process_from_arguments(
     num_processes = _int_or_variable(num_processes, f"{prefix}_NUM_PROCESSES")
     process_id = _int_or_variable(process_id, f"{prefix}_PROCESS_ID")
     address = coordinator_address or None
-    # The address of JAX alone is one for its own detection.
+    # JAX_COORDINATOR_ADDRESS alone is meant for JAX's own detection.
     if address is None and (ours or (num_processes, process_id) != (None, None)):
         address = os.environ.get(f"{prefix}_COORDINATOR_ADDRESS") or None
     if address is not None:
@@ -128,12 +128,12 @@ class NodeInfo(NamedTuple):
     2
     """
 
-    place: int  # its number, from 0
-    num_nodes: int  # at the start of the job
-    listen: str  # where it is to listen, `host:port`; port 0 is any
-    contacts: tuple[str, ...]  # addresses at which others listen
-    is_restart: bool  # whether it was started again, and joins a job that goes on
-    job: str  # its name, the same after restarts of a process; empty where nothing gives one
+    place: int  # the number of this node, from 0
+    num_nodes: int  # number of nodes at the start of the job
+    listen: str  # where this node listens, `host:port`; port 0 is any free port
+    contacts: tuple[str, ...]  # addresses at which other nodes listen
+    is_restart: bool  # whether this node was started again and joins a running job
+    job: str  # name of the job, the same after restarts of a process, or empty
 
 
 def find_node() -> NodeInfo | None:
@@ -214,11 +214,11 @@ def find_gloo_host() -> tuple[str, str]:
 
 def describe_unreachable(own: str, number: int, host: str, gloo: str, name: str) -> str | None:
     """Says why this machine cannot reach a process as it reaches the coordinator, or None."""
-    if host == own:  # on this machine
+    if host == own:  # the process is on this machine
         return None
     if gloo and not is_loopback(gloo):
         way = find_own_host(f"{gloo}:1")
-        # Of IPv4 and IPv6 in one network the addresses do not tell whether it is one.
+        # An IPv4 and an IPv6 address do not show whether they are in one network.
         if way == own or (":" in way) != (":" in own):
             return None
     return (

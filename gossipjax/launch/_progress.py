@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROGRESS = "GOSSIPJAX_PROGRESS"  # environment variable of a process: the path of its file
-STACK_SIGNAL = signal.SIGUSR2  # on it a process writes its stacks; Slurm's scripts use SIGUSR1
+STACK_SIGNAL = signal.SIGUSR2  # a process then writes its stacks; Slurm's scripts use SIGUSR1
 NO_STEP = -1
 
 _LAYOUT = struct.Struct("=5q")
@@ -28,11 +28,11 @@ _LAYOUT = struct.Struct("=5q")
 class Beat(NamedTuple):
     """The last numbers that a process wrote."""
 
-    process_id: int  # on this machine; 0 before it has said anything
+    process_id: int  # on this machine; 0 before the process has written anything
     nanoseconds: int  # when it last advanced, by `time.monotonic_ns()`; 0 if never
-    step: int | None  # of its training, the last one that it named
+    step: int | None  # the newest step that the process named
     is_slow: bool  # something slow may follow
-    has_stacks: bool = True  # it writes its stacks on `STACK_SIGNAL`
+    has_stacks: bool = True  # whether the process writes its stacks on `STACK_SIGNAL`
 
 
 def advance(step: int | None = None, *, slow: bool = False) -> None:
@@ -84,8 +84,8 @@ class _Writer:
         self._process_id = os.getpid()
         self._step = NO_STEP
         self._has_stacks = signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL
-        if self._has_stacks:  # else the signal is the program's
-            # Written to stderr by a handler in C, so that the program may hang in any way.
+        if self._has_stacks:  # else the program itself uses the signal
+            # A handler in C writes the stacks to stderr, however the program hangs.
             faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
         self._write(0, slow=False)
 

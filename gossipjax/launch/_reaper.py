@@ -58,7 +58,7 @@ def signal_group(group: int, number: int) -> None:
 
 
 def _reap(lines: Iterable[str]) -> None:
-    for number in STOP_SIGNALS:  # they may be sent to all of a terminal's or scheduler's processes
+    for number in STOP_SIGNALS:  # terminals and schedulers may send them to all processes
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
     for process_id in map(int, lines):

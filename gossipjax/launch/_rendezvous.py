@@ -36,8 +36,8 @@ BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # JAX's coordinator uses it, too
 RESOLVE_SECONDS = 0.5  # between two attempts to resolve a name
 RETRY_SECONDS = 0.05  # between two attempts to reach process 0
 WAIT_SECONDS = 1.0  # between two attempts to join it, while it is in an earlier attempt of the job
-MARGIN_SECONDS = 5.0  # for process 0's answer to arrive after its timeout
-MAX_SHOWN = 8  # missing processes, and dropped connections, in an error
+MARGIN_SECONDS = 5.0  # time for process 0's answer to arrive after the timeout
+MAX_SHOWN = 8  # missing processes, or dropped connections, that an error names
 MAX_HELLO_BYTES = 4096
 MAX_ANSWER_BYTES = 1 << 16
 MAX_TEXT = 300
@@ -94,7 +94,7 @@ def _describe_job() -> str:
     return f"{find_job()!r}, restart {os.environ.get('GOSSIPJAX_RESTART') or 0}"[:MAX_TEXT]
 
 
-# The part of the processes other than 0.
+# What all processes but process 0 do.
 
 
 def _join(
@@ -120,7 +120,7 @@ def _join(
         connection.close()
         if not answer.get("retry", True) or time.monotonic() + WAIT_SECONDS >= deadline:
             raise ConnectionError(error)
-        # The attempt before this one ends by itself: waiting costs no restart.
+        # The previous attempt ends by itself, so waiting costs no restart.
         if not is_told:
             print(f"gossipjax: {error} It tries again for {timeout:g} s.", file=sys.stderr)
             is_told = True
@@ -172,7 +172,7 @@ def _connect(address: str, timeout: float) -> socket.socket:
     return connection
 
 
-# The part of process 0.
+# What process 0 does.
 
 
 @dataclasses.dataclass(eq=False)
@@ -181,9 +181,9 @@ class _Connection:
 
     socket: socket.socket
     peer: str  # IP address of the other end
-    nonce: bytes  # that it was sent
+    nonce: bytes  # the nonce that process 0 sent
     nonces: bytes = b""  # of both ends
-    received: bytes = b""  # so far, until it has introduced itself
+    received: bytes = b""  # bytes so far, until the process has said who it is
     process_id: int | None = None  # None before it is known
 
 
@@ -279,7 +279,7 @@ class Coordinator:
             names = ("process_id", "num_processes", "host", "job")
             process_id, num_processes, host, job = map(message.get, names)
             if not (
-                type(process_id) is int  # not True
+                type(process_id) is int  # a bool is an int, too, but no process id
                 and type(num_processes) is int
                 and 0 < process_id < num_processes <= MAX_PROCESSES
                 and isinstance(host, str)
@@ -292,7 +292,7 @@ class Coordinator:
             self._drop(connection, f"{connection.peer} sent {error}")
             return
         if job != self._job:
-            # It may be left over from an earlier attempt, and does not end this one.
+            # A process of an earlier attempt may be left over. It must not end this attempt.
             other = f"process {process_id} ({host}) is of job {job}, not {self._job}"
             error = f"{other}: give all processes the same GOSSIPJAX_JOB."
             self._answer(connection, error, retry=True)
@@ -315,7 +315,7 @@ class Coordinator:
         self._error = self._error or error
 
     def _answer(self, connection: _Connection, error: str | None, *, retry: bool) -> None:
-        if connection.nonces:  # else it has not said who it is
+        if connection.nonces:  # else the process has not said who it is
             with contextlib.suppress(OSError):
                 answer = {"error": error, "retry": retry, "host": self._hosts[0]}
                 connection.socket.send(encode(answer, self._key, connection.nonces))

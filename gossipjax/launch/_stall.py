@@ -23,17 +23,17 @@ from gossipjax.launch._worker import BAD_USAGE
 
 STALL_STATUS = 124  # exit status of a process that was ended because it was stuck, as of `timeout`
 STOPPED = "stopped by a signal (state T)"
-MARGIN = 0.1  # of the limit: processes whose last advances are not further apart stopped together
+MARGIN = 0.1  # part of the limit: processes that stopped within it stopped together
 LOOKS = 10  # in the time after which a process is stuck
 MAX_LOOK_SECONDS = 0.5  # between two looks
-STACK_SECONDS = 1.0  # for processes to write their stacks, before they are ended
+STACK_SECONDS = 1.0  # time for processes to write their stacks before they are ended
 
 
 class StallLimits(NamedTuple):
     """The seconds without an advance after which a process counts as stuck."""
 
     seconds: float  # between two steps
-    slow_seconds: float  # from its start to its first advance, and where it expects something slow
+    slow_seconds: float  # from the start to the first advance, and after `slow=True`
 
 
 class Watched(NamedTuple):
@@ -41,8 +41,8 @@ class Watched(NamedTuple):
 
     rank: int
     beat: Beat  # what it last said
-    quiet_seconds: float  # without an advance, since its start if it never has
-    stopped_seconds: float | None  # for which it has been stopped by a signal; None if it is not
+    quiet_seconds: float  # time since the last advance, or since the start
+    stopped_seconds: float | None  # how long a signal has stopped it; None if it is not stopped
 
     @property
     def has_advanced(self) -> bool:
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
     """Why a job is stuck, and its stuck processes (none if it is not known which they are)."""
 
     ranks: list[int]
-    reason: str  # a clause about them, or about the job
+    reason: str  # a clause about the processes, or about the job
 
 
 def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | None:
@@ -111,11 +111,11 @@ def _find_last(processes: Sequence[Watched], margin: float) -> Verdict:
 class _Process:
     """A process of the job. Times are on the clock of the watch."""
 
-    path: Path  # of the file in which it says that it advances
+    path: Path  # path of the file in which the process says that it advances
     beat: Beat  # what it last said
-    advanced_at: float  # when that was seen
-    session: int = 0  # until it is started
-    stopped_at: float | None = None  # since when it is seen stopped by a signal
+    advanced_at: float  # when the beat was seen
+    session: int = 0  # 0 until the process is started
+    stopped_at: float | None = None  # since when a signal has stopped the process
 
     def find_state(self) -> str | None:
         """Its state as one letter, as in `ps`; None if it is not known (no Linux)."""

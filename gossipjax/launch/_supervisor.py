@@ -43,7 +43,7 @@ MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others 
 MIN_DELAY_SECONDS = 0.1  # before the second restart of a series, also if the first came at once
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
-MAX_WAIT_SECONDS = 0.5  # for an event, without a look at signals
+MAX_WAIT_SECONDS = 0.5  # longest wait for an event without a look at signals
 
 # For glibc: keep the memory that XLA frees, instead of fetching it from the kernel again, page by
 # page, for the buffers of the next step. A step with 20 MB of parameters on CPU: 45 ms instead of
@@ -63,12 +63,12 @@ class JobSpec:
 
     command: Sequence[str]
     num_processes: int
-    local_devices: int  # of each process
-    gpu_variables: Sequence[Mapping[str, str]]  # of each process, see `divide_gpus`
+    local_devices: int  # devices of each process
+    gpu_variables: Sequence[Mapping[str, str]]  # variables of each process, from `divide_gpus`
     grace_seconds: float  # from SIGTERM to SIGKILL
     keep_memory: bool  # whether processes have `MALLOC_ENVIRONMENT`
     stall: StallLimits | None  # None does not watch
-    max_restarts: int  # of the job, or of each asynchronous node
+    max_restarts: int  # restarts of the job, or of each asynchronous node
     delay_seconds: float  # before the first restart; see `Backoff`
     asynchronous: bool  # whether each process is a node that is started again without the others
 
@@ -152,11 +152,11 @@ class _Group:
     def begin(self) -> None:
         """Forget the attempt before this one."""
         self.start_time = time.monotonic()
-        self.restart_time = math.inf  # of the next attempt, if one is due
+        self.restart_time = math.inf  # when the next attempt is due, if it is
         self.kill_time = math.inf  # the end of the grace period, if one has begun
-        self.workers: dict[int, Worker] = {}  # of this attempt, by rank
+        self.workers: dict[int, Worker] = {}  # the processes of this attempt, by rank
         self.num_running = 0
-        self.failure: Exited | None = None  # the first of this attempt
+        self.failure: Exited | None = None  # the first failure of this attempt
 
     @property
     def is_active(self) -> bool:
@@ -240,7 +240,7 @@ class _Supervisor:
                 self._on_exit(event)
             case Signaled(number) if self._stop_signal is None:
                 self._stop(number)
-            case Signaled():  # the second one does not wait
+            case Signaled():  # the second signal does not wait
                 for group in self._groups:
                     group.kill()
             case OutputClosed() if self._stop_signal is None:  # each line of output reports it
@@ -366,7 +366,7 @@ class _Supervisor:
         }
         if not job.asynchronous:
             return {**defaults, **os.environ, **required, **coordinated}
-        # Nor has a node the coordinator of such a job.
+        # A node has no coordinator of such a job either.
         inherited = {name: value for name, value in os.environ.items() if name not in coordinated}
         places = {PLACE: str(rank), ADDRESSES: ",".join(self._addresses)}
         return {**defaults, **inherited, **required, **places}

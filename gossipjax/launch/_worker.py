@@ -22,8 +22,8 @@ from gossipjax.launch._reaper import Reaper, signal_group
 
 MAX_WAITING_BYTES = 1 << 24  # of each stream; then the processes wait, as at any full pipe
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
-LAST_LINES = 20  # of a failed process's output
-DRAIN_SECONDS = 2.0  # to read the output of a process that has exited
+LAST_LINES = 20  # lines of a failed process's output that are shown
+DRAIN_SECONDS = 2.0  # time to read the output of a process that has exited
 LOOK_SECONDS = 0.02  # between two looks whether output is written
 NOTICE_SECONDS = 4.0  # after a signal; a process that has lost a peer has ended by then
 NO_SIGNAL = b"\0"
@@ -44,7 +44,7 @@ class Exited(NamedTuple):
     """A process has exited."""
 
     rank: int
-    code: int  # its exit status, or minus the number of the signal that ended it
+    code: int  # exit status, or minus the number of the signal that ended the process
 
     @property
     def status(self) -> int:
@@ -72,7 +72,7 @@ class Output:
         self._descriptor = descriptor
         self._lines = queue.SimpleQueue[tuple[bytes, Callable[[], object] | None]]()
         self._lock = threading.Lock()
-        self._num_bytes = 0  # of the lines that are not written
+        self._num_bytes = 0  # bytes of the lines that are not written yet
         self._thread: threading.Thread | None = None
 
     def put(self, line: bytes, on_closed: Callable[[], object] | None = None) -> None:
@@ -136,7 +136,7 @@ class Worker:
         self._reaper = reaper
         self._last_lines = deque[bytes](maxlen=LAST_LINES)
         self._last_on_stderr = b""
-        self._lock = threading.Lock()  # of the one below, and of every signal to the group
+        self._lock = threading.Lock()  # for `_is_running`, and for every signal to the group
         self._is_running = True
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", REPORT_AND_EXEC, "sh", *command],
@@ -200,7 +200,7 @@ class Worker:
             self._is_running = False
             signal_group(process_id, signal.SIGKILL)
             self._reaper.discard(process_id)
-            # Last: once the status is collected, another process may get the number.
+            # Collect the status last, because then another process may get the number.
             return self._process.wait()
 
     def _forward(self, stream: IO[bytes], output: Output) -> None:

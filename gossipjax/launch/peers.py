@@ -26,10 +26,10 @@ from typing import Any
 from gossipjax.launch._process_info import ProcessInfo
 
 SILENT_SECONDS = 20  # until a machine that no longer answers counts as lost
-LET_GO_SECONDS = 3.0  # for the program to end by itself, when a peer is lost
-NOTICE_SECONDS = 30.0  # of waiting, after which a line says for whom
+LET_GO_SECONDS = 3.0  # time for the program to end by itself after a peer is lost
+NOTICE_SECONDS = 30.0  # after this wait, a line says who is waited for
 OVER_SECONDS = 290.0  # for others, after the end of a program: JAX aborts it after 300
-ANSWER_SECONDS = 5.0  # for process 0 to say who is missing
+ANSWER_SECONDS = 5.0  # time for process 0 to say who is missing
 MAX_LINE_BYTES = 1 << 26
 PACKAGE = str(Path(__file__).parent.parent)
 
@@ -45,8 +45,8 @@ class Peers:
         self._changed = threading.Condition()
         self._lost: str | None = None
         self._over = set[int]()  # whose programs have ended, so that only JAX waits for the others
-        self._counts = collections.Counter[str]()  # of the calls of `gather`, by name
-        self._values: dict[str, dict[int, Any]] = {}  # at process 0: of those that have come
+        self._counts = collections.Counter[str]()  # number of calls of `gather`, by name
+        self._values: dict[str, dict[int, Any]] = {}  # at process 0, the values that have arrived
         self._answers: dict[str, Any] = {}
         for number, (connection, _) in connections.items():
             keep_alive(connection)
@@ -158,7 +158,7 @@ class Peers:
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
         for connection, _ in self._connections.values():
-            with self._changed, contextlib.suppress(OSError):  # its reader finds the loss
+            with self._changed, contextlib.suppress(OSError):  # the reading thread finds the loss
                 connection.sendall(line)
 
     def _wait_for(self, key: str, seconds: float) -> bool:
@@ -179,8 +179,8 @@ class Peers:
                 return
             self._lost = name
             self._changed.notify_all()
-        self._send({"lost": name})  # or the others would say that process 0 was it
-        # In a collective or a barrier of JAX's that waits, Python raises nothing.
+        self._send({"lost": name})  # or other processes would name process 0 as lost
+        # While a collective or a barrier of JAX waits, Python cannot raise.
         self._later(LET_GO_SECONDS, self._let_go)
 
     def _let_go(self) -> None:
@@ -220,7 +220,7 @@ class Peers:
             connection.close()
 
 
-kept: Peers | None = None  # of this process, in a job whose processes have met
+kept: Peers | None = None  # the connections of this process, after the rendezvous
 
 
 def _find_line() -> str:
@@ -237,7 +237,7 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     third = SILENT_SECONDS // 4
     options = {"TCP_KEEPIDLE": third, "TCP_KEEPINTVL": third, "TCP_KEEPCNT": 3}
-    # Where something was sent and is not confirmed, the kernel asks nothing more.
+    # If sent data are not confirmed, the kernel does not probe the connection.
     for name, value in {**options, "TCP_USER_TIMEOUT": 1000 * SILENT_SECONDS}.items():
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -42,7 +42,7 @@ def make_key(secret: str, purpose: str) -> bytes:
     >>> make_key("a text that is long", "a purpose").hex()[:16]
     '78d0cf7c08b8d4dc'
     """
-    # Slow on purpose, about 50 ms: words of a dictionary are not tried by the million.
+    # This is slow on purpose (about 50 ms), so that nobody can try a dictionary.
     text = secret.encode(errors="surrogateescape")
     return hashlib.scrypt(text, salt=f"gossipjax {purpose}".encode(), n=1 << 14, r=8, p=1, dklen=32)
 
@@ -55,5 +55,5 @@ def is_loopback(host: str) -> bool:
     """
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # `host` is a name
         return False

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 MAX_NODES = 2**17
-TOLERANCE = 1e-6  # of the sum of a column or row: matrices that were stored in float32 pass
+TOLERANCE = 1e-6  # error of a sum, so that float32 matrices pass
 
 
 def require_int(value: Any, what: str, minimum: int, maximum: int | None = None) -> int:

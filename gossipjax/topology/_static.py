@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Weights = Literal["uniform", "metropolis"]
 GraphWeights = Literal[Weights, "optimal"]
-MIN_SELF_WEIGHT = 1e-3  # of optimal weights: every node of a schedule keeps a part of its own model
+MIN_SELF_WEIGHT = 1e-3  # optimal weights, too, must keep part of a node's model
 
 
 def make_circulant_round(n: int, hops: Iterable[int]) -> Round:
@@ -41,7 +41,7 @@ def make_weighted_round(
 ) -> Round:
     """Makes a round of weighted edges without self-loops; a node keeps the rest of its weight."""
     nodes = np.arange(n)
-    order = np.argsort(receivers, kind="stable")  # so that sums do not depend on it
+    order = np.argsort(receivers, kind="stable")  # sums do not depend on the order of edges
     kept = 1 - np.bincount(senders[order], weights[order], n)
     return Round.from_entries(
         n,

@@ -87,7 +87,7 @@ def color_multigraph(size: int, receivers: np.ndarray, senders: np.ndarray) -> n
             color, other = other, color
         edge_at[node][color] = moved
         colors[moved] = color
-        if moved != edge:  # the path ends here, with one colour in place of another
+        if moved != edge:  # the path ends: one colour has replaced another
             del edge_at[node][other]
             free[node] ^= 1 << color | 1 << other
     return colors
@@ -123,8 +123,8 @@ def _make_slot(receivers: np.ndarray, weights: np.ndarray) -> Slot:
 class Transfer(NamedTuple):
     """One permutation of devices: each sends m rows of its block to at most one other device."""
 
-    pairs: tuple[tuple[int, int], ...]  # sender, receiver
-    rows: np.ndarray  # [D, m], that each device sends
+    pairs: tuple[tuple[int, int], ...]  # each is (sender, receiver)
+    rows: np.ndarray  # [D, m], the rows that each device sends
 
 
 class BlockExchange(NamedTuple):
@@ -134,7 +134,7 @@ class BlockExchange(NamedTuple):
     # [D, k]: where each row of the result is, in the device's block followed by the rows of all
     # transfers.
     sources: np.ndarray
-    arrives: np.ndarray  # [D, k]: False where no node sends to this one
+    arrives: np.ndarray  # [D, k]: False if no node sends to this node
 
 
 def plan_block_exchange(
@@ -183,7 +183,7 @@ def _group_edges(devices: int, receivers: np.ndarray, senders: np.ndarray) -> It
         edges = np.flatnonzero(hops == hop)
         starts = np.searchsorted(senders[edges], np.arange(devices + 1))
         in_common = np.diff(starts).min()
-        numbers = np.arange(len(edges)) - starts[senders[edges]]  # among those of the sender
+        numbers = np.arange(len(edges)) - starts[senders[edges]]  # by sender
         if in_common:
             yield edges[numbers < in_common].reshape(devices, in_common)
         others.append(edges[numbers >= in_common])

@@ -23,7 +23,7 @@ from gossipjax.topology._round import TOLERANCE, Round, find_unreached, require_
 __all__ = ["MAX_STEP", "TOLERANCE", "Round", "Schedule", "Segment", "require_int"]
 
 MAX_STEP = 2**31 - 1  # traced steps are int32
-MAX_CYCLE = 2**20  # steps, of all segments
+MAX_CYCLE = 2**20  # steps of all segments together
 MAX_LOOKBACK = 2**10
 
 
@@ -103,7 +103,7 @@ class Schedule:
     def _require_connected(self, segment: Segment) -> None:
         used = [self.rounds[k] for k in dict.fromkeys(segment.cycle)]
         dead = [node for node, step in self.deaths.items() if step <= segment.start]
-        count = min(8, len(used))  # mostly, a few rounds connect all nodes already
+        count = min(8, len(used))  # a few rounds usually connect all nodes
         while (unreached := find_unreached(used[:count], dead)) is not None and count < len(used):
             count = min(4 * count, len(used))
         if unreached is not None:
@@ -168,7 +168,7 @@ class Schedule:
         """
         try:
             step = operator.index(step)
-        except TypeError as error:  # JAX's for traced values is one, too
+        except TypeError as error:  # JAX's error for traced values is a TypeError
             raise ValueError(
                 f"step must be an integer, got {step!r}. Rounds of a traced step are known only "
                 "when the program runs: pass the step to gx.mix or to the update of an algorithm."
@@ -248,7 +248,7 @@ class Schedule:
         repeat.
         """
         if len(self.segments) == 1:
-            lookback = min(lookback, self.period - 1)  # longer windows hold no other round
+            lookback = min(lookback, self.period - 1)  # longer windows contain no other round
         lookback = require_int(lookback, "lookback", 0, MAX_LOOKBACK)
         if lookback not in self._canonical_steps:
             first_step: dict[tuple[int, ...], int] = {}  # by the rounds of its window

@@ -18,8 +18,8 @@ from gossipjax.topology.schedule import (
 
 __all__ = ["rounds_to_exact_average", "second_singular_value", "spectral_gap"]
 
-MAX_DENSE_NODES = 2**12  # of dense products and their spectra: about a minute
-MAX_SPARSE_DEGREE = 8  # nonzero weights per row, from which on a dense product is faster
+MAX_DENSE_NODES = 2**12  # dense products and their spectra take about a minute
+MAX_SPARSE_DEGREE = 8  # with more nonzero weights per row, a dense product is faster
 
 
 def spectral_gap(schedule: Schedule) -> float:
@@ -102,7 +102,7 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
         frequencies = np.arange(1, schedule.size)
         return _count_steps_until_empty(schedule, frequencies, _map_frequencies, np.array_equal)
     _require_dense(schedule)
-    # Kept as an orthonormal basis, since its vectors shrink.
+    # An orthonormal basis is kept, because the vectors of the space shrink.
     zero_sum = np.linalg.svd(np.ones((1, schedule.size)))[2][1:].T  # [N, N - 1]
     return _count_steps_until_empty(schedule, zero_sum, _map_subspace, _span_same_space)
 
