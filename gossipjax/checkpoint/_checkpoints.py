@@ -57,8 +57,8 @@ class Checkpoints:
     at the end, and when any process gets SIGTERM. `after` calls `save`, and `resume` calls
     `restore`. You can also call `save` and `restore` yourself, with any pytree of node-stacked
     arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static data (the schedule of a
-    `GossipState`) are not saved. The `metadata` of the state are: a dict for JSON with, for
-    example, the position in the data and the options of the run.
+    `GossipState`) are not saved. The `metadata` of the state are saved. They are a dict for JSON
+    with, for example, the position in the data and the options of the run.
 
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
     donate them. A checkpoint is complete when its folder is named by the number of the step; then

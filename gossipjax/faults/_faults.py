@@ -23,9 +23,9 @@ class Faults:
     for ever. `independent_drops` and other functions of `gx.faults` draw tables.
 
     - A message may not arrive. `apply`, `sgp` and `dpsgd` say who then keeps its share.
-    - A node that is not active neither computes nor sends nor receives. The other nodes know it,
-      and send it nothing. `inactive` stops its computation; `apply`, `sgp` and `dpsgd` stop its
-      messages.
+    - A node that is not active neither computes nor sends nor receives. The other nodes know
+      which nodes are not active, and send them nothing. `inactive` stops the computation of a node
+      that is not active; `apply`, `sgp` and `dpsgd` stop its messages.
     - A dead node is never active again. The dead node keeps its model and its weight.
 
     Attributes:

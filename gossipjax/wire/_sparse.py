@@ -56,7 +56,8 @@ class TopK(SparseCodec):
 class RandomK(SparseCodec):
     """A codec that sends the key, and k values drawn at random, one from each of k groups.
 
-    A group consists of neighbouring values. The groups are shifted at random, so every value is sent with the same probability.
+    A group consists of neighbouring values. The groups are shifted at random, so every value is
+    sent with the same probability.
 
     >>> random_k(0.25).fraction
     0.25
