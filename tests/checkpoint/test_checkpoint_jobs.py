@@ -28,7 +28,9 @@ def test_two_processes_write_their_rows_and_agree(shared, tmp_path):
     worker = Path(__file__).with_name("worker.py").read_text()
     options = ("--processes", 2, "--local-devices", 2, "--max-restarts", 1, "--restart-delay", 0)
     job = run_job(worker, *options, FOLDER=str(tmp_path), SHARED=str(shared))
-    assert "rank 0 failed (SIGKILL, signal 9)" in job.stderr, job.stderr
+    # Its peer may end first: the kernel closes the sockets of a process before it reports its end.
+    killed = r"rank 0 failed \(SIGKILL, signal 9\)|process 1 of 2 ends: process 0"
+    assert re.search(killed, job.stderr), job.stderr
     assert "failed (exit status 143)" in job.stderr, job.stderr
     of_damage = [
         "Close it first",
