@@ -343,10 +343,10 @@ class Node:
         add.lower(mass.x, arrived).compile()
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
-        """Waits until `count` nodes, this one included, have called this, or one makes steps.
+        """Waits until `count` nodes have called `wait_for_members`, or a node makes steps.
 
-        Training does not need `wait_for_members`. Use it for a comparison in which all nodes shall
-        begin together. Returns False after `timeout` seconds.
+        Training does not need this wait, but a comparison may want all nodes to begin together.
+        Returns False after `timeout` seconds.
         """
         with self._service.lock:
             self._participant.set_ready(time.monotonic())

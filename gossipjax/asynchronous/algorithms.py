@@ -51,11 +51,12 @@ def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     other nodes.
 
     Args:
-      graph: how a node chooses the peer. With `exponential`, it takes hop `1, 2, 4, ...` in turn
-        among the living nodes, in the order of their places. With `random`, it draws uniformly
-        among the living nodes. With `rate`, the probability of a peer is inversely proportional to
-        the measured seconds of a message, except in one draw of 10, which is uniform. Use `rate` if
-        links differ: each link then carries what it can, and no node waits for a slow link.
+      graph: how a node chooses the peer. With `exponential`, the node takes hop `1, 2, 4, ...` in
+        turn among the living nodes, in the order of their places. With `random`, the node draws
+        uniformly among the living nodes. With `rate`, the probability of a peer is inversely
+        proportional to the measured seconds of a message, except in one draw of 10, which is
+        uniform. Use `rate` if links differ: each link then carries what it can, and no node waits
+        for a slow link.
       seed: the seed of the draws.
 
     Raises:

@@ -69,9 +69,9 @@ class Exchange:
       every: the number of steps from one exchange to the next.
       phase: the first step that exchanges.
       overlap: the number of computations during which an exchange runs.
-      layers: the number of layers of the model. Above 0, an all-reduce sends a part for each layer
-        when the backward pass has left the layer, and nodes wait for the part when the next forward
-        pass reaches the layer. Each part pays the latency.
+      layers: the number of layers of the model, or 0. With layers, an all-reduce sends a part for
+        each layer when the backward pass has left the layer, and nodes wait for the part when the
+        next forward pass reaches the layer. Each part pays the latency.
       first_layer, layer_stride: the exchange sends `first_layer`, and every `layer_stride`-th layer
         after it.
       awaits: with "all", the exchange begins when the slowest of all nodes is ready. With "peers",

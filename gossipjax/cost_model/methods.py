@@ -112,7 +112,7 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
 
 
 def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
-    """All-reduce of the gradients in every step, during the backward pass if `layers` > 0.
+    """Nodes all-reduce the gradients in every step, during the backward pass if `layers` > 0.
 
     >>> allreduce("tree", layers=8).exchanges[0].list_layers().tolist()
     [7, 6, 5, 4, 3, 2, 1, 0]
@@ -141,7 +141,7 @@ def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> M
 
 
 def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method:
-    """Overlap SGP: a round begins every `overlap` steps and ends `overlap` steps later; 0 is SGP.
+    """Overlap SGP: a round begins every `overlap` steps and ends `overlap` steps later.
 
     >>> import gossipjax as gx
     >>> osgp(gx.topology.one_peer_exponential(8), overlap=2).staleness
@@ -199,7 +199,7 @@ def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
 
 
 def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """SlowMo: the exchanges of the inner method, and an all-reduce every `every` steps.
+    """SlowMo: nodes exchange as in the inner method, and all-reduce every `every` steps.
 
     >>> import gossipjax as gx
     >>> inner = sgp(gx.topology.one_peer_exponential(8))
@@ -211,7 +211,7 @@ def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32
 
 
 def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
-    """DiLoCo and Local SGD: an all-reduce of the models at the last of every `every` steps.
+    """DiLoCo and Local SGD: nodes all-reduce their models at the last of every `every` steps.
 
     >>> [(e.every, e.phase) for e in diloco(every=500).exchanges]
     [(500, 499)]
@@ -268,7 +268,7 @@ def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
 
 
 def noloco(schedule: Schedule, every: int, wire: Form = "float32", models: int = 2) -> Method:
-    """NoLoCo, and `gx.outer` over gossip: one round at the last of every `every` steps.
+    """NoLoCo and `gx.outer` over gossip: nodes gossip at the last of every `every` steps.
 
     A message contains two models, an outer gradient and an anchor. With `gx.sgp`, or `pull=1`, give
     `models=1`.

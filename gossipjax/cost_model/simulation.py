@@ -139,7 +139,7 @@ class Simulation:
       examples_per_second: the examples per second of all nodes together.
       staleness: the number of updates that a node makes while a message to it is on its way. For
         asynchronous nodes it is `ceil(s / c)`, if a message takes s seconds and a step takes c. For
-        other nodes it is the staleness of the method.
+        nodes in lockstep it is `Method.staleness`.
       kept: the fraction of tries to send at which an asynchronous node keeps its share because its
         link is busy, by the formula of `predict_step`; 0 for other nodes.
 
@@ -175,12 +175,12 @@ def simulate(
     Args:
       method, workload, network, nodes: as in `predict_step`.
       slowness: the slowness from which the factors f are drawn, or f itself, `[T, N]`, repeated
-        after T steps. None means that no node is slow.
-      steps: the number of steps of each node after `warm_up`; for asynchronous nodes, the mean.
-        None means 60 steps, rounded up to whole cycles.
+        after T steps. By default no node is slow.
+      steps: the number of steps of each node after `warm_up`; for asynchronous nodes, the mean. The
+        default is 60 steps, rounded up to whole cycles.
       seed: the seed of the factors.
-      warm_up: the number of steps at the start that the means leave out. None means one cycle (at
-        most 60 steps), plus the overlap.
+      warm_up: the number of steps at the start that the means leave out. The default is one cycle
+        (at most 60 steps), plus the overlap of the exchanges.
 
     >>> from gossipjax.cost_model import Network, Slowness, Workload, allreduce, simulate
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)

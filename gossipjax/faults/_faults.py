@@ -22,7 +22,7 @@ class Faults:
     uninterrupted run. A table has a row per step, and begins again after its last row. Deaths are
     for ever. `independent_drops` and other functions of `gx.faults` draw tables.
 
-    - A message may not arrive. `apply`, `sgp` and `dpsgd` say who then keeps its share.
+    - A message may be lost. `apply`, `sgp` and `dpsgd` say who then keeps its share.
     - A node that is not active neither computes nor sends nor receives. The other nodes know
       which nodes are not active, and send them nothing. `inactive` stops the computation of a node
       that is not active; `apply`, `sgp` and `dpsgd` stop its messages.

@@ -54,7 +54,7 @@ def inactive(
     Args:
       inner: the chain that is wrapped.
       faults: the same faults that the exchange of the chain gets.
-      axis_name: the mapped axis of the nodes. Give it only if the chain has no gossip.
+      axis_name: the mapped axis of the nodes, which is needed only if the chain has no gossip.
 
     Raises:
       ValueError: in `init`, if a node would exchange while it is not active, or if the chain

@@ -19,7 +19,7 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
     """Removes from a schedule the messages that fail, for any algorithm that takes a schedule.
 
     A message is not sent if it would not arrive, or if its sender or receiver is not active. The
-    argument `keep` says where its weight goes:
+    argument `keep` says where the weight of this message goes:
 
         keep="sender":  P[i, j] goes to P[j, j]. Columns sum to 1; rows do not.
         keep="both":    P[i, j] goes to P[j, j] and P[j, i] to P[i, i], where one of the two is
@@ -31,9 +31,9 @@ def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: in
     uses its own model in place of a model that did not arrive, and the mean drifts.
 
     The rounds repeat after the least common multiple of the period of the schedule and the lengths
-    of the tables, so draw tables whose length is a multiple of the period. Each step with other
-    faults is another round, and on a mesh `gx.TrainStep` compiles a program for each, up to
-    `max_programs`. `gx.faults.sgp` and `dpsgd` need no more programs than the schedule without
+    of the tables, so draw tables whose length is a multiple of the period. Steps with different
+    faults are different rounds, and on a mesh `gx.TrainStep` compiles a program for each round, up
+    to `max_programs`. `gx.faults.sgp` and `dpsgd` need no more programs than the schedule without
     faults.
 
     Args:

@@ -58,8 +58,8 @@ def initialize(
     an error. If JAX has to detect the address, JAX aborts a process instead of raising an error.
 
     docs/guides/launcher.md says which GPU a process gets. JAX, Gloo and NCCL let everybody connect
-    and encrypt nothing, so the guide also says how to protect a job. From then on an uncaught
-    exception ends the process at once, as `exit_process` does.
+    and encrypt nothing, so the guide also says how to protect a job. After `initialize`, an
+    uncaught exception ends the process at once, as `exit_process` does.
 
     Args:
       coordinator_address: `HOST:PORT` of process 0. All processes must reach it, and the port must
@@ -70,7 +70,7 @@ def initialize(
         `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
 
     Returns:
-      The number of this process and the number of processes. Later calls return the same.
+      The number of this process and the number of processes.
 
     Raises:
       ValueError: if numbers or address are incomplete or malformed, they differ from those of an

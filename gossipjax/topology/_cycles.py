@@ -43,8 +43,8 @@ def one_peer_exponential(n: int) -> Schedule:
 def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
     """Directed exponential graph: in each round, each node sends to `peers` other nodes.
 
-    All weights are `1 / (p + 1)` with `p = peers`. In round `k` a node sends by the hops that
-    `hops` names:
+    All weights are `1 / (p + 1)` with `p = peers`. The argument `hops` says by which hops a node
+    sends in round `k`:
 
     - `"paper"` takes the entries `k, k + 1, ..., k + p - 1` of the cyclic list
       `2^0, ..., 2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers use
