@@ -50,7 +50,7 @@ class OuterOptions:
     """Form of the outer optimizer's messages. --wire is the form of the algorithm's messages."""
     outer_error_feedback: float | None = None
     """Factor by which values that a message leaves out are multiplied and added to the next
-    message, as in SparseLoCo. With 1 nothing is lost. By default they are lost."""
+    message, as in SparseLoCo. With 1 nothing is lost. By default the values are lost."""
     outer_mean_over: Literal["nodes", "senders"] = "nodes"
     """With nodes, sparse messages are averaged over all nodes. With senders, each value is averaged
     over the nodes that sent it."""

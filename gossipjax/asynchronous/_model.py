@@ -64,7 +64,7 @@ def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any)
 
 
 def set_schedules(opt_state: Any, step: int) -> Any:
-    """Sets the counts of optax's schedules, except in `MultiSteps`, which counts fewer."""
+    """Sets the counts of optax's schedules, except in `MultiSteps`, whose count stays."""
 
     def put(state: Any) -> Any:
         if type(state).__name__ not in SCHEDULED:
