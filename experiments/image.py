@@ -120,7 +120,7 @@ class ImageClassification(Task):
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
         is_even = self.dirichlet_alpha is None
-        # Labels decide on an uneven division alone; to read those of records takes long.
+        # Only an uneven division needs the labels, and reading the labels of records takes long.
         labels = np.arange(self.num_examples) if is_even else self.images.train_labels
         division = data.divide_examples(
             labels, nodes.size, self.dirichlet_alpha, seed, self.shuffle

@@ -58,7 +58,7 @@ MAX_LENGTH = Check(
     f"at most {Decoder.max_length}, the longest sequence that the models take",
     lambda value: value <= Decoder.max_length,
 )
-VOCABULARY_SIZE = 4096  # of a tokenizer that is trained, if not given
+VOCABULARY_SIZE = 4096  # default size of a tokenizer that is trained
 
 
 @dataclasses.dataclass(frozen=True)

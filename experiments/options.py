@@ -15,7 +15,7 @@ import tyro
 from jax.typing import DTypeLike
 from tyro.constructors import PrimitiveConstructorSpec
 
-MAX_SEED = 2**32 - 1  # of a larger one, JAX without x64 keeps the lower 32 bits
+MAX_SEED = 2**32 - 1  # JAX without x64 keeps the lower 32 bits of a seed
 MAX_FLOAT32 = 3.4e38
 
 Options = TypeVar("Options")

@@ -104,7 +104,7 @@ def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
             Column("mean\nnode %", "{:.2f}", nodes, np.mean, scale=100),
             Column("worst\nnode %", "{:.2f}", nodes, min, scale=100),
         ]
-    # Whether a small or a large number is good is not known here, so there is no worst node.
+    # It is not known here whether a small number is good, so there is no worst node.
     return [
         average_column,
         Column("mean\nof\nnodes", "{:.4g}", nodes, np.mean),
@@ -138,7 +138,7 @@ def make_table(runs: Sequence[Record]) -> Table:
     for group in groups:
         table.add_row(
             group[0]["algorithm"],
-            group[0]["topology"].replace("_", " ").replace("/", ", then "),  # breaks at spaces
+            group[0]["topology"].replace("_", " ").replace("/", ", then "),  # lines break at spaces
             f"{group[0]['nodes']}",
             *(_format_mean(column, [column.value(run) for run in group]) for column in columns),
         )

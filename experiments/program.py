@@ -15,7 +15,7 @@ EXIT_USAGE = 2  # would fail again: the launcher does not restart a job that end
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PREEMPTED = 143  # 128 + SIGTERM
 
-MAX_REASON = 200  # characters of an allocator's error
+MAX_REASON = 200  # characters of an allocator's error that are shown
 
 
 class FatalError(ValueError):
@@ -80,6 +80,6 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _is_preempted(error: SystemExit) -> bool:
-    # Not imported here: without orbax there is no such module, and nobody can have raised it.
+    # If the module was never imported (without orbax, say), nobody can have raised the exception.
     checkpoint = sys.modules.get("gossipjax.checkpoint")
     return checkpoint is not None and isinstance(error, checkpoint.Preempted)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 class Quantity(NamedTuple):
     """A kind of number with a unit, for options."""
 
-    description: str  # for the error of a text that is none
+    description: str  # for the error if a text is no such quantity
     unit: str  # a regular expression
-    factors: dict[str, float]  # unit, in lower case -> what the number is multiplied by
+    factors: dict[str, float]  # unit in lower case -> factor
     low: float  # the range of the product
     high: float
-    base: str = ""  # the unit of the product, for the error of one out of range
+    base: str = ""  # unit of the product, for the error if it is out of range
 
 
 NUMBER = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*"

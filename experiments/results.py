@@ -244,7 +244,7 @@ class TensorboardReporter:
     def start(self, step: int) -> None:
         """Starts the event files, or goes on after `step`."""
         files = len(list(self._folder.glob("events.*")))
-        # Files are named by their second: one that is begun in the same would replace the other.
+        # Files are named by the second, so one of the same second would replace another.
         self._writer = import_tensorboard().SummaryWriter(
             str(self._folder),
             purge_step=step + 1 if files else None,

@@ -34,14 +34,14 @@ Devices = Sequence[dict[str, str]]
 """Environment variables, one dict for each run that can run at the same time."""
 
 STATE = "run.json"
-KEPT_FIELDS = ("status", "error", "seconds", "code", "machine")  # of a result, in that file
+KEPT_FIELDS = ("status", "error", "seconds", "code", "machine")  # fields of a result in that file
 LOG = "output.log"
-DIVERGED = "must be finite, got"  # what the programs say of a loss that is not
-MAX_LOG_LINES = 8  # of a run that failed, in messages
+DIVERGED = "must be finite, got"  # how programs begin the error about a loss that is not finite
+MAX_LOG_LINES = 8  # lines of a failed run's log in messages
 ROOT = Path(__file__).parents[1]
 MAX_CPU_JOBS = 8
 PROBE = "import jax; print(jax.default_backend(), jax.local_device_count())"
-GRACE_SECONDS = 20.0  # in which a process may end its own ones, and remove what it has made
+GRACE_SECONDS = 20.0  # time for a process to end its children and remove its files
 MAX_SECONDS = 4 * 3600.0
 
 
@@ -52,9 +52,9 @@ class Run(NamedTuple):
     # give it the same name.
     name: str
     program: str  # `python -m experiments.PROGRAM`; or `gossipjax.launch`, with its whole name
-    arguments: tuple[str, ...]  # without `--out`, which comes after them
-    is_alone: bool = False  # it measures time, so that nothing else may run beside it
-    version: str = ""  # of what it runs beside this package; "" of nothing
+    arguments: tuple[str, ...]  # without `--out`, which is added
+    is_alone: bool = False  # whether it measures time, so that nothing else may run
+    version: str = ""  # version of other software that it runs; "" if there is none
 
     @property
     def module(self) -> str:
@@ -88,8 +88,8 @@ class Result:
     # A loss that is not finite has diverged, any other error failed; missing is a run that was not
     # begun or was interrupted.
     status: Status
-    folder: Path | None = None  # the results of the program; None of a missing run
-    summary: Record = dataclasses.field(default_factory=dict)  # {} unless it has finished
+    folder: Path | None = None  # the results of the program; None if the run is missing
+    summary: Record = dataclasses.field(default_factory=dict)  # {} unless the run has finished
     error: str = ""  # the last lines of its output, if it has not finished
     seconds: float = 0.0
     code: str = ""  # the commit; "" if it is not known
@@ -243,7 +243,7 @@ class Processes:
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[bytes]] = []
         self._is_open = True
-        self._lock = threading.Lock()  # nothing is started while all are ended
+        self._lock = threading.Lock()  # no run starts while all runs are ended
 
     def __enter__(self) -> "Processes":
         return self
@@ -322,8 +322,8 @@ class ProgressBar:
         self._runs = runs
         self._bar = bar
         self._jobs = jobs
-        self._began: dict[str, float] = {}  # those that run -> when they began
-        self._seconds: list[float] = []  # of the runs of this call
+        self._began: dict[str, float] = {}  # running runs -> when they began
+        self._seconds: list[float] = []  # seconds of the runs of this call
         self._task = bar.add_task("runs", total=len(runs), status="")
 
     def begin(self, run: Run) -> None:
@@ -349,7 +349,7 @@ class ProgressBar:
         left = [run for run in self._runs if run.name not in self.results]
         status = f"{', '.join(self._began) or 'none'}; {len(left) - len(self._began)} left"
         if self._seconds and len(left) > len(self._began):
-            # Like those of this call; what runs has a part of its time behind it.
+            # Assume the mean of this call; running runs have used a part of it.
             mean = sum(self._seconds) / len(self._seconds)
             behind = sum(min(mean, time.monotonic() - began) for began in self._began.values())
             alone = sum(run.is_alone for run in left)
@@ -459,7 +459,7 @@ class Batch:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
         finally:
-            for future, run in futures.items():  # what ended while the others were being stopped
+            for future, run in futures.items():  # runs that ended while others were stopped
                 is_new = run.name not in self._results and not future.cancelled()
                 if is_new and future.exception() is None and future.result().status != "failed":
                     self._add(run, future.result())
@@ -481,7 +481,7 @@ class Batch:
             status = self._processes.run(
                 [sys.executable, "-m", run.module, *run.arguments, "--out", f"{folder}"],
                 folder / LOG,
-                # `python` of a command in it is the one that runs here.
+                # A command `python` is the Python that runs this program.
                 os.environ | environment | {"PATH": os.pathsep.join(map(str, path))},
                 self._max_seconds,
             )

@@ -58,7 +58,7 @@ CLASSES = 10
 MOMENTUM = 0.9
 FIRST_RATE = 0.1
 FIRST_STEPS = 64
-MAX_MOVES = 8  # of the bracket of a rate
+MAX_MOVES = 8  # doublings or halvings of a rate
 WATCHED = 5_000  # images by which the loss is judged
 EVERY = "sgp-every-{}"
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
@@ -75,7 +75,7 @@ def make_sgd(rate: Any) -> optax.GradientTransformation:
 
 
 peers = gx.topology.one_peer_exponential  # the graph of SGP
-pairs = gx.topology.bipartite_exponential  # that of D-PSGD
+pairs = gx.topology.bipartite_exponential  # the graph of D-PSGD
 METHODS: dict[str, Make] = {
     "allreduce": lambda n, rate, every: optax.chain(gx.allreduce(), make_sgd(rate)),
     "sgp": lambda n, rate, every: optax.chain(make_sgd(rate), gx.sgp(peers(n))),

@@ -49,7 +49,7 @@ CLASSES = 10
 TABLE = 99  # steps of the tables: a multiple of the period of the schedule of one peer
 RATE = 0.2
 EVERY = 10  # steps between the averages of DiLoCo
-LATE = 3  # steps, at most
+LATE = 3  # largest delay in steps
 NOISE = 0.01
 ONE_PEER = gx.topology.one_peer_exponential(NODES)
 RING = gx.topology.ring(NODES)
@@ -85,7 +85,7 @@ class FaultyMethod(NamedTuple):
 
     tx: Transform
     faults: Faults  # when which node makes an update
-    word: str = ""  # what the fault means beside the loss
+    word: str = ""  # the word of the cell, beside the loss
 
 
 def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> FaultyMethod:

@@ -74,7 +74,7 @@ from experiments.training.options import (
 )
 from experiments.training.task import Examination, Metric, Task, Variables
 
-VOCABULARY_SIZE = 8000  # of a tokenizer that is trained, if not given
+VOCABULARY_SIZE = 8000  # default size of a tokenizer that is trained
 SAMPLES = 3  # translations that are shown
 
 
@@ -164,7 +164,7 @@ class Translation(Task):
         self.sources = Sequences.encode(self.tokenizer, train.sources)
         self.targets = Sequences.encode(self.tokenizer, train.targets)
         lengths = self.lengths = np.maximum(self.sources.lengths, self.targets.lengths)
-        # Those of the nodes at the start: the steps of a run do not depend on where it goes on.
+        # Count the nodes at the start, so that a resumed run has the same steps.
         buckets = self.make_buckets(options.nodes)
         self.num_examples = sum(len(bucket.rows) * bucket.width for bucket in buckets)
         dtype, param_dtype = DTYPES[options.precision]

@@ -31,7 +31,7 @@ from experiments.training.trainer import NonFiniteError
 from gossipjax.launch import NodeInfo
 
 PATIENCE = 5.0  # seconds of silence after which a node is declared dead
-MEETING_SECONDS = 60.0  # that a node waits for the others before its first step
+MEETING_SECONDS = 60.0  # how long a node waits for others before its first step
 
 
 class AsynchronousMethod(NamedTuple):
@@ -120,8 +120,8 @@ class NodeJob(NamedTuple):
     info: NodeInfo  # the place of this node
     task: Task
     plan: TrainingPlan
-    folder: Path  # of the results
-    environment: Record  # what `summary.json` says of the job
+    folder: Path  # folder of the results
+    environment: Record  # what `summary.json` says about the job
 
 
 def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | None:
@@ -144,7 +144,7 @@ def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | 
         variables,
         algorithm=ASYNCHRONOUS[run.title].build(run.seed, options.outer),
         job=f"{info.job} {run.name}",
-        is_founder=None if joins or options.resume else True,  # in a comparison, all at once
+        is_founder=None if joins or options.resume else True,  # to compare, all begin at once
         patience=PATIENCE,
         wire=FORMS[options.wire].codec,
         journal=folder / "journals" / (info.job or "job") / f"{info.place}.jsonl",

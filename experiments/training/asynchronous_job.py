@@ -23,7 +23,7 @@ from experiments.training.output import Output, merge_saved_options, require_sam
 from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
 
-START_SECONDS = 120.0  # that processes may differ by when they start
+START_SECONDS = 120.0  # how far apart processes may start
 JOB_FILE = "job.json"
 
 
@@ -87,7 +87,7 @@ def run_asynchronously(
                 record = train_node(job, run, joins, show)
             except TimeoutError:
                 if joins and run.name in open_output(job).finished:
-                    continue  # it ended before this node was back
+                    continue  # the run ended before this node was back
                 raise
             if record is not None:
                 open_output(job).add_run(record)
@@ -112,7 +112,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
     refused = ["init_from", "topology", "delays_of", "max_steps", "max_hours", "evaluate_nodes"]
     refused += ["evaluate_every"] * (options.evaluate_every != 1)
     if "async-outer" in options.algorithm:
-        ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for what it has not
+        ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for unsupported options
     else:
         refused.append("outer_every")
     for name in refused:
@@ -120,7 +120,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
             raise ValueError(
                 f"{option_name(name)} must not be given with {first}: its nodes are asynchronous."
             )
-    # Name -> what it can be with such an algorithm.
+    # Option -> values that an asynchronous algorithm supports.
     allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}
     sends_copies = any(name.startswith("async-adpsgd") for name in options.algorithm)
     wires = ("float32",) if sends_copies else DENSE

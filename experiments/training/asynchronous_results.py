@@ -25,7 +25,7 @@ from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task, Variables
 from experiments.training.trainer import NonFiniteError
 
-COLLECT_SECONDS = 10.0  # for the files of the other nodes
+COLLECT_SECONDS = 10.0  # how long to wait for the files of other nodes
 Show = Callable[[float, str], None]
 
 
@@ -40,7 +40,7 @@ class NodeLog:
     node: Any
     plan: TrainingPlan
     nodes: int
-    show: Show  # is told how far the run is, and a text
+    show: Show  # gets the progress of the run and a text
     seconds_per_step: list[float] = dataclasses.field(default_factory=list)
     losses: list[jax.Array] = dataclasses.field(default_factory=list)  # since the last line
 

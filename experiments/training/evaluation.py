@@ -93,7 +93,7 @@ class Evaluator:
         """
         read = map(self._read_parts, self._task.test_batches())
         for number, parts in enumerate(gx.prefetch(read)):
-            gx.launch.advance(slow=number == 0)  # which compiles
+            gx.launch.advance(slow=number == 0)  # the first batch compiles
             yield parts
 
     def _read_parts(self, batch: Any) -> tuple[Any, jax.Array]:
@@ -102,7 +102,7 @@ class Evaluator:
         is_lazy = isinstance(batch, LazyBatch)
         size = batch.size if is_lazy else len(jax.tree.leaves(batch)[0])
         parts = np.array_split(np.arange(size), nodes)
-        # Parts that are shorter are filled up with example 0, which is not counted.
+        # Shorter parts are filled up with example 0, which does not count.
         width = -(-max(map(len, parts)) // devices) * devices
         rows = np.zeros((nodes, width), int)
         is_example = np.zeros(rows.shape, bool)

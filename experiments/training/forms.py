@@ -7,14 +7,14 @@ import gossipjax as gx
 DenseName = Literal["float32", "bfloat16", "int8", "int4"]
 WireName = Literal[DenseName, "top_k", "random_k", "block_top_k"]
 
-SPARSE_FRACTION = 0.1  # of the values, that sparse codecs send
+SPARSE_FRACTION = 0.1  # part of the values that sparse codecs send
 
 
 class Form(NamedTuple):
     """A form of messages that options name."""
 
     codec: gx.wire.Codec | None  # None for full precision
-    gamma: float  # of CHOCO with this codec
+    gamma: float  # gamma of CHOCO with this codec
 
 
 FORMS: dict[WireName, Form] = {

@@ -87,7 +87,7 @@ def parse_options(
     try:
         return tyro.cli(options_type, prog=f"python -m {module}", args=arguments, default=defaults)
     except SystemExit as error:
-        if error.code:  # that of wrong options, whose message tyro has printed
+        if error.code:  # wrong options, about which tyro has printed a message
             print(ORIGIN.format(name), file=sys.stderr)
         raise
 
@@ -127,7 +127,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     `make_task` loads the data, and is called once, after saved options were merged. `program` is
     the first part of a new folder's name.
     """
-    size = options.nodes  # of this program; a resumed run may have started with another number
+    size = options.nodes  # a resumed run may have started with another number
     previous = find_previous(options)
     if previous is not None:
         options = merge_saved_options(options, previous.get("options", {}))
@@ -136,7 +136,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     if previous:
         require_same_data(previous["environment"], data, options.out)
     nodes = placement.place_nodes(options.placement, size, options.fsdp)
-    # With the number of nodes at the start: a run has the same steps wherever it goes on.
+    # Take the number of nodes at the start, so that a resumed run has the same steps.
     plan = TrainingPlan(
         options, task.num_examples, task.decay_mask, placement.make_sharding(task, nodes)
     )

@@ -30,9 +30,9 @@ Momentum = Literal["local", "quasi-global"]
 class Sharding(NamedTuple):
     """How a model is sharded inside a node."""
 
-    params: Any  # the shapes of its parameters
-    specs: Any  # how they are sharded, `PartitionSpec`s
-    devices: int  # of a node
+    params: Any  # shapes of the parameters
+    specs: Any  # `PartitionSpec`s of the parameters
+    devices: int  # devices of a node
 
     def shard(self, transform: Transform) -> Transform:
         """Returns a transform that works on the parts of a sharded model."""
@@ -45,16 +45,16 @@ class MethodOptions:
 
     nodes: int
     steps: int = 1  # of the run; a hybrid topology switches after the fraction `switch_at` of them
-    seed: int = 0  # of random topologies and delays
+    seed: int = 0  # seed of random topologies and delays
     local_steps: int = 1  # updates from one exchange to the next
     wire: WireName = "float32"
     staleness: float = 1.0  # the mean delay of AD-PSGD's gradients, in steps
-    delays_of: Path | None = None  # a folder of journals whose delays AD-PSGD has instead
+    delays_of: Path | None = None  # folder of journals from which AD-PSGD takes delays instead
     switch_at: float = 1 / 3
     overlap: int = 0  # updates between sending a message and using it; part of the name
     outer: OuterOptions | None = None
     momentum: Momentum = "local"
-    rate: optax.ScalarOrSchedule = 0.1  # where the algorithm takes the place of SGD
+    rate: optax.ScalarOrSchedule = 0.1  # for an algorithm that replaces SGD
     sharding: Sharding | None = None  # None if each device of a node has the whole model
 
     @property
@@ -63,8 +63,8 @@ class MethodOptions:
         return FORMS[self.wire].codec
 
 
-MOMENTUM = 0.9  # of SGD
-MAX_DELAY = 4  # steps, of AD-PSGD
+MOMENTUM = 0.9  # momentum of SGD
+MAX_DELAY = 4  # largest delay of AD-PSGD in steps
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
 
 
@@ -72,13 +72,13 @@ ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
 class Algorithm:
     """A row of `ALGORITHMS`."""
 
-    # Makes the transform for a schedule, in which `local_steps` are counted already.
+    # Makes the transform for a schedule that includes `local_steps`.
     build: Callable[[gx.Schedule, MethodOptions], Transform]
-    topology: str  # that of the algorithm's paper
-    fixed_topology: bool = False  # it runs on no other
+    topology: str  # the topology of the algorithm's paper
+    fixed_topology: bool = False  # the algorithm runs on no other topology
     wires: tuple[WireName, ...] = DENSE  # the forms in which its messages can travel
-    overlaps: bool = False  # its name has a number of steps before the last part: `2-osgp`
-    goes_first: bool = False  # in the chain: it acts on the gradients
+    overlaps: bool = False  # the name contains a number of steps: `2-osgp`
+    goes_first: bool = False  # first in the chain, because it acts on the gradients
     skips_steps: bool = True  # there can be steps without exchange
     exchanges: bool = True
     takes_outer: bool = True  # it keeps nothing but models, which an outer step reaches
@@ -195,7 +195,7 @@ ALGORITHMS = {
 }
 
 
-OWN_TOPOLOGY = "ring"  # of an algorithm MODULE:FUNCTION
+OWN_TOPOLOGY = "ring"  # default topology of an algorithm MODULE:FUNCTION
 
 
 def find_algorithm(name: str) -> Algorithm:
@@ -253,7 +253,7 @@ def _build_own(
     def update(params: Any) -> Any:
         return transform.update(params, transform.init(params), params, step=0)
 
-    # Traced over all nodes, by shapes only: it is wrong here, not after the data are loaded.
+    # Trace over all nodes by shapes, so that an error comes here and not after data are loaded.
     params = [jax.ShapeDtypeStruct((schedule.size, 1), jnp.float32)]
     _, state = jax.eval_shape(jax.vmap(update, axis_name="nodes"), params)
     if gx.gossip_state(state) is None:
@@ -290,7 +290,7 @@ def spell_name(name: str, overlap: int | str = "N") -> str:
 class ParsedName(NamedTuple):
     """The parts of an algorithm's name."""
 
-    row: str  # its key in `ALGORITHMS`, or MODULE:FUNCTION
+    row: str  # key in `ALGORITHMS`, or MODULE:FUNCTION
     overlap: int  # the number in the name; 0 without one
     topology: str | None  # what follows `@`; None without it
 
@@ -350,15 +350,15 @@ MOMENTUM_HELP = (
 class Method:
     """An algorithm on a topology, with an optimizer."""
 
-    algorithm: str  # its name, without the topology
-    topology: str  # its name
+    algorithm: str  # name of the algorithm without the topology
+    topology: str  # name of the topology
     schedule: gx.Schedule  # in the order in which updates use it; under overlap, every `overlap`
     inner: Transform  # what comes before the gossip
-    gossip: Transform  # goes last
-    outer: OuterOptions | None = None  # around both
-    rate: optax.ScalarOrSchedule | None = None  # where the gossip is the optimizer
+    gossip: Transform  # the last transform of the chain
+    outer: OuterOptions | None = None  # goes around `inner` and `gossip`
+    rate: optax.ScalarOrSchedule | None = None  # for a gossip that is also the optimizer
     sharding: Sharding | None = None  # inside a node; what exchanges exchanges parts then
-    outer_average: Any = "exact"  # of `gx.outer`
+    outer_average: Any = "exact"  # argument `average` of `gx.outer`
 
     @property
     def transform(self) -> Transform:
@@ -386,7 +386,7 @@ class Method:
         rate = jnp.asarray(self.rate(state.count) if callable(self.rate) else self.rate)
 
         def step(g: jax.Array, m: jax.Array) -> jax.Array:
-            return -rate * (g + MOMENTUM * (MOMENTUM * m + g))  # Nesterov's
+            return -rate * (g + MOMENTUM * (MOMENTUM * m + g))  # Nesterov's momentum
 
         return jax.tree.map(step, updates, state.extra["momentum"].value)
 
@@ -461,7 +461,7 @@ def make_method(
         else options.outer.make_average(options.nodes, options.seed),
     )
     if options.outer is not None:
-        method.state()  # raises where they cannot stand around this algorithm or optimizer
+        method.state()  # raises if they cannot go around this algorithm or optimizer
     return method
 
 

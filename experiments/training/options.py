@@ -86,9 +86,9 @@ class StepEpochs(NamedTuple):
     """The epochs at which the schedule `step` changes, by default those of Goyal et al."""
 
     warm_up: float = 5
-    decays: Sequence[float] = (30, 60, 80)  # where the rate falls
+    decays: Sequence[float] = (30, 60, 80)  # epochs at which the rate falls
     run: float = 90
-    factor: float = 0.1  # the rate after a fall, relative to that before
+    factor: float = 0.1  # factor of the rate at each fall
 
     def stretch(self, run: float) -> "StepEpochs":
         """Returns these epochs scaled to a run of another length."""
@@ -199,7 +199,7 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
             *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
             *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
             *("evaluate_every", "evaluate_nodes", "max_steps", "max_hours"),
-            *("data_dir", "tokenizer", "remat"),  # of tasks that have them
+            *("data_dir", "tokenizer", "remat"),  # options of some tasks
         )
     )
     BATCH_OPTION: ClassVar[str] = "--batch-size-per-node"

@@ -37,7 +37,7 @@ class RunProgress:
     examples: int = 0  # seen by all nodes together
     # Of every interval between two lines of `metrics.jsonl`.
     seconds_per_step: list[float] = dataclasses.field(default_factory=list)
-    metrics: Record = dataclasses.field(default_factory=dict)  # of the last line about training
+    metrics: Record = dataclasses.field(default_factory=dict)  # of the last training line
 
     @classmethod
     def from_metadata(cls, metadata: dict[str, Any]) -> Self:
@@ -123,9 +123,9 @@ class RunLog(NamedTuple):
     run: TrainingRun
     output: Output
     bar: Progress
-    row: TaskID  # of the bar
-    num_examples: int  # of an epoch
-    reporter: TensorboardReporter | None  # is given the lines as well
+    row: TaskID  # row of the bar
+    num_examples: int  # examples of an epoch
+    reporter: TensorboardReporter | None  # also gets the lines
 
     def start(self, step: int, message: str | None) -> None:
         """Logs that the run starts after `step`; `message` says from where a resumed run starts."""

@@ -13,7 +13,7 @@ from experiments.training.options import Placement, TrainingOptions
 from experiments.training.plan import TrainingRun
 from experiments.training.task import Task
 
-FSDP_AXIS = "fsdp"  # inside a node
+FSDP_AXIS = "fsdp"  # name of the axis inside a node
 
 
 def request_cpu_devices(count: int) -> None:
@@ -145,7 +145,7 @@ def require_parts(
             return jax.ShapeDtypeStruct((nodes.size, *leaf.shape), leaf.dtype)
 
         stacked = jax.tree.map(stack, run.method.sharding.params)
-        # Raises where what an algorithm keeps cannot be divided as the parameters are.
+        # Raises if an algorithm's state cannot be divided as the parameters are.
         jax.eval_shape(nodes.spmd(run.method.transform.init), stacked)
 
 

@@ -29,7 +29,7 @@ from experiments.training.task import DecayMask
 
 UPDATES = "the updates of a run, {}"
 
-STEP_BATCH_SIZE = 256  # examples, of Goyal et al.
+STEP_BATCH_SIZE = 256  # batch size of Goyal et al.
 STEP_EPOCHS = StepEpochs()
 
 MUON_RMS = 0.2  # of a step of Muon at rate 1, as that of Adam is: one rate is right for both
@@ -64,8 +64,8 @@ def make_folder_name(run: str) -> str:
 class TrainingRun:
     """One algorithm with one seed."""
 
-    title: str  # as it was given, `ALGORITHM` or `ALGORITHM@TOPOLOGY`
-    seed: int  # of the initial model, the division of the data and the batches
+    title: str  # as given, `ALGORITHM` or `ALGORITHM@TOPOLOGY`
+    seed: int  # seed of the initial model, the division of the data and the batches
     method: Method
 
     @property

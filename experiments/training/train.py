@@ -38,8 +38,8 @@ class Experiment:
 
     plan: TrainingPlan
     task: Task
-    nodes: gx.Nodes  # where they run now; the options have their number at the start
-    runs: list[TrainingRun]  # the finished ones included
+    nodes: gx.Nodes  # nodes of this program; the options contain their number at the start
+    runs: list[TrainingRun]  # finished runs included
     output: Output
 
 
@@ -81,7 +81,7 @@ class Start(NamedTuple):
     """The state and the progress with which a run starts."""
 
     state: TrainState  # on the devices
-    progress: RunProgress  # so far
+    progress: RunProgress  # progress so far
     message: str | None  # for people; None for a run that starts at step 0
 
 

@@ -143,7 +143,7 @@ class Trainer:
         self._mixes_batch_stats = batch_stats == "mix"
         self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
         self._mix_batch_stats_traced = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)
-        # Programs by themselves, so that a training step exchanges nothing but gossip.
+        # These are separate programs, so that a training step exchanges gossip only.
         self._distance_before_mixing = nodes.spmd(
             make_distance_before_mixing(task, method, is_sharded, parts)
         )
@@ -175,7 +175,7 @@ class Trainer:
             for step in steps:
                 # On a copy: accelerators donate the state that a step is given.
                 self._run_step(self._restart(state), batch, step)
-            gx.launch.advance(slow=True)  # another program is compiled
+            gx.launch.advance(slow=True)  # another program will be compiled
             self.measure_distance_before_mixing(state, batch)
         self.measure_distance(state)
 
