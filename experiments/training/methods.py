@@ -326,23 +326,22 @@ ALGORITHM_HELP = (
     "of your own: a function (schedule) -> transform in a module of the current folder."
 )
 TOPOLOGY_HELP = (
-    f"The topology of algorithms given without one: {', '.join(TOPOLOGIES)}, or FIRST/THEN; if "
-    "not given, that of each algorithm's paper. It is fixed for "
+    f"The topology of algorithms named without one: {', '.join(TOPOLOGIES)}, or FIRST/THEN. By "
+    "default each algorithm has the topology of its paper. You cannot choose one for "
     f"{', '.join(name for name, row in ALGORITHMS.items() if row.fixed_topology)}."
 )
 _FLOAT32_ONLY = [name for name, row in ALGORITHMS.items() if row.wires == ("float32",)]
 _SPARSE = [name for name, row in ALGORITHMS.items() if set(row.wires) > set(DENSE)]
 WIRE_HELP = (
-    f"The form of messages. Only float32: {', '.join(_FLOAT32_ONLY)}. top_k and random_k, which "
-    f"send {SPARSE_FRACTION:.0%} of the values, and block_top_k, 1.6% of them in 14 bits each: "
-    f"{', '.join(_SPARSE)}."
+    f"The form of messages. {', '.join(_FLOAT32_ONLY)} send float32 only. {', '.join(_SPARSE)} may "
+    f"also send top_k or random_k, {SPARSE_FRACTION:.0%} of the values, or block_top_k, 1.6% of "
+    "the values in 14 bits each."
 )
 OUTER_NAMES = ", ".join(spell_name(name) for name, row in ALGORITHMS.items() if row.takes_outer)
 MOMENTUM_HELP = (
-    "What the momentum of --optimizer nesterov is of. local: of each node's gradients. "
-    "quasi-global: of the mixed models, for "
-    f"{', '.join(name for name, row in ALGORITHMS.items() if row.mixes_after)}, where the topology "
-    "is doubly stochastic."
+    "What --optimizer nesterov takes its momentum from. local: the gradients of each node. "
+    "quasi-global: the changes of the mixed models. It needs a doubly stochastic topology and one "
+    f"of {', '.join(name for name, row in ALGORITHMS.items() if row.mixes_after)}."
 )
 
 

@@ -46,9 +46,9 @@ SHUFFLE_HELP = (
 
 LrSchedule = Literal["constant", "cosine", "inverse_sqrt", "step"]
 LR_SCHEDULE_HELP = (
-    "constant; cosine, down to 0; inverse_sqrt of the update (Vaswani et al.), down from "
-    "--learning-rate at the end of the warm-up; step (Goyal et al.): warm-up, then 10x down at "
-    "1/3, 2/3 and 8/9 of the run."
+    "constant; cosine, which falls to 0; inverse_sqrt (Vaswani et al.), which falls from "
+    "--learning-rate after the warm-up as 1 / sqrt(update); step (Goyal et al.), which falls to a "
+    "tenth after 1/3, 2/3 and 8/9 of the run."
 )
 
 Optimizer = Literal["sgd", "nesterov", "adam", "muon"]
