@@ -6,8 +6,8 @@
 Runs the programs that the sections need, several side by side, each once; with the same `--out` it
 goes on where it stopped. The folder then holds `report.md`, `results.md` (every claim with its
 commands, and what did not hold), their figures, `summary.json`, and `runs`, a folder for each run.
-What has failed is shown with its error, and the program then exits
-with status 1; one whose loss is not finite has diverged, which is a result.
+A run that has failed is shown with its error, and the program then exits with status 1. A run whose
+loss is not finite has diverged, which is a result.
 
 `--kept` makes the last full report again from small files in the repository, without training.
 """

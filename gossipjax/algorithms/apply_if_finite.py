@@ -37,8 +37,7 @@ def apply_if_finite(
     would wait for each other forever, and simulated nodes would lose mass. (Simulated nodes also
     lose mass with `jnp.where(is_finite, new, old)` after a step, as in flax's `DynamicScale`.)
     `gx.apply_if_finite` counts the nodes whose updates are not finite, by a small all-reduce, so
-    all nodes take the same
-    branch. You can put it in two places:
+    all nodes take the same branch. You can put it in two places:
 
     - around a whole chain: at a bad step no parameter and no state changes on any node. If the
       chain contains `osgp`, do not pass `step=`, because a skipped step delivers no message.
