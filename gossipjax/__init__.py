@@ -3,8 +3,6 @@
 # ruff: noqa: F403, F405 (what has no module of its own here is listed in _public.py)
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,32 +96,19 @@ _IN_CONTRIB += ("quasi_global_adam", "relay", "sparta")
 _WENT = {name: f"contrib.{name}" for name in _IN_CONTRIB} | {"accumulate": "accumulate_gradients"}
 
 
-class _LazyPackage(ModuleType):
-    """The package. It imports a name at its first use, so the launcher can start without JAX."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(f"gossipjax.{name}")
-        if name in _WENT:
-            raise AttributeError(f"gx.{name} went: use gx.{_WENT[name]}.")
-        if name not in __all__:
-            raise AttributeError(f"module 'gossipjax' has no attribute {name!r}")
-        value = getattr(importlib.import_module("gossipjax._public"), name)
-        setattr(self, name, value)
-        return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # An import of the folder spmd/ would put it in the place of the function `gx.spmd`.
-        if name != "spmd" or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-    def __dir__(self) -> list[str]:
-        own = [name for name in super().__dir__() if name.startswith("__")]
-        return sorted({*own, *__all__})
-
-    def __reduce__(self) -> Any:
-        """The package is pickled by its name, so scripts can send it to Ray and other engines."""
-        return importlib.import_module, (self.__name__,)
+def __getattr__(name: str) -> Any:
+    """Imports a name at its first use, so the launcher can start without JAX."""
+    if name in _MODULES:
+        return importlib.import_module(f"gossipjax.{name}")
+    if name in _WENT:
+        raise AttributeError(f"gx.{name} went: use gx.{_WENT[name]}.")
+    if name not in __all__:
+        raise AttributeError(f"module 'gossipjax' has no attribute {name!r}")
+    value = getattr(importlib.import_module("gossipjax._public"), name)
+    globals()[name] = value
+    return value
 
 
-sys.modules[__name__].__class__ = _LazyPackage
+def __dir__() -> list[str]:
+    own = [name for name in globals() if name.startswith("__")]
+    return sorted({*own, *__all__})

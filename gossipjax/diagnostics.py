@@ -15,19 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.exchange import mass_in_flight
-from gossipjax.algorithms.parameters import gossiped, merge_gossiped
-from gossipjax.algorithms.state import (
-    GossipState,
-    PushSum,
-    add,
-    debias,
-    models,
-    numerators,
-    push_sum_weight,
-)
-from gossipjax.algorithms.steps import gossip_state, outer_state
-from gossipjax.algorithms.transform import require_like
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -38,8 +25,21 @@ from gossipjax.collectives import (
     sum_over_parts,
     upcast,
 )
+from gossipjax.exchanges.chain import gossip_state, outer_state
+from gossipjax.exchanges.early import mass_in_flight
+from gossipjax.exchanges.mask import gossiped, merge_gossiped
+from gossipjax.exchanges.state import (
+    GossipState,
+    PushSum,
+    add,
+    debias,
+    models,
+    numerators,
+    push_sum_weight,
+)
+from gossipjax.exchanges.transform import require_like
+from gossipjax.nodes import Nodes
 from gossipjax.sharding import constrain, shard_specs, state_specs
-from gossipjax.spmd import Nodes
 from gossipjax.topology import rounds_to_exact_average, second_singular_value, spectral_gap
 from gossipjax.wire import Wire
 

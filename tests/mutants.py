@@ -41,9 +41,9 @@ gossipjax/topology/permutations.py | test_composed_axis.py -k to_the_bit | rows 
 gossipjax/topology/spectra.py | topology/test_spectra.py -k spectral_gap | gap below the largest eigenvalue | 1 - np.sort(abs(eigenvalues))[-2] => 1 - np.sort(abs(eigenvalues))[-1]
 gossipjax/wire/_messages.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | one key for all arrays | jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(count)) => jax.vmap(lambda k, _: k, (None, 0))(key, np.arange(count))
 gossipjax/wire/_floats.py | collectives/test_wire.py -k too_large | scaled beyond the largest value | maxexp - 1), -limit => maxexp - 0), -limit
-gossipjax/spmd/_convolutions.py | test_convolutions.py -k those_of_lax | taps are shifted the wrong way | low = params["padding"][i][0] - k => low = params["padding"][i][0] + k
-gossipjax/spmd/_convolutions.py | test_convolutions.py -k left_but | a model's own groups become products | sizes.groups != self.nodes => sizes.groups % self.nodes
-gossipjax/train_step.py | test_scan.py -k "calls and sgp" | a scan starts at step 0 | np.arange(step, step + count => np.arange(0, count
+gossipjax/nodes/_convolutions.py | test_convolutions.py -k those_of_lax | taps are shifted the wrong way | low = params["padding"][i][0] - k => low = params["padding"][i][0] + k
+gossipjax/nodes/_convolutions.py | test_convolutions.py -k left_but | a model's own groups become products | sizes.groups != self.nodes => sizes.groups % self.nodes
+gossipjax/step/train_step.py | test_scan.py -k "calls and sgp" | a scan starts at step 0 | np.arange(step, step + count => np.arange(0, count
 gossipjax/wire/_integers.py | collectives/test_codecs.py -k right_on_average | rounding is biased | np.float32(1.5) => np.float32(1.25)
 gossipjax/wire/_sparse.py | collectives/test_codecs.py -k "top_k_takes or random_k_takes" | top_k ignores negative values | jnp.isfinite(array), jnp.abs(array), => jnp.isfinite(array), array,
 gossipjax/wire/_sparse.py | collectives/test_codecs.py -k random_k_takes | random_k draws from fixed groups | % widths + shift) => % widths)
@@ -57,9 +57,9 @@ gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k a_nan_tr
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k many_peers | slots of a loop send one share | partial(round_.select, slot=number) => partial(round_.select, slot=0 * number)
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k large_leaves | a leaf that is no message of its own | if size >= MAX_BUCKET: => if False:
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | senders of another round, as data | place = [self._index, => place = [0 * self._index,
-gossipjax/algorithms/steps.py | test_mistakes.py -k is_refused | what follows a gossip is not looked at | chain[place + 1 :] => chain[place + 9 :]
-gossipjax/train_step.py | test_mistakes.py -k is_refused | a node that counts alone is not seen | or mass[2] != 0 => or False
-gossipjax/train_step.py | test_train_step.py -k one_trace_per_program | max_programs is ignored | if self._max_programs is None else self._max_programs => if self._max_programs is None else MAX_PROGRAMS
+gossipjax/exchanges/chain.py | test_mistakes.py -k is_refused | what follows a gossip is not looked at | chain[place + 1 :] => chain[place + 9 :]
+gossipjax/step/train_step.py | test_mistakes.py -k is_refused | a node that counts alone is not seen | or mass[2] != 0 => or False
+gossipjax/step/train_step.py | test_train_step.py -k one_trace_per_program | max_programs is ignored | if self._max_programs is None else self._max_programs => if self._max_programs is None else MAX_PROGRAMS
 gossipjax/collectives/_exchange.py | collectives/test_wire.py -k servers_of_several | all devices of a node send one part | shards, jax.lax.axis_index(local) => shards, 0
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k check_vma | as_varying is the identity | return x if varies(x, axis_name) else => return x if True else
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k differs_between_nodes | steps may differ between nodes | if axis_name in varying_axes(jnp.asarray(step)): => if False:
@@ -67,11 +67,11 @@ gossipjax/collectives/_averages.py | test_diagnostics.py -k distance_zero | mean
 gossipjax/collectives/_averages.py | collectives/test_collectives.py -k along_a_ring | parts of a ring mean in the wrong place | (node + 1 - hop) => (node - hop)
 gossipjax/collectives/_averages.py | collectives/test_codecs.py -k averages_and_errors | error of an average counts once | lack = nodes * (average => lack = (average
 gossipjax/collectives/_buffers.py | collectives/test_collectives.py -k pairs_may_exchange | second half of a packed word is lost | return low | high << 16 => return low
-gossipjax/spmd/_composed_axis.py | test_composed_axis.py -k "every_collective or groups_and" | nodes are numbered across devices | device * axis.per_device + jax => device + axis.devices * jax
-gossipjax/spmd/_composed_axis.py | test_composed_axis.py -k groups_and | groups turn the other way | np.roll(table, -hop => np.roll(table, hop
-gossipjax/spmd/_blocks.py | test_composed_axis.py -k derivatives_by_a_rule | gradients are not put back in place | next(remaining) if _is_float => 0 * next(remaining) if _is_float
-gossipjax/spmd/rows.py | test_nodes.py -k rows_that_differ | rows that differ are taken for one model | if spreads[worst] <= MAX_SPREAD => if True
-gossipjax/spmd/program.py | test_spmd.py -k servers_of_several_devices_are_nodes | local arguments are not divided | return P(nodes.axis_name, nodes.local_axis_name) => return P(nodes.axis_name)
+gossipjax/nodes/_composed_axis.py | test_composed_axis.py -k "every_collective or groups_and" | nodes are numbered across devices | device * axis.per_device + jax => device + axis.devices * jax
+gossipjax/nodes/_composed_axis.py | test_composed_axis.py -k groups_and | groups turn the other way | np.roll(table, -hop => np.roll(table, hop
+gossipjax/nodes/_blocks.py | test_composed_axis.py -k derivatives_by_a_rule | gradients are not put back in place | next(remaining) if _is_float => 0 * next(remaining) if _is_float
+gossipjax/nodes/stacked.py | test_nodes.py -k rows_that_differ | rows that differ are taken for one model | if spreads[worst] <= MAX_SPREAD => if True
+gossipjax/nodes/program.py | test_spmd.py -k servers_of_several_devices_are_nodes | local arguments are not divided | return P(nodes.axis_name, nodes.local_axis_name) => return P(nodes.axis_name)
 gossipjax/processes.py | test_processes.py -k "holds_all_nodes or of_other_processes" | nodes of another process | devices[node * count // size] => devices[node % count]
 gossipjax/sharding.py | algorithms/test_sharded.py -k parts_equal | state is not sharded as its parameters | shape[leading:] == expected => False
 gossipjax/algorithms/sgp.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and sgp-" | the weight is not mixed | state._replace(weight=weight) => state
@@ -81,37 +81,37 @@ gossipjax/algorithms/osgp.py | algorithms/test_algorithms.py -k "round_by_round 
 gossipjax/algorithms/adpsgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and adpsgd" | history is off by one | (upcoming - delay) % capacity => (upcoming - delay + 1) % capacity
 gossipjax/algorithms/allreduce.py | collectives/test_codecs.py -k that_of_one_step | a NaN is kept for ever | jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)) => e
 gossipjax/wire/_block_top_k.py | collectives/test_codecs.py -k block_top_k_equals | bins are of another width | np.asarray(RANGE / BINS => np.asarray(1 / BINS
-gossipjax/algorithms/fragments.py | algorithms/test_outer.py -k "round_by_round and layers" | pieces are put where the first stands | view, part, self.start, => view, part, 0,
-gossipjax/algorithms/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | scale(state.error[self.fragment], plan.error_feedback) => scale(state.error[self.fragment], 1.0)
+gossipjax/exchanges/fragments.py | algorithms/test_outer.py -k "round_by_round and layers" | pieces are put where the first stands | view, part, self.start, => view, part, 0,
+gossipjax/algorithms/outer/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | scale(state.error[self.fragment], plan.error_feedback) => scale(state.error[self.fragment], 1.0)
 gossipjax/collectives/_averages.py | algorithms/test_error_feedback.py -k "oracle and senders" | senders are all nodes | (values != 0).astype(like.dtype) => (values == values).astype(like.dtype)
 gossipjax/algorithms/easgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and easgd" | the center is pulled by one node | node_sum(pull, plan.wire) => pull
 gossipjax/algorithms/choco.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and top_k" | differences are not added up | d + (p - q) => (p - q)
-gossipjax/algorithms/apply_if_finite.py | algorithms/test_around.py -k all_nodes_skip | nodes do not agree to skip | failures = node_sum(failures, Wire(name)) => pass
+gossipjax/exchanges/apply_if_finite.py | algorithms/test_around.py -k all_nodes_skip | nodes do not agree to skip | failures = node_sum(failures, Wire(name)) => pass
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and tracking" | the old gradient stays | subtract(mixed, updates) => mixed
 gossipjax/algorithms/quasi_global.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and quasi_global" | speed is not divided by the rate | subtract(x, new_x), 1 / divisor => subtract(x, new_x), divisor
-gossipjax/algorithms/state.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
-gossipjax/algorithms/state.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
-gossipjax/algorithms/state.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
-gossipjax/algorithms/steps.py | test_train_step.py -k go_on_alike | a jump loses messages | if overlapped and exchange.canonical_step(step) => if 0 * exchange.canonical_step(step)
-gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
-gossipjax/algorithms/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | jax.tree.map(jnp.zeros_like, old[1]) => jax.tree.map(jnp.copy, old[1])
-gossipjax/algorithms/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | gossip in outer steps takes the round of the step | step=self.steps.plan.round_number(self.step) => step=self.step
-gossipjax/algorithms/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
+gossipjax/exchanges/state.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
+gossipjax/exchanges/state.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
+gossipjax/exchanges/state.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
+gossipjax/exchanges/chain.py | test_train_step.py -k go_on_alike | a jump loses messages | if overlapped and exchange.canonical_step(step) => if 0 * exchange.canonical_step(step)
+gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
+gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | jax.tree.map(jnp.zeros_like, old[1]) => jax.tree.map(jnp.copy, old[1])
+gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | gossip in outer steps takes the round of the step | step=self.steps.plan.round_number(self.step) => step=self.step
+gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
 gossipjax/algorithms/sgp.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | what damping holds back is lost | held_back=subtract(waiting, updates) => held_back=scale(waiting, 0)
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | tracks undamped updates | state = state.keep(damped=updates) => state = state.keep(damped=change)
-gossipjax/algorithms/outer_stability.py | algorithms/test_outer_stability.py -k over_gossip | tracking forgets its correction | c = multiply_round(P, v + c) - v => c = 0 * c
-gossipjax/algorithms/outer_stability.py | algorithms/test_outer_stability.py -k over_gossip | weights stay 1 | new_w = multiply_round(P, w) => new_w = w
+gossipjax/algorithms/outer/stability.py | algorithms/test_outer_stability.py -k over_gossip | tracking forgets its correction | c = multiply_round(P, v + c) - v => c = 0 * c
+gossipjax/algorithms/outer/stability.py | algorithms/test_outer_stability.py -k over_gossip | weights stay 1 | new_w = multiply_round(P, w) => new_w = w
 gossipjax/checkpoint/_resize.py | algorithms/test_outer_gossip.py -k change_of_nodes | anchors without weights | _average_others(_weigh_anchors(opt_state, old), template) => _average_others(opt_state, template)
-gossipjax/algorithms/outer_average.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
-gossipjax/train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
-gossipjax/decentralized_step.py | test_decentralized_step.py -k "dense_oracle and vmap" | a closed step's own model is mixed, and not what it moved | subtract(upcast(new_params), upcast(params)) => upcast(new_params)
-gossipjax/traffic.py | test_bytes_per_step.py -k "compiled_programs and sgp" | what is received counts as sent | Traffic(rows[:, 0], rows[:, 1]) => Traffic(rows[:, 1], rows[:, 0])
-gossipjax/offload.py | algorithms/test_outer.py -k "OnTheHost and vmap or OnTheHost and mesh" | a step that is skipped forgets what was sent | "sent": BOTH, => "sent": ("used",),
-gossipjax/overlapped_step.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | range(max(step, delay), step + delay) => range(0)
+gossipjax/algorithms/outer/average.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
+gossipjax/step/train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
+gossipjax/step/closed.py | test_decentralized_step.py -k "dense_oracle and vmap" | a closed step's own model is mixed, and not what it moved | subtract(upcast(new_params), upcast(params)) => upcast(new_params)
+gossipjax/step/bytes_per_step.py | test_bytes_per_step.py -k "compiled_programs and sgp" | what is received counts as sent | Traffic(rows[:, 0], rows[:, 1]) => Traffic(rows[:, 1], rows[:, 0])
+gossipjax/step/offloaded.py | algorithms/test_outer.py -k "OnTheHost and vmap or OnTheHost and mesh" | a step that is skipped forgets what was sent | "sent": BOTH, => "sent": ("used",),
+gossipjax/step/beside.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | range(max(step, delay), step + delay) => range(0)
 gossipjax/diagnostics.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | mass ignores what is in flight | numerators(params, state), sent.x) => numerators(params, state), 0)
 gossipjax/diagnostics.py | algorithms/test_state.py -k TestLocalModel | local models are not divided by the weight | debias(x, push_sum_weight(state)) => x
-gossipjax/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | statistics are not weighted | weight.astype(s.dtype) * s => s
-gossipjax/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | mixed by the round of no step | plan.schedule_by_step, => plan.schedule,
+gossipjax/step/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | statistics are not weighted | weight.astype(s.dtype) * s => s
+gossipjax/step/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | mixed by the round of no step | plan.schedule_by_step, => plan.schedule,
 gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k never_interrupted | messages in flight are not restored | jax.tree.unflatten(structure, restored) => jax.tree_util.tree_map_with_path(lambda path, x: x - x if "in_flight" in str(path) else x, jax.tree.unflatten(structure, restored))
 gossipjax/checkpoint/_writer.py | checkpoint/test_odd_paths.py -k thread_that | folders that cannot be made are waited for | create_directories_asynchronously=False => create_directories_asynchronously=True
 gossipjax/checkpoint/_train_state.py | checkpoint/test_resume.py -k chain_that_changed | a schedule is known by its form | digest = zlib.crc32(array.tobytes(), digest) => pass

@@ -429,9 +429,9 @@ def test_import_brings_nothing_heavy():
 def test_names_do_not_depend_on_what_was_imported_first():
     """`gossipjax.spmd` is a folder, and `gx.spmd` a function of it."""
     code = (
-        "import gossipjax.train_step, gossipjax as gx; print(gx.spmd.__module__); "
+        "import gossipjax.step.train_step, gossipjax as gx; print(gx.spmd.__module__); "
         "from gossipjax import *; print(spmd is gx.spmd, sgp is gx.sgp, sgp.__module__); "
         "print({n for n in dir(gx) if n[0] != '_'} == {*gx.__all__}, hasattr(gx, 'nothing'))"
     )
-    expected = "gossipjax.spmd.nodes True True gossipjax.algorithms.sgp True False"
+    expected = "gossipjax.nodes.nodes True True gossipjax.algorithms.sgp True False"
     assert run_code(code) == expected.split()

@@ -11,8 +11,8 @@ from jax.extend.core.primitives import conv_general_dilated_p
 from jax.sharding import Mesh
 
 import gossipjax as gx
-from gossipjax.spmd._convolutions import vmap_nodes
-from gossipjax.spmd.program import all_equations
+from gossipjax.nodes._convolutions import vmap_nodes
+from gossipjax.nodes.program import all_equations
 
 MODULE = sys.modules[vmap_nodes.__module__]  # `gossipjax.spmd` is the function
 N = 4

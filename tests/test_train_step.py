@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 from modes import make_mesh
 
 import gossipjax as gx
-from gossipjax.algorithms.steps import start_at
-from gossipjax.spmd.program import Program
+from gossipjax.exchanges.chain import start_at
+from gossipjax.nodes.program import Program
 
 N = 8
 SCHEDULE = gx.topology.one_peer_exponential(N)
@@ -144,7 +144,7 @@ def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):
 
         return recorded
 
-    monkeypatch.setattr("gossipjax.overlapped_step.exchange", record_trace)
+    monkeypatch.setattr("gossipjax.step.beside.exchange", record_trace)
     monkeypatch.setattr(Program, "prepare", record_run)
     train(gx.osgp(SCHEDULE), gx.Nodes(N), overlap_in_thread=True)
     assert set(traced) == {threading.main_thread()}

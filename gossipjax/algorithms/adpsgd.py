@@ -11,9 +11,9 @@ import optax
 from numpy.typing import ArrayLike
 
 from gossipjax.algorithms.sgp import mix_updated
-from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, add, init_state
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import StepLike, cast_like, require_doubly_stochastic, select_for_node
+from gossipjax.exchanges.state import ExchangePlan, Extra, GossipState, add, init_state
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike

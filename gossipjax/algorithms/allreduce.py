@@ -8,13 +8,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, add, zeros_like_model
-from gossipjax.algorithms.transform import (
-    exchange_on_parts,
-    make_route,
-    require_plan,
-    require_state,
-)
 from gossipjax.collectives import (
     axis_size,
     cast_like,
@@ -22,6 +15,13 @@ from gossipjax.collectives import (
     node_mean,
     require_floats,
     varies,
+)
+from gossipjax.exchanges.state import ErrorFeedback, ExchangePlan, add, zeros_like_model
+from gossipjax.exchanges.transform import (
+    exchange_on_parts,
+    make_route,
+    require_plan,
+    require_state,
 )
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole

@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.state import ExchangePlan, GossipState, add, init_state
-from gossipjax.algorithms.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-    require_choice,
-    require_number,
-)
 from gossipjax.collectives import (
     NodeRound,
     StepLike,
     at_round,
     mix_encoded,
     require_doubly_stochastic,
+)
+from gossipjax.exchanges.state import ExchangePlan, GossipState, add, init_state
+from gossipjax.exchanges.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_choice,
+    require_number,
 )
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike, require_codec

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.sgp import mix_updated
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, require_doubly_stochastic
+from gossipjax.exchanges.state import (
     ExchangePlan,
     GossipState,
     Order,
@@ -19,14 +20,13 @@ from gossipjax.algorithms.state import (
     mix_once,
     scale,
 )
-from gossipjax.algorithms.transform import (
+from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
     make_route,
     require_choice,
     require_scalar,
 )
-from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 

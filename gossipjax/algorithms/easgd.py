@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, axis_size, cond, node_sum
+from gossipjax.exchanges.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -16,8 +17,7 @@ from gossipjax.algorithms.state import (
     common_model,
     init_state,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_number
-from gossipjax.collectives import StepLike, axis_size, cond, node_sum
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_number
 from gossipjax.topology.schedule import require_int
 
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, require_schedule, upcast
+from gossipjax.exchanges.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -22,8 +23,7 @@ from gossipjax.algorithms.state import (
     scale,
     zeros_like_model,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_like
-from gossipjax.collectives import StepLike, require_schedule, upcast
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_like
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 

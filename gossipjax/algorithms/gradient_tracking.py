@@ -8,7 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, require_schedule
+from gossipjax.exchanges.state import (
     ExchangePlan,
     GossipState,
     OnResize,
@@ -18,8 +19,7 @@ from gossipjax.algorithms.state import (
     scale,
     subtract,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
-from gossipjax.collectives import StepLike, require_schedule
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 

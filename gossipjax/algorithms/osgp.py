@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.sgp import mix_updated
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, at_round, cond, require_schedule, split, vary
+from gossipjax.exchanges.state import (
     ExchangePlan,
     GossipState,
     PushSum,
@@ -17,8 +18,7 @@ from gossipjax.algorithms.state import (
     init_state,
     zeros_like_model,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
-from gossipjax.collectives import StepLike, at_round, cond, require_schedule, split, vary
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, require_doubly_stochastic
+from gossipjax.exchanges.state import (
     ExchangePlan,
     GossipState,
     add,
@@ -21,8 +22,7 @@ from gossipjax.algorithms.state import (
     scale,
     subtract,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_scalar
-from gossipjax.collectives import StepLike, require_doubly_stochastic
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import multiply_round
 from gossipjax.wire import WireLike

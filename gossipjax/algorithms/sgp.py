@@ -8,7 +8,8 @@ from typing import Any, get_args
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, require_schedule
+from gossipjax.exchanges.state import (
     ExchangePlan,
     GossipState,
     OnResize,
@@ -19,8 +20,7 @@ from gossipjax.algorithms.state import (
     scale,
     subtract,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route, require_choice
-from gossipjax.collectives import StepLike, require_schedule
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_choice
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 

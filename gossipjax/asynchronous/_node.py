@@ -19,7 +19,6 @@ import numpy as np
 import optax
 
 from gossipjax import launch
-from gossipjax.algorithms.transform import require_transform
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._messages import Format, Identity, Mass
 from gossipjax.asynchronous._model import (
@@ -41,6 +40,7 @@ from gossipjax.asynchronous._settings import Settings, may_connect
 from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import make_key, wire_types
 from gossipjax.collectives import Layout
+from gossipjax.exchanges.transform import require_transform
 
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # bytes with which ZeroMQ begins each connection
 LIFE_LETTERS = 16  # letters in the name of a life

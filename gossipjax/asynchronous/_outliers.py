@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.transform import require_number
+from gossipjax.exchanges.transform import require_number
 
 
 class OutlierState(NamedTuple):

@@ -43,8 +43,8 @@ from gossipjax.checkpoint._train_state import (
     take_kept_nodes,
 )
 from gossipjax.checkpoint._writer import Writer
+from gossipjax.nodes import Nodes
 from gossipjax.processes import all_processes, any_process, meet_within, require_shared_folder
-from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
 ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/

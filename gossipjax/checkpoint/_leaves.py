@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.algorithms.outer_average import OuterState
-from gossipjax.algorithms.state import ErrorFeedback, ExchangePlan, GossipState
+from gossipjax.algorithms.outer.average import OuterState
+from gossipjax.exchanges.state import ErrorFeedback, ExchangePlan, GossipState
 from gossipjax.processes import is_key
 from gossipjax.sharding import ShardedState
 from gossipjax.topology.schedule import Schedule

@@ -13,14 +13,14 @@ import numpy as np
 import optax
 
 from gossipjax import meshes
-from gossipjax.algorithms.outer_average import OuterState
-from gossipjax.algorithms.parameters import gossiped, merge_gossiped
-from gossipjax.algorithms.state import Extra, GossipState
-from gossipjax.algorithms.steps import gossip_state
+from gossipjax.algorithms.outer.average import OuterState
 from gossipjax.checkpoint._leaves import arrange_like, unwrap
 from gossipjax.collectives import cast_like, require_floats
+from gossipjax.exchanges.chain import gossip_state
+from gossipjax.exchanges.mask import gossiped, merge_gossiped
+from gossipjax.exchanges.state import Extra, GossipState
+from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key
-from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import require_int
 
 # Part of names in a path that mean keys: `rng_key`, `dropout_key`, `rngs`.

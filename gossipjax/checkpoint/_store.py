@@ -32,8 +32,8 @@ from gossipjax.checkpoint._leaves import (
     require_same_specs,
     require_types_of_devices,
 )
+from gossipjax.nodes.arguments import is_function
 from gossipjax.processes import all_processes, gather_texts, is_key
-from gossipjax.spmd.arguments import is_function
 
 try:
     import orbax.checkpoint as ocp

@@ -23,8 +23,8 @@ from gossipjax.checkpoint._resize import (
     change_nodes,
     paths_of_floats,
 )
+from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
-from gossipjax.spmd import Nodes
 from gossipjax.topology.schedule import Schedule, require_int
 
 MAX_SETTINGS = 1000  # settings of a chain in a manifest

@@ -6,8 +6,6 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.state import ExchangePlan, GossipState, add, init_state, subtract
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
 from gossipjax.collectives import (
     NodeRound,
     StepLike,
@@ -15,6 +13,8 @@ from gossipjax.collectives import (
     mix_encoded,
     require_doubly_stochastic,
 )
+from gossipjax.exchanges.state import ExchangePlan, GossipState, add, init_state, subtract
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, exchange_in_pairs
+from gossipjax.exchanges.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -18,8 +19,7 @@ from gossipjax.algorithms.state import (
     init_state,
     zeros_like_model,
 )
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
-from gossipjax.collectives import StepLike, exchange_in_pairs
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology import from_graph
 
 Messages = tuple[PushSum, ...]  # one per neighbour

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.algorithms.transform import require_number
+from gossipjax.exchanges.transform import require_number
 from gossipjax.faults._tables import MAX_DELAY
 from gossipjax.topology.schedule import MAX_STEP, require_int
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.state import GossipState
-from gossipjax.algorithms.steps import gossip_state, outer_state
-from gossipjax.algorithms.transform import require_axis_names, require_state, require_transform
 from gossipjax.collectives import axis_size
+from gossipjax.exchanges.chain import gossip_state, outer_state
+from gossipjax.exchanges.state import GossipState
+from gossipjax.exchanges.transform import require_axis_names, require_state, require_transform
 from gossipjax.faults._faults import Faults
 from gossipjax.faults._links import is_active
 from gossipjax.faults._rounds import require_isolated

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.algorithms.transform import require_number
+from gossipjax.exchanges.transform import require_number
 from gossipjax.wire import Codec, require_seed
 
 Like = jax.Array | jax.ShapeDtypeStruct

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.algorithms.transform import require_number
+from gossipjax.exchanges.transform import require_number
 from gossipjax.topology.schedule import require_int
 
 MAX_DELAY = 2**10  # steps; each costs a copy of the model on every link

@@ -9,9 +9,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.exchange import mass_in_flight
-from gossipjax.algorithms.parameters import gossiped
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import (
+    StepLike,
+    node_sum,
+    require_doubly_stochastic,
+    require_schedule,
+)
+from gossipjax.exchanges.chain import gossip_state
+from gossipjax.exchanges.early import mass_in_flight
+from gossipjax.exchanges.mask import gossiped
+from gossipjax.exchanges.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -22,14 +29,7 @@ from gossipjax.algorithms.state import (
     subtract,
     zeros_like_model,
 )
-from gossipjax.algorithms.steps import gossip_state
-from gossipjax.algorithms.transform import Combined, gossip_transform, make_route
-from gossipjax.collectives import (
-    StepLike,
-    node_sum,
-    require_doubly_stochastic,
-    require_schedule,
-)
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.faults._faults import Faults, require_faults
 from gossipjax.faults._links import NEVER, Links, along
 from gossipjax.topology.schedule import Schedule

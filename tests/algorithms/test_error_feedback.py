@@ -12,7 +12,7 @@ from algorithms.problems import run_history
 from modes import SERVERS
 
 import gossipjax as gx
-from gossipjax.algorithms.steps import outer_state
+from gossipjax.exchanges.chain import outer_state
 
 N = 4
 D = 40

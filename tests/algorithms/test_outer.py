@@ -23,9 +23,9 @@ from promotion import promoting
 
 import gossipjax as gx
 from experiments.speed.compiled.hlo import parse_module
-from gossipjax.algorithms.fragments import merge
-from gossipjax.algorithms.steps import outer_state
 from gossipjax.checkpoint import Checkpoints, change_nodes
+from gossipjax.exchanges.chain import outer_state
+from gossipjax.exchanges.fragments import merge
 
 N = 4
 RING = gx.topology.ring(N)

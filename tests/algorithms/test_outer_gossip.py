@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import gossipjax as gx
-from gossipjax.algorithms.steps import outer_state
 from gossipjax.checkpoint import change_nodes
+from gossipjax.exchanges.chain import outer_state
 
 N = 8
 topology = gx.topology

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import gossipjax as gx
-from gossipjax.algorithms.state import as_update, predict, residuals, round_to
+from gossipjax.exchanges.state import as_update, predict, residuals, round_to
 
 N = 6
 SCHEDULES = {

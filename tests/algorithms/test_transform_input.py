@@ -8,8 +8,8 @@ import pytest
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
 
 import gossipjax as gx
-from gossipjax.algorithms.state import ExchangePlan, init_state
-from gossipjax.algorithms.transform import gossip_transform
+from gossipjax.exchanges.state import ExchangePlan, init_state
+from gossipjax.exchanges.transform import gossip_transform
 
 N = 4
 RING = gx.topology.ring(N)

@@ -18,10 +18,10 @@ from short_runs import (
 )
 
 import gossipjax as gx
-from gossipjax.algorithms.state import ExchangePlan, Extra, GossipState, OnResize, add, init_state
-from gossipjax.algorithms.transform import gossip_transform
 from gossipjax.checkpoint import average_nodes, change_nodes
 from gossipjax.collectives import mix
+from gossipjax.exchanges.state import ExchangePlan, Extra, GossipState, OnResize, add, init_state
+from gossipjax.exchanges.transform import gossip_transform
 
 
 def resize(*args) -> Any:

@@ -40,8 +40,8 @@ def count(*args, **options):
     gathers.append(args)
     return gather(*args, **options)
 multihost_utils.process_allgather = count
-import gossipjax.train_step
-gossipjax.train_step.MAX_PROGRAMS = 2
+import gossipjax.step.train_step
+gossipjax.step.train_step.MAX_PROGRAMS = 2
 rounds = gx.topology.from_matrices([[[1 - a, a], [a, 1 - a]] for a in (0.1, 0.2, 0.3)])
 train_step, z, opt_state, stats = train(gx.sgp(rounds), 3)
 assert train_step.canonical_steps(opt_state) is None  # the step is traced
@@ -51,7 +51,7 @@ assert train_step.overlaps(opt_state)
 assert not gathers, gathers
 jax.device_put(np.ones(2), jax.sharding.NamedSharding(nodes.mesh, jax.sharding.PartitionSpec()))
 assert len(gathers) == 1, gathers  # they are counted
-gossipjax.train_step.MAX_PROGRAMS = gx.MAX_PROGRAMS
+gossipjax.step.train_step.MAX_PROGRAMS = gx.MAX_PROGRAMS
 print("no gather")
 """
 

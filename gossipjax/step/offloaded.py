@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gossipjax.algorithms.outer_average import OuterState
+from gossipjax.algorithms.outer.average import OuterState
 from gossipjax.meshes import HOST_MEMORY
 
 # Fields of `OuterState` -> the fragments for which a step reads them, and writes them. A skipped

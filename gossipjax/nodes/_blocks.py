@@ -25,13 +25,13 @@ from jax.extend.core import (
 )
 from jax.sharding import PartitionSpec as P
 
-from gossipjax.spmd._composed_axis import COLLECTIVES, ComposedAxis
-from gossipjax.spmd._convolutions import vmap_nodes
-from gossipjax.spmd.arguments import ArgumentKinds, require_all_stacked
-from gossipjax.spmd.program import all_equations, is_collective_over
+from gossipjax.nodes._composed_axis import COLLECTIVES, ComposedAxis
+from gossipjax.nodes._convolutions import vmap_nodes
+from gossipjax.nodes.arguments import ArgumentKinds, require_all_stacked
+from gossipjax.nodes.program import all_equations, is_collective_over
 
 if TYPE_CHECKING:
-    from gossipjax.spmd import Nodes
+    from gossipjax.nodes import Nodes
 
 
 Atom = Var | Literal

@@ -18,14 +18,14 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from gossipjax.algorithms.outer_average import OuterPlan, OuterState
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.outer.average import OuterPlan, OuterState
+from gossipjax.collectives import group_rounds
+from gossipjax.exchanges.state import (
     MAX_STEPS,
     ErrorFeedback,
     ExchangePlan,
     GossipState,
 )
-from gossipjax.collectives import group_rounds
 
 LEAF = jax.tree.structure(0)
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.parameters import make_mask
 from gossipjax.collectives import (
     StepLike,
     accumulation_dtype,
@@ -32,6 +31,7 @@ from gossipjax.collectives import (
     require_floats,
     upcast,
 )
+from gossipjax.exchanges.mask import make_mask
 from gossipjax.serialization import register_with_flax, written_by_flax
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire, round_to

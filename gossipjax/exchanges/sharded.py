@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.apply_if_finite import ApplyIfFiniteState
-from gossipjax.algorithms.outer_average import OuterState
-from gossipjax.algorithms.state import ErrorFeedback, GossipState
-from gossipjax.algorithms.steps import find_parts
-from gossipjax.algorithms.transform import require_axis_names, require_state, require_transform
+from gossipjax.algorithms.outer.average import OuterState
+from gossipjax.exchanges.apply_if_finite import ApplyIfFiniteState
+from gossipjax.exchanges.chain import find_parts
+from gossipjax.exchanges.state import ErrorFeedback, GossipState
+from gossipjax.exchanges.transform import require_axis_names, require_state, require_transform
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
 

@@ -12,10 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.exchange import mass_in_flight
-from gossipjax.algorithms.fragments import Fragment, LayerFragments, merge, pick
-from gossipjax.algorithms.outer_average import OuterPlan, OuterState, average_fragment
-from gossipjax.algorithms.outer_checks import (
+from gossipjax.algorithms.outer.average import OuterPlan, OuterState, average_fragment
+from gossipjax.algorithms.outer.checks import (
     make_outer_shares,
     require_average,
     require_feedback,
@@ -27,8 +25,20 @@ from gossipjax.algorithms.outer_checks import (
     require_parts,
     require_whole_steps,
 )
-from gossipjax.algorithms.outer_stability import require_stable
-from gossipjax.algorithms.state import (
+from gossipjax.algorithms.outer.stability import require_stable
+from gossipjax.collectives import (
+    MeanOver,
+    StepLike,
+    cast_like,
+    change_if,
+    default_step,
+    vary,
+    vary_where_mapped,
+)
+from gossipjax.exchanges.chain import gossip_state, replace_gossip_state
+from gossipjax.exchanges.early import mass_in_flight
+from gossipjax.exchanges.fragments import Fragment, LayerFragments, merge, pick
+from gossipjax.exchanges.state import (
     ExchangePlan,
     GossipState,
     add,
@@ -44,8 +54,7 @@ from gossipjax.algorithms.state import (
     subtract,
     zeros_like_model,
 )
-from gossipjax.algorithms.steps import gossip_state, replace_gossip_state
-from gossipjax.algorithms.transform import (
+from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
     make_route,
@@ -56,16 +65,7 @@ from gossipjax.algorithms.transform import (
     require_state,
     require_transform,
 )
-from gossipjax.algorithms.weighted import require_node_weight, scale_by_share
-from gossipjax.collectives import (
-    MeanOver,
-    StepLike,
-    cast_like,
-    change_if,
-    default_step,
-    vary,
-    vary_where_mapped,
-)
+from gossipjax.exchanges.weighted import require_node_weight, scale_by_share
 from gossipjax.sharding import constrain, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike

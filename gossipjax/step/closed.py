@@ -13,17 +13,17 @@ import numpy as np
 import optax
 from jax.extend.core import Literal
 
-from gossipjax.algorithms.state import ErrorFeedback, GossipState, subtract
-from gossipjax.algorithms.steps import find_optimizer, find_parts, gossip_state, outer_state
 from gossipjax.checkpoint import TrainState
 from gossipjax.collectives import node_mean, upcast
 from gossipjax.diagnostics import average_model, on_axis
+from gossipjax.exchanges.chain import find_optimizer, find_parts, gossip_state, outer_state
+from gossipjax.exchanges.state import ErrorFeedback, GossipState, subtract
+from gossipjax.nodes import Nodes
+from gossipjax.nodes.arguments import Argnums, argument_numbers, is_function, require_numbers
 from gossipjax.processes import is_key
 from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import ShardedState, shard_specs
-from gossipjax.spmd import Nodes
-from gossipjax.spmd.arguments import Argnums, argument_numbers, is_function, require_numbers
-from gossipjax.train_step import TrainStep
+from gossipjax.step.train_step import TrainStep
 
 
 def decentralize(

@@ -15,10 +15,10 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes
-from gossipjax.algorithms.steps import StepPlan, find_parts, step_plan
-from gossipjax.algorithms.transform import require_transform
-from gossipjax.spmd import Nodes, as_nodes
-from gossipjax.spmd.program import AXIS_PARAMS, is_collective_over
+from gossipjax.exchanges.chain import StepPlan, find_parts, step_plan
+from gossipjax.exchanges.transform import require_transform
+from gossipjax.nodes import Nodes, as_nodes
+from gossipjax.nodes.program import AXIS_PARAMS, is_collective_over
 from gossipjax.topology.schedule import require_int
 
 # Over n nodes, on a ring: what each sends, and receives, as a multiple of what it puts in.

@@ -9,19 +9,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.fragments import LayerFragments
-from gossipjax.algorithms.outer_average import OuterPlan, Shares
-from gossipjax.algorithms.parameters import make_mask
-from gossipjax.algorithms.state import ExchangePlan, GossipState
-from gossipjax.algorithms.steps import gossip_state, outer_state
-from gossipjax.algorithms.transform import (
+from gossipjax.algorithms.outer.average import OuterPlan, Shares
+from gossipjax.collectives import MeanOver, require_doubly_stochastic
+from gossipjax.exchanges.chain import gossip_state, outer_state
+from gossipjax.exchanges.fragments import LayerFragments
+from gossipjax.exchanges.mask import make_mask
+from gossipjax.exchanges.state import ExchangePlan, GossipState
+from gossipjax.exchanges.transform import (
     require_choice,
     require_like,
     require_number,
     require_transform,
 )
-from gossipjax.algorithms.weighted import make_shares
-from gossipjax.collectives import MeanOver, require_doubly_stochastic
+from gossipjax.exchanges.weighted import make_shares
 from gossipjax.sharding import inner_axes, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Codec

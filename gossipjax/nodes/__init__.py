@@ -6,7 +6,7 @@
 - blocks: several nodes on each device.
 """
 
-from gossipjax.spmd.nodes import Nodes, Shared, as_nodes, donate_on_accelerators, spmd
-from gossipjax.spmd.program import Program
+from gossipjax.nodes.nodes import Nodes, Shared, as_nodes, donate_on_accelerators, spmd
+from gossipjax.nodes.program import Program
 
 __all__ = ["Nodes", "Program", "Shared", "as_nodes", "donate_on_accelerators", "spmd"]

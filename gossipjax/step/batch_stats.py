@@ -16,14 +16,7 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.outer_average import OuterState
-from gossipjax.algorithms.state import GossipState, debias, push_sum_weight
-from gossipjax.algorithms.steps import (
-    exchange_plan,
-    gossip_state,
-    outer_state,
-    require_updates_numbered,
-)
+from gossipjax.algorithms.outer.average import OuterState
 from gossipjax.collectives import (
     StepLike,
     as_varying,
@@ -36,7 +29,14 @@ from gossipjax.collectives import (
     upcast,
 )
 from gossipjax.diagnostics import on_axis, require_inside
-from gossipjax.spmd import Nodes
+from gossipjax.exchanges.chain import (
+    exchange_plan,
+    gossip_state,
+    outer_state,
+    require_updates_numbered,
+)
+from gossipjax.exchanges.state import GossipState, debias, push_sum_weight
+from gossipjax.nodes import Nodes
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 

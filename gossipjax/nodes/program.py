@@ -18,17 +18,17 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
-from gossipjax.sharding import axes_of, constrain, shard_specs
-from gossipjax.spmd._convolutions import vmap_nodes
-from gossipjax.spmd.arguments import (
+from gossipjax.nodes._convolutions import vmap_nodes
+from gossipjax.nodes.arguments import (
     ArgumentKinds,
     require_all_stacked,
     require_numbers,
     require_stacked,
 )
+from gossipjax.sharding import axes_of, constrain, shard_specs
 
 if TYPE_CHECKING:
-    from gossipjax.spmd import Nodes
+    from gossipjax.nodes import Nodes
 
 
 def is_put(x: Any, sharding: NamedSharding) -> bool:

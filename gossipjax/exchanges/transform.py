@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.exchange import exchange, exchange_parts, split_messages
-from gossipjax.algorithms.state import (
+from gossipjax.collectives import StepLike, cond, default_step, vary
+from gossipjax.exchanges.early import exchange, exchange_parts, split_messages
+from gossipjax.exchanges.state import (
     ExchangePlan,
     Extra,
     GossipState,
@@ -24,7 +25,6 @@ from gossipjax.algorithms.state import (
     predict,
     residuals,
 )
-from gossipjax.collectives import StepLike, cond, default_step, vary
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
 from gossipjax.wire import Wire, WireLike, make_wire
 

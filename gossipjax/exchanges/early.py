@@ -12,11 +12,11 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from gossipjax.algorithms.fragments import Fragment, merge, pick, split_leaves
-from gossipjax.algorithms.parameters import gossiped
-from gossipjax.algorithms.state import GossipState, PushSum, mix_once, numerators
-from gossipjax.algorithms.steps import gossip_state, require_updates_numbered
 from gossipjax.collectives import StepLike, deliver, require_step, upcast, vary
+from gossipjax.exchanges.chain import gossip_state, require_updates_numbered
+from gossipjax.exchanges.fragments import Fragment, merge, pick, split_leaves
+from gossipjax.exchanges.mask import gossiped
+from gossipjax.exchanges.state import GossipState, PushSum, mix_once, numerators
 from gossipjax.sharding import inner_axes, on_shards, shard_specs
 
 

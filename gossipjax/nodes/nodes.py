@@ -18,9 +18,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes, processes
-from gossipjax.sharding import shard_specs
-from gossipjax.spmd._blocks import run_in_blocks
-from gossipjax.spmd.arguments import (
+from gossipjax.nodes._blocks import run_in_blocks
+from gossipjax.nodes.arguments import (
     Argnums,
     ArgumentKinds,
     argument_numbers,
@@ -31,13 +30,13 @@ from gossipjax.spmd.arguments import (
     require_size_of_mesh,
     require_transform,
 )
-from gossipjax.spmd.program import (
+from gossipjax.nodes.program import (
     Program,
     is_mesh_of,
     run_sharded,
     run_simulated,
 )
-from gossipjax.spmd.rows import (
+from gossipjax.nodes.stacked import (
     first_row,
     fold_in_nodes,
     make_rows,
@@ -48,6 +47,7 @@ from gossipjax.spmd.rows import (
     spec_of_row,
     split_rows,
 )
+from gossipjax.sharding import shard_specs
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 

@@ -16,7 +16,7 @@ from gossipjax.processes import is_key
 from gossipjax.sharding import Specs, is_spec
 
 if TYPE_CHECKING:
-    from gossipjax.spmd import Nodes
+    from gossipjax.nodes import Nodes
 
 MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.transform import require_axis_names
 from gossipjax.collectives import (
     accumulation_dtype,
     axis_size,
@@ -20,6 +19,7 @@ from gossipjax.collectives import (
     select_for_node,
     upcast,
 )
+from gossipjax.exchanges.transform import require_axis_names
 
 
 def weighted(

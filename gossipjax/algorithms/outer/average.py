@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from gossipjax.algorithms.fragments import Fragment, LayerFragments, split_leaves
-from gossipjax.algorithms.state import DEFAULT_WIRE, ExchangePlan, subtract
 from gossipjax.collectives import MeanOver, StepLike, exact_average, mean_of_encoded, mix
+from gossipjax.exchanges.fragments import Fragment, LayerFragments, split_leaves
+from gossipjax.exchanges.state import DEFAULT_WIRE, ExchangePlan, subtract
 from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import on_shards, specs_here
 from gossipjax.topology.schedule import Schedule

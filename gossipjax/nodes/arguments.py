@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 if TYPE_CHECKING:
-    from gossipjax.spmd import Nodes
+    from gossipjax.nodes import Nodes
 
 Argnums = int | Sequence[int]
 

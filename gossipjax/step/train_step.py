@@ -14,22 +14,23 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from gossipjax import launch, meshes, offload
-from gossipjax.algorithms.state import ExchangePlan, add, apply_updates
-from gossipjax.algorithms.steps import StepPlan, start_at, step_plan
+from gossipjax import launch, meshes
 from gossipjax.collectives import accumulation_dtype, cast_like, node_mean
 from gossipjax.diagnostics import on_axis, sum_mass
-from gossipjax.overlapped_step import DelayedUpdate, OverlappedUpdate
-from gossipjax.processes import is_key
-from gossipjax.spmd import Nodes, as_nodes, donate_on_accelerators
-from gossipjax.spmd.arguments import (
+from gossipjax.exchanges.chain import StepPlan, start_at, step_plan
+from gossipjax.exchanges.state import ExchangePlan, add, apply_updates
+from gossipjax.nodes import Nodes, as_nodes, donate_on_accelerators
+from gossipjax.nodes.arguments import (
     Argnums,
     argument_numbers,
     is_int,
     require_transform,
 )
-from gossipjax.spmd.program import Program
-from gossipjax.spmd.rows import is_raw_key
+from gossipjax.nodes.program import Program
+from gossipjax.nodes.stacked import is_raw_key
+from gossipjax.processes import is_key
+from gossipjax.step import offloaded
+from gossipjax.step.beside import DelayedUpdate, OverlappedUpdate
 from gossipjax.topology.schedule import require_int
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
@@ -275,8 +276,10 @@ class TrainStep:
         held = opt_state
         if kind.offloads:
             if is_start:
-                params, held = offload.start(params, opt_state, bool(self._donated(plan.exchange)))
-            opt_state = offload.bring(held, number)
+                params, held = offloaded.start(
+                    params, opt_state, bool(self._donated(plan.exchange))
+                )
+            opt_state = offloaded.bring(held, number)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
         program = (kind, number if kind.is_static else None, shapes)
         if not self._called:
@@ -291,7 +294,7 @@ class TrainStep:
             self._called.add(program)
             launch.advance(step)
         if kind.offloads:
-            result = result[0], offload.put_back(result[1], held), result[2]
+            result = result[0], offloaded.put_back(result[1], held), result[2]
         self._check_mass_after(step, *result[:2])
         return result
 
@@ -442,7 +445,7 @@ class TrainStep:
         program: Any = self._find_update(kind, opt_state)
         number = self._number(plan, step, kind.is_static)
         if kind.offloads:
-            opt_state = offload.bring(opt_state, number)
+            opt_state = offloaded.bring(opt_state, number)
         return program.lower(number, params, opt_state, *inputs)
 
     def _require_local_average(self, update: Any, *args: Any) -> None:
@@ -570,7 +573,7 @@ class TrainStep:
         by_step: dict[str, Any] = {"static_argnums" if kind.is_static else "shared_argnums": 0}
         update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
         fused = self.nodes.spmd(
-            offload.with_less(update) if kind.offloads else update,
+            offloaded.with_less(update) if kind.offloads else update,
             **by_step,
             donate_argnums=donated,
             # Here the arguments of `gradients`, except the parameters, stand two places later.

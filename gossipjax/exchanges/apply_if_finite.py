@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.steps import gossip_state
-from gossipjax.algorithms.transform import (
+from gossipjax.collectives import axis_size, node_sum, varies
+from gossipjax.exchanges.chain import gossip_state
+from gossipjax.exchanges.transform import (
     require_axis_names,
     require_state,
     require_transform,
     update_if,
 )
-from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.exchange import exchange
-from gossipjax.algorithms.outer_average import average_sent
-from gossipjax.algorithms.state import apply_updates
-from gossipjax.algorithms.steps import outer_state, step_plan
-from gossipjax.spmd import Nodes, donate_on_accelerators
-from gossipjax.spmd.program import Program
+from gossipjax.algorithms.outer.average import average_sent
+from gossipjax.exchanges.chain import outer_state, step_plan
+from gossipjax.exchanges.early import exchange
+from gossipjax.exchanges.state import apply_updates
+from gossipjax.nodes import Nodes, donate_on_accelerators
+from gossipjax.nodes.program import Program
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
 

@@ -1,0 +1,13 @@
+"""What all algorithms share: plans and states of an exchange, and the frame of a transform.
+
+- plan: when, with whom and in which form an algorithm exchanges; what a step needs of it.
+- state: `GossipState`, the numerators and residuals of a model, and one round of the exchange.
+- chain: finds the exchanging states inside the state of a chain, and checks their order.
+- transform: the wrapper of all gossip transforms, and the checks of arguments.
+- early: the exchange that can run before a step, and messages in flight.
+- mask: the part of the parameters that a masked transform sees.
+- fragments: the parts in which a model travels.
+- weighted, apply_if_finite, sharded: transforms that stand before or around an exchange.
+"""
+
+__all__: list[str] = []
