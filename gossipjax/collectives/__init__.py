@@ -2,7 +2,7 @@
 
 - _buffers: packs a pytree into one flat buffer per type, so that it travels as one message.
 - _exchange, _averages: the modules that call lax collectives on parameters, between neighbours and
-  over all nodes. (If a device has several nodes, `nodes._composed_axis` replaces these collectives.)
+  over all nodes. (If a device has several nodes, `nodes._composed_axis` replaces them.)
 - _mixing: applies one round, or one step of a schedule, to a pytree.
 
 A model reaches `ppermute` by `mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute`.
