@@ -18,8 +18,7 @@ from gossipjax.collectives import mix
 from gossipjax.diagnostics import average_model, latest_model, local_model
 from gossipjax.dirichlet import dirichlet_split
 from gossipjax.exchanges.apply_if_finite import apply_if_finite
-from gossipjax.exchanges.chain import canonical_step, canonical_steps, gossip_state
-from gossipjax.exchanges.early import exchange
+from gossipjax.exchanges.chain import canonical_step, canonical_steps, exchange, gossip_state
 from gossipjax.exchanges.fragments import layer_fragments
 from gossipjax.exchanges.sharded import sharded
 from gossipjax.exchanges.state import GossipState
@@ -29,5 +28,6 @@ from gossipjax.sharding import fsdp_specs, state_specs
 from gossipjax.step.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.step.bytes_per_step import Traffic, bytes_per_step
 from gossipjax.step.closed import decentralize
-from gossipjax.step.train_step import MAX_PROGRAMS, TrainStep, accumulate_gradients
+from gossipjax.step.gradients import accumulate_gradients
+from gossipjax.step.train_step import MAX_PROGRAMS, TrainStep
 from gossipjax.topology import Schedule

@@ -25,18 +25,10 @@ from gossipjax.collectives import (
     sum_over_parts,
     upcast,
 )
-from gossipjax.exchanges.chain import gossip_state, outer_state
-from gossipjax.exchanges.early import mass_in_flight
+from gossipjax.exchanges.chain import find_exchange, gossip_state
 from gossipjax.exchanges.mask import gossiped, merge_gossiped
-from gossipjax.exchanges.state import (
-    GossipState,
-    PushSum,
-    add,
-    debias,
-    models,
-    numerators,
-    push_sum_weight,
-)
+from gossipjax.exchanges.model import add, debias, models, numerators, push_sum_weight
+from gossipjax.exchanges.state import GossipState, PushSum, mass_in_flight
 from gossipjax.exchanges.transform import require_like
 from gossipjax.nodes import Nodes
 from gossipjax.sharding import constrain, shard_specs, state_specs
@@ -157,12 +149,13 @@ def local_model(
     0.5
     """
     state = _gossip_state(params, opt_state)
-    outer = outer_state(opt_state)
-    if state is not None and outer is not None and outer.local is not None:
-        state = state._replace(weight=None)  # local steps count no weight
+    exchange = find_exchange(opt_state)
     require_like(params, updates, "the updates")
-    x = add(numerators(gossiped(params, state), state), gossiped(updates, state))
-    return merge_gossiped(add(upcast(params), updates), debias(x, push_sum_weight(state)), state)
+    moved = add(upcast(params), updates)
+    if exchange is None:
+        return moved
+    part = exchange.move(gossiped(params, state), gossiped(updates, state))
+    return merge_gossiped(moved, part, state)
 
 
 def total_mass(

@@ -10,10 +10,11 @@ import numpy as np
 import optax
 from numpy.typing import ArrayLike
 
-from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import StepLike, cast_like, require_doubly_stochastic, select_for_node
-from gossipjax.exchanges.state import ExchangePlan, Extra, GossipState, add, init_state
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.exchanges.model import add
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Extra, GossipState, init_state
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, mix_updated
 from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike

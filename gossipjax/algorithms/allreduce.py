@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ from gossipjax.collectives import (
     require_floats,
     varies,
 )
-from gossipjax.exchanges.state import ErrorFeedback, ExchangePlan, add, zeros_like_model
+from gossipjax.exchanges.model import add, zeros_like_model
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Exchanging
 from gossipjax.exchanges.transform import (
     exchange_on_parts,
     make_route,
@@ -26,6 +28,18 @@ from gossipjax.exchanges.transform import (
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
 from gossipjax.wire import FloatCodec, WireLike
+
+
+@Exchanging.register
+class ErrorFeedback(NamedTuple):
+    """State of `allreduce` for one node: only the plan, unless its codec leaves something out."""
+
+    count: Any = None  # int32 scalar, the number of averages so far
+    error: Any = None  # `e`, like the gradients: what the codec has left out so far
+    plan: Any = ExchangePlan()  # static
+
+    inner = None
+    mixes_models = False
 
 
 def allreduce(

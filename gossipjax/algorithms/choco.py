@@ -16,7 +16,9 @@ from gossipjax.collectives import (
     mix_encoded,
     require_doubly_stochastic,
 )
-from gossipjax.exchanges.state import ExchangePlan, GossipState, add, init_state
+from gossipjax.exchanges.model import add
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import GossipState, init_state
 from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,

@@ -9,21 +9,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import StepLike, require_doubly_stochastic
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    GossipState,
-    Order,
-    add,
-    init_state,
-    mix_once,
-    scale,
-)
+from gossipjax.exchanges.model import add, scale
+from gossipjax.exchanges.plan import ExchangePlan, Order
+from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
     make_route,
+    mix_updated,
     require_choice,
     require_scalar,
 )

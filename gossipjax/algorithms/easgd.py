@@ -9,14 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.collectives import StepLike, axis_size, cond, node_sum
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    add,
-    common_model,
-    init_state,
-)
+from gossipjax.exchanges.model import add, common_model
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Extra, GossipState, init_state
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_number
 from gossipjax.topology.schedule import require_int
 

@@ -7,29 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 
 from gossipjax.collectives import StepLike, require_schedule, upcast
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    debias,
-    init_state,
-    mix_once,
-    push_sum_weight,
-    scale,
-    zeros_like_model,
-)
+from gossipjax.exchanges.model import debias, push_sum_weight, scale, zeros_like_model
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_like
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
 Rule = Literal["average", "restart"]
 Start = Callable[[Any], Any]  # of the parameters
-PROBES = 3  # updates that are tried when a state is made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +68,10 @@ def gossip(
     push-sum, as in `gx.sgp`: `node.mix` mixes the weight `w` too, and your parameters are
     `z = x / w`.
 
+    `combine` must add `u` itself: nobody else does. `u` points downhill, so `x + u` is the local
+    step of the optimizer before the gossip. With `takes_gradients`, `u` is a gradient instead, and
+    `combine` steps against it.
+
     You can use your algorithm wherever the library's own algorithms work: in `gx.TrainStep`,
     `gx.outer`, `gx.sharded` and checkpoints. The exchange runs inside the step, after the
     gradients.
@@ -92,13 +85,12 @@ def gossip(
         zeros like the parameters. To start from `start(params)`, give a pair `(rule, start)`:
         `("restart", lambda params: jnp.ones(()))`.
       takes_gradients: whether `combine` is the optimizer. Then `u` are gradients, and `combine`
-        makes its own step downwards.
+        makes its own step, `x - rate u`.
       axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
-      ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. In
-        `init`, which tries `combine` on equal nodes with few parameters: if `combine` ignores `u`
-        or takes `u` for a gradient. What `gx.sgp` refuses raises this error, too.
+      ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. What
+        `gx.sgp` refuses raises this error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -145,13 +137,7 @@ def gossip(
         require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
         return Combined(result, state._replace(weight=exchange.weight))
 
-    tx = gossip_transform("gossip", plan, init, combine_once)
-
-    def init_checked(params: Any) -> optax.OptState:
-        _require_use_of_updates(combine, init, params, takes_gradients)
-        return tx.init(params)
-
-    return tx._replace(init=init_checked)
+    return gossip_transform("gossip", plan, init, combine_once)
 
 
 class _Exchange:
@@ -176,49 +162,6 @@ class _Exchange:
         weighed = averages if self.weight is None else scale(averages, self.weight)
         mixed, self.weight = mix_once((tree, weighed), self.weight, state, self._step)
         return mixed[0], debias(mixed[1], self.weight, state.wire.axis_name)
-
-
-def _require_use_of_updates(
-    combine: Callable[..., Any], init: Start, params: Any, takes_gradients: bool
-) -> None:
-    """Raises `ValueError` if updates do not move the model, or move it the other way.
-
-    It tries some updates, with one number in the place of each array, on nodes that are all alike,
-    so that an exchange changes nothing. Equations that need real arrays are not judged.
-    """
-    like = jax.tree.map(lambda leaf: np.full((1,) * jnp.ndim(leaf), 0.5, np.float32), params)
-
-    def mix(tree: Any, averages: Any = None) -> Any:
-        return tree if averages is None else (tree, averages)
-
-    try:
-        with jax.ensure_compile_time_eval():
-            state = init(like)
-            kept = {name: part.value for name, part in (state.extra or {}).items()}
-            u = jax.tree.map(lambda x: jnp.full_like(x, 1e-3), like)
-            x = upcast(like)
-            for step in range(PROBES):
-                node = Node(mix, kept, jnp.int32(step), step, push_sum_weight(state))
-                result = combine(x, u, node)
-                x, kept = result if kept else (result, kept)
-            change = jax.tree.map(lambda new, old: jnp.sum(new - old), x, upcast(like))
-            moved = float(sum(jax.tree.leaves(change)))
-    except Exception:
-        return
-    if not jax.tree.leaves(like) or np.isnan(moved):
-        return
-    if takes_gradients and moved > 0:
-        raise ValueError(
-            "combine of gossip must move the model against its gradients, x <- x - rate u, as "
-            "takes_gradients says, got a step along them."
-        )
-    if not takes_gradients and moved <= 0:
-        way = "against them" if moved else "nowhere"
-        raise ValueError(
-            "combine of gossip must move the model along the updates u of the optimizer before it, "
-            f"x <- x + u, got steps that move nodes which are alike {way}: add u. If combine is "
-            "the optimizer, so that u are gradients, say takes_gradients=True."
-        )
 
 
 def _keep(result: Any, kept: dict[str, Any], state: GossipState) -> tuple[Any, GossipState]:

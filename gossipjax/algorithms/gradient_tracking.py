@@ -9,16 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.collectives import StepLike, require_schedule
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    GossipState,
-    OnResize,
-    add,
-    init_state,
-    mix_once,
-    scale,
-    subtract,
-)
+from gossipjax.exchanges.model import add, scale, subtract
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import GossipState, OnResize, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike

@@ -8,17 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.sgp import mix_updated
 from gossipjax.collectives import StepLike, at_round, cond, require_schedule, split, vary
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    GossipState,
-    PushSum,
-    add,
-    init_state,
-    zeros_like_model,
-)
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.exchanges.model import add, zeros_like_model
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import GossipState, PushSum, init_state
+from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, mix_updated
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
 

@@ -13,15 +13,9 @@ import numpy as np
 import optax
 
 from gossipjax.collectives import StepLike, require_doubly_stochastic
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    GossipState,
-    add,
-    init_state,
-    mix_once,
-    scale,
-    subtract,
-)
+from gossipjax.exchanges.model import add, scale, subtract
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import multiply_round

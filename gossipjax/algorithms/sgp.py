@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
-import jax.numpy as jnp
 import optax
 
-from gossipjax.collectives import StepLike, require_schedule
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    GossipState,
-    OnResize,
-    Order,
-    add,
-    init_state,
-    mix_once,
-    scale,
-    subtract,
+from gossipjax.collectives import require_schedule
+from gossipjax.exchanges.plan import ExchangePlan, Order
+from gossipjax.exchanges.transform import (
+    make_route,
+    mix_updated,
+    require_choice,
 )
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_choice
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
@@ -95,29 +87,3 @@ def sgp(
     route = make_route("sgp", axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order, moves_by_zeros=damped)
     return mix_updated("sgp", plan, push_sum=True, damped=damped)
-
-
-def mix_updated(
-    name: str, plan: ExchangePlan, *, push_sum: bool, damped: bool = False
-) -> optax.GradientTransformationExtraArgs:
-    """Mixes by the plan's order, `x <- P (x + u)` or `P x + u`; with `push_sum` the weight too."""
-
-    def combine(
-        x: Any, updates: Any, state: GossipState, step: StepLike, received: Any = None
-    ) -> Combined:
-        weight = received.weight if plan.exchanges_early else state.weight
-        if damped:
-            # `u` is added to the numerator, so at weight w the model moves by u / w: a weight near
-            # 0 would throw it far. The next update contains what is held back, so none is lost.
-            waiting = add(state.kept("held_back"), updates)
-            updates = scale(waiting, jnp.minimum(1, weight))
-            state = state.keep(held_back=subtract(waiting, updates))
-        if plan.exchanges_early:  # the exchange needed nothing of this step, and is done
-            x = add(received.x, updates)
-        else:
-            x, weight = mix_once(add(x, updates), weight, state, step)
-        return Combined(x, state._replace(weight=weight))
-
-    zeros: dict[str, OnResize] = {"held_back": "average"} if damped else {}
-    init = partial(init_state, plan=plan, push_sum=push_sum, zeros=zeros)
-    return gossip_transform(name, plan, init, combine)

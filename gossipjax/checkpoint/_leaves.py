@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.algorithms.outer.average import OuterState
-from gossipjax.exchanges.state import ErrorFeedback, ExchangePlan, GossipState
+from gossipjax.exchanges.state import Exchanging
 from gossipjax.processes import is_key
 from gossipjax.sharding import ShardedState
-from gossipjax.topology.schedule import Schedule
 
 PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
 # How an error calls a static setting, by the end of its path.
@@ -102,31 +99,26 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         specs.append([jax.tree_util.keystr(path), list(array.shape), str(array.dtype)])
-    for kinds in (GossipState | ErrorFeedback, OuterState):
-        # One pass for each kind, because an outer state contains a gossip state, too.
-        for path, node in _find_nodes(tree, kinds):
-            specs += [
-                [f"{jax.tree_util.keystr(path)}{name}", [], value]
-                for name, value in _static_values(node).items()
-            ]
+    nodes = _find_exchanging(tree)
+    # As in every version: first the states that wrap nothing, then the others.
+    for path, node in sorted(nodes, key=lambda item: item[1].inner is not None):
+        path = jax.tree_util.keystr(path)
+        specs += [[f"{path}{name}", [], value] for name, value in node.plan.settings().items()]
     return specs
 
 
-def _find_nodes(tree: Any, kinds: Any) -> list[tuple[Any, Any]]:
-    """Finds the parts of the tree that are of these kinds; returns paths and parts."""
-    nodes = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda node: isinstance(node, kinds))
-    return [(path, node) for path, node in nodes if isinstance(node, kinds)]
-
-
-def _static_values(node: Any) -> dict[str, str]:
-    if isinstance(node, OuterState):
-        values = {field.name: getattr(node.plan, field.name) for field in fields(node.plan)}
-        names = {Schedule: "a schedule", ExchangePlan: "a gossip"}
-        return {
-            f".plan.{name}": names.get(type(value), str(value)) for name, value in values.items()
-        }
-    codec = node.plan.wire.codec
-    return {} if codec is None else {".wire.codec": str(codec)}
+def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
+    """Finds all states that exchange, those inside of others too; returns paths and states."""
+    found = []
+    for path, node in jax.tree_util.tree_leaves_with_path(
+        tree, is_leaf=lambda part: isinstance(part, Exchanging)
+    ):
+        if isinstance(node, Exchanging):
+            path = (*prefix, *path)
+            found.append((path, node))
+            for name, part in zip(node._fields, node, strict=True):
+                found += _find_exchanging(part, (*path, jax.tree_util.GetAttrKey(name)))
+    return found
 
 
 def _is_wrapper(part: Any) -> bool:

@@ -13,12 +13,11 @@ import numpy as np
 import optax
 
 from gossipjax import meshes
-from gossipjax.algorithms.outer.average import OuterState
 from gossipjax.checkpoint._leaves import arrange_like, unwrap
 from gossipjax.collectives import cast_like, require_floats
 from gossipjax.exchanges.chain import gossip_state
 from gossipjax.exchanges.mask import gossiped, merge_gossiped
-from gossipjax.exchanges.state import Extra, GossipState
+from gossipjax.exchanges.state import Exchanging, Extra, GossipState
 from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key
 from gossipjax.topology.schedule import require_int
@@ -128,7 +127,7 @@ def change_nodes(
             f"nodes must be those of the schedule of tx, {new.schedule.size}, got {nodes}: build "
             f"tx with a schedule for {nodes} nodes."
         )
-    others, averaged = _average_others(_weigh_anchors(opt_state, old), template)
+    others, averaged = _average_others(_weigh_models(opt_state, old), template)
     leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
     # The gossip may be elsewhere in the new chain. All other arrays keep their order.
     for i, leaf in enumerate(leaves):
@@ -258,25 +257,20 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
     return merge_gossiped(others, model, old), float(weight), fraction
 
 
-def _weigh_anchors(opt_state: Any, old: GossipState) -> Any:
-    """Weighs the anchors of an outer optimizer as the models are weighed.
-
-    The mean of the anchors is then the mean of the models, as it is at the end of an outer step.
-    """
+def _weigh_models(opt_state: Any, old: GossipState) -> Any:
+    """Weighs the models that states keep by the weights of the old nodes."""
     if old.weight is None:
         return opt_state
     shares = np.asarray(old.weight, np.float64)
     shares = shares / shares.mean()
 
-    def weigh(leaf: Any) -> Any:
-        return np.asarray(leaf, np.float64) * shares.reshape(-1, *[1] * (leaf.ndim - 1))
+    def is_exchanging(part: Any) -> bool:
+        return isinstance(part, Exchanging)
 
-    def replace(part: Any) -> Any:
-        if not isinstance(part, OuterState):
-            return part
-        return part._replace(anchor=jax.tree.map(weigh, part.anchor))
+    def weigh(part: Any) -> Any:
+        return part.weigh(shares) if is_exchanging(part) else part
 
-    return jax.tree.map(replace, opt_state, is_leaf=lambda part: isinstance(part, OuterState))
+    return jax.tree.map(weigh, opt_state, is_leaf=is_exchanging)
 
 
 def _weighted_sum(array: Any, weights: Any) -> np.ndarray:

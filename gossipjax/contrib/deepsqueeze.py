@@ -13,7 +13,9 @@ from gossipjax.collectives import (
     mix_encoded,
     require_doubly_stochastic,
 )
-from gossipjax.exchanges.state import ExchangePlan, GossipState, add, init_state, subtract
+from gossipjax.exchanges.model import add, subtract
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import GossipState, init_state
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike

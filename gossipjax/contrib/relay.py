@@ -10,15 +10,9 @@ import numpy as np
 import optax
 
 from gossipjax.collectives import StepLike, exchange_in_pairs
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    PushSum,
-    add,
-    init_state,
-    zeros_like_model,
-)
+from gossipjax.exchanges.model import add, zeros_like_model
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.topology import from_graph
 

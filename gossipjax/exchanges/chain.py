@@ -1,97 +1,40 @@
-"""Which program a step of a chain needs. The plans in the state of the chain decide.
+"""Finds what exchanges inside the state of a chain, and checks what a chain's states can show.
 
-A chain contains at most one gossip state, inside `gx.outer` or not. The states of the gossip and of
-`gx.outer` each contain a plan as static data, and a `StepPlan` contains both.
+A chain exchanges models once. The state that does so may wrap the rest of the chain, and a
+`GossipState` may be inside it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import optax
+import optax.contrib
 from jax.core import Tracer
 
-from gossipjax.algorithms.outer.average import OuterPlan, OuterState
-from gossipjax.collectives import group_rounds
-from gossipjax.exchanges.state import (
-    MAX_STEPS,
-    ErrorFeedback,
-    ExchangePlan,
-    GossipState,
-)
+from gossipjax.collectives import StepLike
+from gossipjax.exchanges.plan import ExchangePlan, Plan
+from gossipjax.exchanges.state import Exchanging, GossipState
+from gossipjax.exchanges.weighted import WeightedState
+from gossipjax.sharding import shard_specs
 
 LEAF = jax.tree.structure(0)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepPlan:
-    """Everything that decides which program a step needs: gossip rounds and outer steps."""
-
-    exchange: ExchangePlan
-    outer: OuterPlan | None = None
-    is_local: bool = False  # whether the inner chain contains no gossip
-
-    @functools.cached_property
-    def is_one_program(self) -> bool:
-        """Whether a traced step gives one program without branches, if nodes are simulated."""
-        schedule = self.exchange.schedule
-        if schedule is None or self.outer is not None or self.exchange.overlap > 1:
-            return False
-        return len(group_rounds(schedule)) == 1
-
-    @property
-    def cycle(self) -> tuple[int, int]:
-        """The step from which on everything repeats, and after how many steps."""
-        start, length = self.exchange.cycle
-        if self.outer is None:
-            return start, length
-        outer_start, outer_length = self.outer.cycle
-        return max(start, outer_start), math.lcm(length, outer_length)
-
-    def goes_on_alike(self, step: int, other: int) -> bool:
-        """Whether the steps from `step` on equal the steps from `other` on."""
-        start, length = self.cycle
-        return step == other or (min(step, other) >= start and (step - other) % length == 0)
-
-    def canonical_step(self, step: int) -> int:
-        """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
-        canonical = self.exchange.canonical_step(step)
-        if self.outer is None:
-            return canonical
-        start, length = self.cycle
-        if start + length > MAX_STEPS:
-            return int(step)
-        steps = _canonical_steps(self.exchange, self.outer)
-        return steps[step if step < start else start + (step - start) % length]
-
-    @property
-    def canonical_steps(self) -> tuple[int, ...] | range:
-        """All values that `canonical_step` returns, if there are at most `MAX_STEPS`."""
-        if self.outer is None:
-            return self.exchange.canonical_steps
-        if sum(self.cycle) > MAX_STEPS:
-            return range(MAX_STEPS)
-        return tuple(sorted(set(_canonical_steps(self.exchange, self.outer))))
-
-
-@functools.lru_cache(64)
-def _canonical_steps(exchange: ExchangePlan, outer: OuterPlan) -> list[int]:
-    """The canonical step of each step, up to the end of the first cycle of both plans."""
-    start, length = exchange.cycle
-    rounds = [exchange.canonical_step(k) for k in range(start + length)]
-    first: dict[Any, int] = {}
-    steps = []
-    for step in range(sum(StepPlan(exchange, outer).cycle)):
-        number = rounds[step if step < start else start + (step - start) % length]
-        steps.append(first.setdefault((number, outer.role(step)), step))
-    return steps
+# States of optax that prove an optimizer or a momentum. Others are not known: they may watch, count
+# or average, and pass.
+_NAMES = ("COCOB", "DAdaptAdamW", "DoG", "DoWG", "Factored", "GaLore", "Hutchinson", "Madgrad")
+_NAMES += ("Mechanic", "Momo", "MomoAdam", "Muon", "Prodigy", "ScheduleFree", "Sophia", "Trace")
+OPTIMIZERS = tuple(
+    kind
+    for module in (optax, optax.contrib)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type)
+    and (name.startswith("ScaleBy") or name[:-5] in _NAMES)
+    and kind is not optax.EmptyState  # of LAMB's trust ratio, and of many others
+)
 
 
 def find_parts(tree: Any, *kinds: type) -> list[Any]:
@@ -100,9 +43,20 @@ def find_parts(tree: Any, *kinds: type) -> list[Any]:
     return [part for part in leaves if isinstance(part, kinds)]
 
 
-def outer_state(opt_state: optax.OptState) -> OuterState | None:
-    """The state of `gx.outer` inside the state of a chain; None if there is none."""
-    return next(iter(find_parts(opt_state, OuterState)), None)
+def find_exchanging(tree: Any) -> list[Any]:
+    """Finds all states that exchange, those inside of others after these."""
+    found = []
+    for part in find_parts(tree, Exchanging):
+        # What wraps a chain may keep further states, and not in its chain alone.
+        fields = tuple(part) if part.inner is not None else ()
+        found += [part, *find_exchanging(fields)]
+    return found
+
+
+def find_exchange(opt_state: optax.OptState) -> Any:
+    """The state of a chain that exchanges models, with all that it wraps; None if none does."""
+    found = find_parts(opt_state, Exchanging)
+    return next((state for state in found if state.mixes_models), None)
 
 
 def gossip_state(opt_state: optax.OptState) -> GossipState | None:
@@ -154,93 +108,107 @@ def _skips_by_node(part: Any) -> bool:
 
 
 def require_order(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` if the state of a chain shows that its parts are in a wrong order.
+    """Raises `ValueError` if states of a chain prove that its parts are in a wrong order.
 
-    An optimizer must come neither after the gossip, nor before a part that needs gradients:
-    `gx.allreduce`, `gx.outer`, or a gossip that is the optimizer itself. It also raises if a chain
-    averages over the axis of its gossip. It cannot see transforms without a state, such as
-    `optax.scale`.
+    An optimizer or a momentum of optax must come neither after the gossip, nor before a part that
+    needs gradients. `gx.weighted` must come directly before an exchange. A chain must not average
+    gradients over the axis of its gossip. What is not known passes.
     """
-    for chain, place, exchange in _find_exchanges(opt_state):
-        if isinstance(exchange, ErrorFeedback):
-            if before := find_optimizer(chain[:place], keeps_arrays=True):
-                raise ValueError(
-                    "gx.allreduce must go first in a chain, as it averages gradients, got "
-                    f"{before} before it: optax.chain(gx.allreduce(), optimizer)."
-                )
-            continue
-        parts = chain[place + 1 :]
-        after = next(filter(None, map(_describe, parts)), None) or find_optimizer(parts)
-        if after is not None:
-            raise ValueError(
-                "gossip must be last in a chain, as its updates must reach the parameters as they "
-                f"are, got {after} after it: optimizers go before, optax.chain(optimizer, gossip)."
-            )
-        is_outer = isinstance(exchange, OuterState)
-        if is_outer or exchange.plan.takes_gradients:
-            name = "gx.outer" if is_outer else "gossip that is the optimizer"
-            if before := find_optimizer(chain[:place]):
-                raise ValueError(
-                    f"{name} must get gradients, got the updates of {before} before it: "
-                    + ("put it inside, gx.outer(optimizer, ...)." if is_outer else "leave it out.")
-                )
+    for chain, inside in _find_chains(opt_state, None):
+        for place, part in enumerate(chain):
+            if isinstance(part, WeightedState):
+                _require_next_exchange(chain[place + 1 :], inside)
+            for exchange in find_parts(part, Exchanging):
+                _require_place(exchange, chain[:place], chain[place + 1 :])
     _require_one_exchange(opt_state)
+
+
+def _require_place(exchange: Any, before: list[Any], after: list[Any]) -> None:
+    if exchange.mixes_models and (name := _find_optimizer(after)):
+        raise ValueError(
+            "gossip must be last in a chain, as its updates must reach the parameters as they "
+            f"are, got {name} after it: optimizers go before, optax.chain(optimizer, gossip)."
+        )
+    name = _find_optimizer(before, optax.ScaleByScheduleState)
+    if exchange.mixes_models and exchange.plan.takes_gradients and name:
+        raise ValueError(
+            f"the exchange must get gradients, got the updates of {name} before it: gossip that is "
+            "the optimizer replaces it, and gx.outer(optimizer, ...) wraps it."
+        )
+    if not exchange.mixes_models and name:
+        raise ValueError(
+            f"gx.allreduce must go first in a chain, as it averages gradients, got {name} before "
+            "it: optax.chain(gx.allreduce(), optimizer)."
+        )
+
+
+def _require_next_exchange(after: list[Any], inside: Any) -> None:
+    """Raises `ValueError` unless the first known part behind `gx.weighted` exchanges."""
+    kinds = (Exchanging, WeightedState, *OPTIMIZERS)
+    known = find_parts(after, *kinds)
+    # A whole chain inside gx.outer: what comes next is the outer step.
+    known = known or [inside]
+    if known[0] is None or not isinstance(known[0], Exchanging):
+        got = "nothing that exchanges" if known[0] is None else type(known[0]).__name__
+        raise ValueError(
+            "gx.weighted must stand directly before the gossip, or first before gx.allreduce, got "
+            f"{got} behind it, so the weights would do nothing: optax.chain(optimizer, "
+            "gx.weighted(n), gossip) or optax.chain(gx.weighted(n), gx.allreduce(), optimizer)."
+        )
 
 
 def _require_one_exchange(opt_state: optax.OptState) -> None:
     """Raises `ValueError` if a chain averages gradients over all nodes and gossips models too."""
     # What `optax.masked` stands around is of other parameters, perhaps.
-    kinds = (ErrorFeedback, GossipState, OuterState, optax.MaskedState, optax.PartitionState)
-    for chain, _, exchange in _find_exchanges((opt_state,)):
-        if isinstance(exchange, ErrorFeedback):
-            continue
-        inner = exchange.inner if isinstance(exchange, OuterState) else ()
-        for part in find_parts((chain, inner), *kinds):
+    kinds = (Exchanging, optax.MaskedState, optax.PartitionState)
+    for chain, _ in _find_chains((opt_state,), None):
+        for exchange in find_parts(chain, Exchanging):
+            if not exchange.mixes_models:
+                continue
             axis_name = exchange.plan.wire.axis_name
-            if isinstance(part, ErrorFeedback) and part.plan.wire.axis_name == axis_name:
-                raise ValueError(
-                    f"a chain must exchange over {axis_name!r} once, got gx.allreduce in one with "
-                    "gossip or gx.outer: all nodes stay equal, and both are paid for. Leave one of "
-                    'them out, or average inside a node, gx.allreduce("local").'
-                )
+            for part in find_parts((chain, exchange.inner), *kinds):
+                is_average = isinstance(part, Exchanging) and not part.mixes_models
+                if is_average and part.plan.wire.axis_name == axis_name:
+                    raise ValueError(
+                        f"a chain must exchange over {axis_name!r} once, got gx.allreduce in one "
+                        "with gossip or gx.outer: all nodes stay equal, and both are paid for. "
+                        'Leave one of them out, or average inside a node, gx.allreduce("local").'
+                    )
 
 
-def find_optimizer(parts: tuple[Any, ...], keeps_arrays: bool = False) -> str | None:
-    """The types of the first optimizer's states in parts of a chain; None if there is none.
+def _find_optimizer(parts: list[Any], *passes: type) -> str:
+    """The type of the first state in parts of a chain that proves an optimizer; "" if none does."""
+    found = (
+        type(part).__name__ for part in find_parts(parts, *OPTIMIZERS) if type(part) not in passes
+    )
+    return next(found, "")
 
-    An optimizer of optax is a chain, so its state is a tuple of states; clipping, decay and noise
-    are not chains.
+
+def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
+    """Finds all chains of transforms: the states of their parts, and what the chain is inside of.
+
+    The state of a chain is a tuple, of a named chain a dict. Chains in chains are one chain.
     """
+    if type(tree) is tuple or isinstance(tree, dict):
+        chain = _flatten_chain(tree)
+        yield chain, inside
+        for part in chain:
+            yield from _find_chains(part, inside if part is chain[-1] else None)
+    elif isinstance(tree, Exchanging):
+        if tree.inner is not None:
+            yield from _find_chains((tree.inner,), tree)
+    elif jax.tree.structure(tree) != LEAF:
+        for child in jax.tree.leaves(tree, is_leaf=lambda part: part is not tree):
+            yield from _find_chains(child, inside)
 
-    def is_optimizer(part: Any) -> bool:
-        if type(part) is not tuple:
-            name = type(part).__name__
-            return name == "TraceState" or name.startswith("ScaleBy")
-        is_chain = bool(part) and all(isinstance(state, tuple) for state in part)
-        return is_chain and bool(jax.tree.leaves(part) or not keeps_arrays)
 
+def _flatten_chain(tree: Any) -> list[Any]:
+    parts = tree.values() if isinstance(tree, dict) else tree
+    flat: list[Any] = []
     for part in parts:
-        for state in jax.tree.leaves(part, is_leaf=is_optimizer):
-            if is_optimizer(state):
-                return _describe(state) or "an optimizer without momentum"
-    return None
-
-
-def _describe(state: Any) -> str:
-    """The types of the states in a part of a chain that have arrays."""
-    parts = state if type(state) is tuple else (state,)
-    return ", ".join(type(part).__name__ for part in parts if jax.tree.leaves(part))
-
-
-def _find_exchanges(tree: Any) -> Iterator[tuple[tuple[Any, ...], int, Any]]:
-    """Finds, in each chain of transforms, the parts that exchange: states, place, own state."""
-    if isinstance(tree, GossipState | ErrorFeedback) or jax.tree.structure(tree) == LEAF:
-        return
-    for place, part in enumerate(tree if type(tree) is tuple else ()):
-        for exchange in find_parts(part, ErrorFeedback, GossipState, OuterState):
-            yield tree, place, exchange
-    for child in jax.tree.leaves(tree, is_leaf=lambda part: part is not tree):
-        yield from _find_exchanges(child)
+        is_chain = type(part) is tuple or isinstance(part, dict)
+        flat += _flatten_chain(part) if is_chain else [part]
+    return flat
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
@@ -252,31 +220,24 @@ def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
     return jax.tree.map(replace, opt_state, is_leaf=lambda part: isinstance(part, GossipState))
 
 
-def exchange_plan(opt_state: optax.OptState) -> ExchangePlan:
-    """The plan in the state of a chain; without gossip, the plan of a static all-reduce."""
-    state = gossip_state(opt_state)
-    return ExchangePlan() if state is None else state.plan
+def step_plan(opt_state: optax.OptState) -> Plan:
+    """Checks the state of a chain; returns the plan that decides which program a step needs.
 
-
-def step_plan(opt_state: optax.OptState) -> StepPlan:
-    """Checks the state of a chain; returns the plan that decides which program a step needs."""
+    Without gossip it is the plan of an average in every step.
+    """
     return _plan_of(jax.tree.structure(opt_state))
 
 
 # A training loop asks at every step, and a look through a thousand leaves takes milliseconds. Plans
 # are static data of the structure, which is a key: its leaves may be anything.
 @functools.lru_cache(256)
-def _plan_of(structure: Any) -> StepPlan:
+def _plan_of(structure: Any) -> Plan:
     opt_state = jax.tree.unflatten(structure, [0] * structure.num_leaves)
-    exchange = exchange_plan(opt_state)
+    gossip_state(opt_state)  # one at most
     require_order(opt_state)
     require_updates_numbered(opt_state)
-    outer = outer_state(opt_state)
-    if outer is None:
-        return StepPlan(exchange)
-    if outer.local is not None:  # it exchanges at outer steps only
-        return StepPlan(ExchangePlan(), outer.plan, True)
-    return StepPlan(exchange, outer.plan)
+    state = find_exchange(opt_state)
+    return ExchangePlan() if state is None else state.plan
 
 
 def require_updates_numbered(opt_state: optax.OptState) -> None:
@@ -292,9 +253,9 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
                 "number of a step is not that of an update, got MultiStepsState around it: use "
                 "gx.accumulate_gradients(gradients, every), or leave step out."
             )
-    for chain, place, exchange in _find_exchanges(opt_state):
-        moves = any(part.plan.moves_by_zeros for part in find_parts(exchange, GossipState))
-        if moves and find_parts(chain[:place], optax.MultiStepsState):
+    for chain, _ in _find_chains(opt_state, None):
+        moves = [any(e.plan.moves_by_zeros for e in find_exchanging(part)) for part in chain]
+        if find_parts(chain[: moves.index(True) if True in moves else 0], optax.MultiStepsState):
             raise ValueError(
                 "every update must carry a gradient where the gossip keeps a correction, a "
                 "momentum or messages that move at each, got optax.MultiSteps before it, which "
@@ -316,31 +277,14 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     Raises:
       ValueError: if `step` is negative or not an integer, the chain contains several gossip
         transforms or parts in a wrong order, or steps and updates are numbered differently, as
-        inside `optax.MultiSteps`. The function warns if steps start anew while the state counts on.
+        inside `optax.MultiSteps`.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> state = gx.sgp(gx.topology.one_peer_exponential(8)).init(jnp.zeros(3))
     >>> [gx.canonical_step(state, k) for k in range(5)]
     [0, 1, 2, 0, 1]
     """
-    plan = step_plan(opt_state)
-    canonical = plan.canonical_step(step)
-    # The count is read only if a loop goes back, because the host then waits for the last step.
-    last = _last_step(plan)
-    if step < last[0]:
-        try:
-            start_at(opt_state, step)
-        except ValueError as error:
-            warnings.warn(str(error), stacklevel=2)
-    last[0] = step
-    return canonical
-
-
-@functools.lru_cache(256)
-def _last_step(plan: StepPlan) -> list[int]:
-    """A list with the step for which this plan was last asked; the caller updates the list."""
-    del plan
-    return [0]
+    return step_plan(opt_state).canonical_step(step)
 
 
 def canonical_steps(opt_state: optax.OptState) -> list[int]:
@@ -362,13 +306,12 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     continue at its own count, and cannot skip steps either. A state without updates can start at
     any step. The function reads the count on the host, so call it only at a start or a jump.
     """
-    outer = outer_state(opt_state)
-    gossip = gossip_state(opt_state)
     plan = step_plan(opt_state)
+    gossip = gossip_state(opt_state)
     overlapped = gossip if gossip is not None and gossip.overlap else None
     if plan.cycle == (0, 1) and overlapped is None:  # all steps are alike
         return opt_state
-    state = overlapped or outer or gossip
+    state = overlapped or find_exchange(opt_state)
     assert state is not None
     count = state.count
     if isinstance(count, Tracer | jax.ShapeDtypeStruct):
@@ -387,8 +330,7 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
             "due: count through, step = epoch * steps_per_epoch + k. A new run starts with a new "
             "state, and one that is resumed at the step at which its state was saved."
         )
-    exchange = plan.exchange
-    if overlapped and exchange.canonical_step(step) != exchange.canonical_step(count):
+    if overlapped and overlapped.plan.role(step) != overlapped.plan.role(count):
         raise ValueError(
             f"step must be {count}, or one with the same rounds before it, as the state of "
             f"an algorithm with overlap has counted {count} updates and its messages in flight are "
@@ -396,3 +338,53 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
             "saved, or start from the average model by gossipjax.checkpoint.change_nodes."
         )
     return opt_state
+
+
+def exchange(
+    opt_state: optax.OptState,
+    step: StepLike,
+    axis_name: str | None = None,
+    params: optax.Params | None = None,
+) -> Any:
+    """The first half of an update: an exchange that needs nothing that the step computes.
+
+    - Under overlap (`osgp`) the exchange delivers messages that nodes sent before this step.
+    - For algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order) the
+      exchange mixes the models, `x, w <- P x, P w`, and the gradient then moves the mixed models.
+
+    The exchange can run at the same time as the gradients, as a separate program. The second half
+    is `tx.update(..., step=step, received=received)`. Both halves together equal
+    `tx.update(..., step=step)`.
+
+    Args:
+      opt_state: the state of the transform, or of a whole chain that contains it.
+      step: the step of the update that follows.
+      axis_name: the mapped axis of the nodes; by default the axis of the transform.
+      params: the parameters in your loop; under overlap you can leave them out.
+
+    Raises:
+      ValueError: if the exchange of this algorithm needs the update of its step (for `sgp` use
+        `order="combine-while-adapting"`), if `params` are missing, or, when traced, if `gx.sgp`
+        would raise it.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> tx = gx.osgp(gx.topology.one_peer_exponential(2))
+    >>> def two_steps(z):
+    ...     state = tx.init(z)
+    ...     for step in range(2):
+    ...         received = gx.exchange(state, step)
+    ...         updates, state = tx.update(jnp.zeros(()), state, z, step=step, received=received)
+    ...         z = z + updates
+    ...     return z
+    >>> jax.vmap(two_steps, axis_name="nodes")(jnp.array([0.0, 3.0])).tolist()
+    [2.0, 1.0]
+    """
+    state = find_exchange(opt_state)
+    if state is None or state.plan.lead() is None:
+        raise ValueError(
+            "the exchange must need nothing of its step, as that of gx.osgp, gx.dpsgd or gx.sgp("
+            'order="combine-while-adapting"), got the state of another algorithm, which exchanges '
+            "inside tx.update."
+        )
+    require_updates_numbered(opt_state)
+    return state.start(step, params, shard_specs(opt_state), axis_name)

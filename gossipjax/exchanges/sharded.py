@@ -9,15 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.outer.average import OuterState
 from gossipjax.exchanges.apply_if_finite import ApplyIfFiniteState
-from gossipjax.exchanges.chain import find_parts
-from gossipjax.exchanges.state import ErrorFeedback, GossipState
+from gossipjax.exchanges.chain import find_exchanging
+from gossipjax.exchanges.state import Exchanging
 from gossipjax.exchanges.transform import require_axis_names, require_state, require_transform
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
 from gossipjax.wire import Codec, FloatCodec
-
-EXCHANGES = (GossipState, ErrorFeedback, OuterState)
 
 
 def sharded(
@@ -139,8 +136,8 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
     part = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
-    of_one_exchange = GossipState | ErrorFeedback
-    if not set(specs.axes).isdisjoint(manual) and not isinstance(part, of_one_exchange):
+    is_one_exchange = isinstance(part, Exchanging) and part.inner is None
+    if not set(specs.axes).isdisjoint(manual) and not is_one_exchange:
         raise ValueError(
             "gx.sharded must stand around one gossip or gx.allreduce alone in a shard_map over the "
             f"axes {manual}, where optimizers get parts for whole arrays, got the state of another "
@@ -151,8 +148,7 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
 
 def _find_exchanges(state: Any) -> list[Any]:
     """The states of exchanges of parts; an average of plain gradients may be over any axis."""
-    parts = find_parts(state, *EXCHANGES)
-    return [p for p in parts if not isinstance(p, ErrorFeedback) or p.error is not None]
+    return [part for part in find_exchanging(state) if jax.tree.leaves(part)]
 
 
 def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
@@ -178,9 +174,5 @@ def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
 
 def _codec_of(state: Any) -> Codec | None:
     """The codec of the exchanges that have this state."""
-    for part in _find_exchanges(state):
-        if part.plan.wire.codec is not None:
-            return part.plan.wire.codec
-        if isinstance(part, OuterState):
-            return _codec_of((part.inner, part.local))
-    return None
+    codecs = (part.plan.wire.codec for part in _find_exchanges(state))
+    return next((codec for codec in codecs if codec is not None), None)

@@ -1,97 +1,76 @@
-"""The state of all gossip transforms, and the plan of their exchange in it.
+"""The state of all gossip transforms: arrays, and its `ExchangePlan` as static data.
 
-N nodes; `[...]` is the shape of one node's array. The state is a `GossipState`: arrays, and the
-`ExchangePlan` (schedule, overlap and wire) as static data, so other functions can read the plan.
-
-The model is `z + r`: parameters `z` and a residual `r` in float32. `as_update` makes the update
-from `z` to another model, `predict` returns the parameters that the user will then hold, and
-`residuals` returns what these parameters lack.
+N nodes; `[...]` is the shape of one node's array. Every transform that exchanges has a state that
+answers for itself (`Exchanging`), so nobody asks which algorithm it belongs to.
 """
 
 from __future__ import annotations
 
-import contextlib
+import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from gossipjax.collectives import (
     StepLike,
     accumulation_dtype,
-    clipped_node_mean,
-    copy_for_leaves,
+    deliver,
     mix,
-    node_mean,
     require_floats,
+    require_step,
     upcast,
+    vary,
 )
-from gossipjax.exchanges.mask import make_mask
+from gossipjax.exchanges.fragments import Fragment, merge, pick, split_leaves
+from gossipjax.exchanges.mask import gossiped, make_mask
+from gossipjax.exchanges.model import add, debias, numerators, zeros_like_model
+from gossipjax.exchanges.plan import ExchangePlan, Plan
 from gossipjax.serialization import register_with_flax, written_by_flax
-from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import Wire, round_to
+from gossipjax.sharding import Specs, inner_axes, on_shards
+from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Wire
 
-DEFAULT_WIRE = Wire()
-MAX_STEPS = 2**16  # of one cycle of all that is exchanged
-
-Order = Literal["combine-while-adapting", "adapt-then-combine"]
 OnResize = Literal["average", "max", "first", "restart"]
 
 
-@written_by_flax
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class ExchangePlan:
-    """When, with whom and in which form an algorithm exchanges: static data of its state."""
+class Exchanging(abc.ABC):
+    """What the state of a transform that exchanges answers; its class is registered here.
 
-    schedule: Schedule | None = None  # None if all nodes exchange at once
-    overlap: int = 0  # steps between sending a message and using it
-    wire: Wire = DEFAULT_WIRE
-    period: int = 1  # steps from one exchange to the next, if `schedule` is None
-    order: Order = "adapt-then-combine"
-    models: int = 1  # trees like the parameters in a message
-    takes_gradients: bool = False  # whether the algorithm is the optimizer
-    # Whether an update of zeros moves the state too, or the model beyond the exchange. Every update
-    # must then carry a gradient.
-    moves_by_zeros: bool = False
+    Attributes:
+      plan: the `Plan` of the exchange.
+      mixes_models: whether models are exchanged; False for an average of gradients.
+      inner: the state of the chain that the transform wraps; None if it wraps none.
+    """
 
-    @property
-    def exchanges_early(self) -> bool:
-        """Whether the exchange of a step needs nothing that the step computes."""
-        return self.overlap > 0 or self.order == "combine-while-adapting"
+    plan: Plan
+    mixes_models: bool
+    inner: Any
 
-    @functools.cached_property
-    def schedule_by_step(self) -> Schedule | None:
-        """The schedule of rounds by step: `schedule.every(overlap)`."""
-        return None if self.schedule is None else self.schedule.every(max(1, self.overlap))
+    @abc.abstractmethod
+    def start(self, step: StepLike, params: Any, specs: Specs | None, axis_name: str | None) -> Any:
+        """Runs the exchange that `update(..., step=step, received=)` takes; see `gx.exchange`.
 
-    @property
-    def cycle(self) -> tuple[int, int]:
-        """The step from which on the exchanges repeat, and after how many steps."""
-        schedule = self.schedule_by_step
-        if schedule is None:
-            return 0, self.period
-        *others, last = schedule.segments
-        return (last.start + self.overlap if others else 0), len(last.cycle)
+        `specs` say how arrays are sharded inside a node.
+        """
 
-    def canonical_step(self, step: int) -> int:
-        """The smallest step with the same compiled program as `step`; see `gx.canonical_step`."""
-        step = require_int(step, "step", 0)
-        if self.schedule_by_step is None:
-            return step % self.period
-        return self.schedule_by_step.canonical_step(step, self.overlap)
+    @abc.abstractmethod
+    def move(self, params: Any, updates: Any) -> Any:
+        """The model after the local half of a step, before any exchange."""
 
-    @functools.cached_property
-    def canonical_steps(self) -> tuple[int, ...]:
-        """All values that `canonical_step` returns."""
-        if self.schedule_by_step is None:
-            return tuple(range(self.period))
-        return tuple(self.schedule_by_step.canonical_steps(self.overlap))
+    @abc.abstractmethod
+    def weigh(self, shares: np.ndarray) -> Any:
+        """The state with each model that it keeps, `[N, ...]`, times the share of its node.
+
+        A state of another number of nodes starts from the mean of the results.
+        """
 
 
 class PushSum(NamedTuple):
@@ -117,6 +96,7 @@ class Extra:
     is_mass: bool = False  # whether `value`, the same on all nodes, counts in `sum_i x_i`
 
 
+@Exchanging.register
 class GossipState(NamedTuple):
     """State of a gossip transform for one node; a field that an algorithm does not need is None.
 
@@ -182,13 +162,89 @@ class GossipState(NamedTuple):
         }
         return self._replace(extra=self.extra | parts)
 
+    inner = None
+    mixes_models = True
 
-class ErrorFeedback(NamedTuple):
-    """State of `allreduce` for one node: only the plan, unless its codec leaves something out."""
+    def start(
+        self,
+        step: StepLike,
+        params: Any,
+        specs: Specs | None = None,
+        axis_name: str | None = None,
+    ) -> PushSum:
+        """The exchange that needs nothing of its step, on all devices of a node."""
+        plan = self.plan
+        if axis_name is not None:
+            plan = dataclasses.replace(plan, wire=plan.wire._replace(axis_name=axis_name))
+        axis_name = plan.wire.axis_name
+        require_step(step, axis_name)
+        if not plan.overlap and params is None:
+            raise ValueError(
+                "params must be given to the exchange of an algorithm that mixes them, got None: "
+                "call gx.exchange(opt_state, step, params=params)."
+            )
+        params = None if plan.overlap else gossiped(params, self)
+        # What is mixed, and not the rest of the state, which may be large.
+        residual = None if plan.overlap else self.residual
+        state = self._replace(residual=residual, extra=None, plan=plan)
+        run = partial(GossipState.start_parts, pieces=state.split_messages())
+        if specs is None:
+            if inner_axes(axis_name):
+                raise ValueError(
+                    "opt_state must be the state of the whole chain, with that of gx.sharded, "
+                    "where a node has further axes, got the gossip state inside: its specs are "
+                    "needed."
+                )
+            return run(state, params, step)
+        like = self.in_flight.x if params is None else params
+        args = (state, params, step)
+        weight = None if self.weight is None else PartitionSpec()
+        out_specs = PushSum(weight, specs.of(like, like))
+        return on_shards(run, specs, axis_name, specs.of(args, like), out_specs)(*args)
 
-    count: Any = None  # int32 scalar, the number of averages so far
-    error: Any = None  # `e`, like the gradients: what the codec has left out so far
-    plan: Any = ExchangePlan()  # static
+    def split_messages(self) -> list[Fragment]:
+        """The leaves of a message that travel in each step of an overlap, about as many bytes each.
+
+        How leaves are sharded inside a node does not matter, because only whole leaves are counted.
+        """
+        if not self.overlap:
+            return []
+        leaves = jax.tree.leaves(self.in_flight.x)
+        return split_leaves(leaves, max(1, min(self.overlap, len(leaves))))
+
+    def start_parts(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
+        """`start` on one device of a node, or on the whole node; `pieces` of `split_messages`."""
+        if not self.overlap:
+            x, weight = mix_once(numerators(params, self), self.weight, self, step)
+            return PushSum(weight, x)
+
+        def send(leaves: Fragment, mass: PushSum) -> PushSum:
+            part = PushSum(mass.weight if 0 in leaves else None, pick(mass.x, leaves))
+            received = deliver(part, schedule, last_round, wire, wire.make_key(self.count))
+            weight = received.weight if 0 in leaves else mass.weight
+            return PushSum(weight, merge(mass.x, received.x, leaves))
+
+        wire = self.wire
+        schedule: Any = self.schedule
+        last_round = (step - 1) // self.overlap  # by which all was sent that arrives now
+        mass = vary(self.in_flight, wire.axis_name)
+        branches = [partial(send, leaves) for leaves in pieces]
+        branches += [lambda mass: mass] * (self.overlap - len(pieces))
+        if len(branches) == 1:
+            return branches[0](mass)
+        piece = (step - 1) % self.overlap
+        if isinstance(piece, int | np.integer):
+            return branches[piece](mass)
+        return jax.lax.switch(piece, branches, mass)
+
+    def move(self, params: Any, updates: Any) -> Any:
+        """`(x + u) / w`."""
+        return debias(add(numerators(params, self), updates), self.weight)
+
+    def weigh(self, shares: np.ndarray) -> GossipState:
+        """Unchanged: its numerators are weighed already."""
+        del shares
+        return self
 
 
 def init_state(
@@ -223,144 +279,24 @@ def init_state(
     )
 
 
-def zeros_like_model(params: Any) -> Any:
-    """Zeros like the leaves, float32 at least; leaves may be `jax.ShapeDtypeStruct`s."""
-    return jax.tree.map(
-        lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
-    )
-
-
-def widen(params: optax.Params) -> Any:
-    """The parameters that the user holds, float32 at least; they stay rounded to their types."""
-    return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
-
-
-def as_update(params: optax.Params, target: Any) -> optax.Updates:
-    """Returns the update, in the types of `params`, from `params` to the rounded `target`.
-
-    In full precision the update is `target - params`, rounded once. In a narrower type the update
-    is also rounded to this type, and the difference is a residual.
-    """
-
-    def difference(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
-        dtype = jnp.result_type(z)
-        return round_to(round_to(leaf, dtype) - wide, dtype).astype(dtype)
-
-    return jax.tree.map(difference, params, widen(params), target)
-
-
-def predict(params: optax.Params, updates: optax.Updates) -> Any:
-    """The parameters that `optax.apply_updates` will make, float32 at least."""
-
-    def after(z: Any, wide: jax.Array, u: jax.Array) -> jax.Array:
-        dtype = jnp.result_type(z)
-        return round_to(wide + round_to(u.astype(wide.dtype), dtype), dtype)
-
-    return jax.tree.map(after, params, widen(params), updates)
-
-
-def residuals(model: Any, z: Any) -> Any:
-    """Returns `r = model - z`, leaf by leaf, of two trees of float32 at least.
-
-    If `z` is not finite, `r` is 0, so only the parameters contain values that are not finite.
-    """
-    return jax.tree.map(
-        lambda leaf, z: jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)), model, z
-    )
-
-
-def models(params: optax.Params, state: GossipState | None) -> Any:
-    """The latest models `z + r`, float32 at least."""
-    z = widen(params)
-    if state is None or state.residual is None:
-        return z
-    return jax.tree.map(jnp.add, z, state.residual)
-
-
-def numerators(params: optax.Params, state: GossipState | None) -> Any:
-    """The numerators `x = w (z + r)`, float32 at least."""
-    if state is None or state.weight is None:
-        return models(params, state)
-    return jax.tree.map(
-        lambda leaf, w: w.astype(leaf.dtype) * leaf,
-        models(params, state),
-        copy_for_leaves(state.weight, params, state.plan.wire.axis_name),
-    )
-
-
-def debias(x: Any, weight: jax.Array | None, axis_name: str | None = None) -> Any:
-    """Returns `z = x / w`, leaf by leaf, in the type of `x`; without a weight it returns `x`.
-
-    For simulated nodes it is fastest if you give the name of the nodes' axis.
-    """
-    if weight is None:
-        return x
-    if axis_name is None:
-        return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
-    weights = copy_for_leaves(weight, x, axis_name)
-    return jax.tree.map(lambda leaf, w: leaf / w.astype(leaf.dtype), x, weights)
-
-
-def push_sum_weight(state: GossipState | None) -> jax.Array:
-    """The weight `w`; 1 for algorithms without a weight."""
-    if state is None or state.weight is None:
-        return jnp.ones((), jnp.float32)
-    return state.weight
-
-
-def add(x: Any, updates: optax.Updates) -> Any:
-    """Returns `x + u`, leaf by leaf, in the type of `x`."""
-    return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
-
-
-def subtract(x: Any, updates: optax.Updates) -> Any:
-    """Returns `x - u`, leaf by leaf, in the type of `x`."""
-    return jax.tree.map(lambda leaf, u: leaf - jnp.asarray(u, leaf.dtype), x, updates)
-
-
-def scale(x: Any, factor: Any) -> Any:
-    """Returns `factor x`, leaf by leaf, in the type of `x`."""
-    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, x)
-
-
-def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
-    """`optax.apply_updates` that also takes updates wider than the parameters, if JAX is strict.
-
-    Gossip returns updates in the types of the parameters; a chain without gossip may not.
-    """
-    with jax.numpy_dtype_promotion("standard"):
-        return optax.apply_updates(params, updates)
-
-
-def common_model(params: Any, axis_name: str | None) -> Any:
-    """A copy of the parameters, float32 at least; inside the axis, their mean over the nodes."""
-
-    def copy(leaf: Any) -> jax.Array:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            leaf = jnp.zeros_like(leaf)
-        return jnp.array(leaf, accumulation_dtype(jnp.result_type(leaf)), copy=True)
-
-    model = jax.tree.map(copy, params)
-    if axis_name is not None:
-        with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
-            model = _common_mean(model, axis_name)
-    return model
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _common_mean(tree: Any, axis_name: str) -> Any:
-    """`clipped_node_mean` with the derivative of the mean, as a minimum over an axis has none."""
-    return clipped_node_mean(tree, axis_name)
-
-
-@_common_mean.defjvp
-def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (tree,) = primals
-    (tangent,) = tangents
-    return _common_mean(tree, axis_name), node_mean(tangent, axis_name)
-
-
 def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
     """Returns `P x, P w` by the round of `step` in the plan of a state."""
     key = state.wire.make_key(state.count)
     return mix(tree, weight, state.plan.schedule, step, **state.wire.arguments(), key=key)
+
+
+def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
+    """The weight and numerators (like `params`, float32 at least) of this node's messages.
+
+    They are zeros if nothing is in flight. The weight is None for an algorithm without weights.
+    """
+    zeros = jax.tree.map(jnp.zeros_like, upcast(params))
+    if state is None or state.in_flight is None:
+        return PushSum(None, zeros)
+    leaves = jax.tree.leaves(state.in_flight.x)
+    if list(map(jnp.shape, leaves)) != list(map(jnp.shape, jax.tree.leaves(zeros))):
+        raise ValueError(
+            "params must be the parameters that the transform gossips, got others than those of "
+            "the messages in flight: where it is masked, pass that part of the parameters."
+        )
+    return PushSum(state.in_flight.weight, jax.tree.unflatten(jax.tree.structure(zeros), leaves))

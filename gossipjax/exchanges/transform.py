@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -12,18 +14,24 @@ import numpy as np
 import optax
 
 from gossipjax.collectives import StepLike, cond, default_step, vary
-from gossipjax.exchanges.early import exchange, exchange_parts, split_messages
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    PushSum,
+from gossipjax.exchanges.model import (
     add,
     as_update,
     debias,
     numerators,
     predict,
     residuals,
+    scale,
+    subtract,
+)
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import (
+    Extra,
+    GossipState,
+    OnResize,
+    PushSum,
+    init_state,
+    mix_once,
 )
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
 from gossipjax.wire import Wire, WireLike, make_wire
@@ -79,12 +87,38 @@ def gossip_transform(
         else:
             # The caller gives `received` if the exchange is a separate program.
             if plan.exchanges_early and received is None:
-                received = exchange(own_state, step, params=z)
+                received = own_state.start(step, z)
             early = (received,) if plan.exchanges_early else ()
             result = Combined(*combine(x, updates, own_state, step, *early))
         return _finish(name, z, own_state, result)
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
+
+
+def mix_updated(
+    name: str, plan: ExchangePlan, *, push_sum: bool, damped: bool = False
+) -> optax.GradientTransformationExtraArgs:
+    """Mixes by the plan's order, `x <- P (x + u)` or `P x + u`; with `push_sum` the weight too."""
+
+    def combine(
+        x: Any, updates: Any, state: GossipState, step: StepLike, received: Any = None
+    ) -> Combined:
+        weight = received.weight if plan.exchanges_early else state.weight
+        if damped:
+            # `u` is added to the numerator, so at weight w the model moves by u / w: a weight near
+            # 0 would throw it far. The next update contains what is held back, so none is lost.
+            waiting = add(state.kept("held_back"), updates)
+            updates = scale(waiting, jnp.minimum(1, weight))
+            state = state.keep(held_back=subtract(waiting, updates))
+        if plan.exchanges_early:  # the exchange needed nothing of this step, and is done
+            x = add(received.x, updates)
+        else:
+            x, weight = mix_once(add(x, updates), weight, state, step)
+        return Combined(x, state._replace(weight=weight))
+
+    zeros: dict[str, OnResize] = {"held_back": "average"} if damped else {}
+    init = partial(init_state, plan=plan, push_sum=push_sum, zeros=zeros)
+    return gossip_transform(name, plan, init, combine)
 
 
 def _finish(
@@ -134,14 +168,14 @@ def exchange_on_parts(
         # Cut by whole leaves, before each device sees its parts of them.
         pieces = None
         if isinstance(state, GossipState) and state.overlap:
-            pieces = split_messages(state)
+            pieces = state.split_messages()
 
         def run(updates: Any, state: Any, params: Any, arrays: dict[str, Any]) -> Any:
             arguments = {**arrays, **others}
             is_early = arguments.get("received") is not None or arguments.get("skip_exchange")
             if pieces is not None and not is_early:
                 step = default_step(arguments.get("step"), state.count, axis_name)
-                arguments["received"] = exchange_parts(state, None, step, pieces)
+                arguments["received"] = state.start_parts(None, step, pieces)
             return update(updates, state, params, **arguments)
 
         args = (updates, state, params, arrays)
@@ -252,7 +286,7 @@ def require_state(state: Any, kind: type[State], name: str) -> State:
 
 def require_plan(expected: Any, actual: Any, name: str) -> None:
     """Raises `ValueError` if the plan in a state differs from the plan of the transform."""
-    for field in dataclasses.fields(expected):
+    for field in filter(operator.attrgetter("compare"), dataclasses.fields(expected)):
         wanted = getattr(expected, field.name)
         given = getattr(actual, field.name)
         if wanted != given:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,10 @@ from gossipjax.collectives import (
     upcast,
 )
 from gossipjax.exchanges.transform import require_axis_names
+
+
+class WeightedState(NamedTuple):
+    """State of `gx.weighted`: it keeps nothing, and shows where the transform stands."""
 
 
 def weighted(
@@ -75,7 +79,7 @@ def weighted(
         del params, extra_args
         return scale_by_share(updates, shares, node_weight, axis_name, "weighted"), state
 
-    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    return optax.GradientTransformationExtraArgs(lambda params: WeightedState(), update)
 
 
 def make_shares(weights: Any, name: str) -> tuple[float, ...]:

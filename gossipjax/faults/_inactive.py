@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.collectives import axis_size
-from gossipjax.exchanges.chain import gossip_state, outer_state
+from gossipjax.exchanges.chain import find_exchanging, gossip_state
 from gossipjax.exchanges.state import GossipState
 from gossipjax.exchanges.transform import require_axis_names, require_state, require_transform
 from gossipjax.faults._faults import Faults
@@ -78,7 +78,7 @@ def inactive(
 
     def init(params: optax.Params) -> InactiveState:
         state = chain.init(params)
-        if outer_state(state) is not None:
+        if any(part.inner is not None for part in find_exchanging(state)):
             raise ValueError(
                 "inner of inactive must be a chain without gx.outer, got one with it: write "
                 "gx.outer(gx.faults.inactive(tx, faults), ...)."

@@ -16,19 +16,10 @@ from gossipjax.collectives import (
     require_schedule,
 )
 from gossipjax.exchanges.chain import gossip_state
-from gossipjax.exchanges.early import mass_in_flight
 from gossipjax.exchanges.mask import gossiped
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    Extra,
-    GossipState,
-    PushSum,
-    add,
-    init_state,
-    numerators,
-    subtract,
-    zeros_like_model,
-)
+from gossipjax.exchanges.model import add, numerators, subtract, zeros_like_model
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state, mass_in_flight
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.faults._faults import Faults, require_faults
 from gossipjax.faults._links import NEVER, Links, along

@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.outer.average import OuterState
 from gossipjax.collectives import (
     StepLike,
     as_varying,
@@ -29,15 +28,9 @@ from gossipjax.collectives import (
     upcast,
 )
 from gossipjax.diagnostics import on_axis, require_inside
-from gossipjax.exchanges.chain import (
-    exchange_plan,
-    gossip_state,
-    outer_state,
-    require_updates_numbered,
-)
-from gossipjax.exchanges.state import GossipState, debias, push_sum_weight
+from gossipjax.exchanges.chain import gossip_state, step_plan
+from gossipjax.exchanges.model import debias, push_sum_weight
 from gossipjax.nodes import Nodes
-from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
 
@@ -69,62 +62,28 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     [2.0, 2.0]
     """
     require_floats(stats, "stats")
-    plan = exchange_plan(opt_state)
-    require_updates_numbered(opt_state)
-    axis_name = plan.wire.axis_name
-    if plan.wire.local_axis_name is not None:
-        stats = node_mean(stats, plan.wire.local_axis_name)
-    outer = outer_state(opt_state)
-    if outer is not None and outer.local is not None:
-        return _average_at_outer_steps(stats, outer, step)
-    if plan.schedule_by_step is None:
-        require_step(step, axis_name)
-        stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
-        return cond(
-            step % plan.period == 0,
-            lambda stats: _average(stats, axis_name),
-            lambda stats: stats,
-            stats,
-        )
-    return _mix(stats, gossip_state(opt_state), plan.schedule_by_step, step, plan.wire)
-
-
-def _mix(
-    stats: Any, state: GossipState | None, schedule: Schedule, round_number: StepLike, wire: Wire
-) -> Any:
-    """Mixes the statistics by a round, each with the weight of its node."""
-    weight = push_sum_weight(state)
-    scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, upcast(stats))
-    mixed, weight = mix(
-        scaled,
-        weight,
-        schedule,
-        round_number,
-        axis_name=wire.axis_name,
-        local_axis_name=wire.local_axis_name,
-    )
-    return cast_like(debias(mixed, weight), stats)
-
-
-def _average_at_outer_steps(stats: Any, outer: OuterState, step: StepLike) -> Any:
-    """Averages statistics at the steps at which an outer optimizer uses an average of models.
-
-    `canonical_step` tells the rounds apart in these steps only.
-    """
-    plan = outer.plan
-    axis_name = plan.wire.axis_name
+    state = gossip_state(opt_state)
+    wire = Wire() if state is None else state.wire
+    axis_name = wire.axis_name
     require_step(step, axis_name)
-    if plan.average == "none":
-        return stats
-    stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
+    if wire.local_axis_name is not None:
+        stats = node_mean(stats, wire.local_axis_name)
+    is_now, number, schedule = step_plan(opt_state).when(step)
 
-    def average(stats: Any) -> Any:
-        if plan.schedule is None:
+    def mix_stats(stats: Any) -> Any:
+        """The statistics mixed by a round, each with the weight of its node."""
+        if schedule is None:
             return _average(stats, axis_name)
-        return _mix(stats, outer.local, plan.schedule, plan.round_number(step), plan.wire)
+        weight = push_sum_weight(state)
+        scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, upcast(stats))
+        axes = {"axis_name": axis_name, "local_axis_name": wire.local_axis_name}
+        mixed, weight = mix(scaled, weight, schedule, number, **axes)
+        return cast_like(debias(mixed, weight), stats)
 
-    is_used = plan.is_used(plan.fragment_count - 1, step)
-    return cond(is_used, average, lambda stats: stats, stats)
+    if is_now is True:
+        return mix_stats(stats)
+    stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
+    return cond(is_now, mix_stats, lambda stats: stats, stats)
 
 
 def _average(stats: Any, axis_name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Steps whose exchange is a separate program that a thread runs (JAX on CPU)."""
+"""An update whose exchange is a separate program that a thread runs (JAX on CPU)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Any
 import jax
 import optax
 
-from gossipjax.algorithms.outer.average import average_sent
-from gossipjax.exchanges.chain import outer_state, step_plan
-from gossipjax.exchanges.early import exchange
-from gossipjax.exchanges.state import apply_updates
+from gossipjax.exchanges.chain import exchange
+from gossipjax.exchanges.model import apply_updates
+from gossipjax.exchanges.plan import Plan
 from gossipjax.nodes import Nodes, donate_on_accelerators
 from gossipjax.nodes.program import Program
-
-Gradients = Callable[..., tuple[optax.Updates, Any]]
+from gossipjax.step.gradients import Gradients
 
 COLLECTIVE = re.compile(r"stablehlo\.(all_|reduce_scatter|collective_)")
 
@@ -50,8 +48,14 @@ class Background:
         return self._executor.submit(self._program.prepare(*args))
 
 
-class OverlappedUpdate:
-    """An update whose exchange is a separate program and runs while gradients are computed."""
+class UpdateBeside:
+    """An update that runs while a thread exchanges.
+
+    An exchange starts `plan.lead()` steps before the step that uses it. That step first dispatches
+    its gradients, and then waits for the exchange. Steps that use none run `fused`, the update as
+    one program. If a run has just begun, the exchanges that should have started before are computed
+    anew from the state, with the same result.
+    """
 
     def __init__(
         self,
@@ -59,9 +63,11 @@ class OverlappedUpdate:
         tx: optax.GradientTransformationExtraArgs,
         nodes: Nodes,
         extra_args: Callable[[Any], dict[str, Any]],
+        plan: Plan,
         is_static: bool,
+        fused: Program,
     ):
-        def exchange_early(step: Any, params: optax.Params, opt_state: optax.OptState) -> Any:
+        def start(step: Any, params: optax.Params, opt_state: optax.OptState) -> Any:
             return exchange(opt_state, step, params=params)
 
         def update(
@@ -73,110 +79,64 @@ class OverlappedUpdate:
             )
             return apply_updates(params, updates), opt_state
 
-        by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
-        donated = donate_on_accelerators(1, 2)
-        self._is_static = is_static
-        self._exchange = Background(nodes.spmd(exchange_early, **by_step))
-        self._gradients = nodes.spmd(gradients)
-        self._update = nodes.spmd(update, donate_argnums=donated, **by_step)
-        self.close = self._exchange.close
-
-    def __call__(
-        self, step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
-    ) -> tuple[optax.Params, optax.OptState, Any]:
-        outer = step_plan(opt_state).outer
-        if self._is_static and outer is not None and outer.skips_exchange(step):
-            grads, aux = self._gradients(params, *inputs)
-            return *self._update(step, params, opt_state, grads, None, aux), aux
-        # Dispatched first: it needs nothing of this step, and the step needs it only at its end.
-        pending = self._exchange.start(step, params, opt_state)
-        grads, aux = self._gradients(params, *inputs)
-        # The update may have collectives, which must not overtake the exchange on some processes.
-        received = pending.result()
-        return *self._update(step, params, opt_state, grads, received, aux), aux
-
-
-class DelayedUpdate:
-    """An update that runs while a thread takes the averages of `gx.outer`, over several steps.
-
-    The average of a fragment starts when the fragment is sent. The step that uses the average first
-    dispatches its gradients and then waits for the average. If a run has just begun and the average
-    has not been started, it is computed anew from the state, with the same result. `fused` is the
-    update as one program, for the steps that use no average.
-    """
-
-    def __init__(
-        self,
-        gradients: Callable[..., Any],
-        tx: optax.GradientTransformationExtraArgs,
-        nodes: Nodes,
-        fused: Callable[..., Any],
-    ):
-        def update(
-            step: int, params: Any, opt_state: Any, grads: Any, average: Any
-        ) -> tuple[optax.Params, optax.OptState]:
-            updates, opt_state = tx.update(
-                grads, opt_state, params, step=step, outer_average=average
-            )
-            return apply_updates(params, updates), opt_state
-
         def update_alone(step: int, params: Any, opt_state: Any, grads: Any) -> Any:
             return tx.update(grads, opt_state, params, step=step)
 
-        def average(step: int, opt_state: optax.OptState) -> Any:
-            state = outer_state(opt_state)
-            assert state is not None
-            return average_sent(state, step)
-
+        lead = plan.lead(is_static)
+        assert lead is not None
+        by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
+        # Arrays that a thread still reads must not be donated.
+        donated = () if lead else donate_on_accelerators(1, 2)
+        self._plan = plan
+        self._lead = lead
+        self._is_static = is_static
         self._fused = fused
-        self._update_alone = nodes.spmd(update_alone, static_argnums=0)
-        self.is_beside: bool | None = None  # unknown before the first step
+        self._start = Background(nodes.spmd(start, **by_step))
         self._gradients = nodes.spmd(gradients)
-        self._update = nodes.spmd(update, static_argnums=0)
-        self._average = Background(nodes.spmd(average, static_argnums=0))
+        self._update = nodes.spmd(update, donate_argnums=donated, **by_step)
+        self._update_alone = nodes.spmd(update_alone, **by_step)
+        # Other collectives could overtake, on one process and not on another, an exchange that
+        # takes several steps. Unknown before the first of them.
+        self.is_beside: bool | None = None if lead else True
         self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
         self._next_step: int | None = None
-        self.close = self._average.close
+        self.close = self._start.close
 
     def __call__(
-        self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
+        self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """Like `TrainStep`, with the true number of the step instead of a canonical one."""
-        plan = step_plan(opt_state)
-        assert plan.outer is not None
-        delay = plan.outer.delay
-        number = plan.canonical_step(step)
-        if self.is_beside is None:  # at the first update no average is used
-            # Others could overtake an average on one process and not on another.
-            arguments = params, opt_state, params
-            self.is_beside = not has_collectives(self._update_alone, 0, *arguments)
+        """One step; `number` is its number as the programs take it."""
+        if self.is_beside is None:  # in the first update nothing is received
+            arguments = 0, params, opt_state, params
+            self.is_beside = not has_collectives(self._update_alone, *arguments)
         if not self.is_beside:
             return self._fused(number, params, opt_state, *inputs)
+        self._start_exchanges(step, number, params, opt_state)
+        pending = self._pending.pop(step, None)
+        if pending is None:
+            return self._fused(number, params, opt_state, *inputs)
+        grads, aux = self._gradients(params, *inputs)
+        # The update may have collectives, which must not overtake the exchange on some processes.
+        received = pending.result()
+        return *self._update(number, params, opt_state, grads, received, aux), aux
+
+    def _start_exchanges(self, step: int, number: Any, params: Any, opt_state: Any) -> None:
+        """Starts what can start now, before the gradients of `step`."""
+        last = step + self._lead
+        first = last
         if step != self._next_step:
             self.wait()
             self._pending.clear()
-            # What was sent at the steps before is used at these.
-            self._start(range(max(step, delay), step + delay), opt_state)
+            first = step
         self._next_step = step + 1
-        if step in self._pending:
-            grads, aux = self._gradients(params, *inputs)
-            average = self._pending.pop(step).result()
-            params, opt_state = self._update(number, params, opt_state, grads, average)
-        else:
-            params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
-        self._start(range(step + delay, step + delay + 1), opt_state)
-        return params, opt_state, aux
-
-    def _start(self, steps: range, opt_state: optax.OptState) -> None:
-        """Starts the averages that these steps use, from fragments in the state."""
-        plan = step_plan(opt_state)
-        assert plan.outer is not None
-        for step in steps:
-            if plan.outer.used_at(step) is not None:
-                number = plan.canonical_step(step)
-                self._pending[step] = self._average.start(number, opt_state)
+        for user in range(first, last + 1):
+            if not self._is_static:
+                self._pending[user] = self._start.start(number, params, opt_state)
+            elif self._plan.receives(user):
+                canonical = self._plan.canonical_step(user)
+                self._pending[user] = self._start.start(canonical, params, opt_state)
 
     def wait(self) -> None:
-        """Returns when all averages that are on their way have arrived."""
+        """Returns when all exchanges that are on their way have arrived."""
         for future in self._pending.values():
             future.result()

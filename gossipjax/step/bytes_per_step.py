@@ -15,7 +15,8 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from gossipjax import meshes
-from gossipjax.exchanges.chain import StepPlan, find_parts, step_plan
+from gossipjax.exchanges.chain import find_parts, step_plan
+from gossipjax.exchanges.plan import Plan
 from gossipjax.exchanges.transform import require_transform
 from gossipjax.nodes import Nodes, as_nodes
 from gossipjax.nodes.program import AXIS_PARAMS, is_collective_over
@@ -124,34 +125,29 @@ def bytes_per_step(
     return Traffic(rows[:, 0], rows[:, 1])
 
 
-def _describe_round(plan: StepPlan, step: int) -> tuple[Any, np.ndarray]:
+def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
     """How many messages each node sends and receives in a step, `[2, N]`, and the kind of the step.
 
     Steps of one kind exchange messages of the same size. The kind is None if it is not known.
     """
-    exchange = plan.exchange
-    outer = plan.outer
-    schedule = exchange.schedule if outer is None else outer.schedule
-    if schedule is None or (outer is not None and exchange.schedule is not None):
+    exchanges = plan.exchanges()
+    travelling = [(i, e, e.find_piece(step)) for i, e in enumerate(exchanges)]
+    travelling = [item for item in travelling if item[2] is not None]
+    kinds = {e.schedule for e in exchanges}
+    if None in kinds or len(kinds) != 1 or len(travelling) > 1:
         return None, np.zeros((2, 1))
-    role: Any = None
-    number = step
-    if outer is not None:
-        role = outer.role(step)[:2]
-        number = int(outer.round_number(step))
-        if role[1] is None:  # no fragment is averaged
-            return role, np.zeros((2, 1))
-    elif exchange.overlap:  # what was sent before this step arrives, a piece in each
-        number, role = divmod(step - 1, exchange.overlap)
-    round_ = schedule.round_at(number)
-    edges = np.zeros((2, schedule.size))
+    if not travelling:
+        return "idle", np.zeros((2, 1))
+    ((which, exchange, (number, piece)),) = travelling
+    round_ = exchange.round_of(number)
+    edges = np.zeros((2, round_.size))
     in_pairs = []  # which are sums over pairs, on some backends
     for receivers, weights in round_.slots:
         edges += [weights > 0, (weights > 0)[np.argsort(receivers)]]
-        in_pairs.append((receivers[receivers] == np.arange(schedule.size)).all())
+        in_pairs.append((receivers[receivers] == np.arange(round_.size)).all())
     # With the degrees, so that what does not depend on the edges is not taken for a part of theirs.
     limits = *edges.min(axis=1), *edges.max(axis=1)
-    return (role, round_.is_uniform, *in_pairs, *limits), edges
+    return (which, piece, round_.is_uniform, *in_pairs, *limits), edges
 
 
 def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:

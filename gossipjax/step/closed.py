@@ -16,13 +16,14 @@ from jax.extend.core import Literal
 from gossipjax.checkpoint import TrainState
 from gossipjax.collectives import node_mean, upcast
 from gossipjax.diagnostics import average_model, on_axis
-from gossipjax.exchanges.chain import find_optimizer, find_parts, gossip_state, outer_state
-from gossipjax.exchanges.state import ErrorFeedback, GossipState, subtract
+from gossipjax.exchanges.chain import OPTIMIZERS, find_exchange, find_exchanging, find_parts
+from gossipjax.exchanges.model import subtract
+from gossipjax.exchanges.state import GossipState
 from gossipjax.nodes import Nodes
 from gossipjax.nodes.arguments import Argnums, argument_numbers, is_function, require_numbers
 from gossipjax.processes import is_key
 from gossipjax.serialization import written_by_flax
-from gossipjax.sharding import ShardedState, shard_specs
+from gossipjax.sharding import shard_specs
 from gossipjax.step.train_step import TrainStep
 
 
@@ -125,9 +126,9 @@ class DecentralizedStep:
             # The rest of the state and the named inputs precede the positional inputs.
             local_argnums=[number + 2 for number in argument_numbers(local_argnums)],
             extra_args=None if extra_args is None else lambda aux: extra_args(aux[1]),
+            donated_inputs=(0,),  # the rest of the state is replaced, too
             **options,
         )
-        self.train_step.donated_inputs = (0,)  # the rest of the state is replaced, too
         self.nodes = self.train_step.nodes
         self._tx = tx
         self._params = params
@@ -311,18 +312,17 @@ def _require_same_form(state: Any, new: Any) -> None:
 
 def _require_updates(opt_state: Any) -> None:
     """Raises `ValueError` if a transform needs gradients or would be a second optimizer."""
-    outer = outer_state(opt_state)
-    chain = opt_state if outer is None else outer.inner
-    chain = chain.inner if isinstance(chain, ShardedState) else chain
-    # In a chain with gossip each part is checked; a chain without gossip is an optimizer.
-    parts = chain if type(chain) is tuple and gossip_state(chain) is not None else (chain,)
+    exchange = find_exchange(opt_state)
+    # What wraps a chain has an optimizer of its own, which is no part of the chain.
+    chain = opt_state if exchange is None or exchange.inner is None else exchange.inner
+    others = find_parts(chain, optax.ApplyIfFiniteState, *OPTIMIZERS)
+    others += [part for part in find_exchanging(opt_state) if not part.mixes_models]
     gossips = find_parts(opt_state, GossipState)
-    others = find_parts(opt_state, optax.ApplyIfFiniteState, ErrorFeedback)
-    got = find_optimizer(parts)
+    got = None
     if others:
         got = type(others[0]).__name__
     elif not gossips:
-        got = got or "no gossip"
+        got = "no gossip"
     elif any(gossip.plan.takes_gradients for gossip in gossips):
         got = "one that takes gradients"
     if got is not None:

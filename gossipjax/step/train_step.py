@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,143 +15,28 @@ import optax
 from jax.sharding import Mesh
 
 from gossipjax import launch, meshes
-from gossipjax.collectives import accumulation_dtype, cast_like, node_mean
-from gossipjax.diagnostics import on_axis, sum_mass
-from gossipjax.exchanges.chain import StepPlan, start_at, step_plan
-from gossipjax.exchanges.state import ExchangePlan, add, apply_updates
+from gossipjax.collectives import node_mean
+from gossipjax.exchanges.chain import start_at, step_plan
+from gossipjax.exchanges.model import apply_updates
+from gossipjax.exchanges.plan import Plan
 from gossipjax.nodes import Nodes, as_nodes, donate_on_accelerators
-from gossipjax.nodes.arguments import (
-    Argnums,
-    argument_numbers,
-    is_int,
-    require_transform,
-)
+from gossipjax.nodes.arguments import Argnums, argument_numbers, is_int, require_transform
 from gossipjax.nodes.program import Program
 from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
 from gossipjax.step import offloaded
-from gossipjax.step.beside import DelayedUpdate, OverlappedUpdate
+from gossipjax.step.beside import UpdateBeside
+from gossipjax.step.gradients import Gradients, check_gradients
+from gossipjax.step.mass_check import MassCheck
 from gossipjax.topology.schedule import require_int
 
-Gradients = Callable[..., tuple[optax.Updates, Any]]
 ExtraArgs = Callable[[Any], dict[str, Any]]
-
-
-def check_gradients(gradients: Gradients) -> Gradients:
-    """Returns `gradients` with a check of its result when traced."""
-
-    @functools.wraps(gradients)
-    def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
-        result = gradients(params, *inputs)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise ValueError(
-                "gradients must return a pair (grads, aux), got "
-                f"{type(result).__name__}: jax.grad(loss, has_aux=True) does."
-            )
-        specs = [
-            (jax.tree.structure(tree), [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)])
-            for tree in (params, result[0])
-        ]
-        if specs[0] != specs[1]:
-            expected, got = (f"{str(tree)[:80]} of shapes {shapes[:4]}" for tree, shapes in specs)
-            raise ValueError(
-                "gradients must return (grads, aux) with grads of the structure and shapes of "
-                f"the parameters, {expected}, got {got}: "
-                "jax.value_and_grad returns them in the other order."
-            )
-        return result
-
-    return checked
-
-
-def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
-    """Computes the gradients of a large batch in `every` parts, one after another.
-
-    With `k = every` and a loss that is a mean over examples, each part has `B / k` examples, and
-
-        accumulated(params, batch) = (1/k sum_j grads(params, batch_j), [aux_0, ..., aux_{k-1}])
-
-    is the gradient of the whole batch, in the memory of one part. You can use any chain with
-    `accumulated`, because the optimizer and the gossip see one gradient. Sums are taken in float32
-    at least.
-
-    Args:
-      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as for `gx.TrainStep`.
-      every: k, the number of parts.
-
-    Returns:
-      A function like `gradients`. All arrays of the inputs are `[B, ...]`, where k divides B;
-      `jax.random.split(key, k)` gives each part a key, `[1]`. The returned `aux` is `[k, ...]`.
-
-    Raises:
-      ValueError: if `every` is not an integer >= 1; when traced, if `every` does not divide the
-        leading axis of an input, or `gradients` does not return a pair with gradients like
-        `params`.
-
-    >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> def loss(params, batch):
-    ...     return jnp.mean((params - batch) ** 2), batch.sum()
-    >>> gradients = gx.accumulate_gradients(jax.grad(loss, has_aux=True), every=2)
-    >>> [x.tolist() for x in gradients(jnp.float32(0), jnp.array([1.0, 2.0, 3.0, 6.0]))]
-    [-6.0, [3.0, 9.0]]
-    """
-    every = require_int(every, "every of accumulate_gradients", 1)
-    checked = check_gradients(gradients)
-
-    def accumulated(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
-        parts = _split(inputs, every)
-        shapes, _ = jax.eval_shape(checked, params, *jax.tree.map(lambda x: x[0], parts))
-
-        def add_part(total: Any, part: Any) -> tuple[Any, Any]:
-            grads, aux = checked(params, *part)
-            return add(total, grads), aux
-
-        def zeros_to_carry(like: Any) -> jax.Array:
-            zeros = jnp.zeros(like.shape, accumulation_dtype(like.dtype))
-            axes = tuple(jax.typeof(like).manual_axis_type.varying)  # of check_vma=True
-            return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
-
-        total, aux = jax.lax.scan(add_part, jax.tree.map(zeros_to_carry, shapes), parts)
-        return cast_like(jax.tree.map(lambda t: t / every, total), shapes), aux
-
-    return accumulated
-
-
-def _split(inputs: Any, every: int) -> Any:
-    """`[B, ...]` -> `[every, B / every, ...]`."""
-    if not jax.tree.leaves(inputs):
-        raise ValueError(
-            "inputs of accumulated gradients must be given, as they are what is taken in parts, "
-            "got none: gradients(params, batch)."
-        )
-
-    def split(path: Any, x: Any) -> jax.Array:
-        shape = jnp.shape(x)
-        if not shape or shape[0] % every:
-            number, *rest = path
-            raise ValueError(
-                f"input {number.idx}{jax.tree_util.keystr(tuple(rest))} of accumulated gradients "
-                f"must have a leading axis of examples that every = {every} divides, got shape "
-                f"{list(shape)}: give batches of a multiple of {every} examples per node."
-            )
-        return jnp.asarray(x).reshape(every, shape[0] // every, *shape[1:])
-
-    return jax.tree_util.tree_map_with_path(split, inputs)
-
-
-OWN_ARGS = {"step", "received", "outer_average", "skip_exchange"}  # of `tx.update`
+OWN_ARGS = {"step", "received", "skip_exchange"}  # of `tx.update`
 MAX_PROGRAMS = 32  # of one train step, if it is not told otherwise; beyond it, the step is traced
 
+# `(step, number, params, opt_state, *inputs) -> (params, opt_state, aux)`; `number` is the step as
+# its program takes it.
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
-
-
-class _Kind(NamedTuple):
-    """What a step requires of its update."""
-
-    is_static: bool  # a program is compiled per round
-    overlaps: bool = False  # the exchange is a program that runs during the gradients of its step
-    delays: bool = False  # outer averages are programs that run during several steps
-    offloads: bool = False  # the state of an outer optimizer waits on the host
 
 
 class TrainStep:
@@ -193,6 +78,8 @@ class TrainStep:
         alone has changed shared values: push-sum weights must add up to N, all nodes must have
         counted the same updates, and no sum may change before the next call. Each check takes the
         time of one pass over the model.
+      donated_inputs: the numbers of `inputs` that come back, new, in `aux`; accelerators donate
+        them.
 
     Raises:
       ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
@@ -229,6 +116,7 @@ class TrainStep:
         offload_outer: bool = False,
         extra_args: ExtraArgs | None = None,
         check_mass: int = 0,
+        donated_inputs: tuple[int, ...] = (),
     ):
         require_transform(tx)
         self.nodes = as_nodes(mesh, nodes, axis_name)
@@ -242,20 +130,19 @@ class TrainStep:
         self._tx = optax.with_extra_args_support(tx)
         self._extra_args = _agree(extra_args, self.nodes)
         self._has_extra_args = extra_args is not None
+        self._donated_inputs = donated_inputs
         self._local_argnums = argument_numbers(local_argnums)
         if max_programs is not None:
             max_programs = require_int(max_programs, "max_programs", 1)
         self._max_programs = max_programs
         self._overlap_in_thread = overlap_in_thread
         self._offload_outer = bool(offload_outer)
-        self._mass_period = require_int(int(check_mass), "check_mass", 0)
-        self._mass: np.ndarray | None = None  # after the last step, if it was checked
-        self._updates: dict[_Kind, Update] = {}
+        self._mass = MassCheck(self.nodes, check_mass)
+        self._updates: dict[Plan, Update] = {}
         # Whether gradients of a node's devices, each from its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
         self._next_step: int | None = None  # the step that follows the last one
-        self.donated_inputs: tuple[int, ...] = ()  # inputs that come back, new, in `aux`
         self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
     def __call__(
@@ -267,35 +154,16 @@ class TrainStep:
         models, because donation would then cost two copies of each, and save at most their memory.
         """
         plan = step_plan(opt_state)
-        kind = self._kind(plan)
-        update = self._find_update(kind, opt_state)
-        self._check_mass_before(step, params, opt_state)
-        is_start = step != self._next_step
-        opt_state = self._follow(step, opt_state, count=1)
-        number = self._number(plan, step, kind.is_static)
-        held = opt_state
-        if kind.offloads:
-            if is_start:
-                params, held = offloaded.start(
-                    params, opt_state, bool(self._donated(plan.exchange))
-                )
-            opt_state = offloaded.bring(held, number)
-        shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
-        program = (kind, number if kind.is_static else None, shapes)
-        if not self._called:
-            _warn_of_equal_keys(inputs)
-        launch.advance(step, slow=program not in self._called)
-        is_delayed = isinstance(update, DelayedUpdate)
+        update = self._find_update(plan)
+        opt_state = self._begin(step, params, opt_state, count=1)
+        number = self._number(plan, step)
         if not self._is_averaged:
-            self._require_local_average(update, number, params, opt_state, *inputs)
-        # An average in flight is known by the step that uses it, not by its round.
-        result = update(step if is_delayed else number, params, opt_state, *inputs)
-        if program not in self._called:
-            self._called.add(program)
-            launch.advance(step)
-        if kind.offloads:
-            result = result[0], offloaded.put_back(result[1], held), result[2]
-        self._check_mass_after(step, *result[:2])
+            self._require_local_average(plan, number, params, opt_state, *inputs)
+        is_new = self._announce(step, plan, number, inputs)
+        result = update(step, number, params, opt_state, *inputs)
+        if is_new:
+            launch.advance(step)  # it was slow since it compiled
+        self._mass.after(self.run, step, *result[:2])
         return result
 
     def scan(
@@ -344,69 +212,42 @@ class TrainStep:
                 f"got {[list(shape) for shape in shapes[:4]]}: np.stack K node-stacked batches."
             )
         step_plan(opt_state)  # checks the chain
-        self._check_mass_before(step, params, opt_state)
-        opt_state = self._follow(step, opt_state, count)
+        opt_state = self._begin(step, params, opt_state, count)
         steps = np.arange(step, step + count, dtype=np.int32)
         launch.advance(step, slow=True)  # as long as K steps, and compiled at the first call
         by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
         params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
         launch.advance(step + count - 1)
-        self._check_mass_after(step + count - 1, params, opt_state)
+        self._mass.after(self.run, step + count - 1, params, opt_state)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
-    def _follow(self, step: int, opt_state: optax.OptState, count: int) -> optax.OptState:
-        """Returns the state at `step`, and notes the step after the next `count`."""
+    def _begin(self, step: int, params: Any, opt_state: Any, count: int) -> optax.OptState:
+        """Returns the state at `step`, from which `count` steps follow, and checks both."""
         if not is_int(step):
             kind = type(step).__name__
             raise ValueError(
                 f"step must be the number of the step, an integer from 0, got a {kind}: call "
                 "train_step(step, params, opt_state, *inputs)."
             )
+        is_start = step != self._next_step
+        self._mass.before(self.run, step, params, opt_state, is_start)
         # At the first step of a loop, or after a jump, the count must match: one read of the state.
-        if step != self._next_step:
+        if is_start:
             with meshes.unset_mesh():
                 opt_state = start_at(opt_state, require_int(step, "step", 0))
         self._next_step = step + count
         return opt_state
 
-    def _check_mass_before(self, step: int, params: Any, opt_state: Any) -> None:
-        """Raises `ValueError` if mass was lost since the last step or before the loop."""
-        before = self._mass
-        self._mass = None
-        if step != self._next_step and self._mass_period:
-            self._measure_mass(f"before step {step}", params, opt_state)
-        elif before is not None:
-            when = f"between steps {step - 1} and {step}"
-            now = self._measure_mass(when, params, opt_state)
-            # The same program on the same arrays: not a bit may differ.
-            if not np.array_equal(now, before, equal_nan=True):
-                raise ValueError(
-                    f"the sums of weights and numerators must stay {before[:2].tolist()} {when}, "
-                    f"got {now[:2].tolist()}: parameters or state were changed, as by a jnp.where "
-                    "on each node. Skip steps by gx.apply_if_finite; if you mean the change, leave "
-                    "check_mass out."
-                )
-
-    def _check_mass_after(self, step: int, params: Any, opt_state: Any) -> None:
-        if self._mass_period and (step + 1) % self._mass_period == 0:
-            self._mass = self._measure_mass(f"after step {step}", params, opt_state)
-
-    def _measure_mass(self, when: str, params: Any, opt_state: Any) -> np.ndarray:
-        """`sum_mass`; raises `ValueError` unless weights add up to N and counts are equal."""
-        program = on_axis(sum_mass, self.nodes.axis_name)
-        sums = self.run(self.nodes.run, program, params, opt_state)
-        mass = np.asarray(sums.addressable_data(0))[0]
-        size = self.nodes.size
-        # Weights are float32, and rounded at every step.
-        if not abs(mass[0] - size) <= 1e-2 + 1e-5 * size or mass[2] != 0:
-            raise ValueError(
-                f"the weights of {size} nodes must add up to {size}, and all nodes must have "
-                f"counted the same updates, {when}, got a sum of {mass[0]:.6g} and "
-                f"{'other' if mass[2] else 'equal'} counts: a node has decided by itself whether "
-                "to keep a state, by a jnp.where or a transform around the gossip. Skip steps by "
-                "gx.apply_if_finite."
-            )
-        return mass
+    def _announce(self, step: int, plan: Plan, number: Any, inputs: Any) -> bool:
+        """Tells the launcher that a step begins; returns whether its program is a new one."""
+        if not self._called:
+            _warn_of_equal_keys(inputs)
+        shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
+        program = (plan, number if self._is_static(plan) else None, shapes)
+        is_new = program not in self._called
+        self._called.add(program)
+        launch.advance(step, slow=is_new)
+        return is_new
 
     @functools.cached_property
     def _scanned(self) -> Program:
@@ -441,17 +282,18 @@ class TrainStep:
         True
         """
         plan = step_plan(opt_state)
-        kind = self._kind(plan)._replace(overlaps=False, delays=False)
-        program: Any = self._find_update(kind, opt_state)
-        number = self._number(plan, step, kind.is_static)
-        if kind.offloads:
+        is_static = self._is_static(plan)
+        number = plan.canonical_step(step) if is_static else self._number(plan, step)
+        offloads = self._offloads(plan)
+        if offloads:
             opt_state = offloaded.bring(opt_state, number)
+        program: Any = self._fuse(plan, offloads, self._donated(plan))
         return program.lower(number, params, opt_state, *inputs)
 
-    def _require_local_average(self, update: Any, *args: Any) -> None:
+    def _require_local_average(self, plan: Plan, *args: Any) -> None:
         """Raises `ValueError` if a step exchanges nothing between the devices of a node."""
         axis_name = self.nodes.local_axis_name
-        if not update.has_collective(axis_name, *args):
+        if not self._fuse(plan, False, ()).has_collective(axis_name, *args):
             raise ValueError(
                 f"the devices of a node must average their gradients over {axis_name!r}, as each "
                 f"has a part of the batch by local_argnums, got a chain without it: put "
@@ -467,40 +309,38 @@ class TrainStep:
     def overlaps(self, opt_state: optax.OptState) -> bool:
         """Whether the exchange runs as a separate program, on a thread.
 
-        For an outer optimizer the first step decides, because its averages cannot run on a thread
-        if the chain contains other collectives.
+        If an exchange takes several steps, the first step decides, because it cannot run on a
+        thread if the chain contains other collectives.
         """
-        kind = self._kind(step_plan(opt_state))
-        update = self._updates.get(kind)
-        if isinstance(update, DelayedUpdate) and update.is_beside is False:
+        plan = step_plan(opt_state)
+        update = self._updates.get(plan)
+        if isinstance(update, UpdateBeside):
+            return update.is_beside is not False
+        return self._runs_beside(plan)
+
+    def _runs_beside(self, plan: Plan) -> bool:
+        lead = plan.lead(self._is_static(plan)) if self._has_thread else None
+        # The average of `extra_args` is a collective of each step.
+        return lead == 0 or (lead is not None and not self._has_extra_args)
+
+    def _offloads(self, plan: Plan) -> bool:
+        if self._has_thread or not self._offload_outer or not plan.fields(0):
             return False
-        return kind.overlaps or kind.delays
+        if not self._is_static(plan):
+            raise ValueError(
+                "offload_outer must be False where steps are traced, which take all of the state, "
+                f"got True for {len(plan.canonical_steps)} programs: allow them by max_programs, "
+                "or choose a schedule of fewer rounds."
+            )
+        return True
 
-    def _kind(self, plan: StepPlan) -> _Kind:
-        is_static = self._is_static(plan)
-        outer = plan.outer
-        if not self._has_thread:
-            offloads = self._offload_outer and outer is not None
-            if offloads and not is_static:
-                raise ValueError(
-                    "offload_outer must be False where steps are traced, which take all of the "
-                    f"state, got True for {len(plan.canonical_steps)} programs: allow them by "
-                    "max_programs, or choose a schedule of fewer rounds."
-                )
-            return _Kind(is_static, offloads=offloads)
-        # Not if the chain inside exchanges at every step too: all processes must run their
-        # collectives in one order.
-        delays = outer is not None and plan.is_local and is_static and outer.can_run_beside
-        delays = delays and not self._has_extra_args  # their average is a collective of each step
-        return _Kind(is_static, plan.exchange.exchanges_early, delays)
-
-    def _traces_rounds(self, plan: StepPlan) -> bool:
+    def _traces_rounds(self, plan: Plan) -> bool:
         """Whether one program mixes by any round as fast as a program for this round would."""
         return self.nodes.is_simulated and plan.is_one_program and not self._has_thread
 
-    def _number(self, plan: StepPlan, step: int, is_static: bool) -> Any:
+    def _number(self, plan: Plan, step: int) -> Any:
         """The step as the program takes it: static, or an array."""
-        if is_static:
+        if self._is_static(plan):
             return plan.canonical_step(step)
         if not self._traces_rounds(plan):
             return np.int32(step)
@@ -509,7 +349,7 @@ class TrainStep:
             self._numbers[canonical] = jax.device_put(np.int32(canonical))
         return self._numbers[canonical]
 
-    def _is_static(self, plan: StepPlan) -> bool:
+    def _is_static(self, plan: Plan) -> bool:
         programs = len(plan.canonical_steps)
         if self._traces_rounds(plan):
             return programs == 1
@@ -536,15 +376,15 @@ class TrainStep:
         return jax.block_until_ready(result) if self._has_thread else result
 
     def wait(self) -> None:
-        """Returns when no average of an outer optimizer is in flight any more."""
+        """Returns when no exchange is on its way any more."""
         for update in self._updates.values():
-            if isinstance(update, DelayedUpdate):
+            if isinstance(update, UpdateBeside):
                 update.wait()
 
     def close(self) -> None:
         """Ends the thread of the exchange. The thread also ends with this object."""
         for update in self._updates.values():
-            if isinstance(update, OverlappedUpdate | DelayedUpdate):
+            if isinstance(update, UpdateBeside):
                 update.close()
 
     @functools.cached_property
@@ -557,37 +397,55 @@ class TrainStep:
         has_one_device = self.nodes.local_devices is None and not self.nodes.inner_axes
         return on_cpu and jax.local_device_count() == 1 and has_one_device
 
-    def _find_update(self, kind: _Kind, opt_state: optax.OptState) -> Update:
-        if kind not in self._updates:
-            self._updates[kind] = self._make_update(kind, step_plan(opt_state).exchange)
-        return self._updates[kind]
+    def _find_update(self, plan: Plan) -> Update:
+        if plan not in self._updates:
+            self._updates[plan] = self._make_update(plan)
+        return self._updates[plan]
 
-    def _make_update(self, kind: _Kind, exchange: ExchangePlan) -> Update:
-        arguments = self._gradients, self._tx, self.nodes
-        if kind.overlaps:
-            return OverlappedUpdate(*arguments, self._extra_args, kind.is_static)
-        # Arrays that a thread still reads must not be donated.
-        donated = () if kind.delays else self._donated(exchange)
-        donated += donate_on_accelerators(*(3 + number for number in self.donated_inputs))
+    def _make_update(self, plan: Plan) -> Update:
+        if self._runs_beside(plan):
+            is_static = self._is_static(plan)
+            # Arrays that a thread still reads must not be donated.
+            donated = () if plan.lead(is_static) else self._donated(plan)
+            fused = self._fuse(plan, False, donated)
+            return UpdateBeside(
+                self._gradients, self._tx, self.nodes, self._extra_args, plan, is_static, fused
+            )
+        offloads = self._offloads(plan)
+        donated = self._donated(plan)
+        fused = self._fuse(plan, offloads, donated)
+        if offloads:
+            return offloaded.OffloadedUpdate(fused, bool(donated))
+        return lambda step, *arguments: fused(*arguments)
+
+    def _fuse(self, plan: Plan, offloads: bool, donated: tuple[int, ...]) -> Program:
+        """A step as one program: `(number, params, opt_state, *inputs)`."""
+        donated += donate_on_accelerators(*(3 + number for number in self._donated_inputs))
         # A static step is part of the program, and so are its permutations; a traced one is data.
-        by_step: dict[str, Any] = {"static_argnums" if kind.is_static else "shared_argnums": 0}
+        is_static = self._is_static(plan)
+        by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
         update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
         fused = self.nodes.spmd(
-            offloaded.with_less(update) if kind.offloads else update,
+            offloaded.with_less(update) if offloads else update,
             **by_step,
             donate_argnums=donated,
             # Here the arguments of `gradients`, except the parameters, stand two places later.
             local_argnums=[number + 2 if number else 1 for number in self._local_argnums],
         )
         fused.max_static_values = math.inf  # `max_programs` has been asked
-        return DelayedUpdate(*arguments, fused) if kind.delays else fused
+        return fused
 
-    def _donated(self, exchange: ExchangePlan) -> tuple[int, ...]:
+    def _donated(self, plan: Plan) -> tuple[int, ...]:
         """The arguments of an update whose memory the results take."""
         # Do not donate what other nodes of a device read at the same time: XLA would write the new
         # models elsewhere, and then copy them.
-        is_read = self.nodes.per_device > 1 and exchange.schedule is not None
-        return () if is_read and not exchange.overlap else donate_on_accelerators(1, 2)
+        is_read = self.nodes.per_device > 1 and plan.mixes_in_place
+        return () if is_read else donate_on_accelerators(1, 2)
+
+    def __repr__(self) -> str:
+        gradients = getattr(self._gradients, "__name__", "gradients")
+        programs = ", ".join(map(repr, self._updates)) or "not called yet"
+        return f"TrainStep({gradients}, {self.nodes!r}, {programs})"
 
 
 def _warn_of_equal_keys(inputs: Any) -> None:

@@ -12,7 +12,7 @@ from algorithms.problems import run_history
 from modes import SERVERS
 
 import gossipjax as gx
-from gossipjax.exchanges.chain import outer_state
+from gossipjax.exchanges.chain import find_exchange
 
 N = 4
 D = 40
@@ -45,7 +45,7 @@ def make_data(steps=8):
 def run_outer(tx, mode, style, start, updates):
     inputs = jnp.asarray(updates.swapaxes(0, 1), jnp.float32)
     _, models, states, _, _ = run_history(mode, tx, style, jnp.asarray(start, jnp.float32), inputs)
-    return np.asarray(models, np.float64), outer_state(states)
+    return np.asarray(models, np.float64), find_exchange(states)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_fragments_equal_the_oracle_step_by_step(fragments, weights):
         tx = by_tokens(make_outer(fragments=fragments, mix=0.25, weights=weights))
         args = to_tree(start), to_tree(updates.swapaxes(0, 1))
         _, models, states, _, _ = run_history("vmap", tx, "traced", *args)
-    state = outer_state(states)
+    state = find_exchange(states)
     assert state is not None
     parts = [part.ravel() for part in FRAGMENTS[fragments]]
     expected = oracle.outer_with_feedback(

@@ -11,7 +11,7 @@ import pytest
 
 import gossipjax as gx
 from gossipjax.checkpoint import change_nodes
-from gossipjax.exchanges.chain import outer_state
+from gossipjax.exchanges.chain import find_exchange
 
 N = 8
 topology = gx.topology
@@ -83,7 +83,7 @@ def test_a_change_of_nodes_goes_on_from_the_average_model(nodes, steps):
     params, state = train(TRACKING, steps, gx.Nodes(N))
     old: Any = gx.gossip_state(state)
     average = gx.average_model(params, state, nodes=gx.Nodes(N))
-    anchors = np.average(flat(outer_state(state).anchor), axis=0, weights=old.weight)  # pyright: ignore[reportOptionalMemberAccess]
+    anchors = np.average(flat(find_exchange(state).anchor), axis=0, weights=old.weight)
     gossip = gx.gradient_tracking(topology.random_peer(nodes, 16, seed=2), damped=True)
     tx, _ = make_step(gossip, gx.Nodes(nodes))
     arrays = jax.tree.map(np.asarray, (params, state))
@@ -92,7 +92,7 @@ def test_a_change_of_nodes_goes_on_from_the_average_model(nodes, steps):
     assert report.weight == pytest.approx(N, rel=1e-6)
     expected = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(average)])
     np.testing.assert_allclose(flat(new_params), [expected] * nodes, rtol=1e-5, atol=1e-6)
-    outer: Any = outer_state(new_state)
+    outer: Any = find_exchange(new_state)
     np.testing.assert_allclose(flat(outer.anchor), [anchors] * nodes, rtol=1e-5, atol=1e-6)
     new: Any = gx.gossip_state(new_state)
     assert new.weight.tolist() == [1.0] * nodes

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import gossipjax as gx
-from gossipjax.exchanges.state import as_update, predict, residuals, round_to
+from gossipjax.exchanges.model import as_update, predict, residuals
+from gossipjax.wire import round_to
 
 N = 6
 SCHEDULES = {

@@ -8,7 +8,8 @@ import pytest
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
 
 import gossipjax as gx
-from gossipjax.exchanges.state import ExchangePlan, init_state
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import init_state
 from gossipjax.exchanges.transform import gossip_transform
 
 N = 4

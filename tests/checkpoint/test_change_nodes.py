@@ -20,7 +20,9 @@ from short_runs import (
 import gossipjax as gx
 from gossipjax.checkpoint import average_nodes, change_nodes
 from gossipjax.collectives import mix
-from gossipjax.exchanges.state import ExchangePlan, Extra, GossipState, OnResize, add, init_state
+from gossipjax.exchanges.model import add
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Extra, GossipState, OnResize, init_state
 from gossipjax.exchanges.transform import gossip_transform
 
 

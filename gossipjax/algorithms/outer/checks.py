@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.algorithms.outer.average import OuterPlan, Shares
+from gossipjax.algorithms.outer.plan import OuterPlan, Shares
 from gossipjax.collectives import MeanOver, require_doubly_stochastic
-from gossipjax.exchanges.chain import gossip_state, outer_state
+from gossipjax.exchanges.chain import find_exchanging, gossip_state
 from gossipjax.exchanges.fragments import LayerFragments
 from gossipjax.exchanges.mask import make_mask
-from gossipjax.exchanges.state import ExchangePlan, GossipState
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import GossipState
 from gossipjax.exchanges.transform import (
     require_choice,
     require_like,
@@ -152,7 +153,7 @@ def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
 
 def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     """Raises `ValueError` if outer steps cannot set the models of the inner chain."""
-    if outer_state(inner) is not None:
+    if any(state.inner is not None for state in find_exchanging(inner)):
         raise ValueError("inner of outer must hold no other outer optimizer, got one.")
     gossip = gossip_state(inner)
     if gossip is None:

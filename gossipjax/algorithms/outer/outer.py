@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.algorithms.outer.average import OuterPlan, OuterState, average_fragment
 from gossipjax.algorithms.outer.checks import (
     make_outer_shares,
     require_average,
@@ -25,7 +24,9 @@ from gossipjax.algorithms.outer.checks import (
     require_parts,
     require_whole_steps,
 )
+from gossipjax.algorithms.outer.plan import OuterPlan
 from gossipjax.algorithms.outer.stability import require_stable
+from gossipjax.algorithms.outer.state import OuterState, average_fragment
 from gossipjax.collectives import (
     MeanOver,
     StepLike,
@@ -36,15 +37,11 @@ from gossipjax.collectives import (
     vary_where_mapped,
 )
 from gossipjax.exchanges.chain import gossip_state, replace_gossip_state
-from gossipjax.exchanges.early import mass_in_flight
 from gossipjax.exchanges.fragments import Fragment, LayerFragments, merge, pick
-from gossipjax.exchanges.state import (
-    ExchangePlan,
-    GossipState,
+from gossipjax.exchanges.model import (
     add,
     as_update,
     common_model,
-    init_state,
     models,
     numerators,
     predict,
@@ -54,6 +51,8 @@ from gossipjax.exchanges.state import (
     subtract,
     zeros_like_model,
 )
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import GossipState, init_state, mass_in_flight
 from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
@@ -222,6 +221,8 @@ class _OuterSteps:
         gossip = gossip_state(inner)
         local = (self.gossip or self._local()).init(params) if gossip is None else None
         require_inner(plan, inner, params)
+        if gossip is not None:
+            plan = dataclasses.replace(plan, inner=gossip.plan)
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = common_model(params, axis_name if is_exact else None)
@@ -276,7 +277,7 @@ class _OuterSteps:
         params: optax.Params | None = None,
         *,
         step: StepLike | None = None,
-        outer_average: Any = None,
+        received: Any = None,
         node_weight: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
@@ -290,6 +291,8 @@ class _OuterSteps:
         require_like(parts, old.anchor, "the anchor in the state of outer")
         if plan.skips_exchange(step):
             extra_args["skip_exchange"] = True
+        elif old.local is None:
+            extra_args["received"] = received
         if node_weight is not None:
             extra_args["node_weight"] = node_weight
         change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
@@ -301,7 +304,7 @@ class _OuterSteps:
             new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
         carry = vary((cast_like(change, params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(fragments):
-            step_of = _FragmentStep(self, fragment, leaves, params, step, outer_average, old.count)
+            step_of = _FragmentStep(self, fragment, leaves, params, step, received, old.count)
             use = step_of.use if plan.delay else step_of.use_at_once
             carry = change_if(plan.is_used(fragment, step), use, *carry)
             if plan.delay:

@@ -1,0 +1,183 @@
+"""When an outer optimizer averages which fragment, and with whom."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Hashable
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from gossipjax.collectives import MeanOver, StepLike
+from gossipjax.exchanges.fragments import Fragment, LayerFragments, split_leaves
+from gossipjax.exchanges.plan import DEFAULT_WIRE, Exchange, ExchangePlan, Plan, Used
+from gossipjax.serialization import written_by_flax
+from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import Wire
+
+Average = Schedule | ExchangePlan | Literal["exact", "none"]
+Shares = tuple[float, ...] | Literal["counted"] | None
+
+
+@written_by_flax
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class OuterPlan(Plan):
+    """When an outer optimizer averages which fragment: arguments of `gx.outer`."""
+
+    every: int
+    average: Average = "exact"  # or the plan of the gossip in its place
+    fragments: int | LayerFragments = 1
+    delay: int = 0
+    mix: float = 0.0
+    pull: float = 1.0
+    wire: Wire = DEFAULT_WIRE
+    error_feedback: float | None = None
+    mean_over: MeanOver = "nodes"
+    shares: Shares = None  # `N p_i` of each node, of mean 1; None if nodes count alike
+    # Of the gossip inside, which the state of the inner chain has, too.
+    inner: ExchangePlan | None = dataclasses.field(default=None, compare=False)
+
+    takes_gradients = True
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The rounds of the periods; None if all nodes average at once, or none does."""
+        if isinstance(self.average, ExchangePlan):
+            return self.average.schedule
+        return self.average if isinstance(self.average, Schedule) else None
+
+    @property
+    def fragment_count(self) -> int:
+        """p."""
+        return self.fragments if isinstance(self.fragments, int) else self.fragments.count
+
+    def split(self, tree: Any) -> list[Fragment]:
+        """The parts of a tree like the parameters that are in each fragment."""
+        if isinstance(self.fragments, int):
+            return split_leaves(tree, self.fragments)
+        return self.fragments.split(tree)
+
+    @property
+    def replaces_all(self) -> bool:
+        """Whether an outer step replaces the averaged models completely."""
+        return self.average == "exact" and self.fragment_count == 1 and self.mix == 0
+
+    def skips_exchange(self, step: StepLike) -> bool:
+        """Whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
+
+        The exchange would not change the average over all nodes, and the outer step then replaces
+        all models, weights and messages.
+        """
+        is_known = isinstance(step, int | np.integer)
+        return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
+
+    def is_sent(self, fragment: int, step: Any) -> Any:
+        """Whether the fragment's outer gradient is taken at the end of `step`."""
+        offset = (fragment + 1) * self.every // self.fragment_count
+        return (step + 1 - offset) % self.every == 0
+
+    def is_used(self, fragment: int, step: Any) -> Any:
+        """Whether the average that was sent `delay` steps before is used at the end of `step`."""
+        return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
+
+    @functools.cached_property
+    def _sent(self) -> dict[int, int]:
+        """The fragment that is sent at the end of each step, modulo H."""
+        count = self.fragment_count
+        return {((f + 1) * self.every // count - 1) % self.every: f for f in range(count)}
+
+    def sent_at(self, step: int) -> int | None:
+        """The fragment whose outer gradient is taken at the end of `step`."""
+        return self._sent.get(step % self.every)
+
+    def used_at(self, step: int) -> int | None:
+        """The fragment whose average is used at the end of `step`."""
+        return self.sent_at(step - self.delay) if step >= self.delay else None
+
+    def round_number(self, step: StepLike) -> StepLike:
+        """The round of the schedule for the average that is used at the end of `step`."""
+        return (step - self.delay) // self.every
+
+    # What a step asks; see `Plan`.
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        start, length = ExchangePlan(self.schedule).cycle
+        start, length = self.delay + self.every * start, self.every * length
+        if self.inner is None:
+            return start, length
+        inner_start, inner_length = self.inner.cycle
+        return max(start, inner_start), math.lcm(length, inner_length)
+
+    def role(self, step: int) -> Hashable:
+        """The fragments sent and used at the end of `step`, the round, the gossip's role."""
+        used = self.used_at(step)
+        round_ = None
+        if used is not None and self.schedule is not None:
+            round_ = self.schedule.index_at(int(self.round_number(step)))
+        return self.sent_at(step), used, round_, self.inner and self.inner.role(step)
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        gossips = () if self.inner is None else self.inner.exchanges()
+        if self.average == "none":
+            return gossips
+        models, codec = 1, self.wire.codec
+        if isinstance(self.average, ExchangePlan):
+            models, codec = self.average.models, self.average.wire.codec
+        elif self.schedule is not None and self.pull != 1:
+            models = 2  # the anchor travels, too
+        averages = (
+            Exchange(
+                self.schedule,
+                models / self.fragment_count,
+                codec,
+                every=self.every,
+                phase=phase,
+                late=self.delay,
+                first=self.delay,
+            )
+            for phase in self._sent
+        )
+        return (*gossips, *averages)
+
+    def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
+        """With the gossip inside; else at the step that uses the average of the last fragment."""
+        if self.inner is not None:
+            return self.inner.when(step)
+        is_now = self.average != "none" and self.is_used(self.fragment_count - 1, step)
+        return is_now, self.round_number(step), self.schedule
+
+    @property
+    def mixes_in_place(self) -> bool:
+        return self.inner is not None and self.inner.mixes_in_place
+
+    def lead(self, is_static: bool = True) -> int | None:
+        """That of the gossip inside; else an average starts in the step after its sending."""
+        if self.inner is not None:
+            return self.inner.lead(is_static)
+        is_late = self.delay > 0 and self.average != "none"
+        return self.delay - 1 if is_late and is_static else None
+
+    def receives(self, step: int) -> bool:
+        return not self.skips_exchange(step) if self.inner else self.used_at(step) is not None
+
+    def fields(self, step: int) -> dict[str, Used]:
+        """A skipped step writes what is sent unchanged, so it reads it, too."""
+        sent, used = (
+            frozenset(() if f is None else (f,)) for f in (self.sent_at(step), self.used_at(step))
+        )
+        return {
+            "anchor": Used(sent | used, used),
+            "outer": Used(used, used),
+            "sent": Used(sent | used, sent),
+            "error": Used(used, used),
+        }
+
+    def settings(self) -> dict[str, str]:
+        names = {Schedule: "a schedule", ExchangePlan: "a gossip"}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare}
+        return {f".plan.{name}": names.get(type(v), str(v)) for name, v in values.items()}

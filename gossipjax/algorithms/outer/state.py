@@ -1,0 +1,120 @@
+"""The state of an outer optimizer, and its average over all nodes or by a round."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gossipjax.algorithms.outer.plan import OuterPlan
+from gossipjax.collectives import StepLike, exact_average, mean_of_encoded, mix
+from gossipjax.exchanges.chain import gossip_state
+from gossipjax.exchanges.model import subtract
+from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.state import Exchanging
+from gossipjax.sharding import Specs, on_shards, specs_here
+from gossipjax.topology.schedule import Schedule
+
+
+@Exchanging.register
+class OuterState(NamedTuple):
+    """State of `gx.outer` for one node."""
+
+    count: Any  # int32 scalar, the number of updates so far
+    inner: Any  # the state of the inner chain
+    # A `GossipState` with residuals, if the inner chain contains no gossip, else None. If a gossip
+    # replaces the average, its state.
+    local: Any
+    # The model after the last outer step, float32 at least, by fragment: p trees like the
+    # parameters, each with its fragment. With `average="exact"` equal on all nodes.
+    anchor: Any
+    outer: Any  # the state of the outer optimizer, by fragment
+    sent: Any  # this node's outer gradients, like `anchor`, until they are used; None without delay
+    # int32 `[p]`, the number of updates before the update that sent each fragment; -1 if no average
+    # is waiting; None without delay.
+    sent_counts: Any
+    plan: Any  # static: the `OuterPlan`
+    error: Any = None  # what messages have left out, like `anchor`; None without error feedback
+    counted: Any = None  # float32 `[p]`, the sum of this node's weights since the last averages
+
+    mixes_models = True
+
+    def start(
+        self,
+        step: Any,
+        params: Any,
+        specs: Specs | None = None,
+        axis_name: str | None = None,
+    ) -> Any:
+        """The gossip inside, or the average of the fragment that is used at `step`.
+
+        The average needs no result of the steps since the fragment was sent.
+        """
+        if self.plan.inner is not None:
+            return gossip_state(self.inner).start(step, params, specs, axis_name)
+        fragment = self.plan.used_at(step)
+        assert fragment is not None
+        sent, anchor = self.sent[fragment], self.anchor[fragment]
+        return average_fragment(self.plan, sent, anchor, step, self.sent_counts[fragment])[0]
+
+    def move(self, params: Any, updates: Any) -> Any:
+        """As the gossip inside; without one `x + u`, as local steps count no weight."""
+        if self.local is None:
+            return gossip_state(self.inner).move(params, updates)
+        return self.local._replace(weight=None).move(params, updates)
+
+    def weigh(self, shares: np.ndarray) -> OuterState:
+        """Weighs the anchors as the models, so that their means are equal after an outer step."""
+
+        def weigh(leaf: Any) -> Any:
+            return np.asarray(leaf, np.float64) * shares.reshape(-1, *[1] * (leaf.ndim - 1))
+
+        return self._replace(anchor=jax.tree.map(weigh, self.anchor))
+
+
+def average_fragment(
+    plan: OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
+) -> tuple[Any, Any]:
+    """The outer gradient `D` of the fragment that is used at `step`, averaged over what nodes sent.
+
+    With error feedback it also returns what this node's message leaves out, else None.
+
+    `count` is the number of updates before the update that sent the fragment. It is the key of a
+    codec that draws random numbers.
+    """
+    if plan.average == "none" or isinstance(plan.average, ExchangePlan):
+        return sent, None
+    round_number = plan.round_number(step)
+    average = partial(_average_parts, plan)
+    args = (sent, anchor, count, round_number)
+    specs = specs_here()
+    if specs is None:
+        return average(*args)
+    in_specs = specs.of(args, sent)
+    out_specs = in_specs[0], None if plan.error_feedback is None else in_specs[0]
+    return on_shards(average, specs, plan.wire.axis_name, in_specs, out_specs)(*args)
+
+
+def _average_parts(
+    plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
+) -> tuple[Any, Any]:
+    key = plan.wire.make_key(count)
+    if plan.error_feedback is not None:
+        return mean_of_encoded(sent, plan.wire, key, plan.mean_over)
+    if plan.average == "exact":
+        return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0), None
+    assert isinstance(plan.average, Schedule)
+    mix_nodes = partial(
+        mix,
+        weight=None,
+        schedule=plan.average,
+        step=round_number,
+        **plan.wire.arguments(),
+        key=key,
+    )
+    if plan.pull == 1:
+        return subtract(anchor, mix_nodes(subtract(anchor, sent))[0]), None
+    mean, center = mix_nodes((sent, anchor))[0]
+    return jax.tree.map(lambda d, a, c: d + plan.pull * (a - c), mean, anchor, center), None

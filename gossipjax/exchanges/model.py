@@ -1,0 +1,162 @@
+"""The model of a node, leaf by leaf, in float32 at least.
+
+The model is `z + r`: parameters `z` and a residual `r` in float32. `as_update` makes the update
+from `z` to another model, `predict` returns the parameters that the user will then hold, and
+`residuals` returns what these parameters lack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.collectives import (
+    accumulation_dtype,
+    clipped_node_mean,
+    copy_for_leaves,
+    node_mean,
+    upcast,
+)
+from gossipjax.wire import round_to
+
+
+def zeros_like_model(params: Any) -> Any:
+    """Zeros like the leaves, float32 at least; leaves may be `jax.ShapeDtypeStruct`s."""
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
+    )
+
+
+def widen(params: optax.Params) -> Any:
+    """The parameters that the user holds, float32 at least; they stay rounded to their types."""
+    return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
+
+
+def as_update(params: optax.Params, target: Any) -> optax.Updates:
+    """Returns the update, in the types of `params`, from `params` to the rounded `target`.
+
+    In full precision the update is `target - params`, rounded once. In a narrower type the update
+    is also rounded to this type, and the difference is a residual.
+    """
+
+    def difference(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
+        dtype = jnp.result_type(z)
+        return round_to(round_to(leaf, dtype) - wide, dtype).astype(dtype)
+
+    return jax.tree.map(difference, params, widen(params), target)
+
+
+def predict(params: optax.Params, updates: optax.Updates) -> Any:
+    """The parameters that `optax.apply_updates` will make, float32 at least."""
+
+    def after(z: Any, wide: jax.Array, u: jax.Array) -> jax.Array:
+        dtype = jnp.result_type(z)
+        return round_to(wide + round_to(u.astype(wide.dtype), dtype), dtype)
+
+    return jax.tree.map(after, params, widen(params), updates)
+
+
+def residuals(model: Any, z: Any) -> Any:
+    """Returns `r = model - z`, leaf by leaf, of two trees of float32 at least.
+
+    If `z` is not finite, `r` is 0, so only the parameters contain values that are not finite.
+    """
+    return jax.tree.map(
+        lambda leaf, z: jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)), model, z
+    )
+
+
+def models(params: optax.Params, state: Any) -> Any:
+    """The latest models `z + r`, float32 at least."""
+    z = widen(params)
+    if state is None or state.residual is None:
+        return z
+    return jax.tree.map(jnp.add, z, state.residual)
+
+
+def numerators(params: optax.Params, state: Any) -> Any:
+    """The numerators `x = w (z + r)`, float32 at least."""
+    if state is None or state.weight is None:
+        return models(params, state)
+    return jax.tree.map(
+        lambda leaf, w: w.astype(leaf.dtype) * leaf,
+        models(params, state),
+        copy_for_leaves(state.weight, params, state.plan.wire.axis_name),
+    )
+
+
+def debias(x: Any, weight: jax.Array | None, axis_name: str | None = None) -> Any:
+    """Returns `z = x / w`, leaf by leaf, in the type of `x`; without a weight it returns `x`.
+
+    For simulated nodes it is fastest if you give the name of the nodes' axis.
+    """
+    if weight is None:
+        return x
+    if axis_name is None:
+        return jax.tree.map(lambda leaf: leaf / weight.astype(leaf.dtype), x)
+    weights = copy_for_leaves(weight, x, axis_name)
+    return jax.tree.map(lambda leaf, w: leaf / w.astype(leaf.dtype), x, weights)
+
+
+def push_sum_weight(state: Any) -> jax.Array:
+    """The weight `w`; 1 for algorithms without a weight."""
+    if state is None or state.weight is None:
+        return jnp.ones((), jnp.float32)
+    return state.weight
+
+
+def add(x: Any, updates: optax.Updates) -> Any:
+    """Returns `x + u`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf, u: leaf + jnp.asarray(u, leaf.dtype), x, updates)
+
+
+def subtract(x: Any, updates: optax.Updates) -> Any:
+    """Returns `x - u`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf, u: leaf - jnp.asarray(u, leaf.dtype), x, updates)
+
+
+def scale(x: Any, factor: Any) -> Any:
+    """Returns `factor x`, leaf by leaf, in the type of `x`."""
+    return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, x)
+
+
+def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
+    """`optax.apply_updates` that also takes updates wider than the parameters, if JAX is strict.
+
+    Gossip returns updates in the types of the parameters; a chain without gossip may not.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return optax.apply_updates(params, updates)
+
+
+def common_model(params: Any, axis_name: str | None) -> Any:
+    """A copy of the parameters, float32 at least; inside the axis, their mean over the nodes."""
+
+    def copy(leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            leaf = jnp.zeros_like(leaf)
+        return jnp.array(leaf, accumulation_dtype(jnp.result_type(leaf)), copy=True)
+
+    model = jax.tree.map(copy, params)
+    if axis_name is not None:
+        with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
+            model = _common_mean(model, axis_name)
+    return model
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _common_mean(tree: Any, axis_name: str) -> Any:
+    """`clipped_node_mean` with the derivative of the mean, as a minimum over an axis has none."""
+    return clipped_node_mean(tree, axis_name)
+
+
+@_common_mean.defjvp
+def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    (tree,) = primals
+    (tangent,) = tangents
+    return _common_mean(tree, axis_name), node_mean(tangent, axis_name)

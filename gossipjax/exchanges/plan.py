@@ -1,0 +1,249 @@
+"""What is static about an exchange: when, with whom, in which form. A state carries it as a `Plan`.
+
+Whatever asks about a step asks the plan, and never which algorithm it belongs to: training loops
+which program a step needs, the cost model and `gx.bytes_per_step` what is sent, `offload_outer`
+which arrays a step uses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Iterable
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from gossipjax.collectives import StepLike, group_rounds
+from gossipjax.serialization import written_by_flax
+from gossipjax.topology.schedule import Round, Schedule, require_int
+from gossipjax.wire import Codec, Wire
+
+DEFAULT_WIRE = Wire()
+MAX_STEPS = 2**16  # of one cycle of all that is exchanged
+
+Order = Literal["combine-while-adapting", "adapt-then-combine"]
+
+
+class Exchange(NamedTuple):
+    """One exchange of a plan: who takes part, how many bytes, how often, how late.
+
+    Number m of the exchange starts at the end of step `m every + phase`.
+
+    Attributes:
+      schedule: number m is made by its round m; None if all nodes average at once.
+      models: the trees like the parameters in a message; below 1 for a part of one.
+      codec: the form of the values; None for their type.
+      every: the steps from one exchange to the next.
+      phase: the step at whose end the first exchange starts.
+      late: the steps from the start to the step at whose end the result is used.
+      pieces: in how many of these steps, the last ones, a part of the message travels.
+      first: the first step in which something may travel.
+      is_early: whether an exchange that is not late needs nothing that its step computes.
+
+    >>> Exchange(None, every=4, phase=3).find_piece(7)
+    (1, 0)
+    """
+
+    schedule: Schedule | None
+    models: float = 1
+    codec: Codec | None = None
+    every: int = 1
+    phase: int = 0
+    late: int = 0
+    pieces: int = 1
+    first: int = 0
+    is_early: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether each node gets the messages of all others, and not only their mean."""
+        return self.schedule is None and self.codec is not None and self.codec.is_sparse
+
+    def find_piece(self, step: int) -> tuple[int, int] | None:
+        """Which exchange travels in the program of `step`, and which piece; None if none does."""
+        begun = step - self.phase - self.late + self.pieces - 1
+        number, piece = divmod(begun, self.every)
+        return (number, piece) if step >= self.first and piece < self.pieces else None
+
+    def round_of(self, number: int) -> Round | None:
+        """The round of exchange `number`; None if all nodes average at once."""
+        return None if self.schedule is None else self.schedule.round_at(number)
+
+
+class Used(NamedTuple):
+    """The fragments for which a step reads, and writes, a field of the state."""
+
+    read: frozenset[int]
+    written: frozenset[int]
+
+
+class Plan:
+    """What an exchange answers about its steps; base of the static data in an exchanging state.
+
+    Attributes:
+      wire: the axes and the form of messages.
+      takes_gradients: whether the transform must get gradients, and not the updates of an
+        optimizer.
+      moves_by_zeros: whether an update of zeros moves the state too, or the model beyond the
+        exchange. Every update must then carry a gradient.
+      schedule: the rounds of the exchanges; None if all nodes exchange at once, or none do.
+      mixes_in_place: whether other nodes read the models of a step while it replaces them.
+      is_one_program: whether a traced step gives one program without branches, if nodes are
+        simulated.
+    """
+
+    wire: Wire
+    takes_gradients: bool = False
+    moves_by_zeros: bool = False
+    schedule: Schedule | None
+    mixes_in_place: bool = False
+    is_one_program: bool = False
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """The step from which on all roles repeat, and after how many steps."""
+        raise NotImplementedError
+
+    def role(self, step: int) -> Hashable:
+        """Everything that makes the program of a step differ from that of another."""
+        raise NotImplementedError
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """All that is sent. At any step, those with the same schedule send in turn."""
+        raise NotImplementedError
+
+    def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
+        """How other values than the model are averaged at a step, which may be traced.
+
+        Returns whether they are, and the number of the round in a schedule; None if over all nodes.
+        """
+        raise NotImplementedError
+
+    def lead(self, is_static: bool = True) -> int | None:
+        """How many steps before the step that uses it an exchange can start.
+
+        It is then a program that runs during these steps, and during that step's gradients. None if
+        it needs the step's update, or, for a step that is traced, if the step's number decides.
+        """
+        return None
+
+    def receives(self, step: int) -> bool:
+        """Whether the update of `step` can use an exchange that started before."""
+        return self.lead() is not None
+
+    def fields(self, step: int) -> dict[str, Used]:
+        """The fields of the state that only some steps use, and their use at `step`."""
+        return {}
+
+    def settings(self) -> dict[str, str]:
+        """What a checkpoint compares with the plan of the run that resumes it."""
+        return {} if self.wire.codec is None else {".wire.codec": str(self.wire.codec)}
+
+    def _candidates(self) -> Iterable[int]:
+        """Steps among which each role occurs first; none if they are too many to list."""
+        count = sum(self.cycle)
+        return range(count) if count <= MAX_STEPS else ()
+
+    @functools.cached_property
+    def _first_steps(self) -> dict[Hashable, int]:
+        first: dict[Hashable, int] = {}
+        for step in self._candidates():
+            first.setdefault(self.role(step), step)
+        return first
+
+    def canonical_step(self, step: int) -> int:
+        """The first step with the role of `step`, and so with its program."""
+        step = require_int(step, "step", 0)
+        return self._first_steps[self.role(step)] if self._first_steps else step
+
+    @functools.cached_property
+    def canonical_steps(self) -> tuple[int, ...] | range:
+        """All values of `canonical_step`, or as many as `MAX_STEPS`."""
+        return tuple(self._first_steps.values()) or range(MAX_STEPS)
+
+    def goes_on_alike(self, step: int, other: int) -> bool:
+        """Whether the steps from `step` on equal the steps from `other` on."""
+        start, length = self.cycle
+        return step == other or (min(step, other) >= start and (step - other) % length == 0)
+
+
+@written_by_flax
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class ExchangePlan(Plan):
+    """The plan of a gossip transform, or of one that averages over all nodes."""
+
+    schedule: Schedule | None = None  # None if all nodes exchange at once
+    overlap: int = 0  # steps between sending a message and using it
+    wire: Wire = DEFAULT_WIRE
+    period: int = 1  # steps from one exchange to the next, if `schedule` is None
+    order: Order = "adapt-then-combine"
+    models: int = 1  # trees like the parameters in a message
+    takes_gradients: bool = False
+    moves_by_zeros: bool = False
+
+    @property
+    def exchanges_early(self) -> bool:
+        """Whether the exchange of a step needs nothing that the step computes."""
+        return self.overlap > 0 or self.order == "combine-while-adapting"
+
+    def lead(self, is_static: bool = True) -> int | None:
+        """0 if the exchange can run during the gradients of its step."""
+        return 0 if self.exchanges_early else None
+
+    @property
+    def mixes_in_place(self) -> bool:
+        """Not under overlap, whose messages are arrays of their own."""
+        return self.schedule is not None and not self.overlap
+
+    @functools.cached_property
+    def schedule_by_step(self) -> Schedule | None:
+        """The schedule of rounds by step: `schedule.every(overlap)`."""
+        return None if self.schedule is None else self.schedule.every(max(1, self.overlap))
+
+    @property
+    def cycle(self) -> tuple[int, int]:
+        """See `Plan`."""
+        schedule = self.schedule_by_step
+        if schedule is None:
+            return 0, self.period
+        *others, last = schedule.segments
+        return (last.start + self.overlap if others else 0), len(last.cycle)
+
+    def role(self, step: int) -> Hashable:
+        """The rounds at `step` and, under overlap, at the steps before it."""
+        if self.schedule_by_step is None:
+            return step % self.period
+        return self.schedule_by_step.canonical_step(step, self.overlap)
+
+    def _candidates(self) -> Iterable[int]:
+        if self.schedule_by_step is None:
+            return range(self.period)
+        return self.schedule_by_step.canonical_steps(self.overlap)
+
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """One exchange in each step, or in each `overlap` or `period` steps."""
+        every = self.period if self.schedule is None else max(1, self.overlap)
+        return (
+            Exchange(
+                self.schedule,
+                self.models,
+                self.wire.codec,
+                every=every,
+                late=self.overlap,
+                pieces=max(1, self.overlap),
+                is_early=self.exchanges_early,
+            ),
+        )
+
+    def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
+        """With the models, but under overlap without a delay."""
+        is_now = True if self.schedule is not None else step % self.period == 0
+        return is_now, step, self.schedule_by_step
+
+    @property
+    def is_one_program(self) -> bool:
+        """Whether all rounds exchange in the same way, and differ only in data."""
+        is_plain = self.schedule is not None and self.overlap <= 1
+        return is_plain and len(group_rounds(self.schedule)) == 1

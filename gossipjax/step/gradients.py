@@ -1,0 +1,119 @@
+"""The gradients of one node: their check, and their sum over the parts of a large batch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.collectives import accumulation_dtype, cast_like
+from gossipjax.exchanges.model import add
+from gossipjax.topology.schedule import require_int
+
+Gradients = Callable[..., tuple[optax.Updates, Any]]
+
+
+def check_gradients(gradients: Gradients) -> Gradients:
+    """Returns `gradients` with a check of its result when traced."""
+
+    @functools.wraps(gradients)
+    def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
+        result = gradients(params, *inputs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise ValueError(
+                "gradients must return a pair (grads, aux), got "
+                f"{type(result).__name__}: jax.grad(loss, has_aux=True) does."
+            )
+        specs = [
+            (jax.tree.structure(tree), [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)])
+            for tree in (params, result[0])
+        ]
+        if specs[0] != specs[1]:
+            expected, got = (f"{str(tree)[:80]} of shapes {shapes[:4]}" for tree, shapes in specs)
+            raise ValueError(
+                "gradients must return (grads, aux) with grads of the structure and shapes of "
+                f"the parameters, {expected}, got {got}: "
+                "jax.value_and_grad returns them in the other order."
+            )
+        return result
+
+    return checked
+
+
+def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
+    """Computes the gradients of a large batch in `every` parts, one after another.
+
+    With `k = every` and a loss that is a mean over examples, each part has `B / k` examples, and
+
+        accumulated(params, batch) = (1/k sum_j grads(params, batch_j), [aux_0, ..., aux_{k-1}])
+
+    is the gradient of the whole batch, in the memory of one part. You can use any chain with
+    `accumulated`, because the optimizer and the gossip see one gradient. Sums are taken in float32
+    at least.
+
+    Args:
+      gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as for `gx.TrainStep`.
+      every: k, the number of parts.
+
+    Returns:
+      A function like `gradients`. All arrays of the inputs are `[B, ...]`, where k divides B;
+      `jax.random.split(key, k)` gives each part a key, `[1]`. The returned `aux` is `[k, ...]`.
+
+    Raises:
+      ValueError: if `every` is not an integer >= 1; when traced, if `every` does not divide the
+        leading axis of an input, or `gradients` does not return a pair with gradients like
+        `params`.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> def loss(params, batch):
+    ...     return jnp.mean((params - batch) ** 2), batch.sum()
+    >>> gradients = gx.accumulate_gradients(jax.grad(loss, has_aux=True), every=2)
+    >>> [x.tolist() for x in gradients(jnp.float32(0), jnp.array([1.0, 2.0, 3.0, 6.0]))]
+    [-6.0, [3.0, 9.0]]
+    """
+    every = require_int(every, "every of accumulate_gradients", 1)
+    checked = check_gradients(gradients)
+
+    def accumulated(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
+        parts = _split(inputs, every)
+        shapes, _ = jax.eval_shape(checked, params, *jax.tree.map(lambda x: x[0], parts))
+
+        def add_part(total: Any, part: Any) -> tuple[Any, Any]:
+            grads, aux = checked(params, *part)
+            return add(total, grads), aux
+
+        def zeros_to_carry(like: Any) -> jax.Array:
+            zeros = jnp.zeros(like.shape, accumulation_dtype(like.dtype))
+            axes = tuple(jax.typeof(like).manual_axis_type.varying)  # of check_vma=True
+            return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
+
+        total, aux = jax.lax.scan(add_part, jax.tree.map(zeros_to_carry, shapes), parts)
+        return cast_like(jax.tree.map(lambda t: t / every, total), shapes), aux
+
+    return accumulated
+
+
+def _split(inputs: Any, every: int) -> Any:
+    """`[B, ...]` -> `[every, B / every, ...]`."""
+    if not jax.tree.leaves(inputs):
+        raise ValueError(
+            "inputs of accumulated gradients must be given, as they are what is taken in parts, "
+            "got none: gradients(params, batch)."
+        )
+
+    def split(path: Any, x: Any) -> jax.Array:
+        shape = jnp.shape(x)
+        if not shape or shape[0] % every:
+            number, *rest = path
+            raise ValueError(
+                f"input {number.idx}{jax.tree_util.keystr(tuple(rest))} of accumulated gradients "
+                f"must have a leading axis of examples that every = {every} divides, got shape "
+                f"{list(shape)}: give batches of a multiple of {every} examples per node."
+            )
+        return jnp.asarray(x).reshape(every, shape[0] // every, *shape[1:])
+
+    return jax.tree_util.tree_map_with_path(split, inputs)

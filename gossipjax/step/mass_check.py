@@ -1,0 +1,66 @@
+"""Finds out whether a node alone has changed what nodes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gossipjax.diagnostics import on_axis, sum_mass
+from gossipjax.nodes import Nodes
+from gossipjax.topology.schedule import require_int
+
+Run = Callable[..., Any]
+
+
+class MassCheck:
+    """Every `period` steps, weights must add up to N, and no sum may change before the next step.
+
+    A period of 0 means no checks. `run` is `TrainStep.run`, which a check must not keep alive.
+    """
+
+    def __init__(self, nodes: Nodes, period: int):
+        self._nodes = nodes
+        self._period = require_int(int(period), "check_mass", 0)
+        self._sums: np.ndarray | None = None  # after the last step, if it was checked
+
+    def before(self, run: Run, step: int, params: Any, opt_state: Any, is_start: bool) -> None:
+        """Raises `ValueError` if mass was lost since the last step or before the loop."""
+        before = self._sums
+        self._sums = None
+        if is_start and self._period:
+            self._measure(run, f"before step {step}", params, opt_state)
+        elif before is not None:
+            when = f"between steps {step - 1} and {step}"
+            now = self._measure(run, when, params, opt_state)
+            # The same program on the same arrays: not a bit may differ.
+            if not np.array_equal(now, before, equal_nan=True):
+                raise ValueError(
+                    f"the sums of weights and numerators must stay {before[:2].tolist()} {when}, "
+                    f"got {now[:2].tolist()}: parameters or state were changed, as by a jnp.where "
+                    "on each node. Skip steps by gx.apply_if_finite; if you mean the change, leave "
+                    "check_mass out."
+                )
+
+    def after(self, run: Run, step: int, params: Any, opt_state: Any) -> None:
+        """Measures the sums if the check is due after `step`."""
+        if self._period and (step + 1) % self._period == 0:
+            self._sums = self._measure(run, f"after step {step}", params, opt_state)
+
+    def _measure(self, run: Run, when: str, params: Any, opt_state: Any) -> np.ndarray:
+        """`sum_mass`; raises `ValueError` unless weights add up to N and counts are equal."""
+        program = on_axis(sum_mass, self._nodes.axis_name)
+        sums = run(self._nodes.run, program, params, opt_state)
+        mass = np.asarray(sums.addressable_data(0))[0]
+        size = self._nodes.size
+        # Weights are float32, and rounded at every step.
+        if not abs(mass[0] - size) <= 1e-2 + 1e-5 * size or mass[2] != 0:
+            raise ValueError(
+                f"the weights of {size} nodes must add up to {size}, and all nodes must have "
+                f"counted the same updates, {when}, got a sum of {mass[0]:.6g} and "
+                f"{'other' if mass[2] else 'equal'} counts: a node has decided by itself whether "
+                "to keep a state, by a jnp.where or a transform around the gossip. Skip steps by "
+                "gx.apply_if_finite."
+            )
+        return mass
