@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,17 +20,9 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # Folder or module of the library -> those below it, which it may import.
 COLLECTIVES = {"topology", "wire", "sharding", "serialization"}
-ALGORITHMS = {"collectives", *COLLECTIVES}
-TOP = {"algorithms", "meshes", "spmd", "processes", *ALGORITHMS}
-SHARED_BY_ALGORITHMS = {
-    "state",
-    "parameters",
-    "steps",
-    "exchange",
-    "transform",
-    "outer_average",
-}
-BELOW_ALGORITHMS = {"algorithms", "contrib", "faults"}  # these may build on others
+EXCHANGES = {"collectives", *COLLECTIVES}
+ALGORITHMS = {"exchanges", *EXCHANGES}
+TOP = {"exchanges", "meshes", "nodes", "processes", *EXCHANGES}
 LAYERS = {
     "topology": set(),
     "wire": set(),
@@ -41,20 +34,17 @@ LAYERS = {
     "collectives": COLLECTIVES,
     "sharding": {"serialization"},
     "serialization": {"topology"},
-    "spmd": {"meshes", "processes", "sharding", "topology"},
+    "nodes": {"meshes", "processes", "sharding", "topology"},
+    "exchanges": EXCHANGES,
+    # In no row but those of what builds on one algorithm: nobody else imports these.
     "algorithms": ALGORITHMS,
-    "contrib": {"algorithms", *ALGORITHMS},  # in no other row: nobody imports it
+    "contrib": {"algorithms", *ALGORITHMS},
     "faults": {"algorithms", *ALGORITHMS},
-    "overlapped_step": TOP,
-    "offload": {"algorithms", "meshes"},
-    "train_step": {"diagnostics", "launch", "offload", "overlapped_step", *TOP},
-    "decentralized_step": {"checkpoint", "diagnostics", "serialization", "train_step", *TOP},
+    "asynchronous": {"algorithms", "checkpoint", "collectives", "exchanges", "launch", "wire"},
+    "step": {"checkpoint", "diagnostics", "launch", *TOP},
     "diagnostics": TOP,
-    "traffic": TOP,
     "flax": {"serialization"},
-    "batch_stats": {"diagnostics", *TOP},
     "checkpoint": {"launch", *TOP},
-    "asynchronous": {"algorithms", "checkpoint", "collectives", "launch", "wire"},
     "cost_model": {"topology"},
 }
 ALLOWED_PACKAGES = {
@@ -85,8 +75,8 @@ PUBLIC_MODULES = {
 CONTRIB = "gossipjax.contrib"  # its functions have the names of their files
 LAX_COLLECTIVES = {"ppermute", "pshuffle", "psum", "pmean", "pmax", "pmin"}
 LAX_COLLECTIVES |= {"all_gather", "all_to_all", "psum_scatter"}
-EXCHANGES = {"_exchange", "_averages"}
-COMPOSED = ROOT / "gossipjax" / "spmd" / "_composed_axis.py"  # what they are over several nodes
+MODULES_OF_EXCHANGES = {"_exchange", "_averages"}
+COMPOSED = ROOT / "gossipjax" / "nodes" / "_composed_axis.py"  # what they are over several nodes
 MAX_PACKED_ASSIGNMENTS = 11  # two of them swap
 
 
@@ -129,7 +119,7 @@ def layer_of(dotted: str) -> str:
 
 
 def test_imports_run_downwards():
-    """Nobody above the algorithms names one; the experiments are named by nobody."""
+    """Nobody above the algorithms imports one; the experiments are imported by nobody."""
     violations = []
     for path in LIBRARY:
         if path.parent == ROOT / "gossipjax" and path.stem in ("__init__", "_public"):
@@ -143,17 +133,22 @@ def test_imports_run_downwards():
     assert violations == []
 
 
-def test_nobody_above_the_algorithms_names_one():
-    """They find what they need of a state in the shared modules; inside functions, too."""
-    shared = {f"gossipjax.algorithms.{name}" for name in SHARED_BY_ALGORITHMS}
-    violations = [
-        f"{name_of(path)} imports {module}"
-        for path in LIBRARY
-        if path.stem not in ("__init__", "_public")
-        and layer_of(dotted_name(path)) not in BELOW_ALGORITHMS
-        for module, _ in imported_names(parse(path))
-        if module.startswith("gossipjax.algorithms.") and module not in shared
-    ]
+STATES = re.compile(r"OuterState|OuterPlan|ErrorFeedback|\bouter_(state|plan|average)\b")
+
+
+def test_nobody_names_an_algorithm_but_its_own_files():
+    """They ask a state or its plan; and no algorithm builds on another."""
+    violations = []
+    for path in LIBRARY:
+        own = room_of(dotted_name(path)) if path.stem not in ("__init__", "_public") else ""
+        is_algorithm = name_of(path).startswith("gossipjax/algorithms")
+        if own and not is_algorithm and (found := STATES.search(path.read_text())):
+            violations.append(f"{name_of(path)} names {found[0]}")
+        for module, _ in imported_names(parse(path)):
+            others = "gossipjax.algorithms."
+            is_same = path.parent.name == "outer" and module.startswith(f"{others}outer.")
+            if is_algorithm and own and module.startswith(others) and not is_same:
+                violations.append(f"{name_of(path)} imports {module}")
     assert violations == []
 
 
@@ -357,7 +352,9 @@ def test_nothing_private_or_experimental_of_jax_is_used():
 def test_only_exchanges_call_lax_collectives():
     violations = []
     for path in LIBRARY:
-        is_exchange = path.parent == ROOT / "gossipjax" / "collectives" and path.stem in EXCHANGES
+        is_exchange = (
+            path.parent == ROOT / "gossipjax" / "collectives" and path.stem in MODULES_OF_EXCHANGES
+        )
         if is_exchange or path == COMPOSED:
             continue
         tree = parse(path)
@@ -427,7 +424,7 @@ def test_import_brings_nothing_heavy():
 
 
 def test_names_do_not_depend_on_what_was_imported_first():
-    """`gossipjax.spmd` is a folder, and `gx.spmd` a function of it."""
+    """No folder or module has the name of a function of the package."""
     code = (
         "import gossipjax.step.train_step, gossipjax as gx; print(gx.spmd.__module__); "
         "from gossipjax import *; print(spmd is gx.spmd, sgp is gx.sgp, sgp.__module__); "

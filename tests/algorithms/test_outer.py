@@ -530,7 +530,9 @@ class TestOnTheHost:
         program: Any
         (program,) = train_step._updates.values()
         steps = gx.canonical_steps(actual[1])
-        assert program._fused._jitted._cache_size() == len(steps)  # one each: nothing is compiled anew
+        assert program._fused._jitted._cache_size() == len(
+            steps
+        )  # one each: nothing is compiled anew
         halfway, _ = run_steps(tx, 7, **options)
         with Checkpoints(tmp_path / "run") as checkpoints:
             checkpoints.save(7, halfway, {})

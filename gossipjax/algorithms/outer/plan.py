@@ -106,12 +106,10 @@ class OuterPlan(Plan):
 
     @property
     def cycle(self) -> tuple[int, int]:
-        start, length = ExchangePlan(self.schedule).cycle
-        start, length = self.delay + self.every * start, self.every * length
-        if self.inner is None:
-            return start, length
-        inner_start, inner_length = self.inner.cycle
-        return max(start, inner_start), math.lcm(length, inner_length)
+        first, rounds = ExchangePlan(self.schedule).cycle
+        start = self.delay + self.every * first
+        inner = (0, 1) if self.inner is None else self.inner.cycle
+        return max(start, inner[0]), math.lcm(self.every * rounds, inner[1])
 
     def role(self, step: int) -> Hashable:
         """The fragments sent and used at the end of `step`, the round, the gossip's role."""
@@ -125,11 +123,12 @@ class OuterPlan(Plan):
         gossips = () if self.inner is None else self.inner.exchanges()
         if self.average == "none":
             return gossips
-        models, codec = 1, self.wire.codec
+        # Where anchors differ and are drawn together weakly or strongly, they travel, too.
+        models = 1 if self.schedule is None or self.pull == 1 else 2
+        codec = self.wire.codec
         if isinstance(self.average, ExchangePlan):
-            models, codec = self.average.models, self.average.wire.codec
-        elif self.schedule is not None and self.pull != 1:
-            models = 2  # the anchor travels, too
+            models = self.average.models
+            codec = self.average.wire.codec
         averages = (
             Exchange(
                 self.schedule,

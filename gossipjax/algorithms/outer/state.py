@@ -56,8 +56,9 @@ class OuterState(NamedTuple):
             return gossip_state(self.inner).start(step, params, specs, axis_name)
         fragment = self.plan.used_at(step)
         assert fragment is not None
-        sent, anchor = self.sent[fragment], self.anchor[fragment]
-        return average_fragment(self.plan, sent, anchor, step, self.sent_counts[fragment])[0]
+        by_fragment = self.sent, self.anchor, self.sent_counts
+        sent, anchor, count = (field[fragment] for field in by_fragment)
+        return average_fragment(self.plan, sent, anchor, step, count)[0]
 
     def move(self, params: Any, updates: Any) -> Any:
         """As the gossip inside; without one `x + u`, as local steps count no weight."""
