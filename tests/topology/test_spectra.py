@@ -5,6 +5,7 @@ import pytest
 
 import gossipjax as gx
 from gossipjax import topology
+from gossipjax.topology.spectra import follow_differences, growth_of_differences
 
 
 def renumber(schedule: gx.Schedule) -> gx.Schedule:
@@ -86,6 +87,53 @@ def test_spectral_gap_is_of_a_whole_cycle():
     assert topology.spectral_gap(topology.hypercube(8)) == pytest.approx(1 / 2)
     for schedule in (topology.complete(5), topology.base_graph(6), topology.complete(1)):
         assert topology.spectral_gap(schedule) == pytest.approx(1, abs=1e-6)
+
+
+def random_start(schedule: gx.Schedule) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(schedule.size, 4))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        topology.ring(16),
+        topology.star(9),
+        topology.one_peer_exponential(12),
+        topology.random_ring(10, 4, seed=0),
+        topology.ring(9).every(4),
+    ],
+)
+def test_growth_of_differences_is_the_second_eigenvalue(schedule):
+    expected = (1 - topology.spectral_gap(schedule)) ** (1 / schedule.period)
+    growth = growth_of_differences(schedule, lambda mix, x, step: mix(x), random_start(schedule))
+    assert growth == pytest.approx(expected, abs=0.02)
+    grown = growth_of_differences(schedule, lambda mix, x, step: 3 * mix(x), random_start(schedule))
+    assert grown == pytest.approx(3 * expected, abs=0.06)
+
+
+def test_growth_of_differences_of_nodes_that_agree_is_0():
+    for schedule in (topology.complete(1), topology.ring(2)):
+        start = random_start(schedule)
+        assert growth_of_differences(schedule, lambda mix, x, step: 0 * mix(x), start) == 0
+
+
+def test_growth_of_differences_is_of_the_worst_segment():
+    """Each is followed by itself: the rounds that a segment does not reach do not count."""
+    ring = topology.ring(16)
+    parts = {0: topology.one_peer_exponential(16), 2: ring, 9: topology.complete(16)}
+    schedule = topology.piecewise(parts)
+    steps = []
+
+    def move(mix, x, step):
+        steps.append(step)
+        return mix(x)
+
+    growth = growth_of_differences(topology.piecewise({0: parts[9], 5: ring}), move, np.eye(16))
+    assert growth == pytest.approx(1 - topology.spectral_gap(ring), abs=1e-3)
+    steps.clear()
+    logs = follow_differences(schedule, move, np.eye(16), 4, measure=np.ptp)
+    assert [len(rounds) for rounds in logs] == [4, 4, 4]
+    assert steps == [0, 1, 0, 1, 2, 2, 2, 2, 9, 9, 9, 9]
 
 
 class TestSecondSingularValue:
