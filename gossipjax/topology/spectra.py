@@ -32,12 +32,15 @@ Mix = Callable[[np.ndarray], np.ndarray]
 Move = Callable[[Mix, Any, int], Any]  # one round: mix, values, step -> values
 
 
-def spectral_gap(schedule: Schedule) -> float:
-    """The gap `1 - |lambda_2|` of one cycle of rounds.
+def spectral_gap(schedule: Schedule, *, per_round: bool = False) -> float:
+    """The gap `1 - |lambda_2|` of one cycle of rounds, or per round.
 
     `lambda_2` is the second largest eigenvalue in modulus of `P_(T-1) ... P_0`. In the long run,
     each cycle of `T` rounds multiplies the distance to the average by about `|lambda_2|`. The gap
     is 1 if one cycle averages exactly, and for one node.
+
+    With `per_round` the gap is `1 - |lambda_2|^(1/T)`. Only this gap compares schedules of
+    different periods. A round in which no node sends counts, too.
 
     Raises:
       AttributeError: for a piecewise schedule, which has no period.
@@ -47,13 +50,16 @@ def spectral_gap(schedule: Schedule) -> float:
     >>> import gossipjax as gx
     >>> round(spectral_gap(gx.topology.ring(6)), 6)
     0.333333
+    >>> ring, random_ring = gx.topology.ring(6), gx.topology.random_ring(6, 9, seed=0)
+    >>> [round(spectral_gap(s), 3) for s in (ring, random_ring)]
+    [0.333, 0.999]
+    >>> [round(spectral_gap(s, per_round=True), 3) for s in (ring, random_ring)]
+    [0.333, 0.543]
     """
     if schedule.size == 1:
         return 1.0
-    eigenvalues = _multiply_eigenvalues(schedule, schedule.period)
-    if eigenvalues is None:
-        eigenvalues = np.linalg.eigvals(_multiply_rounds(schedule, schedule.period))
-    return float(1 - np.sort(abs(eigenvalues))[-2])
+    log = _get_log_of_second_eigenvalue(schedule)
+    return 1 - math.exp(log / schedule.period if per_round else log)
 
 
 def second_singular_value(schedule: Schedule, steps: int) -> float:
@@ -279,6 +285,28 @@ def _get_hop_weights(circulant: Round) -> np.ndarray:
     weights = np.zeros(circulant.size)
     weights[circulant.receivers[is_first]] = circulant.weights[is_first]
     return weights
+
+
+def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
+    """`log |lambda_2|` of one cycle: after many rounds, `|lambda_2|` may be too small a float."""
+    rounds = [schedule.round_at(step) for step in range(schedule.period)]
+    if all(map(_is_circulant, schedule.rounds)):
+        sizes = abs(np.fft.fft([_get_hop_weights(round_) for round_ in rounds]))[:, 1:]
+        with np.errstate(divide="ignore"):
+            return float(np.log(np.where(sizes > TOLERANCE, sizes, 0)).sum(axis=0).max())
+    _require_dense(schedule)
+    # The product of the rounds maps differences between nodes; it is kept divided by its norm.
+    product = np.eye(schedule.size) - 1 / schedule.size
+    log = 0.0
+    for round_ in rounds:
+        norm = np.linalg.norm(product)
+        log += math.log(norm)
+        product = multiply_round(round_, product / norm)
+        product -= product.mean(axis=0)
+        if np.linalg.norm(product) <= TOLERANCE:
+            return -math.inf
+    with np.errstate(divide="ignore"):
+        return float(log + np.log(max(abs(np.linalg.eigvals(product)))))
 
 
 def _multiply_eigenvalues(schedule: Schedule, steps: int) -> np.ndarray | None:

@@ -85,8 +85,20 @@ def test_spectral_gap_is_of_a_whole_cycle():
     assert topology.spectral_gap(three_times) == pytest.approx(1 - rho**3)
     assert topology.spectral_gap(ring.every(4)) == pytest.approx(1 - rho)
     assert topology.spectral_gap(topology.hypercube(8)) == pytest.approx(1 / 2)
+    assert topology.spectral_gap(three_times, per_round=True) == pytest.approx(1 - rho)
+    assert topology.spectral_gap(ring.every(4), per_round=True) == pytest.approx(1 - rho**0.25)
     for schedule in (topology.complete(5), topology.base_graph(6), topology.complete(1)):
         assert topology.spectral_gap(schedule) == pytest.approx(1, abs=1e-6)
+        assert topology.spectral_gap(schedule, per_round=True) == pytest.approx(1, abs=1e-6)
+
+
+def test_spectral_gap_per_round_of_more_rounds_than_a_float_can_hold():
+    """The second eigenvalue of the long cycle is about 1e-1000."""
+    short = topology.random_ring(12, 8, seed=0)
+    long = topology.from_matrices(np.tile(short.matrices(), (500, 1, 1)))
+    assert topology.spectral_gap(long) == 1
+    gap = topology.spectral_gap(short, per_round=True)
+    assert topology.spectral_gap(long, per_round=True) == pytest.approx(gap, rel=1e-6)
 
 
 def random_start(schedule: gx.Schedule) -> np.ndarray:
@@ -104,7 +116,7 @@ def random_start(schedule: gx.Schedule) -> np.ndarray:
     ],
 )
 def test_growth_of_differences_is_the_second_eigenvalue(schedule):
-    expected = (1 - topology.spectral_gap(schedule)) ** (1 / schedule.period)
+    expected = 1 - topology.spectral_gap(schedule, per_round=True)
     growth = growth_of_differences(schedule, lambda mix, x, step: mix(x), random_start(schedule))
     assert growth == pytest.approx(expected, abs=0.02)
     grown = growth_of_differences(schedule, lambda mix, x, step: 3 * mix(x), random_start(schedule))
