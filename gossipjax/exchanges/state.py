@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -142,9 +144,8 @@ class GossipState(NamedTuple):
         `optax.multi_transform`.
 
     >>> import gossipjax as gx
-    >>> state = gx.sgp(gx.topology.ring(4)).init({"w": jnp.zeros(3)})
-    >>> (int(state.count), float(state.weight), state.plan.schedule.size)
-    (0, 1.0, 4)
+    >>> gx.sgp(gx.topology.ring(4)).init({"w": jnp.zeros(3)})
+    GossipState(count [], weight [], ring(4): 4 nodes, period 1)
     """
 
     count: Any
@@ -154,6 +155,18 @@ class GossipState(NamedTuple):
     extra: Any = None
     plan: Any = ExchangePlan()
     mask: Any = None
+
+    def __repr__(self) -> str:
+        scalars = {"count": self.count, "weight": self.weight}
+        parts = [f"{k} {_show(leaf)}" for k, leaf in scalars.items() if leaf is not None]
+        leaves = jax.tree.leaves((self.residual, self.in_flight, self.extra))
+        arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in arrays)
+        parts += [f"{size:,} bytes in {len(arrays)} other arrays"] if arrays else []
+        overlap, schedule = (getattr(self.plan, k, None) for k in ("overlap", "schedule"))
+        parts += [f"overlap {overlap}"] if overlap else []
+        parts += [repr(schedule)] if schedule else []
+        return f"GossipState({', '.join(parts)})"
 
     @property
     def schedule(self) -> Schedule | None:
@@ -181,6 +194,10 @@ class GossipState(NamedTuple):
             for name, value in values.items()
         }
         return self._replace(extra=self.extra | parts)
+
+
+def _show(leaf: Any) -> str:
+    return str(list(leaf.shape)) if hasattr(leaf, "shape") else reprlib.repr(leaf)
 
 
 class ErrorFeedback(NamedTuple):
