@@ -132,7 +132,7 @@ class Curve(NamedTuple):
             "nodes": self.nodes,
             "peers_per_round": int(peers.max()),
             "period": self.schedule.period,
-            "spectral_gap": gx.topology.spectral_gap(self.schedule),
+            "spectral_gap_per_round": gx.topology.spectral_gap(self.schedule, per_round=True),
             "rounds_to_exact_average": gx.topology.rounds_to_exact_average(self.schedule),
             "error_after_5_rounds": medians[5] if len(medians) > 5 else None,
             "final_error": medians[-1],

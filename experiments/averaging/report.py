@@ -107,7 +107,7 @@ def make_topology_table(runs: Sequence[Record]) -> Table:
         "\nnodes": "{nodes}",
         "\npeers": "{peers_per_round}",
         "\nperiod": "{period}",
-        "spectral\ngap": "{spectral_gap:.4f}",
+        "gap per\nround": "{spectral_gap_per_round:.4f}",
         "exact\nafter": lambda run: f"{run['rounds_to_exact_average'] or 'never'}",
         "error\nafter 5": lambda run: _format_error(run["error_after_5_rounds"]),
         "final\nerror": lambda run: _format_error(run["final_error"]),

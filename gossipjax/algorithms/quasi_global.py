@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from functools import partial
 from typing import Any
 
@@ -18,16 +17,11 @@ from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
 from gossipjax.topology.schedule import Schedule
-from gossipjax.topology.spectra import multiply_round
+from gossipjax.topology.spectra import growth_of_differences
 from gossipjax.wire import WireLike
 
-# Of the power iteration that asks whether nodes come to agree:
-STEPS = 2**12
 COLUMNS = 4  # random starts that are followed at once
-AGREEMENT = -30.0  # logarithm of the differences, from 1 at the start: nodes surely agree
-DIVERGENCE = 100.0  # nodes surely do not agree
 GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
-MAX_WORK = 2**28  # numbers that are computed, after which it stops: a second or two
 
 
 def quasi_global(
@@ -118,7 +112,7 @@ def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) 
         mu = float(mu)
     except jax.errors.ConcretizationTypeError:
         return
-    growth = growth_of_differences(schedule, b * b if nesterov else b, mu)
+    growth = _growth(schedule, b * b if nesterov else b, mu)
     if growth > 1 + GROWTH_TOLERANCE:
         raise ValueError(
             "quasi_global must be stable, so that nodes come to agree where no gradient drives "
@@ -128,33 +122,20 @@ def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) 
 
 
 @functools.lru_cache(256)
-def growth_of_differences(schedule: Schedule, b: float, mu: float) -> float:
-    """The factor per step by which nodes that differ come to differ more, without gradients.
+def _growth(schedule: Schedule, b: float, mu: float) -> float:
+    """The growth per round of differences, without gradients, for a step of `g + b m`.
 
-    With n = rate m and b the factor of m in a step, `x' = P (x - b n)` and
-    `n' = mu n + (1 - mu) (x - x')` for any rate. Power iteration from random differences finds the
-    factor, near 1 to about 1e-4. For a piecewise schedule it is the largest factor of the parts.
+    With n = rate m, `x' = P (x - b n)` and `n' = mu n + (1 - mu) (x - x')` for any rate.
     """
-    return max(_follow(schedule, part.cycle, b, mu) for part in schedule.segments)
 
+    def move(mix_nodes: Any, values: np.ndarray, step: int) -> np.ndarray:
+        del step
+        x, n = np.split(values, 2, axis=1)
+        mixed = mix_nodes(x - b * n)
+        return np.hstack([mixed, mu * n + (1 - mu) * (x - mixed)])
 
-def _follow(schedule: Schedule, cycle: tuple[int, ...], b: float, mu: float) -> float:
-    x, n = np.split(np.random.default_rng(0).normal(size=(schedule.size, 2 * COLUMNS)), 2, axis=1)
-    work = 0
-    logs = [0.0]  # of the size of the differences
-    while len(logs) <= STEPS and AGREEMENT < logs[-1] < DIVERGENCE and work < MAX_WORK:
-        step = len(logs) - 1
-        mixed = multiply_round(schedule.rounds[cycle[step % len(cycle)]], x - b * n)
-        v = np.hstack([mixed, mu * n + (1 - mu) * (x - mixed)])
-        v -= v.mean(axis=0)  # the common part of all nodes is not a difference
-        norm = np.linalg.norm(v)
-        if not norm:
-            return 0.0
-        logs.append(logs[-1] + math.log(norm) if step else 0.0)
-        x, n = np.split(v / norm, 2, axis=1)
-        work += v.size
-    half = logs[len(logs) // 2 :]
-    return math.exp(np.polyfit(np.arange(len(half)), half, 1)[0]) if len(half) > 1 else math.nan
+    start = np.random.default_rng(0).normal(size=(schedule.size, 2 * COLUMNS))
+    return growth_of_differences(schedule, move, start)
 
 
 def interpolate(old: Any, new: Any, keep: Any) -> Any:

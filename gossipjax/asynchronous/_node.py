@@ -80,8 +80,8 @@ class Node:
 
     >>> import jax.numpy as jnp, optax, gossipjax.asynchronous as ga
     >>> node = ga.join(optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp())
-    >>> (node.place, node.total_steps)
-    (0, 0)
+    >>> node  # doctest: +ELLIPSIS
+    Node(0 at 127.0.0.1:..., 0 steps, weight 1)
     >>> node.leave()
     """
 
@@ -138,6 +138,10 @@ class Node:
         self._is_over = False
         self._warned = 0  # number of notes of which it has warned
         self._service.start(self._participant, self._journal.has_written)
+
+    def __repr__(self) -> str:
+        weight = self.statistics.weight
+        return f"Node({self.place} at {self.address}, {self.steps} steps, weight {weight:.3g})"
 
     def _make_format(self) -> Format:
         """Makes the format that all nodes of the job must share; a node that differs is told so."""

@@ -43,9 +43,9 @@ class Participant(Ending):
         self.is_ready = False  # to begin
         self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
         self._max_received = settings.max_received
-        self._received = 0  # shares since the last parcel of its own that arrived
+        self._received = 0  # shares since a node last acknowledged a parcel of this node
         self._wants_mass_since = None if settings.is_founder else now
-        # What it gave up, or may bring, while nobody gives it any.
+        # The mass that it gave up, or may bring, kept for the case that nobody gives it any.
         self._estate: Mass | None = None
         self._has_saved = False
         self.joined_at: int | None = None  # the clock of who gave, until the loop has taken note
@@ -59,7 +59,7 @@ class Participant(Ending):
     def bring(self, estate: Mass, steps: int = 0, clock: int = 0) -> None:
         """Keeps a model, a first one or a saved one, for a job in which no node holds mass.
 
-        With a saved model, `steps` are the steps that its place had made.
+        With a saved model, `steps` are the steps that all lives of this node had made by then.
         """
         self._estate = estate
         self._has_saved = steps > 0
@@ -92,13 +92,13 @@ class Participant(Ending):
 
     def is_free(self, peer: Identity) -> bool:
         """Whether a node may be sent a parcel, which is so if no other is on its way to it."""
-        other = self.peers.get(peer.life)  # none is this node itself, where it is alone
+        other = self.peers.get(peer.life)  # None for this node itself
         if other is None or other.view.wants_mass or other.view.is_finished:
             return False
         return self._may_send(other)
 
     def _may_send(self, peer: Peer) -> bool:
-        # Of a large model only few are on their way to all nodes together.
+        # Memory limits how many messages with a large model are on their way at a time.
         is_full = self._max_on_way is not None and len(self._list_moving()) >= self._max_on_way
         return peer.parcel is None and not is_full and not self._shuns(peer)
 
@@ -233,7 +233,8 @@ class Participant(Ending):
     def _average(self, peer: Peer, message: Message) -> Mass | None:
         mine = self._holder.read()
         change = (message.mass - mine) / 2 if message.mass is not None else None
-        # Two asks that cross would swap what the two hold: the elder one's counts.
+        # If two nodes ask each other at once and both answer, they swap models and do not average.
+        # So the one with the smaller identity declines, and only its ask is answered.
         crosses = peer.parcel is not None and peer.parcel.kind == "ask"
         is_won = crosses and self.identity < peer.identity
         is_affordable = message.mass is not None and self._is_affordable(
@@ -251,6 +252,7 @@ class Participant(Ending):
         assert peer.reply is not None
         change = peer.reply.mass
         total = self._holder.total
+        # The weight must stay above 0; this node may have sent most of it on since.
         if change is not None and total.w > change.weight_at(total.exponent):
             self._journal("undo", peer.identity.life, peer.applied, -change)
             self._holder.add(-change)
@@ -293,7 +295,8 @@ class Participant(Ending):
         made = self.steps[self.identity.place]
         super()._learn(peer, view, now)
         if self._is_founder and self.steps[self.identity.place] > made:
-            # A place founds once: the steps of an earlier life are in what the others hold.
+            # An earlier life made these steps. It founded the job, and its model is in what the
+            # others hold: a second founder would add another model.
             self._note(
                 "founds",
                 f"place {self.identity.place} founds once: an earlier life of it has made steps, "
@@ -425,7 +428,7 @@ class Participant(Ending):
             return
         is_calm = self._is_calm(now)
         places = {self.identity.place, *(peer.identity.place for peer in self.peers.values())}
-        # And the last of them has heard that this one holds nothing yet.
+        # Long enough ago that the node met last has heard that this one holds nothing.
         is_known = now - self._met > self._patience / BEATS
         all_are_heard = 0 < self._num_nodes <= len(places) and is_known
         is_new = not any(self.steps.values())
@@ -463,7 +466,8 @@ class Participant(Ending):
         parcel = peer.parcel
         if parcel is not None and parcel.number <= message.applied:
             if parcel.kind == "ask":
-                # It has moved by our ask already, and must not go before its answer is here.
+                # It has answered this ask and changed its mass, but the answer is not here yet. If
+                # it left now, this node could not make the opposite change.
                 self._send(peer, parcel)
                 return False
             peer.parcel = None
@@ -481,9 +485,11 @@ class Participant(Ending):
         self._notice_absence(now)
         for peer in list(self.peers.values()):
             since = peer.heard
-            if peer.parcel is not None:  # what others hear does not acknowledge it
+            if peer.parcel is not None:  # only what the peer itself says can acknowledge it
                 since = max(peer.spoke, peer.parcel_since)
-                if peer.is_stuck:  # nor does it tell the peer that the parcel is taken back
+                if (
+                    peer.is_stuck
+                ):  # a peer that speaks, but does not answer the withdrawal, dies too
                     since = min(since, peer.progress + (STUCK + 1) * self._patience)
             if now - since > self._patience:
                 self._declare_dead(peer)

@@ -61,7 +61,7 @@ def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any, axis_name: 
 
 
 def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
-    """The node average of every leaf, summed in float32 at least and returned in its own type.
+    """The node average of every leaf, summed in float32 at least and returned in the leaf's type.
 
     Values travel as `codec` rounds them. The codec must not need a key.
     """

@@ -287,7 +287,7 @@ def permute(
 
 
 def pairs_add_up() -> bool:
-    """Whether nodes that exchange in pairs add up their values, and subtract their own.
+    """Whether two nodes exchange by adding up their values; each then subtracts what it sent.
 
     Gloo, through which CPUs exchange over processes, runs the two permutes of a pair one after the
     other over one connection. A sum over the pair uses both directions at once, in half the time.
@@ -296,7 +296,7 @@ def pairs_add_up() -> bool:
 
 
 def cut_into_buckets(words: Sequence[jax.Array]) -> list[list[int]]:
-    """Groups arrays into messages: large ones alone, others in turn up to `MAX_BUCKET` bytes."""
+    """Groups arrays into messages: a large array is one, small ones share up to `MAX_BUCKET`."""
     sizes = [part.nbytes for part in words]
     if sum(sizes) <= MAX_BUCKET:
         return [list(range(len(words)))]
@@ -450,11 +450,11 @@ def copy_for_leaves(scalar: jax.Array | np.ndarray, tree: Any, axis_name: str) -
     """A tree like `tree` of copies of one scalar per simulated node, which XLA keeps apart.
 
     XLA for GPUs joins the fusions that read one small array. From 40 leaves it made two fusions, of
-    10 and 30 results, which ran at a fifth of the speed of memory (H100: 18.5 passes over it in
-    place of 4).
+    10 and 30 results, which ran at a fifth of the speed of memory (H100: the time of
+    18.5 passes over the memory instead of 4).
     """
     leaves, structure = jax.tree.flatten(tree)
-    # Of one node it is a number and no array, and a constant is nobody's.
+    # For one node the scalar is a number, not an array; a constant belongs to no node.
     if isinstance(scalar, np.ndarray) or not is_simulated(axis_name):
         return jax.tree.unflatten(structure, [scalar] * len(leaves))
     # The numbers keep the barriers different; they cost nothing.

@@ -378,7 +378,7 @@ def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
 
 
 def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
-    """Sends `q = C(x)` to the neighbours; returns `q` and `sum_j P_ij q_j`, own part included.
+    """Sends `q = C(x)` to the neighbours; returns `q` and `sum_j P_ij q_j`, which includes `j = i`.
 
     Nodes send one message per type and slot, with any codec and any number of leaves. Without a
     codec they send `x`, float32 at least.

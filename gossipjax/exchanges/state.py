@@ -9,6 +9,8 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import math
+import reprlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -122,9 +124,8 @@ class GossipState(NamedTuple):
         `optax.multi_transform`.
 
     >>> import gossipjax as gx
-    >>> state = gx.sgp(gx.topology.ring(4)).init({"w": jnp.zeros(3)})
-    >>> (int(state.count), float(state.weight), state.plan.schedule.size)
-    (0, 1.0, 4)
+    >>> gx.sgp(gx.topology.ring(4)).init({"w": jnp.zeros(3)})
+    GossipState(count [], weight [], ring(4): 4 nodes, period 1)
     """
 
     count: Any
@@ -134,6 +135,18 @@ class GossipState(NamedTuple):
     extra: Any = None
     plan: Any = ExchangePlan()
     mask: Any = None
+
+    def __repr__(self) -> str:
+        scalars = {"count": self.count, "weight": self.weight}
+        parts = [f"{k} {_show(leaf)}" for k, leaf in scalars.items() if leaf is not None]
+        leaves = jax.tree.leaves((self.residual, self.in_flight, self.extra))
+        arrays = [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+        size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in arrays)
+        parts += [f"{size:,} bytes in {len(arrays)} other arrays"] if arrays else []
+        overlap, schedule = (getattr(self.plan, k, None) for k in ("overlap", "schedule"))
+        parts += [f"overlap {overlap}"] if overlap else []
+        parts += [repr(schedule)] if schedule else []
+        return f"GossipState({', '.join(parts)})"
 
     @property
     def schedule(self) -> Schedule | None:
@@ -300,3 +313,7 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
             "the messages in flight: where it is masked, pass that part of the parameters."
         )
     return PushSum(state.in_flight.weight, jax.tree.unflatten(jax.tree.structure(zeros), leaves))
+
+
+def _show(leaf: Any) -> str:
+    return str(list(leaf.shape)) if hasattr(leaf, "shape") else reprlib.repr(leaf)

@@ -9,12 +9,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from gossipjax.faults._faults import Faults, require_faults
-from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, Segment
+from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, Segment, named
 
 Keep = Literal["sender", "both"]
 MAX_ROUNDS = 2**16  # in all segments; a round takes a tenth of a millisecond
 
 
+@named
 def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: int = 0) -> Schedule:
     """Removes from a schedule the messages that fail, for any algorithm that takes a schedule.
 

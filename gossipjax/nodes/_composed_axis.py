@@ -38,6 +38,7 @@ class ComposedAxis(NamedTuple):
 
 
 def _index(axis: ComposedAxis, **params: Any) -> list[jax.Array]:
+    """This node's number. Like every function of `COLLECTIVES`, it returns a list of results."""
     device = jax.lax.axis_index(axis.name)
     return [device * axis.per_device + jax.lax.axis_index(axis.row_axis)]
 
@@ -63,6 +64,8 @@ def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any])
             operands = tuple(reduce_rows(x, axis=numbers) for x in operands)
         if axis_index_groups is None:
             return list(reduce_axis(operands, (axis.row_axis, axis.name)))
+        # A group may contain some nodes of a device and not others, so no collective over whole
+        # devices can reduce it: every node gathers its group and reduces it.
         return [reduce_rows(_gather_group(axis, x, axis_index_groups), axis=0) for x in operands]
 
     return reduction
@@ -78,7 +81,11 @@ def _permute(axis: ComposedAxis, *operands: Any, perm: Any, **params: Any) -> li
 
 
 def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
-    """`lax.ppermute` over all nodes by `edges` `[E, 2]`; nodes to which nobody sends get zeros."""
+    """`lax.ppermute` over all nodes by `edges` `[E, 2]`, sender and receiver of each.
+
+    A device sends rows of its block to other devices, and then picks its new rows from its block
+    and from all rows that came in. Nodes to which nobody sends get zeros.
+    """
     senders, receivers = edges.T
     plan = plan_block_exchange(receivers, senders, axis.size, axis.devices)
     block = jax.lax.all_gather(x, axis.row_axis)  # `[k, ...]`: the rows of this device, no copy
@@ -93,16 +100,22 @@ def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
 
 
 def _select_rows(axis: ComposedAxis, block: jax.Array, table: np.ndarray) -> jax.Array:
-    """The rows `[m, ...]` of a device's block that the device's row of `table` `[D, m]` names."""
+    """Selects m rows of a device's block: row `d` of `table` `[D, m]` lists them for device `d`."""
     if (table != table[0]).any():
         return block[jnp.asarray(table)[jax.lax.axis_index(axis.name)]]
+    # All devices select the same rows. Slices of consecutive rows need no index when the program
+    # runs, and XLA copies them faster than single rows.
     starts = np.flatnonzero(np.diff(table[0], prepend=table[0][0] - 2) != 1)
     runs = np.split(table[0], starts[1:])
     return jnp.concatenate([block[run[0] : run[-1] + 1] for run in runs])
 
 
 def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
-    """This node's row of a block `[k, ...]`, which vmap takes without a copy."""
+    """Returns row `i` of a block `[k, ...]` to row `i` of the device.
+
+    Under `vmap` over the rows, all results together are the block itself. The rule below says so;
+    otherwise `vmap` would make a gather, which copies the block.
+    """
 
     @custom_vmap
     def own_row(block: jax.Array, row: jax.Array) -> jax.Array:
@@ -110,6 +123,7 @@ def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
 
     @own_row.def_vmap
     def own_rows(size: int, is_batched: Any, block: jax.Array, row: jax.Array) -> Any:
+        # The device has one block for all its rows; only the number of the row differs.
         assert tuple(is_batched) == (False, True)
         return block, True
 
@@ -122,10 +136,12 @@ def _gather_group(axis: ComposedAxis, x: jax.Array, groups: Groups) -> jax.Array
     size = table.shape[1]
     positions = np.zeros(axis.size, int)
     positions[table] = np.arange(size)
+    # After g - 1 rotations of the group every node has all its values, in the order of the hops.
     received = [x]
     for hop in range(1, size):
         edges = np.stack([table.ravel(), np.roll(table, -hop, axis=1).ravel()], axis=1)
         received.append(permute(axis, x, edges))
+    # Hop `h` brought the value from position - h, so position `q` arrived by hop position - q.
     position = jnp.asarray(positions)[_index(axis)[0]]
     return jnp.stack(received)[(position - jnp.arange(size)) % size]
 
@@ -171,6 +187,8 @@ def _all_to_all(
             "lax.all_to_all must have no axis_index_groups where devices hold several nodes each, "
             "got some: use a node per device."
         )
+    # Devices exchange the blocks for all k receivers of a device at once. Afterwards each row picks
+    # what is for it.
     x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
     rows = jnp.moveaxis(x, split_axis, 0)  # `[N, ...]`, by receiver
     blocks = rows.reshape(axis.devices, axis.per_device, *rows.shape[1:])
@@ -194,6 +212,7 @@ def _reduce_scatter(
             "lax.psum_scatter must have no axis_index_groups where devices hold several nodes "
             "each, got some: use a node per device."
         )
+    # Every node gets the whole sum, with the traffic of `psum`, and keeps its part.
     total = jax.lax.psum(x, (axis.row_axis, axis.name))
     size = total.shape[scatter_dimension] // axis.size
     start = _index(axis)[0] * size

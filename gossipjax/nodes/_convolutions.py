@@ -83,9 +83,9 @@ class _Rewriter:
     def _rewrite_convolution(self, eqn: Any) -> Any:
         lhs, rhs = (variable.aval for variable in eqn.invars)
         sizes = _Sizes.of(lhs, rhs, eqn.params)
-        # If the groups are a multiple of the nodes, the model has its own groups, as a depthwise
-        # convolution. Unchanged, they are faster than products (64 channels in 8 groups: 1.0 ms,
-        # 3.7 on an H100).
+        # If the groups are a multiple of the nodes, the model itself has groups, as in a depthwise
+        # convolution. Leaving them is faster than products (64 channels in 8 groups on an H100: 1.0
+        # ms instead of 3.7).
         if sizes.groups != self.nodes or not jnp.issubdtype(lhs.dtype, jnp.floating):
             return eqn
         ways = {}
@@ -198,7 +198,7 @@ def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) 
 def convolve_by_node(
     lhs: jax.Array, rhs: jax.Array, params: dict[str, Any], nodes: int
 ) -> jax.Array:
-    """`conv_general_dilated` of the groups of each node alone, one node after the other."""
+    """Computes `conv_general_dilated` for one node after another, with the groups of that node."""
     numbers = params["dimension_numbers"]
     kind = "batch_group_count" if params["batch_group_count"] > 1 else "feature_group_count"
     params = params | {kind: params[kind] // nodes}
@@ -243,14 +243,14 @@ def _multiply_windows(
     x_axes, w_axes = [*range(2, x.ndim, 2)], [*range(1, w.ndim - 1)]  # taps, then channels
     numbers = params["dimension_numbers"]
     if numbers.lhs_spec[1] < numbers.lhs_spec[-1]:
-        # The product has its axes in memory in this order. In a gradient for the kernel examples
-        # take the place of channels, and stand before the image.
+        # The product has its axes in memory in this order. In the gradient for the kernel, the axis
+        # of examples is used as the axis of channels, and comes before the image.
         x_axes, w_axes = x_axes[-1:] + x_axes[:-1], w_axes[-1:] + w_axes[:-1]
     return _multiply(x, w, (x_axes, w_axes), params)
 
 
 def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: int) -> jax.Array:
-    """`x[..., o * stride + k * dilation, ...]`; axes k and o take the place of `axis`."""
+    """`x[..., o * stride + k * dilation, ...]`; axes k and o replace `axis`."""
 
     def take(start: int, count: int, step: int) -> jax.Array:
         return lax.slice_in_dim(x, start, start + (count - 1) * step + 1, step, axis)

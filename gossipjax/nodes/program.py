@@ -37,7 +37,7 @@ def is_put(x: Any, sharding: NamedSharding) -> bool:
 
 
 def keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
-    """`sharding`, together with how an array on these devices is sharded inside the nodes."""
+    """`sharding`, extended by the axes over which the array is sharded inside the nodes."""
     actual = getattr(x, "sharding", None)
     if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
         return sharding

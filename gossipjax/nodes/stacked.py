@@ -166,7 +166,7 @@ def spec_of_row(stacked: Any) -> P:
 
 @functools.cache
 def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
-    """Makes a program `[N, ...] -> ([...], how much the rows of each leaf differ)`.
+    """Makes a program `[N, ...] -> ([...], differences)`: the first row, and how far others differ.
 
     `specs` are the specs of the row's leaves; without specs every device gets the whole row.
     """

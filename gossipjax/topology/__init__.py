@@ -9,7 +9,7 @@ sends to, and sends to a node at most once in a round. A graph of one node is th
 
 >>> import gossipjax as gx
 >>> gx.topology.one_peer_exponential(8)
-Schedule(size=8, {0: rounds [0, 1, 2]}, peers by round [1, 1, 1])
+one_peer_exponential(8): 8 nodes, period 3
 """
 
 from gossipjax.topology._cycles import (

@@ -18,11 +18,12 @@ from gossipjax.topology._round import (
     require_nodes,
 )
 from gossipjax.topology._static import complete, exponential_hops, make_circulant_round, ring
-from gossipjax.topology.schedule import Schedule, Segment
+from gossipjax.topology.schedule import Schedule, Segment, named
 
 Hops = Literal["paper", "authors"]
 
 
+@named
 def one_peer_exponential(n: int) -> Schedule:
     """Directed exponential graph: in each round, each node sends half of its model to one peer.
 
@@ -40,6 +41,7 @@ def one_peer_exponential(n: int) -> Schedule:
     return k_peer_exponential(n, 1)
 
 
+@named
 def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
     """Directed exponential graph: in each round, each node sends to `peers` other nodes.
 
@@ -118,6 +120,7 @@ def _list_hops_of_authors(n: int, peers: int) -> list[list[int]]:
     return rounds
 
 
+@named
 def bipartite_exponential(n: int) -> Schedule:
     """Undirected bipartite exponential graph: in each round, pairs of nodes average their models.
 
@@ -157,6 +160,7 @@ def bipartite_exponential(n: int) -> Schedule:
     return Schedule(rounds)
 
 
+@named
 def complete_cycle(n: int) -> Schedule:
     """Each node sends to every other node in turn, one per round.
 
@@ -181,6 +185,7 @@ def _read_draws(n: int, rounds: int, seed: int, call: str) -> tuple[int, int, np
     return n, rounds, np.random.default_rng(require_int(seed, f"seed of {call}", 0))
 
 
+@named
 def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     """Ring whose order of nodes is drawn anew in every round.
 
@@ -210,6 +215,7 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     return Schedule(drawn)
 
 
+@named
 def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
     """Each round draws new pairs of nodes, and both nodes of a pair take their mean (weights 1/2).
 
@@ -241,6 +247,7 @@ def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
     return Schedule(drawn)
 
 
+@named
 def random_peer(
     n: int, rounds: int, seed: int, graph: Literal["exponential", "complete"] = "exponential"
 ) -> Schedule:
@@ -279,6 +286,7 @@ def random_peer(
     return Schedule(drawn)
 
 
+@named
 def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     """Switches from one schedule to the next at the given steps. The first step must be 0.
 
@@ -318,6 +326,7 @@ def piecewise(schedules: Mapping[int, Schedule]) -> Schedule:
     return Schedule(rounds, segments)
 
 
+@named
 def periodic(schedule: Schedule, every: int) -> Schedule:
     """Replaces every `every`-th round of a schedule by the exact average.
 

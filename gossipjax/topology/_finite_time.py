@@ -14,7 +14,7 @@ import numpy as np
 
 from gossipjax.topology._round import require_int, require_nodes
 from gossipjax.topology._static import complete, make_weighted_round
-from gossipjax.topology.schedule import Schedule
+from gossipjax.topology.schedule import Schedule, named
 
 
 class Edges(NamedTuple):
@@ -28,6 +28,7 @@ class Edges(NamedTuple):
 NO_EDGES = Edges(np.zeros(0, dtype=int), np.zeros(0, dtype=int), np.zeros(0))
 
 
+@named
 def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
     """Base-(k+1) graph with `k = peers`: one cycle averages exactly for every `n`.
 

@@ -58,8 +58,8 @@ class Round:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
       arXiv:1811.10792, assumption 4 (the diagonal).
 
-    >>> Round([[0.5, 0.5], [0.5, 0.5]], "pair").slots[0].receivers.tolist()
-    [1, 0]
+    >>> Round([[0.5, 0.5], [0.5, 0.5]], "pair")
+    Round(2 nodes, 1 peer each)
     """
 
     def __init__(self, matrix: ArrayLike, name: str = "round 0"):
@@ -145,6 +145,13 @@ class Round:
         self.senders = _freeze(senders.astype(np.int32))
         self.weights = _freeze(np.array(weights, dtype=np.float64))
         self.self_weights = _freeze(self.weights[self.receivers == self.senders])
+
+    def __repr__(self) -> str:
+        peers = self.max_peers
+        number = f"{peers} peer{'s' * (peers > 1)}" if peers else "no messages"
+        is_regular = len(self.weights) == self.size * (1 + peers)
+        does = f"{number}{' each' * (peers > 0)}" if is_regular else f"up to {number}"
+        return f"Round({self.size} node{'s' * (self.size > 1)}, {does})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the caches, and read-only again.

@@ -17,7 +17,7 @@ from gossipjax.topology._round import (
     require_nodes,
 )
 from gossipjax.topology._weights import optimal_weights, read_graph
-from gossipjax.topology.schedule import Schedule
+from gossipjax.topology.schedule import Schedule, named
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -74,6 +74,7 @@ def _make_graph_schedule(
     raise ValueError(f"weights must be 'uniform' or 'metropolis', got {weights!r}.")
 
 
+@named
 def ring(n: int) -> Schedule:
     """Undirected ring: each node averages itself and its two neighbours; `T = 1`.
 
@@ -90,6 +91,7 @@ def ring(n: int) -> Schedule:
     return Schedule([make_circulant_round(n, [1, -1])])
 
 
+@named
 def directed_ring(n: int) -> Schedule:
     """Directed ring: `P[i, i] = P[i, i - 1 mod n] = 1/2`; `T = 1`.
 
@@ -100,6 +102,7 @@ def directed_ring(n: int) -> Schedule:
     return Schedule([make_circulant_round(n, [1])])
 
 
+@named
 def complete(n: int) -> Schedule:
     """Complete graph: all nodes take the exact average, `P = 1 1^T / n`; `T = 1`.
 
@@ -115,6 +118,7 @@ def exponential_hops(n: int) -> list[int]:
     return [1 << i for i in range((n - 1).bit_length())]
 
 
+@named
 def exponential(n: int) -> Schedule:
     """Static exponential graph: nodes use hops `2^0, ..., 2^floor(log2(n - 1))` at once; `T = 1`.
 
@@ -127,6 +131,7 @@ def exponential(n: int) -> Schedule:
     return Schedule([make_circulant_round(n, exponential_hops(n))])
 
 
+@named
 def star(n: int, weights: Weights = "uniform") -> Schedule:
     """Star: every other node exchanges with the hub, node 0; `T = 1`.
 
@@ -151,6 +156,7 @@ def star(n: int, weights: Weights = "uniform") -> Schedule:
     )
 
 
+@named
 def torus(rows: int, columns: int) -> Schedule:
     """Grid of `N = rows * columns` nodes whose opposite sides are joined; `T = 1`.
 
@@ -171,6 +177,7 @@ def torus(rows: int, columns: int) -> Schedule:
     )
 
 
+@named
 def hypercube(n: int) -> Schedule:
     """Static hypercube: node `i` exchanges with `i xor 2^b` for every bit `b`; `T = 1`.
 
@@ -196,6 +203,7 @@ def hypercube(n: int) -> Schedule:
     )
 
 
+@named
 def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
     """Makes a static schedule from a networkx graph, directed or not; `T = 1`.
 
@@ -237,6 +245,7 @@ def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
     return _make_graph_schedule(n, receivers, senders, weights)
 
 
+@named
 def from_matrices(matrices: ArrayLike) -> Schedule:
     """Makes a schedule from mixing matrices, `[N, N]` or `[T, N, N]`.
 

@@ -13,8 +13,8 @@ import itertools
 import math
 import operator
 import reprlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -25,6 +25,8 @@ __all__ = ["MAX_STEP", "TOLERANCE", "Round", "Schedule", "Segment", "require_int
 MAX_STEP = 2**31 - 1  # traced steps are int32
 MAX_CYCLE = 2**20  # steps of all segments together
 MAX_LOOKBACK = 2**10
+
+P = ParamSpec("P")
 
 
 class Segment(NamedTuple):
@@ -59,8 +61,10 @@ class Schedule:
 
     >>> import gossipjax as gx
     >>> schedule = gx.topology.one_peer_exponential(8)
-    >>> schedule.size, schedule.period, schedule.matrices().shape
-    (8, 3, (3, 8, 8))
+    >>> schedule
+    one_peer_exponential(8): 8 nodes, period 3
+    >>> schedule.matrices().shape
+    (3, 8, 8)
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Schedule:
             for segment in segments
         )
         self.deaths = dict(deaths or {})
+        self._name = "Schedule"  # for `repr` alone: schedules of different names may be equal
         self._starts = [segment.start for segment in self.segments]
         self._canonical_steps: dict[int, list[list[int]]] = {}  # by lookback
         self._local_steps: dict[tuple[int, int], Schedule] = {}  # by k and phase of `every`
@@ -114,17 +119,14 @@ class Schedule:
             )
 
     def __repr__(self) -> str:
-        short = reprlib.Repr()
-        short.maxlist = 32
-        segments = ", ".join(
-            f"{s.start}: rounds {short.repr(list(s.cycle))}" for s in self.segments
-        )
-        peers = short.repr([round_.max_peers for round_ in self.rounds])
-        return f"Schedule(size={self.size}, {{{segments}}}, peers by round {peers})"
+        count = len(self.segments)
+        repeats = f"period {self.period}" if count == 1 else f"{count} segments"
+        return f"{self._name}: {self.size} node{'s' * (self.size > 1)}, {repeats}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the caches: the hash differs between processes.
-        return Schedule, (self.rounds, self.segments, self.deaths)
+        arguments = self.rounds, self.segments, self.deaths
+        return Schedule, arguments, {"_name": self._name}
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -238,7 +240,9 @@ class Schedule:
             nodes = range(self.size)
             rounds = [*self.rounds, Round.from_entries(self.size, nodes, nodes, 1)]
             deaths = {node: step * k for node, step in self.deaths.items()}
-            self._local_steps[k, phase] = Schedule(rounds, segments, deaths)
+            longer_schedule = Schedule(rounds, segments, deaths)
+            longer_schedule._name = f"{self._name}.every({k}{f', {phase}' if phase else ''})"
+            self._local_steps[k, phase] = longer_schedule
         return self._local_steps[k, phase]
 
     def _find_canonical_steps(self, lookback: int) -> list[list[int]]:
@@ -295,3 +299,25 @@ class Schedule:
         [0, 1, 2, 4]
         """
         return sorted(set(itertools.chain(*self._find_canonical_steps(lookback))))
+
+
+def named(build: Callable[P, Schedule]) -> Callable[P, Schedule]:
+    """Makes a builder name its schedules as they were called: `ring(8)`."""
+
+    @functools.wraps(build)
+    def build_named(*args: P.args, **kwargs: P.kwargs) -> Schedule:
+        schedule = build(*args, **kwargs)
+        options = [f"{key}={_describe(value)}" for key, value in kwargs.items()]
+        schedule._name = f"{build.__name__}({', '.join([*map(_describe, args), *options])})"
+        return schedule
+
+    return build_named
+
+
+def _describe(argument: Any) -> str:
+    if isinstance(argument, Schedule):
+        return argument._name
+    if isinstance(argument, Mapping):
+        return f"{{{', '.join(f'{key}: {_describe(part)}' for key, part in argument.items())}}}"
+    is_short = isinstance(argument, str | int | np.integer)
+    return f"{argument!r}" if is_short else type(argument).__name__

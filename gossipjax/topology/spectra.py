@@ -5,7 +5,10 @@ Public as `gossipjax.topology` and `gossipjax.diagnostics`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +23,24 @@ __all__ = ["rounds_to_exact_average", "second_singular_value", "spectral_gap"]
 
 MAX_DENSE_NODES = 2**12  # dense products and their spectra take about a minute
 MAX_SPARSE_DEGREE = 8  # with more nonzero weights per row, a dense product is faster
+MAX_ROUNDS = 2**12  # of a power iteration
+MAX_WORK = 2**28  # numbers that a power iteration computes: a second or two
+AGREEMENT = -30.0  # logarithm of the differences: nodes surely come to agree
+DIVERGENCE = math.log(1e12)  # nodes surely do not
+
+Mix = Callable[[np.ndarray], np.ndarray]
+Move = Callable[[Mix, Any, int], Any]  # one round: mix, values, step -> values
 
 
-def spectral_gap(schedule: Schedule) -> float:
-    """The gap `1 - |lambda_2|` of one cycle of rounds.
+def spectral_gap(schedule: Schedule, *, per_round: bool = False) -> float:
+    """The gap `1 - |lambda_2|` of one cycle of rounds, or per round.
 
     `lambda_2` is the second largest eigenvalue in modulus of `P_(T-1) ... P_0`. In the long run,
     each cycle of `T` rounds multiplies the distance to the average by about `|lambda_2|`. The gap
     is 1 if one cycle averages exactly, and for one node.
+
+    With `per_round` the gap is `1 - |lambda_2|^(1/T)`. Only this gap compares schedules of
+    different periods. A round in which no node sends counts, too.
 
     Raises:
       AttributeError: for a piecewise schedule, which has no period.
@@ -37,13 +50,16 @@ def spectral_gap(schedule: Schedule) -> float:
     >>> import gossipjax as gx
     >>> round(spectral_gap(gx.topology.ring(6)), 6)
     0.333333
+    >>> ring, random_ring = gx.topology.ring(6), gx.topology.random_ring(6, 9, seed=0)
+    >>> [round(spectral_gap(s), 3) for s in (ring, random_ring)]
+    [0.333, 0.999]
+    >>> [round(spectral_gap(s, per_round=True), 3) for s in (ring, random_ring)]
+    [0.333, 0.543]
     """
     if schedule.size == 1:
         return 1.0
-    eigenvalues = _multiply_eigenvalues(schedule, schedule.period)
-    if eigenvalues is None:
-        eigenvalues = np.linalg.eigvals(_multiply_rounds(schedule, schedule.period))
-    return float(1 - np.sort(abs(eigenvalues))[-2])
+    log = _get_log_of_second_eigenvalue(schedule)
+    return 1 - math.exp(log / schedule.period if per_round else log)
 
 
 def second_singular_value(schedule: Schedule, steps: int) -> float:
@@ -105,6 +121,93 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     # An orthonormal basis is kept, because the vectors of the space shrink.
     zero_sum = np.linalg.svd(np.ones((1, schedule.size)))[2][1:].T  # [N, N - 1]
     return _count_steps_until_empty(schedule, zero_sum, _map_subspace, _span_same_space)
+
+
+def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> float:
+    """The factor by which a round multiplies the differences between nodes, in the long run.
+
+    `move(mix, values, step)` is one round of a linear algorithm without gradients, as in
+    `follow_differences`; nodes come to agree if the factor is below 1. Start from random values
+    `[N, D]`. A power iteration finds the factor, near 1 to about 1e-4; far from 1 it takes fewer
+    rounds and is less exact. For a piecewise schedule the factor is the largest of its segments.
+
+    >>> import gossipjax as gx
+    >>> start = np.random.default_rng(0).normal(size=(6, 1))
+    >>> ring = gx.topology.ring(6)
+    >>> round(growth_of_differences(ring, lambda mix, x, step: mix(x), start), 4)  # 1 - gap
+    0.6667
+    >>> round(growth_of_differences(ring, lambda mix, x, step: 2 * mix(x) - x, start), 4)
+    1.6667
+    """
+    rounds = min(MAX_ROUNDS, MAX_WORK // start.size)
+    factors = []
+    for logs in follow_differences(schedule, move, start, rounds):
+        half = logs[len(logs) // 2 :]
+        # Where nodes agree or diverge at once, there is one logarithm, or the last is not finite.
+        has_slope = len(half) > 1 and np.isfinite(half).all()
+        slope = np.polyfit(np.arange(len(half)), half, 1)[0] if has_slope else half[-1]
+        factors.append(math.exp(slope))
+    return max(factors)
+
+
+def follow_differences(
+    schedule: Schedule,
+    move: Move,
+    start: Any,
+    rounds: int,
+    measure: Callable[[Any], Any] | None = None,
+) -> list[np.ndarray]:
+    """Runs an algorithm for some rounds; returns the logarithms of how far nodes differ after each.
+
+    In every round `values = move(mix, values, step)`, where `mix(x)` is `P x` of the round at
+    `step`, for `x` of shape `[N, D]`. Each segment of a piecewise schedule begins at `start` and
+    repeats its cycle, so its result does not depend on the other segments.
+
+    Without `measure`, `values` are an array `[N, D]`, and `move` must be linear: what all nodes
+    have in common is then removed after each round, and the norm of the rest is measured and set to
+    1. With `measure`, `values` may be anything, `move` need not be linear, and `measure(values)`
+    returns the size of the differences, or sizes `[S]` of S runs side by side.
+
+    A segment ends before `rounds` where the differences are surely too large: above 1e12, or not
+    finite. Without `measure`, it also ends where they are below e^-30.
+
+    Returns:
+      For each segment `[R]`, or `[R, S]`, the logarithms after each of its R rounds.
+
+    >>> import gossipjax as gx
+    >>> def halve(mix, x, step):
+    ...     return x / 2
+    >>> largest = lambda x: abs(x).max()
+    >>> (logs,) = follow_differences(gx.topology.ring(2), halve, np.ones((2, 1)), 3, largest)
+    >>> np.exp(logs).round(3).tolist()
+    [0.5, 0.25, 0.125]
+    """
+    logs_by_segment = []
+    ends = [*(segment.start for segment in schedule.segments[1:]), math.inf]
+    for (first, cycle), end in zip(schedule.segments, ends, strict=True):
+        period = int(min(len(cycle), end - first))  # the steps at which it uses different rounds
+        values = start
+        log_scale = 0.0  # by which `values` were divided
+        logs = []
+        for k in range(rounds):
+            step = first + k % period
+            values = move(partial(multiply_round, schedule.round_at(step)), values, step)
+            if measure is None:
+                values = values - values.mean(axis=0)
+                size = np.linalg.norm(values)
+            else:
+                size = measure(values)
+            with np.errstate(divide="ignore"):
+                logs.append(log_scale + np.log(size))
+            if measure is None:
+                if not logs[-1] > AGREEMENT:
+                    break
+                values = values / size
+                log_scale = logs[-1]
+            if not np.max(logs[-1]) < DIVERGENCE:
+                break
+        logs_by_segment.append(np.array(logs))
+    return logs_by_segment
 
 
 def _require_dense(schedule: Schedule) -> None:
@@ -182,6 +285,28 @@ def _get_hop_weights(circulant: Round) -> np.ndarray:
     weights = np.zeros(circulant.size)
     weights[circulant.receivers[is_first]] = circulant.weights[is_first]
     return weights
+
+
+def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
+    """`log |lambda_2|` of one cycle: after many rounds, `|lambda_2|` may be too small a float."""
+    rounds = [schedule.round_at(step) for step in range(schedule.period)]
+    if all(map(_is_circulant, schedule.rounds)):
+        sizes = abs(np.fft.fft([_get_hop_weights(round_) for round_ in rounds]))[:, 1:]
+        with np.errstate(divide="ignore"):
+            return float(np.log(np.where(sizes > TOLERANCE, sizes, 0)).sum(axis=0).max())
+    _require_dense(schedule)
+    # The product of the rounds maps differences between nodes; it is kept divided by its norm.
+    product = np.eye(schedule.size) - 1 / schedule.size
+    log = 0.0
+    for round_ in rounds:
+        norm = np.linalg.norm(product)
+        log += math.log(norm)
+        product = multiply_round(round_, product / norm)
+        product -= product.mean(axis=0)
+        if np.linalg.norm(product) <= TOLERANCE:
+            return -math.inf
+    with np.errstate(divide="ignore"):
+        return float(log + np.log(max(abs(np.linalg.eigvals(product)))))
 
 
 def _multiply_eigenvalues(schedule: Schedule, steps: int) -> np.ndarray | None:

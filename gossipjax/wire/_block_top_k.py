@@ -27,8 +27,8 @@ class BlockTopK(Codec):
 
     An array is cut into as few blocks as possible, of at most `block` values and of one length;
     zeros fill up the last block. The message contains all codes, and then a table of 4 values for
-    each block. A code is the place of a value in 12 bits and the value's bin in 2 bits, and 16
-    codes take 7 words.
+    each block. A code is the index of a value in its block, in 12 bits, and the value's bin, in 2
+    bits; 16 codes take 7 words.
 
     >>> block_top_k(8, 256)
     block_top_k(8, block=256)
@@ -83,7 +83,7 @@ class BlockTopK(Codec):
         codes = _unpack(packed)[: blocks * count].reshape(blocks, count).astype(jnp.int32)
         values = jnp.take_along_axis(table, codes >> INDEX_BITS, axis=1)
         starts = length * jax.lax.broadcasted_iota(jnp.int32, (blocks, 1), 0)
-        places = starts + codes % 2**INDEX_BITS  # zeros that fill the last block fall behind it
+        places = starts + codes % 2**INDEX_BITS  # zeros that fill the last block get larger ones
         return (
             jnp.zeros(like.size, like.dtype)
             .at[places.ravel()]
@@ -172,8 +172,8 @@ def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
 
     References:
       After Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025,
-      arXiv:2508.15706, whose text was not available; the bins and their means are those of
-      `one-covenant/templar`, src/tplr/compress.py.
+      arXiv:2508.15706, whose text was not available; the bins and their means are
+      taken from `one-covenant/templar`, src/tplr/compress.py.
 
     >>> block_top_k().count_bytes(2**20) / (4 * 2**20)
     0.0078125

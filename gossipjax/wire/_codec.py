@@ -96,12 +96,12 @@ def require_integer(value: Any, name: str, smallest: int, largest: int) -> int:
 
 
 def make_seed_key(seed: int) -> jax.Array:
-    """Makes a key of the library's own kind from a seed."""
+    """Makes a key of the kind that this library uses, from a seed."""
     return jax.random.key(seed, impl=KEY_IMPLEMENTATION)
 
 
 def as_key(key: Any) -> jax.Array:
-    """Makes a key of the library's own kind from a JAX key of any kind, typed or raw."""
+    """Makes a key of the kind that this library uses, from any JAX key, typed or raw."""
     words = jax.random.bits(key, (2,), np.uint32)
     return jax.random.wrap_key_data(words, impl=KEY_IMPLEMENTATION)
 
@@ -115,10 +115,10 @@ def fold_in(key: jax.Array | None, number: Any) -> jax.Array | None:
 def compute_once(words: jax.Array) -> jax.Array:
     """Lets XLA compute the words once, and not again for each operation that reads them.
 
-    The sender keeps what its words leave over. If XLA computed the words a second time for that, it
-    could round a product and a sum together there, but separately for the receivers. A value
-    between two words would then become a different word for the sender and for the receivers, and
-    mass would be lost.
+    The sender keeps what the words leave out. If XLA computed the words again for this remainder,
+    it could fuse a product and a sum there and round them once, but round them separately in the
+    message. A value between two words could then become one word in the remainder and another in
+    the message, and mass would be lost.
     """
 
     def choose_when_run(words: jax.Array) -> jax.Array:

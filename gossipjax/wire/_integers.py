@@ -36,7 +36,7 @@ class IntegerCodec(Codec):
     On average a value arrives unchanged. An array is cut into as few blocks as possible, of at most
     `block` values and of one length; zeros fill up the last block. The message contains all
     integers, and then all scales. Integers of 8 bits keep their order in the words, so packing does
-    not move them. A byte contains two integers of 4 bits, one from either half of the block.
+    not move them. A byte contains two integers of 4 bits, one from each half of the block.
 
     >>> (int4().bits, int8().bits)
     (4, 8)
@@ -147,7 +147,7 @@ def _find_largest(values: jax.Array) -> jax.Array:
 
 
 def _noise(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
-    """Returns random words of this shape: a hash of the key and of each place, from `start` on.
+    """Returns random words of this shape: a hash of the key and of each index, from `start` on.
 
     The hash takes a tenth of the time of `jax.random.bits`, which on CPU takes longer than the rest
     of the message, and it is random enough for rounding. Its constants are from Ellis' `lowbias32`.

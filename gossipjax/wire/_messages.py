@@ -116,7 +116,7 @@ def encode(
 def encode_each(
     arrays: Sequence[jax.Array], codec: Codec | None, keys: jax.Array | None = None
 ) -> list[jax.Array]:
-    """Encodes each flat array with a key of its own; one after another, the words are a message."""
+    """Encodes flat arrays, each with another key; their words in this order are one message."""
     return [
         _encode_array(array, codec, None if keys is None else keys[i])
         for i, array in enumerate(arrays)

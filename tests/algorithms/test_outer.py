@@ -443,7 +443,7 @@ class TestInATrainStep:
         (_, state), train_step = run_steps(make_streaming(), 4, overlap_in_thread=True)
         update: Any
         (update,) = train_step._updates.values()
-        # Sent at the end of step 1, used at that of step 4. What step 3 has sent starts with step 4.
+        # Sent at the end of step 1, used at that of step 4. What step 3 sends starts with step 4.
         assert list(update._pending) == [4]
         assert gx.canonical_steps(state) == [0, 1, 3, 4, 6]
         train_step.run(gx.spmd(gx.average_model, nodes=N), *run_steps(make_streaming(), 1)[0])

@@ -59,7 +59,7 @@ def test_summary(tmp_path):
         assert record["peers_per_round"] == (
             2 if record["topology"] == "ring" else record["nodes"] - 1
         )
-    assert summary["runs"][0]["spectral_gap"] == pytest.approx(1 / 3)
+    assert summary["runs"][0]["spectral_gap_per_round"] == pytest.approx(1 / 3)
 
 
 def test_errors_are_of_the_debiased_values():

@@ -5,6 +5,7 @@ import pytest
 
 import gossipjax as gx
 from gossipjax import topology
+from gossipjax.topology.spectra import follow_differences, growth_of_differences
 
 
 def renumber(schedule: gx.Schedule) -> gx.Schedule:
@@ -84,8 +85,67 @@ def test_spectral_gap_is_of_a_whole_cycle():
     assert topology.spectral_gap(three_times) == pytest.approx(1 - rho**3)
     assert topology.spectral_gap(ring.every(4)) == pytest.approx(1 - rho)
     assert topology.spectral_gap(topology.hypercube(8)) == pytest.approx(1 / 2)
+    assert topology.spectral_gap(three_times, per_round=True) == pytest.approx(1 - rho)
+    assert topology.spectral_gap(ring.every(4), per_round=True) == pytest.approx(1 - rho**0.25)
     for schedule in (topology.complete(5), topology.base_graph(6), topology.complete(1)):
         assert topology.spectral_gap(schedule) == pytest.approx(1, abs=1e-6)
+        assert topology.spectral_gap(schedule, per_round=True) == pytest.approx(1, abs=1e-6)
+
+
+def test_spectral_gap_per_round_of_more_rounds_than_a_float_can_hold():
+    """The second eigenvalue of the long cycle is about 1e-1000."""
+    short = topology.random_ring(12, 8, seed=0)
+    long = topology.from_matrices(np.tile(short.matrices(), (500, 1, 1)))
+    assert topology.spectral_gap(long) == 1
+    gap = topology.spectral_gap(short, per_round=True)
+    assert topology.spectral_gap(long, per_round=True) == pytest.approx(gap, rel=1e-6)
+
+
+def random_start(schedule: gx.Schedule) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(schedule.size, 4))
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        topology.ring(16),
+        topology.star(9),
+        topology.one_peer_exponential(12),
+        topology.random_ring(10, 4, seed=0),
+        topology.ring(9).every(4),
+    ],
+)
+def test_growth_of_differences_is_the_second_eigenvalue(schedule):
+    expected = 1 - topology.spectral_gap(schedule, per_round=True)
+    growth = growth_of_differences(schedule, lambda mix, x, step: mix(x), random_start(schedule))
+    assert growth == pytest.approx(expected, abs=0.02)
+    grown = growth_of_differences(schedule, lambda mix, x, step: 3 * mix(x), random_start(schedule))
+    assert grown == pytest.approx(3 * expected, abs=0.06)
+
+
+def test_growth_of_differences_of_nodes_that_agree_is_0():
+    for schedule in (topology.complete(1), topology.ring(2)):
+        start = random_start(schedule)
+        assert growth_of_differences(schedule, lambda mix, x, step: 0 * mix(x), start) == 0
+
+
+def test_growth_of_differences_is_of_the_worst_segment():
+    """Each is followed by itself: the rounds that a segment does not reach do not count."""
+    ring = topology.ring(16)
+    parts = {0: topology.one_peer_exponential(16), 2: ring, 9: topology.complete(16)}
+    schedule = topology.piecewise(parts)
+    steps = []
+
+    def move(mix, x, step):
+        steps.append(step)
+        return mix(x)
+
+    growth = growth_of_differences(topology.piecewise({0: parts[9], 5: ring}), move, np.eye(16))
+    assert growth == pytest.approx(1 - topology.spectral_gap(ring), abs=1e-3)
+    steps.clear()
+    logs = follow_differences(schedule, move, np.eye(16), 4, measure=np.ptp)
+    assert [len(rounds) for rounds in logs] == [4, 4, 4]
+    assert steps == [0, 1, 0, 1, 2, 2, 2, 2, 9, 9, 9, 9]
 
 
 class TestSecondSingularValue:

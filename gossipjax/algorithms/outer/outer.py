@@ -199,8 +199,7 @@ def outer(
     if spec is not None:
         require_whole_steps(plan, spec.plan)
     if plan.schedule is not None:
-        kept = None if spec is None else set(spec.extra or {})
-        require_stable(outer_tx, plan.schedule, plan.pull, plan.mix, kept)
+        require_stable(outer_tx, plan.schedule, plan.pull, plan.mix, gossip)
     steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
 
