@@ -136,6 +136,10 @@ class Plan:
         """The fields of the state that only some steps use, and their use at `step`."""
         return {}
 
+    def in_words(self) -> str:
+        """What is exchanged, in a line for people."""
+        raise NotImplementedError
+
     def settings(self) -> dict[str, str]:
         """What a checkpoint compares with the plan of the run that resumes it."""
         return {} if self.wire.codec is None else {".wire.codec": str(self.wire.codec)}
@@ -236,6 +240,14 @@ class ExchangePlan(Plan):
                 is_early=self.exchanges_early,
             ),
         )
+
+    def in_words(self) -> str:
+        who = "all nodes" if self.schedule is None else repr(self.schedule)
+        how = [f"every {self.period} steps"] if self.period > 1 else []
+        how += [f"overlap {self.overlap}"] if self.overlap else []
+        how += [self.order] if self.schedule is not None and not self.overlap else []
+        how += [f"wire {self.wire.codec}"] if self.wire.codec is not None else []
+        return ", ".join((f"averages over {who}", *how))
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
         """With the models, but under overlap without a delay."""

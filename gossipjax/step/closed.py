@@ -238,6 +238,9 @@ class DecentralizedStep:
 
         return self.train_step.run(average, state)
 
+    def __repr__(self) -> str:
+        return f"DecentralizedStep({self.train_step!r})"
+
 
 @written_by_flax
 @jax.tree_util.register_static

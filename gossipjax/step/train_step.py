@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from gossipjax import launch, meshes
 from gossipjax.collectives import node_mean
-from gossipjax.exchanges.chain import start_at, step_plan
+from gossipjax.exchanges.chain import describe_chain, start_at, step_plan
 from gossipjax.exchanges.model import apply_updates
 from gossipjax.exchanges.plan import Plan
 from gossipjax.nodes import Nodes, as_nodes, donate_on_accelerators
@@ -139,6 +139,7 @@ class TrainStep:
         self._offload_outer = bool(offload_outer)
         self._mass = MassCheck(self.nodes, check_mass)
         self._updates: dict[Plan, Update] = {}
+        self._words = "not called yet"  # its chain
         # Whether gradients of a node's devices, each from its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
@@ -154,7 +155,10 @@ class TrainStep:
         models, because donation would then cost two copies of each, and save at most their memory.
         """
         plan = step_plan(opt_state)
-        update = self._find_update(plan)
+        if plan not in self._updates:
+            self._updates[plan] = self._make_update(plan)
+            self._words = describe_chain(opt_state)
+        update = self._updates[plan]
         opt_state = self._begin(step, params, opt_state, count=1)
         number = self._number(plan, step)
         if not self._is_averaged:
@@ -397,11 +401,6 @@ class TrainStep:
         has_one_device = self.nodes.local_devices is None and not self.nodes.inner_axes
         return on_cpu and jax.local_device_count() == 1 and has_one_device
 
-    def _find_update(self, plan: Plan) -> Update:
-        if plan not in self._updates:
-            self._updates[plan] = self._make_update(plan)
-        return self._updates[plan]
-
     def _make_update(self, plan: Plan) -> Update:
         if self._runs_beside(plan):
             is_static = self._is_static(plan)
@@ -443,9 +442,7 @@ class TrainStep:
         return () if is_read else donate_on_accelerators(1, 2)
 
     def __repr__(self) -> str:
-        gradients = getattr(self._gradients, "__name__", "gradients")
-        programs = ", ".join(map(repr, self._updates)) or "not called yet"
-        return f"TrainStep({gradients}, {self.nodes!r}, {programs})"
+        return f"TrainStep({self._words}; {self.nodes!r})"
 
 
 def _warn_of_equal_keys(inputs: Any) -> None:

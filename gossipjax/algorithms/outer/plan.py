@@ -143,6 +143,12 @@ class OuterPlan(Plan):
         )
         return (*gossips, *averages)
 
+    def in_words(self) -> str:
+        who = {"exact": "all nodes", "none": "no node"}.get(str(self.average))
+        parts = f", in {self.fragment_count} fragments" if self.fragment_count > 1 else ""
+        parts += f", used {self.delay} steps later" if self.delay else ""
+        return f"outer steps every {self.every} steps over {who or repr(self.schedule)}{parts}"
+
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
         """With the gossip inside; else at the step that uses the average of the last fragment."""
         if self.inner is not None:
