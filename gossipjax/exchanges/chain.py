@@ -74,7 +74,8 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     """
     if opt_state is None:
         raise ValueError("opt_state must be what tx.init returns, got None.")
-    states = _find_states(opt_state)
+    _require_no_skips(opt_state)
+    states = find_parts(opt_state, GossipState)
     if len(states) > 1:
         raise ValueError(
             f"an optimizer state must hold one gossip state at most, got {len(states)}: a chain "
@@ -83,28 +84,21 @@ def gossip_state(opt_state: optax.OptState) -> GossipState | None:
     return states[0] if states else None
 
 
-def _find_states(opt_state: optax.OptState) -> list[GossipState]:
-    states = []
-    for part in jax.tree.leaves(
-        opt_state, is_leaf=lambda part: isinstance(part, GossipState) or _skips_by_node(part)
-    ):
-        if isinstance(part, GossipState):
-            states.append(part)
-        elif _skips_by_node(part) and any(_find_states(inner) for inner in part):
+def _require_no_skips(tree: Any) -> None:
+    """Raises `ValueError` if gossip is inside a wrapper that skips updates by what a node sees."""
+    for part in find_parts(tree, optax.MultiStepsState, optax.ApplyIfFiniteState):
+        if isinstance(part, optax.MultiStepsState):
+            skips = bool(jax.tree.leaves(part.skip_state))
+        else:
+            skips = type(part) is optax.ApplyIfFiniteState  # and not of gx.apply_if_finite
+        if skips and find_parts(tuple(part), GossipState):
             raise ValueError(
                 "gossip must not stand inside optax.apply_if_finite or optax.MultiSteps with "
                 "should_skip_update_fn, as nodes that decide by their own gradients would wait for "
                 f"each other, got {type(part).__name__} around it: use gx.apply_if_finite, or put "
                 "it before the gossip in the chain."
             )
-    return states
-
-
-def _skips_by_node(part: Any) -> bool:
-    """Whether the state belongs to a wrapper that skips updates by what one node alone sees."""
-    if isinstance(part, optax.MultiStepsState):
-        return bool(jax.tree.leaves(part.skip_state))
-    return type(part) is optax.ApplyIfFiniteState
+        _require_no_skips(tuple(part))
 
 
 def require_order(opt_state: optax.OptState) -> None:
@@ -161,6 +155,8 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
     """Raises `ValueError` if a chain averages gradients over all nodes and gossips models too."""
     # What `optax.masked` stands around is of other parameters, perhaps.
     kinds = (Exchanging, optax.MaskedState, optax.PartitionState)
+    if all(part.mixes_models for part in find_exchanging(opt_state)):
+        return
     for chain, _ in _find_chains((opt_state,), None):
         for exchange in find_parts(chain, Exchanging):
             if not exchange.mixes_models:
@@ -262,14 +258,15 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
     They differ inside `optax.MultiSteps`. It also raises if `MultiSteps` hands zeros to a gossip
     that needs a gradient in every update.
     """
-    for part in find_parts(opt_state, optax.MultiStepsState):
+    around = find_parts(opt_state, optax.MultiStepsState)
+    for part in around:
         if find_parts(part.inner_opt_state, GossipState):
             raise ValueError(
                 "gossip must not stand inside optax.MultiSteps where steps are numbered, as the "
                 "number of a step is not that of an update, got MultiStepsState around it: use "
                 "gx.accumulate_gradients(gradients, every), or leave step out."
             )
-    for chain, _ in _find_chains(opt_state, None):
+    for chain, _ in _find_chains(opt_state, None) if around else ():
         moves = [any(e.plan.moves_by_zeros for e in find_exchanging(part)) for part in chain]
         if find_parts(chain[: moves.index(True) if True in moves else 0], optax.MultiStepsState):
             raise ValueError(

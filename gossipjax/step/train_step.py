@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,9 +34,16 @@ ExtraArgs = Callable[[Any], dict[str, Any]]
 OWN_ARGS = {"step", "received", "skip_exchange"}  # of `tx.update`
 MAX_PROGRAMS = 32  # of one train step, if it is not told otherwise; beyond it, the step is traced
 
-# `(step, number, params, opt_state, *inputs) -> (params, opt_state, aux)`; `number` is the step as
-# its program takes it.
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
+
+
+class _Programs(NamedTuple):
+    """The compiled programs of a plan."""
+
+    # `(step, number, params, opt_state, *inputs)`; `number` is the step as the programs take it.
+    update: Update
+    is_static: bool  # a program is compiled for each number
+    called: set[Any]  # numbers of programs that are compiled, with shapes of inputs
 
 
 class TrainStep:
@@ -138,13 +145,12 @@ class TrainStep:
         self._overlap_in_thread = overlap_in_thread
         self._offload_outer = bool(offload_outer)
         self._mass = MassCheck(self.nodes, check_mass)
-        self._updates: dict[Plan, Update] = {}
-        self._words = "not called yet"  # its chain
+        self._programs: dict[Plan, _Programs] = {}
+        self._structure: Any = None  # of the state at the first call
         # Whether gradients of a node's devices, each from its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
         self._next_step: int | None = None  # the step that follows the last one
-        self._called: set[Any] = set()  # programs that are compiled, with shapes of inputs
 
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
@@ -155,16 +161,16 @@ class TrainStep:
         models, because donation would then cost two copies of each, and save at most their memory.
         """
         plan = step_plan(opt_state)
-        if plan not in self._updates:
-            self._updates[plan] = self._make_update(plan)
-            self._words = describe_chain(opt_state)
-        update = self._updates[plan]
+        if plan not in self._programs:
+            self._programs[plan] = self._make_programs(plan)
+            self._structure = jax.tree.structure(opt_state)
+        programs = self._programs[plan]
         opt_state = self._begin(step, params, opt_state, count=1)
-        number = self._number(plan, step)
+        number = self._number(plan, step, programs.is_static)
         if not self._is_averaged:
             self._require_local_average(plan, number, params, opt_state, *inputs)
-        is_new = self._announce(step, plan, number, inputs)
-        result = update(step, number, params, opt_state, *inputs)
+        is_new = self._announce(step, programs, number, inputs)
+        result = programs.update(step, number, params, opt_state, *inputs)
         if is_new:
             launch.advance(step)  # it was slow since it compiled
         self._mass.after(self.run, step, *result[:2])
@@ -242,14 +248,14 @@ class TrainStep:
         self._next_step = step + count
         return opt_state
 
-    def _announce(self, step: int, plan: Plan, number: Any, inputs: Any) -> bool:
+    def _announce(self, step: int, programs: _Programs, number: Any, inputs: Any) -> bool:
         """Tells the launcher that a step begins; returns whether its program is a new one."""
-        if not self._called:
+        if not programs.called:
             _warn_of_equal_keys(inputs)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
-        program = (plan, number if self._is_static(plan) else None, shapes)
-        is_new = program not in self._called
-        self._called.add(program)
+        program = number if programs.is_static else None, shapes
+        is_new = program not in programs.called
+        programs.called.add(program)
         launch.advance(step, slow=is_new)
         return is_new
 
@@ -287,7 +293,7 @@ class TrainStep:
         """
         plan = step_plan(opt_state)
         is_static = self._is_static(plan)
-        number = plan.canonical_step(step) if is_static else self._number(plan, step)
+        number = self._number(plan, step, is_static)
         offloads = self._offloads(plan)
         if offloads:
             opt_state = offloaded.bring(opt_state, number)
@@ -317,9 +323,9 @@ class TrainStep:
         thread if the chain contains other collectives.
         """
         plan = step_plan(opt_state)
-        update = self._updates.get(plan)
-        if isinstance(update, UpdateBeside):
-            return update.is_beside is not False
+        programs = self._programs.get(plan)
+        if programs is not None and isinstance(programs.update, UpdateBeside):
+            return programs.update.is_beside is not False
         return self._runs_beside(plan)
 
     def _runs_beside(self, plan: Plan) -> bool:
@@ -342,9 +348,9 @@ class TrainStep:
         """Whether one program mixes by any round as fast as a program for this round would."""
         return self.nodes.is_simulated and plan.is_one_program and not self._has_thread
 
-    def _number(self, plan: Plan, step: int) -> Any:
+    def _number(self, plan: Plan, step: int, is_static: bool) -> Any:
         """The step as the program takes it: static, or an array."""
-        if self._is_static(plan):
+        if is_static:
             return plan.canonical_step(step)
         if not self._traces_rounds(plan):
             return np.int32(step)
@@ -381,15 +387,15 @@ class TrainStep:
 
     def wait(self) -> None:
         """Returns when no exchange is on its way any more."""
-        for update in self._updates.values():
-            if isinstance(update, UpdateBeside):
-                update.wait()
+        for programs in self._programs.values():
+            if isinstance(programs.update, UpdateBeside):
+                programs.update.wait()
 
     def close(self) -> None:
         """Ends the thread of the exchange. The thread also ends with this object."""
-        for update in self._updates.values():
-            if isinstance(update, UpdateBeside):
-                update.close()
+        for programs in self._programs.values():
+            if isinstance(programs.update, UpdateBeside):
+                programs.update.close()
 
     @functools.cached_property
     def _has_thread(self) -> bool:
@@ -401,21 +407,21 @@ class TrainStep:
         has_one_device = self.nodes.local_devices is None and not self.nodes.inner_axes
         return on_cpu and jax.local_device_count() == 1 and has_one_device
 
-    def _make_update(self, plan: Plan) -> Update:
-        if self._runs_beside(plan):
-            is_static = self._is_static(plan)
-            # Arrays that a thread still reads must not be donated.
-            donated = () if plan.lead(is_static) else self._donated(plan)
-            fused = self._fuse(plan, False, donated)
-            return UpdateBeside(
-                self._gradients, self._tx, self.nodes, self._extra_args, plan, is_static, fused
-            )
+    def _make_programs(self, plan: Plan) -> _Programs:
+        is_static = self._is_static(plan)
         offloads = self._offloads(plan)
         donated = self._donated(plan)
+        is_beside = self._runs_beside(plan)
+        if is_beside and plan.lead(is_static):
+            donated = ()  # a thread still reads the arrays
         fused = self._fuse(plan, offloads, donated)
-        if offloads:
-            return offloaded.OffloadedUpdate(fused, bool(donated))
-        return lambda step, *arguments: fused(*arguments)
+        update: Update = functools.partial(_run, fused)
+        if is_beside:
+            arguments = self._gradients, self._tx, self.nodes, self._extra_args
+            update = UpdateBeside(*arguments, plan, is_static, fused)
+        elif offloads:
+            update = offloaded.OffloadedUpdate(fused, bool(donated))
+        return _Programs(update, is_static, set())
 
     def _fuse(self, plan: Plan, offloads: bool, donated: tuple[int, ...]) -> Program:
         """A step as one program: `(number, params, opt_state, *inputs)`."""
@@ -442,7 +448,16 @@ class TrainStep:
         return () if is_read else donate_on_accelerators(1, 2)
 
     def __repr__(self) -> str:
-        return f"TrainStep({self._words}; {self.nodes!r})"
+        structure = self._structure
+        if structure is None:
+            return f"TrainStep(not called yet; {self.nodes!r})"
+        chain = describe_chain(jax.tree.unflatten(structure, [0] * structure.num_leaves))
+        return f"TrainStep({chain}; {self.nodes!r})"
+
+
+def _run(fused: Program, step: int, *arguments: Any) -> Any:
+    del step  # the program takes its number
+    return fused(*arguments)
 
 
 def _warn_of_equal_keys(inputs: Any) -> None:
