@@ -31,3 +31,4 @@ from gossipjax.step.bytes_per_step import Traffic, bytes_per_step
 from gossipjax.step.closed import decentralize
 from gossipjax.step.train_step import MAX_PROGRAMS, TrainStep, accumulate_gradients
 from gossipjax.topology import Schedule
+from gossipjax.train_state import TrainState

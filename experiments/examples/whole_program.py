@@ -74,7 +74,7 @@ def main(folder, steps=STEPS):
     reached = {}
     with Checkpoints(Path(folder, "checkpoints"), every=100) as checkpoints:
         params, opt_state = nodes.init(tx, start)
-        state = TrainState(0, params, opt_state, batch_stats=params)  # its EMA
+        state = TrainState(0, params, opt_state, rest=params)  # its EMA
         state = checkpoints.resume(state, nodes, make_tx)
         batches = itertools.islice(draw_batches(BATCH, steps), state.step, None)
         began = time.perf_counter()
@@ -82,8 +82,8 @@ def main(folder, steps=STEPS):
         for step, batch in enumerate(batches, state.step):
             old = state.params, state.opt_state
             params, opt_state, losses = train_step(step, *old, batch)
-            ema = update_ema(params, state.batch_stats)
-            state = TrainState(step + 1, params, opt_state, batch_stats=ema)
+            ema = update_ema(params, state.rest)
+            state = TrainState(step + 1, params, opt_state, rest=ema)
             values = {}
             if state.step % LOG_EVERY == 0:  # of all nodes, and on every process
                 values["loss"] = nodes.to_host(losses).mean()

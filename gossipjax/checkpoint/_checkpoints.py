@@ -35,7 +35,6 @@ from gossipjax.checkpoint._store import (
 from gossipjax.checkpoint._train_state import (
     MakeTx,
     Preempted,
-    TrainState,
     compare_chains,
     describe_chain,
     fit_state,
@@ -46,6 +45,7 @@ from gossipjax.checkpoint._writer import Writer
 from gossipjax.nodes import Nodes
 from gossipjax.processes import all_processes, any_process, meet_within, require_shared_folder
 from gossipjax.topology.schedule import require_int
+from gossipjax.train_state import TrainState
 
 ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/
 

@@ -1,4 +1,4 @@
-"""The state of a run, and how `Checkpoints.resume` fits a saved state to this run."""
+"""How `Checkpoints.resume` fits a saved state to this run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from gossipjax.checkpoint._resize import (
 from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.topology.schedule import Schedule, require_int
+from gossipjax.train_state import TrainState
 
 MAX_SETTINGS = 1000  # settings of a chain in a manifest
 MAX_CHANGES = 4  # changes that one line names
@@ -34,34 +35,6 @@ WRAPPERS = ("tx", "tx_init", "tx_update", "update_fns", "init_fns", "combine", "
 LIBRARIES = ("gossipjax", "jax", "optax")
 
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
-
-
-class TrainState(NamedTuple):
-    """Everything that a training run needs to go on.
-
-    Attributes:
-      step: the number of updates so far.
-      params: the parameters, `[N, ...]`.
-      opt_state: the state of the whole chain, `[N, ...]`.
-      batch_stats: other arrays of each node, `[N, ...]`: statistics of BatchNorm, keys, an EMA of
-        the parameters. None if there are none.
-      metadata: a dict that JSON can express, for example with the position in the data and the
-        options of the run. `Checkpoints` adds the number N as `"nodes"`.
-
-    >>> TrainState(3, params={"w": np.zeros((4, 2))}, opt_state=()).step
-    3
-    """
-
-    step: int
-    params: optax.Params
-    opt_state: optax.OptState
-    batch_stats: Any = None
-    metadata: dict[str, Any] | None = None
-
-    @property
-    def arrays(self) -> tuple[Any, Any, Any]:
-        """The node-stacked fields: `params`, `opt_state` and `batch_stats`."""
-        return self.params, self.opt_state, self.batch_stats
 
 
 class Preempted(SystemExit):
@@ -103,13 +76,13 @@ def make_template(
     def resize(x: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
-    params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
+    params, rest = jax.tree.map(resize, (state.params, state.rest))
     init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
     opt_state = jax.eval_shape(init, params)
     # Arrays of the same run are read onto their devices, arrays of another run as a whole.
     if size == nodes.size and _have_same_specs(*map(unwrap, (opt_state, state.opt_state))):
-        return state.params, arrange_like(opt_state, state.opt_state), state.batch_stats
-    return params, opt_state, batch_stats
+        return state.params, arrange_like(opt_state, state.opt_state), state.rest
+    return params, opt_state, rest
 
 
 def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
@@ -228,11 +201,11 @@ def fit_state(
     )
     if jax.tree.structure(unwrap(opt_state)) == jax.tree.structure(unwrap(state.opt_state)):
         opt_state = arrange_like(state.opt_state, opt_state)
-    others = jax.tree_util.tree_leaves_with_path(restored.batch_stats)
-    averaged = (*report.averaged, *paths_of_floats(others, "batch_stats"))
+    others = jax.tree_util.tree_leaves_with_path(restored.rest)
+    averaged = (*report.averaged, *paths_of_floats(others, "rest"))
     report = report._replace(averaged=averaged)
-    batch_stats = average_nodes(restored.batch_stats, nodes.size)
-    arrays = params, opt_state, batch_stats
+    rest = average_nodes(restored.rest, nodes.size)
+    arrays = params, opt_state, rest
     if nodes.inner_axes:
         arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
     else:

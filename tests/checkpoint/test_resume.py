@@ -38,20 +38,20 @@ def make_tx(metadata):
 
 def make_start(nodes, **metadata):
     params, opt_state = nodes.init(make_tx(metadata | {"nodes": nodes.size}), jnp.zeros(3))
-    batch_stats = {"mean": nodes.replicate(jnp.zeros(2))}
-    return TrainState(0, params, opt_state, batch_stats, metadata)
+    rest = {"mean": nodes.replicate(jnp.zeros(2))}
+    return TrainState(0, params, opt_state, rest, metadata)
 
 
 @functools.cache
 def make_step(algorithm, nodes):
     tx = make_tx({"algorithm": algorithm, "nodes": nodes})
 
-    def step(params, opt_state, batch_stats, k):
+    def step(params, opt_state, rest, k):
         node = jax.lax.axis_index("nodes").astype(jnp.float32)
         grads = params - jnp.arange(3.0) - node
         updates, opt_state = tx.update(grads, opt_state, params, step=k)
-        batch_stats = jax.tree.map(lambda x: 0.9 * x + 0.1 * node, batch_stats)
-        return optax.apply_updates(params, updates), opt_state, batch_stats
+        rest = jax.tree.map(lambda x: 0.9 * x + 0.1 * node, rest)
+        return optax.apply_updates(params, updates), opt_state, rest
 
     return step
 
@@ -108,8 +108,8 @@ def test_another_number_of_nodes(nodes, tmp_path):
         assert 0 < (report.fraction_in_flight or 0) < 1
         expected = average_densely(saved.params, saved.opt_state)
         assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
-        mean = np.asarray(saved.batch_stats["mean"]).mean(axis=0)
-        assert nodes.one(state.batch_stats["mean"]) == pytest.approx(mean, rel=1e-6)
+        mean = np.asarray(saved.rest["mean"]).mean(axis=0)
+        assert nodes.one(state.rest["mean"]) == pytest.approx(mean, rel=1e-6)
         for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
             assert (a.sharding, a.shape, a.dtype) == (b.sharding, b.shape, b.dtype)
         state = train(state, nodes, 8, checkpoints)
