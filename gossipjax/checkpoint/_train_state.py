@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-import inspect
+import json
 import signal
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +21,10 @@ from gossipjax.checkpoint._resize import (
 )
 from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
-from gossipjax.topology.schedule import Schedule, require_int
+from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
-MAX_SETTINGS = 1000  # settings of a chain in a manifest
-MAX_CHANGES = 4  # changes that one line names
-# Parts that are left out of the names of settings, because they say nothing.
-WRAPPERS = ("tx", "tx_init", "tx_update", "update_fns", "init_fns", "combine", "init", "plan")
-LIBRARIES = ("gossipjax", "jax", "optax")
+MAX_CHANGES = 4  # changed settings that one line names
 
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
@@ -85,70 +77,36 @@ def make_template(
     return params, opt_state, rest
 
 
-def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
-    """Returns the settings of a chain by name, or none if `make_tx` fails with this metadata."""
-    found: dict[str, str] = {}
-    # Only a report needs this, so an error ends no run. `resume` itself calls `make_tx` later.
-    with contextlib.suppress(Exception):
-        _find_settings(make_tx(metadata), "", found, {})
-    return found
+def compare_settings(saved: Any, current: Any) -> str:
+    """Says in a line which fields of two dicts of settings differ; empty if none do.
 
+    Empty, too, if one run has no settings.
 
-def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, Any]) -> None:
-    """Collects the numbers, texts and schedules that the functions of a chain refer to.
-
-    Optax keeps its arguments in closures, so a setting is named after its variable.
+    >>> compare_settings({"lr": 0.1, "sgd": {"nesterov": True}}, {"lr": 0.2, "sgd": {}})
+    'lr was 0.1, is 0.2; sgd.nesterov was True, is not there'
     """
-    if isinstance(part, bool | int | float | str):
-        found[name] = str(part)
-    if isinstance(part, np.generic | np.ndarray | jax.Array) and np.size(part) == 1:
-        found[name] = str(part.item())
-    if id(part) in seen or len(found) >= MAX_SETTINGS:
-        return
-    seen[id(part)] = part
-    part = getattr(part, "__wrapped__", part)  # the function inside `jit`
-    items: Iterable[tuple[str, Any]] = []
-    if isinstance(part, Schedule):
-        digest = zlib.crc32(repr(part.segments).encode())
-        for round_ in part.rounds:
-            for array in (round_.receivers, round_.senders, round_.weights):
-                digest = zlib.crc32(array.tobytes(), digest)
-        found[name] = f"{part} #{digest:08x}"
-    elif isinstance(part, optax.GradientTransformation):
-        items = [("tx", part.update), ("tx", part.init)]
-    elif isinstance(part, tuple | list):
-        items = ((str(i), value) for i, value in enumerate(part))
-    elif isinstance(part, dict):
-        items = ((str(key), value) for key, value in part.items())
-    elif isinstance(part, functools.partial):
-        items = [("tx", part.func), ("tx", part.args), ("tx", part.keywords)]
-    elif inspect.ismethod(part):
-        items = [("tx", part.__self__)]
-    elif inspect.isfunction(part):
-        variables = inspect.getclosurevars(part)
-        items = list(variables.nonlocals.items())
-        # For a user's function, also take the numbers in it and in its module.
-        if str(part.__module__).partition(".")[0] not in LIBRARIES:
-            numbers = [x for x in part.__code__.co_consts if isinstance(x, int | float)]
-            others = {k: x for k, x in variables.globals.items() if isinstance(x, int | float)}
-            items += [("numbers", str(numbers)), *others.items()]
-    elif dataclasses.is_dataclass(part):
-        items = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
-    for key, value in items:
-        _find_settings(value, name if key in WRAPPERS else f"{name}.{key}", found, seen)
-
-
-def compare_chains(saved: dict[str, str], current: dict[str, str]) -> str:
-    """Says in a line which settings differ; empty if none do, or one chain is not known."""
-    names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
-    if not saved or not current or not names:
+    if not isinstance(saved, dict) or not saved or not current:
         return ""
+    old = _flatten(saved)
+    new = _flatten(json.loads(json.dumps(current)))  # with lists for tuples, as in a manifest
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     texts = [
-        f"{name[1:]} was {saved.get(name, 'not there')}, is {current.get(name, 'not there')}"
+        f"{name} was {old.get(name, 'not there')}, is {new.get(name, 'not there')}"
         for name in names[:MAX_CHANGES]
     ]
     more = len(names) - MAX_CHANGES
     return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _flatten(settings: dict[str, Any]) -> dict[str, str]:
+    """Returns the text of every value, by its path in nested dicts."""
+    values = jax.tree_util.tree_leaves_with_path(
+        settings, is_leaf=lambda part: not isinstance(part, dict)
+    )
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): repr(value)
+        for path, value in values
+    }
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
