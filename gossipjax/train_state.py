@@ -46,14 +46,14 @@ class TrainState(_Fields):
     ) -> Self:
         if others:
             raise TypeError(
-                f"the fields of TrainState must be {', '.join(cls._fields)}, got "
-                f"{', '.join(others)}: what was batch_stats in gossipjax 0.4 is `rest`."
+                f"fields of TrainState must be {', '.join(cls._fields)}, got {', '.join(others)}: "
+                "what was batch_stats in gossipjax 0.4 is `rest`."
             )
         return super().__new__(cls, step, params, opt_state, rest, metadata)
 
     @property
     def batch_stats(self) -> Any:
-        """The name of `rest` in gossipjax 0.4; raises `AttributeError`."""
+        """The name of `rest` in gossipjax 0.4."""
         raise AttributeError("TrainState has no batch_stats since gossipjax 0.5: read `rest`.")
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -46,6 +47,7 @@ from gossipjax.processes import all_processes, any_process, meet_within, require
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
+MAX_CHANGES = 4  # changed settings that one line names
 ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/
 
 
@@ -249,12 +251,18 @@ class Checkpoints:
             self.resize_report = None
             return state
         resumed, self.resize_report = fit_state(restored, state, nodes, make_tx)
+        if not settings:
+            return resumed
         metadata = restored.metadata or {}
-        if changes := compare_settings(metadata.get("settings"), settings):
-            warnings.warn(f"settings of the resumed run differ: {changes}.", stacklevel=3)
-        if settings:
-            resumed = resumed._replace(metadata={**metadata, "settings": settings})
-        return resumed
+        saved = metadata.get("settings")
+        # As JSON has them: saved tuples are lists.
+        current = json.loads(json.dumps(settings))
+        if saved and isinstance(saved, dict) and (changes := compare_settings(saved, current)):
+            more = len(changes) - MAX_CHANGES
+            changes = [*changes[:MAX_CHANGES], *([f"and {more} more"] if more > 0 else [])]
+            text = f"settings of the resumed run differ: {'; '.join(changes)}."
+            warnings.warn(text, stacklevel=3)
+        return resumed._replace(metadata={**metadata, "settings": settings})
 
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx

@@ -123,29 +123,22 @@ def parse_manifest(content: bytes) -> Manifest:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
 
 
-def require_metadata(metadata: Any) -> dict[str, Any]:
-    """Returns `metadata`; raises `ValueError` if JSON cannot express it."""
+def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
+    """Returns `metadata`; raises `ValueError` with the key of what JSON cannot express."""
     if not isinstance(metadata, dict):
-        raise ValueError(f"metadata must be a dict, got {reprlib.repr(metadata)}.")
-    _require_json(metadata, "metadata")
-    settings = metadata.get("settings")
-    if not isinstance(settings, dict | None):
-        raise ValueError(f"metadata['settings'] must be a dict, got {reprlib.repr(settings)}.")
+        raise ValueError(f"{name} must be a dict, got {reprlib.repr(metadata)}.")
+    for key, value in metadata.items():
+        path = f"{name}[{key!r}]"
+        if is_dict := isinstance(value, dict) or path == "metadata['settings']":
+            require_metadata(value, path)
+        try:
+            json.dumps({key: None if is_dict else value})
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} must be what JSON can hold, got {reprlib.repr(value)}: {error}. Save "
+                "numbers, texts, lists and dicts of them."
+            ) from error
     return metadata
-
-
-def _require_json(value: Any, name: str) -> None:
-    """Raises `ValueError` if JSON cannot express `value`, with the name of the first such part."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError) as error:
-        if isinstance(value, dict) and isinstance(error, TypeError):
-            for key, part in value.items():
-                _require_json(part, f"{name}[{key!r}]")
-        raise ValueError(
-            f"{name} must be what JSON can hold, got {reprlib.repr(value)}: {error}. Save a number "
-            "or a text in its place."
-        ) from error
 
 
 def local_steps(folder: Path) -> list[int]:

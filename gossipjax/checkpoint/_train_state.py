@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +22,6 @@ from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
-
-MAX_CHANGES = 4  # changed settings that one line names
 
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
@@ -77,36 +74,22 @@ def make_template(
     return params, opt_state, rest
 
 
-def compare_settings(saved: Any, current: Any) -> str:
-    """Says in a line which fields of two dicts of settings differ; empty if none do.
+def compare_settings(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
+    """Returns a text for each field in which two dicts of settings differ.
 
-    Empty, too, if one run has no settings.
-
-    >>> compare_settings({"lr": 0.1, "sgd": {"nesterov": True}}, {"lr": 0.2, "sgd": {}})
-    'lr was 0.1, is 0.2; sgd.nesterov was True, is not there'
+    >>> compare_settings({"lr": 0.1, "sgd": {"nesterov": True}}, {"lr": 0.1, "sgd": {}})
+    ['sgd.nesterov was True, is not there']
     """
-    if not isinstance(saved, dict) or not saved or not current:
-        return ""
-    old = _flatten(saved)
-    new = _flatten(json.loads(json.dumps(current)))  # with lists for tuples, as in a manifest
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    texts = [
-        f"{name} was {old.get(name, 'not there')}, is {new.get(name, 'not there')}"
-        for name in names[:MAX_CHANGES]
-    ]
-    more = len(names) - MAX_CHANGES
-    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
-
-
-def _flatten(settings: dict[str, Any]) -> dict[str, str]:
-    """Returns the text of every value, by its path in nested dicts."""
-    values = jax.tree_util.tree_leaves_with_path(
-        settings, is_leaf=lambda part: not isinstance(part, dict)
-    )
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): repr(value)
-        for path, value in values
-    }
+    texts = []
+    for key in {**saved, **current}:
+        old, new = (settings.get(key) for settings in (saved, current))
+        if isinstance(old, dict) and isinstance(new, dict):
+            texts += compare_settings(old, new, f"{prefix}{key}.")
+            continue
+        was, now = (repr(s[key]) if key in s else "not there" for s in (saved, current))
+        if was != now:
+            texts.append(f"{prefix}{key} was {was}, is {now}")
+    return texts
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:

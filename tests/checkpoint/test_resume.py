@@ -222,7 +222,7 @@ def test_settings_that_differ_are_named_once(saved, current, message, nodes, tmp
         with Checkpoints(tmp_path, every=1) as checkpoints:
             state = checkpoints.resume(start, nodes, make_tx)
             checkpoints.after(state._replace(step=state.step + 1))
-        return state.metadata.get("settings")
+        return (state.metadata or {}).get("settings")
 
     resume(NODES, make_tx, saved)
     with warnings.catch_warnings(record=True) as caught:
