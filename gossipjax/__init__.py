@@ -27,6 +27,7 @@ __all__ = [
     "Program",
     "Schedule",
     "Traffic",
+    "TrainState",
     "TrainStep",
     "accumulate_gradients",
     "adpsgd",

@@ -31,3 +31,4 @@ from gossipjax.step.closed import decentralize
 from gossipjax.step.gradients import accumulate_gradients
 from gossipjax.step.train_step import MAX_PROGRAMS, TrainStep
 from gossipjax.topology import Schedule
+from gossipjax.train_state import TrainState

@@ -116,7 +116,7 @@ gossipjax/step/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the
 gossipjax/exchanges/plan.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | mixed by the round of no step | step, self.schedule_by_step => step, self.schedule
 gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k never_interrupted | messages in flight are not restored | jax.tree.unflatten(structure, restored) => jax.tree_util.tree_map_with_path(lambda path, x: x - x if "in_flight" in str(path) else x, jax.tree.unflatten(structure, restored))
 gossipjax/checkpoint/_writer.py | checkpoint/test_odd_paths.py -k thread_that | folders that cannot be made are waited for | create_directories_asynchronously=False => create_directories_asynchronously=True
-gossipjax/checkpoint/_train_state.py | checkpoint/test_resume.py -k chain_that_changed | a schedule is known by its form | digest = zlib.crc32(array.tobytes(), digest) => pass
+gossipjax/checkpoint/_train_state.py | checkpoint/test_resume.py -k settings_that_differ | a new setting is not seen | for key in {**saved, **current}: => for key in saved:
 gossipjax/checkpoint/_leaves.py | checkpoint/test_save_restore.py -k checksum_sees | checksum does not tell arrays apart | (number + int(PRIMES[4]) + 8) => (int(PRIMES[4]) + 8)
 gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k supersedes | newer checkpoints stay | if other >= step => if other == step
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five_eight or index" | the average model lacks what is in flight | list(map(np.add, x, jax.tree.leaves(sent.x))) => list(x)

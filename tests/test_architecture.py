@@ -31,6 +31,7 @@ LAYERS = {
     "launch": set(),
     "dirichlet": set(),
     "batches": {"launch", "processes", "topology"},
+    "train_state": set(),
     "collectives": COLLECTIVES,
     "sharding": {"serialization"},
     "serialization": {"topology"},
@@ -41,10 +42,10 @@ LAYERS = {
     "contrib": {"algorithms", *ALGORITHMS},
     "faults": {"algorithms", *ALGORITHMS},
     "asynchronous": {"algorithms", "checkpoint", "collectives", "exchanges", "launch", "wire"},
-    "step": {"checkpoint", "diagnostics", "launch", *TOP},
+    "step": {"diagnostics", "launch", "train_state", *TOP},
     "diagnostics": TOP,
     "flax": {"serialization"},
-    "checkpoint": {"launch", *TOP},
+    "checkpoint": {"launch", "train_state", *TOP},
     "cost_model": {"topology"},
 }
 ALLOWED_PACKAGES = {

@@ -83,7 +83,7 @@ def test_sgp_of_a_closed_step_is_that_of_the_dense_oracle(name, place):
         np.testing.assert_allclose(average.params["w"], mean, rtol=0, atol=1e-12)
     assert (state.step, int(average.step), type(average)) == (9, 9, TrainState)
     if place == "fsdp":  # what the optimizer keeps, too
-        kept = jax.tree.leaves(state.batch_stats.opt_state)[-1]
+        kept = jax.tree.leaves(state.rest.opt_state)[-1]
         assert {shard.data.shape for shard in kept.addressable_shards} == {(1, 3)}
 
 
@@ -149,13 +149,13 @@ def test_a_run_goes_on_from_its_checkpoint(make, place, tmp_path):
         assert pair[0].sharding == pair[1].sharding
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         step, state = start(2)
-    assert "batch_stats.opt_state[0].mu" in str(checkpoints.resize_report)
-    for x in (state.params["w"], state.batch_stats.opt_state[0].mu["w"]):
+    assert "rest.opt_state[0].mu" in str(checkpoints.resize_report)
+    for x in (state.params["w"], state.rest.opt_state[0].mu["w"]):
         assert x.addressable_shards[0].data.shape[1:] == (3 if is_sharded else 6,)
     state, _ = step(state, np.zeros((2, 6), np.float32))
-    assert (state.step, state.batch_stats.step.tolist()) == (10, [10, 10])
+    assert (state.step, state.rest.step.tolist()) == (10, [10, 10])
     state, _ = step(step.average(state), np.zeros((2, 6), np.float32))  # as a loop's own restores
-    assert (state.step, state.batch_stats.step.tolist()) == (11, [11, 11])
+    assert (state.step, state.rest.step.tolist()) == (11, [11, 11])
 
 
 REFUSED = {
@@ -240,7 +240,7 @@ def test_each_node_draws_by_its_own_key(is_function):
     state = step.init(make_state if is_function else make_state())
     state, drawn = step(state, jnp.zeros(N))
     assert len({*drawn.tolist()}) == N
-    assert step.average(state)["key"] == state.batch_stats["key"][0]
+    assert step.average(state)["key"] == state.rest["key"][0]
 
 
 def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():

@@ -212,7 +212,7 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, inside, 
             for x, like in zip(*map(jax.tree.leaves, (saved.arrays, packed.arrays)), strict=True):
                 assert x.sharding.is_equivalent_to(like.sharding, x.ndim)
             model, optimizer = nnx.merge(graph, state)
-            rest, optimizer.step = saved.batch_stats
+            rest, optimizer.step = saved.rest
             nnx.update(model, saved.params, rest)
             optimizer.opt_state = saved.opt_state
             state = nnx.state((model, optimizer))

@@ -79,7 +79,7 @@ def train(case, put, folder) -> dict[str, Any]:
     with Checkpoints(folder, every=1) as checkpoints:
         for number, batch in enumerate(batches):
             params, opt_state, losses = step(number, state.params, state.opt_state, batch)
-            state = TrainState(number + 1, params, opt_state, state.batch_stats)
+            state = TrainState(number + 1, params, opt_state, state.rest)
             checkpoints.after(state)
         resumed = resume(make_start(nodes), nodes)
         resized = resume(make_start(gx.Nodes(2)), gx.Nodes(2))

@@ -23,8 +23,9 @@ from tensorboardX import SummaryWriter
 
 import gossipjax as gx
 from experiments.examples.digits import draw_batches, test_batch
-from gossipjax.checkpoint import Checkpoints, TrainState
+from gossipjax.checkpoint import Checkpoints
 
+SETTINGS = {"rate": 0.2, "momentum": 0.9, "clip": 1.0}
 STEPS = 400
 BATCH = 256  # examples of all nodes
 LOG_EVERY = 20
@@ -39,10 +40,10 @@ def make_model(rngs):
 
 def make_tx(saved):
     """The chain of a run with this metadata, which `resume` asks for."""
-    rate = optax.warmup_cosine_decay_schedule(0.0, 0.2, 50, decay_steps=STEPS)
+    rate = optax.warmup_cosine_decay_schedule(0.0, SETTINGS["rate"], 50, decay_steps=STEPS)
     schedule = gx.topology.one_peer_exponential(saved["nodes"])
-    sgd = optax.sgd(rate, momentum=0.9)
-    return optax.chain(optax.clip_by_global_norm(1.0), sgd, gx.sgp(schedule))
+    sgd = optax.sgd(rate, momentum=SETTINGS["momentum"])
+    return optax.chain(optax.clip_by_global_norm(SETTINGS["clip"]), sgd, gx.sgp(schedule))
 
 
 def main(folder, steps=STEPS):
@@ -74,7 +75,8 @@ def main(folder, steps=STEPS):
     reached = {}
     with Checkpoints(Path(folder, "checkpoints"), every=100) as checkpoints:
         params, opt_state = nodes.init(tx, start)
-        state = TrainState(0, params, opt_state, batch_stats=params)  # its EMA
+        metadata = {"settings": SETTINGS}
+        state = gx.TrainState(0, params, opt_state, rest=params, metadata=metadata)  # rest: EMA
         state = checkpoints.resume(state, nodes, make_tx)
         batches = itertools.islice(draw_batches(BATCH, steps), state.step, None)
         began = time.perf_counter()
@@ -82,8 +84,8 @@ def main(folder, steps=STEPS):
         for step, batch in enumerate(batches, state.step):
             old = state.params, state.opt_state
             params, opt_state, losses = train_step(step, *old, batch)
-            ema = update_ema(params, state.batch_stats)
-            state = TrainState(step + 1, params, opt_state, batch_stats=ema)
+            ema = update_ema(params, state.rest)
+            state = gx.TrainState(step + 1, params, opt_state, ema, state.metadata)
             values = {}
             if state.step % LOG_EVERY == 0:  # of all nodes, and on every process
                 values["loss"] = nodes.to_host(losses).mean()

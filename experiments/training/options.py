@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import tyro
 
@@ -280,6 +281,12 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
                 f"--init-from must be elsewhere, got {self.init_from}, which is in the "
                 "folder whose results --overwrite removes: choose another --out."
             )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that a resumed run must have as before, as JSON values."""
+        values = json.loads(json.dumps(dataclasses.asdict(self), default=str))
+        return {name: x for name, x in values.items() if name not in self.CHANGEABLE_ON_RESUME}
 
     @property
     def outer(self) -> OuterOptions | None:

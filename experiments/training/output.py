@@ -184,10 +184,8 @@ class RunLog(NamedTuple):
 
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
     """Returns the options of a run that is resumed, with the number of nodes at its start."""
-    current = json.loads(json.dumps(dataclasses.asdict(options), default=str))
-    for name, value in current.items():
-        is_changeable = name in options.CHANGEABLE_ON_RESUME
-        if not is_changeable and saved.get(name, value) != value:
+    for name, value in options.settings.items():
+        if saved.get(name, value) != value:
             raise ValueError(
                 f"{option_name(name)} must be {saved[name]}, as in the run in {options.out}, got "
                 f"{value}: keep it to resume that run, or choose another --out."

@@ -75,7 +75,7 @@ class TrainingRun:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The arguments of `TrainingPlan.make_method`, which every checkpoint saves as metadata."""
+        """The arguments of `TrainingPlan.make_method`, in the metadata of each checkpoint."""
         sharding = self.method.sharding
         devices = 1 if sharding is None else sharding.devices
         return {"algorithm": self.title, "seed": self.seed, "fsdp": devices}

@@ -85,6 +85,13 @@ class Start(NamedTuple):
     message: str | None  # for people; None for a run that starts at step 0
 
 
+def make_metadata(experiment: Experiment, run: TrainingRun) -> Record:
+    """Returns what each checkpoint of a run says of it, without its progress."""
+    settings = experiment.plan.options.settings
+    settings |= {"algorithm": run.title, "seed": run.seed}  # the options may be of several runs
+    return run.identity | {"settings": settings}
+
+
 def open_checkpoints(
     experiment: Experiment, run: TrainingRun
 ) -> AbstractContextManager[Checkpoints | None]:
@@ -105,7 +112,7 @@ def start_or_resume(
     """
     plan = experiment.plan
     options = plan.options
-    state = trainer.init(run.seed)._replace(metadata=run.identity)
+    state = trainer.init(run.seed)._replace(metadata=make_metadata(experiment, run))
     if checkpoints is None:
         return Start(state, RunProgress(), None)
 
@@ -230,7 +237,7 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
                     shown |= evaluator.evaluate_nodes(trainer.node_variables(state))
                 log.add_evaluation(state.step, progress, shown, evaluation[1])
             if checkpoints is not None and options.checkpoint_every is not None:
-                state = state._replace(metadata=run.identity | vars(progress))
+                state = state._replace(metadata=make_metadata(experiment, run) | vars(progress))
                 checkpoints.after(state, last=is_over)
             gx.launch.advance()
             if is_over:

@@ -181,7 +181,7 @@ class Trainer:
 
     def _restart(self, state: TrainState) -> TrainState:
         """Copies the state at step 0. Nothing is in flight, so any round may be the first."""
-        params, batch_stats = jax.tree.map(jnp.copy, (state.params, state.batch_stats))
+        params, batch_stats = jax.tree.map(jnp.copy, (state.params, state.rest))
         if not self.nodes.inner_axes:
             return TrainState(0, params, self.nodes.run(self._tx.init, params), batch_stats)
         shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)
@@ -206,7 +206,7 @@ class Trainer:
         return state, losses
 
     def _run_step(self, state: TrainState, batch: Any, step: int) -> tuple[TrainState, jax.Array]:
-        batch_stats = state.batch_stats
+        batch_stats = state.rest
         if self._mixes_batch_stats:
             batch_stats = self._mix(batch_stats, state.opt_state, step)
         params, opt_state, (loss, batch_stats) = self._train_step(

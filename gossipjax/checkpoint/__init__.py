@@ -8,7 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
-from gossipjax.checkpoint._train_state import Preempted, TrainState
+from gossipjax.checkpoint._train_state import Preempted
+from gossipjax.train_state import TrainState
 
 if TYPE_CHECKING:
     from gossipjax.checkpoint._checkpoints import Checkpoints, Restored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -35,9 +36,7 @@ from gossipjax.checkpoint._store import (
 from gossipjax.checkpoint._train_state import (
     MakeTx,
     Preempted,
-    TrainState,
-    compare_chains,
-    describe_chain,
+    compare_settings,
     fit_state,
     make_template,
     take_kept_nodes,
@@ -46,7 +45,9 @@ from gossipjax.checkpoint._writer import Writer
 from gossipjax.nodes import Nodes
 from gossipjax.processes import all_processes, any_process, meet_within, require_shared_folder
 from gossipjax.topology.schedule import require_int
+from gossipjax.train_state import TrainState
 
+MAX_CHANGES = 4  # changed settings that one line names
 ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/
 
 
@@ -138,8 +139,6 @@ class Checkpoints:
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
         self._last_step: int | None = None  # the newest step that was saved or restored
-        self._chain: dict[str, str] = {}  # settings of the chain to save; `resume` finds them
-        self._saved_chain: dict[str, str] = {}  # settings in the checkpoint that was restored
         self._failure: Exception | None = None
         self._problem: str | None = None  # why the last write failed, if it did
         self._must_write = True  # no write may fail before one has succeeded
@@ -221,11 +220,15 @@ class Checkpoints:
 
         A run with the same nodes and chain continues bit for bit. If the number of nodes, the
         topology or the algorithm is another, `change_nodes` changes the state, and all nodes start
-        from the average model. A warning names the settings of the chain that have changed since
-        the run was saved: a rate, a momentum, a topology.
+        from the average model.
+
+        The chain itself is not described in a checkpoint: a changed rate, momentum or topology goes
+        unnoticed, unless you give `metadata["settings"]`, a dict. A warning then names the settings
+        that differ from the saved ones, and the returned metadata have those of `state`.
 
         Args:
-          state: the state with which a new run would start, on the devices.
+          state: the state with which a new run would start, on the devices, and the settings of
+            this run in its metadata.
           nodes: the nodes of this run.
           make_tx: a function. `make_tx(metadata)` returns the chain of the run that saved
             `metadata`; `metadata["nodes"]` is its number of nodes.
@@ -233,13 +236,12 @@ class Checkpoints:
             folder is only read, so another run may be saving there.
 
         Raises:
-          ValueError: if the checkpoint is of another model or optimizer, or `init_from` has no
-            checkpoint.
+          ValueError: if the checkpoint is of another model or optimizer, `init_from` has no
+            checkpoint, or JSON cannot express the metadata.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
         other = None if init_from is None else _require_folder(init_from, "init_from")
-        current = {**(state.metadata or {}), "nodes": nodes.size}
-        self._chain = describe_chain(make_tx, current)
+        settings = require_metadata(state.metadata or {}).get("settings")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
@@ -249,15 +251,18 @@ class Checkpoints:
             self.resize_report = None
             return state
         resumed, self.resize_report = fit_state(restored, state, nodes, make_tx)
-        # For other nodes the chain is another, and the report says so.
-        metadata = restored.metadata if self.resize_report else current
-        if changes := compare_chains(self._saved_chain, describe_chain(make_tx, metadata or {})):
-            warnings.warn(
-                f"the chain has changed since step {restored.step} in {self.resumed_from}: "
-                f"{changes}. If that is not meant, give make_tx the settings of that run.",
-                stacklevel=3,
-            )
-        return resumed
+        if not settings:
+            return resumed
+        metadata = restored.metadata or {}
+        saved = metadata.get("settings")
+        # As JSON has them: saved tuples are lists.
+        current = json.loads(json.dumps(settings))
+        if saved and isinstance(saved, dict) and (changes := compare_settings(saved, current)):
+            more = len(changes) - MAX_CHANGES
+            changes = [*changes[:MAX_CHANGES], *([f"and {more} more"] if more > 0 else [])]
+            text = f"settings of the resumed run differ: {'; '.join(changes)}."
+            warnings.warn(text, stacklevel=3)
+        return resumed._replace(metadata={**metadata, "settings": settings})
 
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
@@ -287,7 +292,6 @@ class Checkpoints:
         if self._is_there(folder):
             with Checkpoints(folder, read_only=True, shared=self._is_shared) as other:
                 restored = other._restore_train_state(state, nodes, make_tx)
-                self._saved_chain = other._saved_chain
         if restored is None:
             raise ValueError(
                 f"init_from must be a folder of checkpoints, got {folder}, which holds none."
@@ -352,7 +356,7 @@ class Checkpoints:
         if step == self._last_step and step in steps:
             return
         former = None if self._is_shared else [other for other in steps if other < step]
-        manifest = make_manifest(step, state, leaves, metadata, self._chain, former)
+        manifest = make_manifest(step, state, leaves, metadata, former)
         self._last_step = step
         try:
             on_each_folder(lambda: clear_way(self.folder, step), self._is_shared)
@@ -443,9 +447,7 @@ class Checkpoints:
         for number in reversed(steps) if step is None else [step]:
             try:
                 with meet_within(self._timeout), meshes.unset_mesh():
-                    restored, self._saved_chain = read_checkpoint(
-                        self.folder, number, like, self._is_shared, lost
-                    )
+                    restored = read_checkpoint(self.folder, number, like, self._is_shared, lost)
             except DamagedError as error:
                 damaged[number] = error
                 continue

@@ -38,7 +38,7 @@ class ResizeReport(NamedTuple):
       fraction_in_flight: the fraction of `weight` that was in messages; None if messages carry no
         weight (`osgp` with `biased=True`).
       averaged: the paths of the optimizer's arrays that were averaged, and after
-        `Checkpoints.resume` also the paths of `batch_stats`.
+        `Checkpoints.resume` also the paths of `rest`.
 
     >>> report = ResizeReport(before=4, after=3, weight=4.0, fraction_in_flight=None, averaged=())
     >>> str(report).startswith("4 nodes became 3")

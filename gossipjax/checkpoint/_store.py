@@ -73,7 +73,6 @@ class Manifest(NamedTuple):
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
     checksum: int  # of the arrays, or of the part in this folder
     metadata: dict[str, Any]  # the metadata of the user
-    chain: dict[str, str]  # settings of the run's chain, if `resume` was given one
     # Of a folder that is not shared: the `nodes` of its process, the `checksums` of the parts of
     # all processes, and whether it `is_first`: whether no checkpoint was complete before it.
     part: dict[str, Any] | None = None
@@ -84,7 +83,6 @@ def make_manifest(
     state: Any,
     leaves: list[Any],
     metadata: dict[str, Any],
-    chain: dict[str, str],
     former: list[int] | None,
 ) -> dict[str, Any]:
     """Makes the manifest of a state as it is written: a JSON text and its checksum.
@@ -98,7 +96,7 @@ def make_manifest(
         number = checksum(held_parts(leaves))
         checksums = [int(text) for text in gather_texts(str(number))]
         part = {"nodes": held_nodes(leaves), "checksums": checksums, "is_first": not former}
-    manifest = Manifest(step, leaf_specs(state), number, metadata, chain, part)
+    manifest = Manifest(step, leaf_specs(state), number, metadata, part)
     text = json.dumps(manifest._asdict())
     return {"json": text, "checksum": zlib.crc32(text.encode())}
 
@@ -110,9 +108,11 @@ def parse_manifest(content: bytes) -> Manifest:
         text = written["json"]
         if zlib.crc32(text.encode()) != written["checksum"]:
             raise DamagedError("its manifest has another checksum")
-        manifest = Manifest(**{"chain": {}, **json.loads(text)})
+        fields = json.loads(text)
+        fields.pop("chain", None)  # a description of the chain, which gossipjax 0.4 wrote
+        manifest = Manifest(**fields)
         match manifest:
-            case Manifest(int(), list(specs), int(), dict(), dict()) if all(
+            case Manifest(int(), list(specs), int(), dict()) if all(
                 [*map(type, spec)] == [str, list, str] for spec in specs
             ):
                 match manifest.part:
@@ -123,16 +123,21 @@ def parse_manifest(content: bytes) -> Manifest:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
 
 
-def require_metadata(metadata: Any) -> dict[str, Any]:
-    """Returns `metadata`; raises `ValueError` if JSON cannot express it."""
+def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
+    """Returns `metadata`; raises `ValueError` with the key of what JSON cannot express."""
     if not isinstance(metadata, dict):
-        raise ValueError(f"metadata must be a dict, got {reprlib.repr(metadata)}.")
-    try:
-        json.dumps(metadata)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"metadata must be what JSON can hold, got {reprlib.repr(metadata)}: {error}."
-        ) from error
+        raise ValueError(f"{name} must be a dict, got {reprlib.repr(metadata)}.")
+    for key, value in metadata.items():
+        path = f"{name}[{key!r}]"
+        if is_dict := isinstance(value, dict) or path == "metadata['settings']":
+            require_metadata(value, path)
+        try:
+            json.dumps({key: None if is_dict else value})
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} must be what JSON can hold, got {reprlib.repr(value)}: {error}. Save "
+                "numbers, texts, lists and dicts of them."
+            ) from error
     return metadata
 
 
@@ -247,10 +252,8 @@ def clear_way(folder: Path, step: int) -> None:
     shutil.rmtree(probe)
 
 
-def read_checkpoint(
-    folder: Path, step: int, like: Any, shared: bool, lost: set[int]
-) -> tuple[Restored, dict[str, str]]:
-    """Reads one checkpoint in the form of `like`, and the settings of the chain that was saved.
+def read_checkpoint(folder: Path, step: int, like: Any, shared: bool, lost: set[int]) -> Restored:
+    """Reads one checkpoint in the form of `like`.
 
     Processes in `lost` have lost their part, and get the arrays of `like`.
     """
@@ -281,7 +284,7 @@ def read_checkpoint(
     number = checksum(restored if manifest.part is None else held_parts(restored))
     if not all_processes(is_lost or number == manifest.checksum):
         raise DamagedError("its arrays have another checksum")
-    return Restored(step, state, manifest.metadata), manifest.chain
+    return Restored(step, state, manifest.metadata)
 
 
 def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path) -> None:

@@ -1,16 +1,11 @@
-"""The state of a run, and how `Checkpoints.resume` fits a saved state to this run."""
+"""How `Checkpoints.resume` fits a saved state to this run."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-import inspect
 import signal
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,43 +20,10 @@ from gossipjax.checkpoint._resize import (
 )
 from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
-from gossipjax.topology.schedule import Schedule, require_int
-
-MAX_SETTINGS = 1000  # settings of a chain in a manifest
-MAX_CHANGES = 4  # changes that one line names
-# Parts that are left out of the names of settings, because they say nothing.
-WRAPPERS = ("tx", "tx_init", "tx_update", "update_fns", "init_fns", "combine", "init", "plan")
-LIBRARIES = ("gossipjax", "jax", "optax")
+from gossipjax.topology.schedule import require_int
+from gossipjax.train_state import TrainState
 
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
-
-
-class TrainState(NamedTuple):
-    """Everything that a training run needs to go on.
-
-    Attributes:
-      step: the number of updates so far.
-      params: the parameters, `[N, ...]`.
-      opt_state: the state of the whole chain, `[N, ...]`.
-      batch_stats: other arrays of each node, `[N, ...]`: statistics of BatchNorm, keys, an EMA of
-        the parameters. None if there are none.
-      metadata: a dict that JSON can express, for example with the position in the data and the
-        options of the run. `Checkpoints` adds the number N as `"nodes"`.
-
-    >>> TrainState(3, params={"w": np.zeros((4, 2))}, opt_state=()).step
-    3
-    """
-
-    step: int
-    params: optax.Params
-    opt_state: optax.OptState
-    batch_stats: Any = None
-    metadata: dict[str, Any] | None = None
-
-    @property
-    def arrays(self) -> tuple[Any, Any, Any]:
-        """The node-stacked fields: `params`, `opt_state` and `batch_stats`."""
-        return self.params, self.opt_state, self.batch_stats
 
 
 class Preempted(SystemExit):
@@ -103,79 +65,31 @@ def make_template(
     def resize(x: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
-    params, batch_stats = jax.tree.map(resize, (state.params, state.batch_stats))
+    params, rest = jax.tree.map(resize, (state.params, state.rest))
     init = Nodes(size, axis_name=nodes.axis_name).spmd(make_tx(metadata).init)
     opt_state = jax.eval_shape(init, params)
     # Arrays of the same run are read onto their devices, arrays of another run as a whole.
     if size == nodes.size and _have_same_specs(*map(unwrap, (opt_state, state.opt_state))):
-        return state.params, arrange_like(opt_state, state.opt_state), state.batch_stats
-    return params, opt_state, batch_stats
+        return state.params, arrange_like(opt_state, state.opt_state), state.rest
+    return params, opt_state, rest
 
 
-def describe_chain(make_tx: MakeTx, metadata: dict[str, Any]) -> dict[str, str]:
-    """Returns the settings of a chain by name, or none if `make_tx` fails with this metadata."""
-    found: dict[str, str] = {}
-    # Only a report needs this, so an error ends no run. `resume` itself calls `make_tx` later.
-    with contextlib.suppress(Exception):
-        _find_settings(make_tx(metadata), "", found, {})
-    return found
+def compare_settings(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
+    """Returns a text for each field in which two dicts of settings differ.
 
-
-def _find_settings(part: Any, name: str, found: dict[str, str], seen: dict[int, Any]) -> None:
-    """Collects the numbers, texts and schedules that the functions of a chain refer to.
-
-    Optax keeps its arguments in closures, so a setting is named after its variable.
+    >>> compare_settings({"lr": 0.1, "sgd": {"nesterov": True}}, {"lr": 0.1, "sgd": {}})
+    ['sgd.nesterov was True, is not there']
     """
-    if isinstance(part, bool | int | float | str):
-        found[name] = str(part)
-    if isinstance(part, np.generic | np.ndarray | jax.Array) and np.size(part) == 1:
-        found[name] = str(part.item())
-    if id(part) in seen or len(found) >= MAX_SETTINGS:
-        return
-    seen[id(part)] = part
-    part = getattr(part, "__wrapped__", part)  # the function inside `jit`
-    items: Iterable[tuple[str, Any]] = []
-    if isinstance(part, Schedule):
-        digest = zlib.crc32(repr(part.segments).encode())
-        for round_ in part.rounds:
-            for array in (round_.receivers, round_.senders, round_.weights):
-                digest = zlib.crc32(array.tobytes(), digest)
-        found[name] = f"{part} #{digest:08x}"
-    elif isinstance(part, optax.GradientTransformation):
-        items = [("tx", part.update), ("tx", part.init)]
-    elif isinstance(part, tuple | list):
-        items = ((str(i), value) for i, value in enumerate(part))
-    elif isinstance(part, dict):
-        items = ((str(key), value) for key, value in part.items())
-    elif isinstance(part, functools.partial):
-        items = [("tx", part.func), ("tx", part.args), ("tx", part.keywords)]
-    elif inspect.ismethod(part):
-        items = [("tx", part.__self__)]
-    elif inspect.isfunction(part):
-        variables = inspect.getclosurevars(part)
-        items = list(variables.nonlocals.items())
-        # For a user's function, also take the numbers in it and in its module.
-        if str(part.__module__).partition(".")[0] not in LIBRARIES:
-            numbers = [x for x in part.__code__.co_consts if isinstance(x, int | float)]
-            others = {k: x for k, x in variables.globals.items() if isinstance(x, int | float)}
-            items += [("numbers", str(numbers)), *others.items()]
-    elif dataclasses.is_dataclass(part):
-        items = ((field.name, getattr(part, field.name)) for field in dataclasses.fields(part))
-    for key, value in items:
-        _find_settings(value, name if key in WRAPPERS else f"{name}.{key}", found, seen)
-
-
-def compare_chains(saved: dict[str, str], current: dict[str, str]) -> str:
-    """Says in a line which settings differ; empty if none do, or one chain is not known."""
-    names = [name for name in {**saved, **current} if saved.get(name) != current.get(name)]
-    if not saved or not current or not names:
-        return ""
-    texts = [
-        f"{name[1:]} was {saved.get(name, 'not there')}, is {current.get(name, 'not there')}"
-        for name in names[:MAX_CHANGES]
-    ]
-    more = len(names) - MAX_CHANGES
-    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+    texts = []
+    for key in {**saved, **current}:
+        old, new = (settings.get(key) for settings in (saved, current))
+        if isinstance(old, dict) and isinstance(new, dict):
+            texts += compare_settings(old, new, f"{prefix}{key}.")
+            continue
+        was, now = (repr(s[key]) if key in s else "not there" for s in (saved, current))
+        if was != now:
+            texts.append(f"{prefix}{key} was {was}, is {now}")
+    return texts
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
@@ -228,11 +142,11 @@ def fit_state(
     )
     if jax.tree.structure(unwrap(opt_state)) == jax.tree.structure(unwrap(state.opt_state)):
         opt_state = arrange_like(state.opt_state, opt_state)
-    others = jax.tree_util.tree_leaves_with_path(restored.batch_stats)
-    averaged = (*report.averaged, *paths_of_floats(others, "batch_stats"))
+    others = jax.tree_util.tree_leaves_with_path(restored.rest)
+    averaged = (*report.averaged, *paths_of_floats(others, "rest"))
     report = report._replace(averaged=averaged)
-    batch_stats = average_nodes(restored.batch_stats, nodes.size)
-    arrays = params, opt_state, batch_stats
+    rest = average_nodes(restored.rest, nodes.size)
+    arrays = params, opt_state, rest
     if nodes.inner_axes:
         arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
     else:

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 from jax.extend.core import Literal
 
-from gossipjax.checkpoint import TrainState
 from gossipjax.collectives import node_mean, upcast
 from gossipjax.diagnostics import average_model, on_axis
 from gossipjax.exchanges.chain import OPTIMIZERS, find_exchange, find_exchanging, find_parts
@@ -25,6 +24,7 @@ from gossipjax.processes import is_key
 from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import shard_specs
 from gossipjax.step.train_step import TrainStep
+from gossipjax.train_state import TrainState
 
 
 def decentralize(
@@ -59,9 +59,9 @@ def decentralize(
     modules.
 
     The first call copies your state to all nodes; you can also call `step.init` before the loop.
-    The result is a `gossipjax.checkpoint.TrainState`: its `opt_state` is the state of `tx`, and
-    its `batch_stats` is your state without the parameters. `Checkpoints` saves this state, and can
-    resume it with another number of nodes.
+    The result is a `gx.TrainState`: its `opt_state` is the state of `tx`, and its `rest` is your
+    state without the parameters. `Checkpoints` saves this state, and can resume it with another
+    number of nodes.
 
     Args:
       train_step: the step of one node, `train_step(state, *inputs, **inputs) -> (state, metrics)`,
@@ -215,9 +215,9 @@ class DecentralizedStep:
         # A plain number, so the device is asked only for an array that was restored.
         step = int(state.step)
         params, opt_state, (rest, metrics) = self.train_step(
-            step, state.params, state.opt_state, state.batch_stats, named, *inputs
+            step, state.params, state.opt_state, state.rest, named, *inputs
         )
-        new = state._replace(step=step + 1, params=params, opt_state=opt_state, batch_stats=rest)
+        new = state._replace(step=step + 1, params=params, opt_state=opt_state, rest=rest)
         return new, metrics
 
     def average(self, state: Any) -> Any:
@@ -233,7 +233,7 @@ class DecentralizedStep:
         def average(state: TrainState) -> Any:
             model = average_model(state.params, state.opt_state, nodes=self.nodes)
             program = on_axis(_average_floats, self.nodes.axis_name)
-            rest = self.nodes.run(program, state.batch_stats)
+            rest = self.nodes.run(program, state.rest)
             return _merge(model, self.nodes.one(rest, require_equal=False))
 
         return self.train_step.run(average, state)
