@@ -41,7 +41,7 @@ LAYERS = {
     "algorithms": ALGORITHMS,
     "contrib": {"algorithms", *ALGORITHMS},
     "faults": {"algorithms", *ALGORITHMS},
-    "asynchronous": {"algorithms", "checkpoint", "collectives", "exchanges", "launch", "wire"},
+    "asynchronous": {"checkpoint", "collectives", "exchanges", "launch", "wire"},
     "step": {"diagnostics", "launch", "train_state", *TOP},
     "diagnostics": TOP,
     "flax": {"serialization"},

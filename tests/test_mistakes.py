@@ -28,6 +28,7 @@ NESTEROV: Any = optax.sgd(0.7, momentum=0.9, nesterov=True)
 SGP: Any = gx.sgp(ONE_PEER)
 DPSGD: Any = gx.dpsgd(RING)
 CHAIN: Any = optax.chain(SGD, SGP)
+WEIGHTED: Any = gx.weighted([1, 2, 3, 4])
 PARAMS = {"a": jnp.arange(3.0), "b": jnp.zeros(2)}
 HALF = {"a": True, "b": False}
 OTHER_HALF = {"a": False, "b": True}
@@ -97,25 +98,24 @@ def is_even(step: Any, **_: Any) -> Any:
 
 LAST = r"gossip must be last in a chain, .* got \w+State after it: optimizers go before"
 FIRST = "gx.allreduce must go first"
-INSIDE = "gx.outer must get gradients.* put it inside"
+GRADIENTS = r"the exchange must get gradients, .* of \w+State before it: .* wraps it"
+WEIGHTS = "gx.weighted must stand directly before the gossip, or first before gx.allreduce"
 TWICE = "a chain must exchange over 'nodes' once"
-ITSELF = "gossip that is the optimizer must get gradients"
 ALONE = r"gossip must not stand inside .*apply_if_finite"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     # The order of a chain: its state shows it.
     "trace after gossip": (lambda: train(optax.chain(SGD, SGP, optax.trace(0.9))), LAST),
     "adamw after gossip": refuse_chain(optax.chain(SGP, optax.adamw(0.1)), LAST),
-    "sgd after gossip": refuse_chain(
-        optax.chain(SGP, optax.sgd(0.1)), "must be last .* got an optimizer without momentum after"
+    "adam after gossip, by name": refuse_chain(optax.named_chain(("a", SGP), ("b", ADAM)), LAST),
+    "a chain after a chain": refuse_chain(
+        optax.chain(CHAIN, optax.chain(optax.clip(1.0), optax.trace(0.9))), LAST
     ),
-    "ema after a chain": refuse_chain(optax.chain(CHAIN, optax.ema(0.9)), LAST),
     "a rate by step after gossip": refuse_chain(
         optax.chain(SGP, optax.scale_by_learning_rate(optax.linear_schedule(0.1, 0.01, 10))), LAST
     ),
     "injected adam after gossip": refuse_chain(optax.chain(SGP, inject(optax.adam)), LAST),
     "adam after masked gossip": refuse_chain(optax.chain(optax.masked(SGP, HALF), ADAM), LAST),
     "adam after apply_if_finite": refuse_chain(optax.chain(gx.apply_if_finite(SGP), ADAM), LAST),
-    "noise after gossip": refuse_chain(optax.chain(SGD, SGP, optax.add_noise(0.1, 0.5, 0)), LAST),
     "a conditional trace after gossip": refuse_chain(
         optax.chain(SGP, optax.conditionally_transform(optax.trace(0.9), is_even)), LAST
     ),
@@ -124,13 +124,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "trace after outer": refuse_chain(optax.chain(gx.outer(SGD, SGD, 2), optax.trace(0.9)), LAST),
     "adam after sharded": refuse_chain(optax.chain(gx.sharded(SGP, SPECS), ADAM), LAST),
-    "sgd before outer": refuse_chain(optax.chain(SGD, gx.outer(SGD, NESTEROV, 4)), INSIDE),
-    "adam before outer": refuse_chain(optax.chain(ADAM, gx.outer(SGD, NESTEROV, 4)), INSIDE),
-    "injected sgd before outer": refuse_chain(
-        optax.chain(inject(optax.sgd), gx.outer(SGD, NESTEROV, 4)), INSIDE
+    "adam before outer": refuse_chain(optax.chain(ADAM, gx.outer(SGD, NESTEROV, 4)), GRADIENTS),
+    "injected adam before outer": refuse_chain(
+        optax.chain(inject(optax.adam), gx.outer(SGD, NESTEROV, 4)), GRADIENTS
     ),
-    "sgd before quasi_global": refuse_chain(optax.chain(SGD, gx.quasi_global(RING, 0.1)), ITSELF),
-    "adam before quasi_global": refuse_chain(optax.chain(ADAM, gx.quasi_global(RING, 0.1)), ITSELF),
+    "momentum before quasi_global": refuse_chain(
+        optax.chain(NESTEROV, gx.quasi_global(RING, 0.1)), GRADIENTS
+    ),
+    "weights behind the gossip": refuse_chain(optax.chain(CHAIN, WEIGHTED), WEIGHTS),
+    "weights before adam": refuse_chain(optax.chain(WEIGHTED, ADAM, SGP), WEIGHTS),
+    "weights behind allreduce": refuse_chain(optax.chain(gx.allreduce(), WEIGHTED, ADAM), WEIGHTS),
+    "weights before momentum inside outer": refuse_chain(
+        gx.outer(optax.chain(WEIGHTED, optax.trace(0.9)), SGD, 2), WEIGHTS
+    ),
+    "weights without an exchange": refuse_chain(optax.chain(SGD, WEIGHTED), WEIGHTS),
     "allreduce behind adam": refuse_chain(optax.chain(ADAM, gx.allreduce()), FIRST),
     "allreduce inside a node behind momentum": refuse_chain(
         optax.chain(NESTEROV, gx.allreduce("local"), SGP), FIRST
@@ -217,10 +224,6 @@ def draw(key: Any) -> Any:
 
 WARNED: dict[str, tuple[Callable[[], Any], str]] = {
     "a raw static step": (lambda: step_by_hand(lambda state: range(40)), "gx.canonical_step"),
-    "a step that starts anew": (
-        lambda: [gx.canonical_step(train()[1], step) for step in (0, 1, 0)],
-        "step must be 12 or more",
-    ),
     "one key for all nodes": (lambda: draw(NODES.replicate(jax.random.key(0))), "fold_in=True"),
     "one raw key for all nodes": (
         lambda: draw(NODES.replicate(jax.random.PRNGKey(0))),
@@ -237,8 +240,34 @@ def test_is_warned_of_once(name: str):
     assert len(warned) == 1
 
 
+def watch(update: Callable[[Any, Any, Any], Any], start: Any = jnp.zeros) -> Any:
+    """A transform of one's own that hands updates on and keeps something."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(lambda p: start(jnp.shape(p)), params),
+        lambda updates, state, params=None: (updates, update(updates, state, params)),
+    )
+
+
 RIGHT: dict[str, Any] = {
     "a chain": CHAIN,
+    "a monitor after it": optax.chain(CHAIN, optax.monitor({"u": lambda updates, **_: updates})),
+    "a snapshot after it": optax.chain(CHAIN, optax.snapshot("u", lambda updates, **_: updates)),
+    "an ema of parameters after it": optax.chain(
+        CHAIN, watch(lambda u, ema, p: optax.incremental_update(p, ema, 0.1))
+    ),
+    "a counter after it": optax.chain(
+        CHAIN, watch(lambda u, counts, p: jax.tree.map(lambda n: n + 1, counts))
+    ),
+    "adam of other parameters after masked gossip": optax.chain(
+        optax.masked(CHAIN, HALF), optax.masked(ADAM, OTHER_HALF)
+    ),
+    "partition of gossip and adam": optax.partition({"x": CHAIN, "y": ADAM}, {"a": "x", "b": "y"}),
+    "weights before gossip": optax.chain(ADAM, WEIGHTED, SGP),
+    "weights first, before allreduce": optax.chain(WEIGHTED, gx.allreduce(), ADAM),
+    "weights last inside outer": gx.outer(optax.chain(ADAM, WEIGHTED), SGD, 2, average=RING),
+    "a rate by step before outer": optax.chain(
+        optax.scale_by_schedule(lambda count: 0.5), gx.outer(SGD, NESTEROV, 2)
+    ),
     "named_chain": optax.named_chain(("o", ADAM), ("g", SGP)),
     "nothing after it": optax.chain(CHAIN, optax.identity(), optax.scale(1.0)),
     "nonnegative after it": optax.chain(CHAIN, optax.keep_params_nonnegative()),

@@ -7,6 +7,7 @@ A chain exchanges models once. The state that does so may wrap the rest of the c
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +36,7 @@ OPTIMIZERS = tuple(
     and (name.startswith("ScaleBy") or name[:-5] in _NAMES)
     and kind is not optax.EmptyState  # of LAMB's trust ratio, and of many others
 )
+MASKS = (optax.MaskedState, optax.PartitionState)
 
 
 def find_parts(tree: Any, *kinds: type) -> list[Any]:
@@ -112,18 +114,23 @@ def require_order(opt_state: optax.OptState) -> None:
         for place, part in enumerate(chain):
             if isinstance(part, WeightedState):
                 _require_next_exchange(chain[place + 1 :], inside)
+            unmasked = find_parts(part, Exchanging, *MASKS)
             for exchange in find_parts(part, Exchanging):
-                _require_place(exchange, chain[:place], chain[place + 1 :])
+                # What optax.masked stands around may be of other parameters.
+                passes = () if any(exchange is one for one in unmasked) else MASKS
+                _require_place(exchange, chain[:place], chain[place + 1 :], passes)
     _require_one_exchange(opt_state)
 
 
-def _require_place(exchange: Any, before: list[Any], after: list[Any]) -> None:
-    if exchange.mixes_models and (name := _find_optimizer(after)):
+def _require_place(
+    exchange: Any, before: list[Any], after: list[Any], passes: tuple[type, ...]
+) -> None:
+    if exchange.mixes_models and (name := _find_optimizer(after, passes)):
         raise ValueError(
             "gossip must be last in a chain, as its updates must reach the parameters as they "
             f"are, got {name} after it: optimizers go before, optax.chain(optimizer, gossip)."
         )
-    name = _find_optimizer(before, optax.ScaleByScheduleState)
+    name = _find_optimizer(before, (optax.ScaleByScheduleState, *passes))
     if exchange.mixes_models and exchange.plan.takes_gradients and name:
         raise ValueError(
             f"the exchange must get gradients, got the updates of {name} before it: gossip that is "
@@ -146,15 +153,13 @@ def _require_next_exchange(after: list[Any], inside: Any) -> None:
         got = "nothing that exchanges" if known[0] is None else type(known[0]).__name__
         raise ValueError(
             "gx.weighted must stand directly before the gossip, or first before gx.allreduce, got "
-            f"{got} behind it, so the weights would do nothing: optax.chain(optimizer, "
+            f"{got} behind it, which undoes the weights: optax.chain(optimizer, "
             "gx.weighted(n), gossip) or optax.chain(gx.weighted(n), gx.allreduce(), optimizer)."
         )
 
 
 def _require_one_exchange(opt_state: optax.OptState) -> None:
     """Raises `ValueError` if a chain averages gradients over all nodes and gossips models too."""
-    # What `optax.masked` stands around is of other parameters, perhaps.
-    kinds = (Exchanging, optax.MaskedState, optax.PartitionState)
     if all(part.mixes_models for part in find_exchanging(opt_state)):
         return
     for chain, _ in _find_chains((opt_state,), None):
@@ -162,7 +167,7 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
             if not exchange.mixes_models:
                 continue
             axis_name = exchange.plan.wire.axis_name
-            for part in find_parts((chain, exchange.inner), *kinds):
+            for part in find_parts((chain, exchange.inner), Exchanging, *MASKS):
                 is_average = isinstance(part, Exchanging) and not part.mixes_models
                 if is_average and part.plan.wire.axis_name == axis_name:
                     raise ValueError(
@@ -172,20 +177,18 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
                     )
 
 
-def _find_optimizer(parts: list[Any], *passes: type) -> str:
-    """The type of the first state in parts of a chain that proves an optimizer; "" if none does."""
-    found = (
-        type(part).__name__ for part in find_parts(parts, *OPTIMIZERS) if type(part) not in passes
-    )
-    return next(found, "")
+def _find_optimizer(parts: list[Any], passes: tuple[type, ...]) -> str:
+    """The type of the first state that proves an optimizer, not of those or in those that pass."""
+    found = find_parts(parts, *OPTIMIZERS, *passes)
+    return next((type(part).__name__ for part in found if type(part) not in passes), "")
 
 
 def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
     """Finds all chains of transforms: the states of their parts, and what the chain is inside of.
 
-    The state of a chain is a tuple, of a named chain a dict. Chains in chains are one chain.
+    Chains in chains are one chain.
     """
-    if type(tree) is tuple or isinstance(tree, dict):
+    if _is_chain(tree):
         chain = _flatten_chain(tree)
         yield chain, inside
         for part in chain:
@@ -198,13 +201,14 @@ def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
             yield from _find_chains(child, inside)
 
 
+def _is_chain(tree: Any) -> bool:
+    """Whether this is the state of `optax.chain`, or of `optax.named_chain`."""
+    return type(tree) in (tuple, OrderedDict)
+
+
 def _flatten_chain(tree: Any) -> list[Any]:
-    parts = tree.values() if isinstance(tree, dict) else tree
-    flat: list[Any] = []
-    for part in parts:
-        is_chain = type(part) is tuple or isinstance(part, dict)
-        flat += _flatten_chain(part) if is_chain else [part]
-    return flat
+    parts = tree.values() if isinstance(tree, OrderedDict) else tree
+    return [x for part in parts for x in (_flatten_chain(part) if _is_chain(part) else [part])]
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
