@@ -155,8 +155,6 @@ for name, keeps, combine, message in (
         lambda x, u, node: optax.tree.add(x, u),
         "must call node.mix, got no call",
     ),
-    ("no update", None, lambda x, u, node: node.mix(x), "nodes which are alike nowhere: add u"),
-    ("ascent", None, lambda x, u, node: node.mix(optax.tree.sub(x, u)), "takes_gradients=True"),
     ("keeps nothing", {"m": "average"}, lambda x, u, node: node.mix(x), "return x, {'m': ...}"),
 ):
     ROWS += calls(
