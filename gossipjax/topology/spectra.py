@@ -161,7 +161,9 @@ def follow_differences(
 
     In every round `values = move(mix, values, step)`, where `mix(x)` is `P x` of the round at
     `step`, for `x` of shape `[N, D]`. Each segment of a piecewise schedule begins at `start` and
-    repeats its cycle, so its result does not depend on the other segments.
+    repeats its cycle, so its result does not depend on the other segments. A segment that ends
+    within its first cycle never repeats: with `measure` only the rounds that it uses are run, and
+    without, the whole cycle is, as if it did not end.
 
     Without `measure`, `values` are an array `[N, D]`, and `move` must be linear: what all nodes
     have in common is then removed after each round, and the norm of the rest is measured and set to
@@ -185,13 +187,15 @@ def follow_differences(
     logs_by_segment = []
     ends = [*(segment.start for segment in schedule.segments[1:]), math.inf]
     for (first, cycle), end in zip(schedule.segments, ends, strict=True):
-        period = int(min(len(cycle), end - first))  # the steps at which it uses different rounds
+        period = len(cycle)
+        is_cut = measure is not None and end - first < period
         values = start
         log_scale = 0.0  # by which `values` were divided
         logs = []
-        for k in range(rounds):
+        for k in range(min(rounds, int(end - first)) if is_cut else rounds):
             step = first + k % period
-            values = move(partial(multiply_round, schedule.round_at(step)), values, step)
+            round_ = schedule.rounds[cycle[k % period]]
+            values = move(partial(multiply_round, round_), values, step)
             if measure is None:
                 values = values - values.mean(axis=0)
                 size = np.linalg.norm(values)

@@ -61,7 +61,9 @@ def _sizes(values: Any) -> np.ndarray:
 def _grows(logs: np.ndarray) -> bool:
     if not logs[-WINDOW:].max() <= math.log(DIVERGED):
         return True
-    late, half = (logs[end - WINDOW : end].max(axis=0) for end in (ROUNDS, ROUNDS // 2))
+    if len(logs) < 2 * WINDOW:  # a segment that ends before differences can grow
+        return False
+    late, half = (part[-WINDOW:].max(axis=0) for part in (logs, logs[: len(logs) // 2]))
     return bool((late > half + math.log(GROWTH)).any())
 
 
