@@ -49,7 +49,7 @@ def test_what_is_averaged_beside_numerators_equals_the_oracle(mode):
         "one": ("average", jnp.ones_like),
         "last": ("restart", lambda params: jnp.full((), -1, jnp.float32)),
     }
-    z, state = run_steps(gx.gossip(DIRECTED, combine, keeps), mode)
+    z, state = run_steps(gx.gossip(DIRECTED, combine, keeps=keeps), mode)
     x, w, m = START, np.ones((N, 1)), np.zeros_like(START)
     matrices = DIRECTED.matrices()
     for step, u in enumerate(UPDATES):
@@ -109,5 +109,5 @@ def test_updates_that_come_later_are_updates():
     def combine(x, u, node):
         return node.mix(optax.tree.add(x, node.kept["last"])), {"last": u}
 
-    z, _ = run_steps(gx.gossip(RING, combine, {"last": "restart"}), "vmap")
+    z, _ = run_steps(gx.gossip(RING, combine, keeps={"last": "restart"}), "vmap")
     assert np.isfinite(z).all()
