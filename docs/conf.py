@@ -30,8 +30,6 @@ ALIASES = {
 }
 # Constants whose text autodoc does not find, as another module assigns them.
 CONSTANTS = {
-    "gossipjax.MAX_PROGRAMS": "The most programs that one `TrainStep` compiles, one for each "
-    "round, if it is not told otherwise. With more rounds, one program holds all of them.",
     "gossipjax.launch.MALLOC_ENVIRONMENT": "Variables of glibc, with which a process keeps memory "
     "that it has freed. The launcher sets them with `--keep-memory`, its default. They make steps "
     "on CPUs faster, and cost memory where models are large.",

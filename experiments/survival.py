@@ -58,10 +58,13 @@ Faults = gx.faults.Faults
 Transform = optax.GradientTransformationExtraArgs
 FAULTS: dict[str, Callable[[int, int], Faults]] = {
     "drops": lambda seed, steps: Faults(
-        NODES, gx.faults.independent_drops(NODES, TABLE, seed, rate=0.1)
+        NODES, arrives=gx.faults.independent_drops(NODES, TABLE, seed, rate=0.1)
     ),
     "bursts": lambda seed, steps: Faults(
-        NODES, gx.faults.gilbert_elliott(NODES, TABLE, seed, 0.5, bad_to_good=0.3, good_to_bad=0.1)
+        NODES,
+        arrives=gx.faults.gilbert_elliott(
+            NODES, TABLE, seed, 0.5, bad_to_good=0.3, good_to_bad=0.1
+        ),
     ),
     "markov": lambda seed, steps: Faults(
         NODES, active=gx.faults.markov_activity(NODES, TABLE, seed, wake=0.3, sleep=0.1)
@@ -96,7 +99,7 @@ def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> FaultyMeth
 
 def wire_of(faults: Faults) -> gx.faults.NoiseCodec | None:
     """Returns the noise of the faults as a `wire`."""
-    return gx.faults.noise(faults.noise, faults.seed) if faults.noise else None
+    return gx.faults.noise(faults.noise, seed=faults.seed) if faults.noise else None
 
 
 def weaken(schedule: gx.Schedule, faults: Faults, **options: Any) -> gx.Schedule:
@@ -121,7 +124,7 @@ def mix(gossip: Any, faults: Faults, *more: Any, rate: float | None = RATE) -> F
 
 def make_choco(faults: Faults) -> FaultyMethod:
     codec = wire_of(faults) or gx.faults.noise(0.0)
-    return around(gx.choco(weaken(RING, faults, keep="both"), codec, gamma=0.5), faults)
+    return around(gx.choco(weaken(RING, faults, keep="both"), codec, strength=0.5), faults)
 
 
 def make_relay(faults: Faults) -> FaultyMethod:
@@ -255,7 +258,7 @@ def simulate(run: FaultyMethod, steps: int, images: np.ndarray, labels: np.ndarr
         lost_weight = jnp.zeros(())
         if "links" in extra and gossip is not None and gossip.in_flight is not None:
             lost_weight, lost = gx.faults.account(z, state).lost
-        held, weight = gx.diagnostics.total_mass(z, state, "nodes")
+        held, weight = gx.diagnostics.total_mass(z, state, axis_name="nodes")
         correction = extra["correction"].value if "correction" in extra else jnp.zeros_like(z)
         everywhere = loss(z, all_images, all_labels)
         return Outcome(z, everywhere, total, held, weight, lost, lost_weight, correction)

@@ -5,9 +5,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gossipjax.renamed import old_names
+
 if TYPE_CHECKING:
     from gossipjax import (
         asynchronous,
+        checkpoint,
         contrib,
         cost_model,
         diagnostics,
@@ -21,10 +24,8 @@ if TYPE_CHECKING:
     from gossipjax._public import *
 
 __all__ = [
-    "MAX_PROGRAMS",
     "GossipState",
     "Nodes",
-    "Program",
     "Schedule",
     "Traffic",
     "TrainState",
@@ -39,6 +40,7 @@ __all__ = [
     "bytes_per_step",
     "canonical_step",
     "canonical_steps",
+    "checkpoint",
     "choco",
     "contrib",
     "cost_model",
@@ -46,7 +48,6 @@ __all__ = [
     "decentralize",
     "diagnostics",
     "dirichlet_split",
-    "donate_on_accelerators",
     "dpsgd",
     "easgd",
     "exchange",
@@ -79,32 +80,16 @@ __all__ = [
 
 __version__ = "0.4.0"
 
-_MODULES = (
-    "asynchronous",
-    "contrib",
-    "cost_model",
-    "diagnostics",
-    "faults",
-    "flax",
-    "launch",
-    "processes",
-    "topology",
-    "wire",
-)
-_IN_CONTRIB = ("adaptive_consensus", "d2", "deepsqueeze", "desloc", "mixed_momentum")
-_IN_CONTRIB += ("quasi_global_adam", "relay", "sparta")
-# A name of 0.3.0 -> what to use.
-_WENT = {name: f"contrib.{name}" for name in _IN_CONTRIB} | {"accumulate": "accumulate_gradients"}
+_MODULES = ("asynchronous", "checkpoint", "contrib", "cost_model", "diagnostics", "faults")
+_MODULES += ("flax", "launch", "processes", "topology", "wire")
 
 
 def __getattr__(name: str) -> Any:
     """Imports a name at its first use, so the launcher can start without JAX."""
     if name in _MODULES:
         return importlib.import_module(f"gossipjax.{name}")
-    if name in _WENT:
-        raise AttributeError(f"gx.{name} went: use gx.{_WENT[name]}.")
     if name not in __all__:
-        raise AttributeError(f"module 'gossipjax' has no attribute {name!r}")
+        old_names("")(name)
     value = getattr(importlib.import_module("gossipjax._public"), name)
     globals()[name] = value
     return value

@@ -15,7 +15,6 @@ from gossipjax.algorithms.quasi_global import quasi_global
 from gossipjax.algorithms.sgp import sgp
 from gossipjax.batches import prefetch
 from gossipjax.collectives import mix
-from gossipjax.diagnostics import average_model, latest_model, local_model
 from gossipjax.dirichlet import dirichlet_split
 from gossipjax.exchanges.apply_if_finite import apply_if_finite
 from gossipjax.exchanges.chain import canonical_step, canonical_steps, exchange, gossip_state
@@ -23,12 +22,13 @@ from gossipjax.exchanges.fragments import layer_fragments
 from gossipjax.exchanges.sharded import sharded
 from gossipjax.exchanges.state import GossipState
 from gossipjax.exchanges.weighted import weighted
-from gossipjax.nodes import Nodes, Program, donate_on_accelerators, spmd
+from gossipjax.models import average_model, latest_model, local_model
+from gossipjax.nodes import Nodes, spmd
 from gossipjax.sharding import fsdp_specs, state_specs
 from gossipjax.step.batch_stats import average_batch_stats, mix_batch_stats
 from gossipjax.step.bytes_per_step import Traffic, bytes_per_step
 from gossipjax.step.closed import decentralize
 from gossipjax.step.gradients import accumulate_gradients
-from gossipjax.step.train_step import MAX_PROGRAMS, TrainStep
-from gossipjax.topology import Schedule
+from gossipjax.step.train_step import TrainStep
+from gossipjax.topology.schedule import Schedule
 from gossipjax.train_state import TrainState

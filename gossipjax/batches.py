@@ -22,8 +22,8 @@ _numbers = itertools.count()  # of the inputs that end together
 def prefetch(
     items: Iterable[T],
     count: int = 2,
-    waiting: contextlib.AbstractContextManager[Any] | None = None,
     *,
+    waiting: contextlib.AbstractContextManager[Any] | None = None,
     together: bool = False,
 ) -> Iterator[T]:
     """Yields the items. A thread makes the items in advance, and keeps `count` of them ready.

@@ -183,7 +183,7 @@ def gather_texts(text: str) -> list[str]:
     count = jax.local_device_count()
 
     def gather(row: Any) -> np.ndarray:
-        rows = put(np.tile(row, (count, 1)), mesh, mesh.size, "devices")
+        rows = put(np.tile(row, (count, 1)), mesh, mesh.size, axis_name="devices")
         first = {device.process_index: i for i, device in reversed([*enumerate(jax.devices())])}
         return to_host(rows)[[first[process] for process in range(jax.process_count())]]
 
@@ -195,7 +195,7 @@ def gather_texts(text: str) -> list[str]:
     return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
 
-def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[int]:
+def local_nodes(mesh: Mesh | None, size: int, *, axis_name: str = "nodes") -> list[int]:
     """The numbers of the nodes whose devices belong to this process; all nodes without a mesh.
 
     N = `size` is a multiple of the D devices of the axis. Each device gets N / D consecutive nodes.
@@ -216,7 +216,7 @@ def local_nodes(mesh: Mesh | None, size: int, axis_name: str = "nodes") -> list[
 
 
 @meshes.apart_from_set_mesh
-def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> Any:
+def put(rows: Any, mesh: Mesh | None, size: int, *, axis_name: str = "nodes") -> Any:
     """Puts the rows of each process's nodes, `[local_nodes, ...]`, on the devices: `[N, ...]`.
 
     Raises:
@@ -225,7 +225,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
     >>> put(np.zeros((3, 2)), None, size=3).shape
     (3, 2)
     """
-    require_rows(rows, len(local_nodes(mesh, size, axis_name)), "rows")
+    require_rows(rows, len(local_nodes(mesh, size, axis_name=axis_name)), "rows")
     if mesh is None:
         return jax.device_put(rows)
     sharding = NamedSharding(mesh, P(axis_name))
@@ -243,7 +243,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, axis_name: str = "nodes") -> An
 
 
 @meshes.apart_from_set_mesh
-def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") -> Any:
+def put_sharded(rows: Any, shardings: Any, size: int, *, axis_name: str = "nodes") -> Any:
     """Puts rows on the devices like `put`, with a sharding for each array, also inside the nodes.
 
     Every process that has devices of a node gives the node's whole row. Each device then gets its
@@ -264,7 +264,7 @@ def put_sharded(rows: Any, shardings: Any, size: int, axis_name: str = "nodes") 
     (1, 2)
     """
     meshes = {sharding.mesh for sharding in jax.tree.leaves(shardings)}
-    nodes = [node for mesh in meshes for node in local_nodes(mesh, size, axis_name)]
+    nodes = [node for mesh in meshes for node in local_nodes(mesh, size, axis_name=axis_name)]
     require_rows(rows, len(nodes), "rows")
 
     def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -271,7 +271,7 @@ def state_specs(tree: Any, params: Any, specs: Any) -> Any:
     return layout.of(tree, params)
 
 
-def fsdp_specs(params: Any, mesh: Mesh, axis_name: str = "fsdp") -> Any:
+def fsdp_specs(params: Any, mesh: Mesh, *, axis_name: str = "fsdp") -> Any:
     """Specs that shard each parameter over one axis inside a node: fully sharded data parallelism.
 
     Each parameter is sharded over its largest axis that the number of devices divides; of equally

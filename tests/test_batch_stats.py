@@ -77,10 +77,10 @@ def test_overlap_mixes_by_the_round_of_the_step_and_at_once(overlap, static):
 SGD = optax.sgd(0.1, momentum=0.9)
 AT_ONCE = {  # of six steps, those at which all nodes exchange, and so have the mean
     "allreduce": (optax.chain(gx.allreduce(), SGD), range(6)),
-    "easgd": (gx.easgd(0.1, period=2), (0, 2, 4)),
+    "easgd": (gx.easgd(0.1, every=2), (0, 2, 4)),
     "outer": (gx.outer(SGD, optax.sgd(1.0), 3), (2, 5)),
-    "outer, over a ring": (gx.outer(SGD, optax.sgd(1.0), 3, gx.topology.ring(2)), (2, 5)),
-    "outer, without an average": (gx.outer(SGD, optax.sgd(1.0), 3, "none"), ()),
+    "outer, over a ring": (gx.outer(SGD, optax.sgd(1.0), 3, average=gx.topology.ring(2)), (2, 5)),
+    "outer, without an average": (gx.outer(SGD, optax.sgd(1.0), 3, average="none"), ()),
 }
 
 
@@ -91,7 +91,7 @@ def test_they_are_averaged_when_the_models_are(name):
     def mix(stats, step):
         return gx.mix_batch_stats(stats, tx.init(jnp.zeros(2)), step)
 
-    static = gx.spmd(mix, make_mesh(2), static_argnums=1, check_vma=True)
+    static = gx.spmd(mix, gx.Nodes(mesh=make_mesh(2)), static_argnums=1, check_vma=True)
     traced = gx.spmd(mix, nodes=2, shared_argnums=1)
     for program, number in ((static, int), (traced, np.int32)):
         for step in range(6):
@@ -120,5 +120,5 @@ def test_statistics_of_the_devices_of_a_node_are_averaged_first():
 
     expected = schedule.matrices()[0] @ batches.mean(axis=1)
     for check_vma in (False, True):
-        mixed = gx.spmd(mix, mesh, local_argnums=0, check_vma=check_vma)(batches)
+        mixed = gx.spmd(mix, gx.Nodes(mesh=mesh), local_argnums=0, check_vma=check_vma)(batches)
         np.testing.assert_allclose(mixed, expected, rtol=1e-6, atol=1e-6)

@@ -69,7 +69,7 @@ def list_cases():
                 optax.sgd(0.7),
                 2,
                 average=gx.topology.random_pairs(N, 2, 0),
-                pull=0.5,
+                anchor_strength=0.5,
                 wire=wire,
             ),
         )
@@ -90,7 +90,7 @@ def list_cases():
     yield "osgp of a hybrid", gx.osgp(HYBRID, 2)
     yield "osgp of 5 pieces", gx.osgp(RING, 5)
     yield "outer around osgp", gx.outer(optax.chain(SGD, gx.osgp(ONE_PEER, 2)), OUTER, 4)
-    yield "outer around sgp", gx.outer(optax.chain(SGD, gx.sgp(RING)), OUTER, 3, mix=0.5)
+    yield "outer around sgp", gx.outer(optax.chain(SGD, gx.sgp(RING)), OUTER, 3, strength=0.5)
     yield "outer over sgp", gx.outer(SGD, optax.sgd(0.7), 2, average=gx.sgp(IRREGULAR))
     layers = gx.layer_fragments(3, {"kernel": 1, "bias": None, "scale": None})
     yield "fragments of layers", gx.outer(SGD, OUTER, 3, fragments=layers)
@@ -143,7 +143,7 @@ def test_of_random_rounds_one_is_traced(monkeypatch):
     for tx in (gx.sgp(schedule), gx.osgp(schedule, 2), outer):
         sent, received = gx.bytes_per_step(tx, PARAMS, 6)
         for step, counted in enumerate(zip(sent, received, strict=True)):
-            alone = gx.bytes_per_step(tx, PARAMS, 6, [step])
+            alone = gx.bytes_per_step(tx, PARAMS, 6, steps=[step])
             np.testing.assert_array_equal(counted, [rows[0] for rows in alone])
     monkeypatch.setattr(traffic, "_count", count)
     gx.bytes_per_step(gx.sgp(gx.topology.random_pairs(6, 12, 0)), [1.0], 6)
@@ -157,7 +157,9 @@ ON_TWO_DEVICES = {
     "choco": gx.choco(RING, SPARSE["top_k"], 0.4, local_axis_name="local"),
     "easgd": gx.easgd(0.1, local_axis_name="local"),
     "outer": gx.outer(SGD, OUTER, 2, local_axis_name="local"),
-    "after allreduce": optax.chain(gx.allreduce("local"), gx.sgp(RING, local_axis_name="local")),
+    "after allreduce": optax.chain(
+        gx.allreduce(axis_name="local"), gx.sgp(RING, local_axis_name="local")
+    ),
 }
 
 
@@ -198,7 +200,7 @@ def test_parameters_of_several_types():
 def test_nodes_of_one_device_send_as_if_each_had_its_own():
     shapes = jax.eval_shape(lambda: PARAMS)
     expected = gx.bytes_per_step(gx.sgp(HYBRID), PARAMS, gx.Nodes(mesh=make_mesh(N)))
-    for nodes in (N, gx.Nodes(N), gx.Nodes(N, make_mesh(2))):
+    for nodes in (N, gx.Nodes(N), gx.Nodes(N, mesh=make_mesh(2))):
         np.testing.assert_array_equal(gx.bytes_per_step(gx.sgp(HYBRID), shapes, nodes), expected)
 
 

@@ -31,7 +31,9 @@ def make_train_step(tx):
         updates, state = tx.update(grads, state, params, step=step)
         return apply_updates(params, updates), state
 
-    return gx.spmd(train_step, mesh=make_mesh(N), static_argnums=3, donate_argnums=(0, 1))
+    return gx.spmd(
+        train_step, nodes=gx.Nodes(mesh=make_mesh(N)), static_argnums=3, donate_argnums=(0, 1)
+    )
 
 
 def find_collectives(program, *args):
@@ -44,7 +46,7 @@ def chain_with_sgd(gossip):
 
 def start(tx, leaves):
     params = make_leaves(leaves)
-    return params, gx.spmd(tx.init, mesh=make_mesh(N))(params), make_leaves(leaves)
+    return params, gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(params), make_leaves(leaves)
 
 
 PERMUTE = "collective-permute"
@@ -55,7 +57,7 @@ MESSAGES = {
     "ring": (gx.sgp(gx.topology.ring(N)), [[PERMUTE] * 2]),
     "complete": (gx.sgp(gx.topology.complete(N)), [["all-reduce"]]),
     "complete, float32": (gx.sgp(gx.topology.complete(N), wire="float32"), [["all-reduce"]]),
-    "easgd": (gx.easgd(0.1, period=3), [["all-reduce"], [], [], ["all-reduce"]]),
+    "easgd": (gx.easgd(0.1, every=3), [["all-reduce"], [], [], ["all-reduce"]]),
 }
 
 
@@ -96,7 +98,7 @@ def test_allreduce_is_one_message_too():
 def test_bfloat16_parameters_travel_with_float32_ones():
     tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N)))
     params = {"a": jnp.ones((N, 3), jnp.bfloat16), "b": jnp.ones((N, 3))}
-    state = gx.spmd(tx.init, mesh=make_mesh(N))(params)
+    state = gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(params)
     assert find_collectives(make_train_step(tx), params, state, params, 0) == ["collective-permute"]
 
 
@@ -118,8 +120,10 @@ def test_a_round_without_exchange_does_no_passes(name, wire):
     """A step reads the parameters and the updates and writes the update, as without gossip."""
     tx = getattr(gx, name)(gx.topology.one_peer_exponential(N).every(2), wire=wire)
     z = {"a": jnp.ones((N, 4000)), "b": jnp.ones((N, 40, 100))}
-    state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
-    program = gx.spmd(lambda u, s, z: tx.update(u, s, z, step=1)[0], mesh=make_mesh(N))
+    state = gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(z)
+    program = gx.spmd(
+        lambda u, s, z: tx.update(u, s, z, step=1)[0], nodes=gx.Nodes(mesh=make_mesh(N))
+    )
     text = program.lower(z, state, z).compile({"xla_backend_optimization_level": 3}).as_text()
     assert not COLLECTIVE.findall(text)
     assert sum(count_traffic(parse_module(text)).values()) <= 1.01 * 3 * 4 * 8000
@@ -130,7 +134,7 @@ def test_mixing_in_a_round_without_exchange_does_nothing():
     idle = gx.topology.one_peer_exponential(N).every(2)
     program = gx.spmd(
         lambda x: gx.mix(x, None, idle, 1, wire="bfloat16")[0],
-        mesh=make_mesh(N),
+        nodes=gx.Nodes(mesh=make_mesh(N)),
         donate_argnums=0,
     )
     lowered = program.lower(jax.ShapeDtypeStruct((N, 4000), np.float32))
@@ -160,8 +164,12 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
         return tx.update(params, state, params, step=step)
 
     params = make_leaves(6)
-    state = gx.spmd(tx.init, mesh=make_mesh(N))(params)
-    static = gx.spmd(update, mesh=make_mesh(N), static_argnums=2).lower(params, state, 1)
-    traced = gx.spmd(update, mesh=make_mesh(N), shared_argnums=2).lower(params, state, jnp.int32(1))
+    state = gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(params)
+    static = gx.spmd(update, nodes=gx.Nodes(mesh=make_mesh(N)), static_argnums=2).lower(
+        params, state, 1
+    )
+    traced = gx.spmd(update, nodes=gx.Nodes(mesh=make_mesh(N)), shared_argnums=2).lower(
+        params, state, jnp.int32(1)
+    )
     assert static.compile().as_text().count(" conditional(") == 0
     assert traced.compile().as_text().count(" conditional(") == 1

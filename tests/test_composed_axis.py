@@ -18,7 +18,7 @@ from experiments.speed.compiled.hlo import parse_module
 
 N = 6
 SINGLE = gx.Nodes(mesh=make_mesh(N))
-BLOCKS = gx.Nodes(N, make_mesh(2))
+BLOCKS = gx.Nodes(N, mesh=make_mesh(2))
 PLACEMENTS = [(4, 2), (6, 2), (8, 4), (12, 4), (4, 1), (16, 2)]
 # Where a device has one weight, XLA divides a model by it as a product with its reciprocal, and
 # fuses other operations. Without these passes the bits are the same, but compilation takes long.
@@ -66,7 +66,10 @@ def run_both(name, n, devices, options=None):
         return jax.lax.scan(body, (params, tx.init(params)), updates)[1]
 
     # The conftest has 8 devices: beyond, `vmap` stands for a node per device, which equals it.
-    places = gx.Nodes(n, make_mesh(devices)), gx.Nodes(n, make_mesh(n) if n <= 8 else None)
+    places = (
+        gx.Nodes(n, mesh=make_mesh(devices)),
+        gx.Nodes(n, mesh=make_mesh(n) if n <= 8 else None),
+    )
     return [
         nodes.spmd(history).lower(params, updates).compile(options)(params, updates)
         for nodes in places
@@ -253,7 +256,7 @@ def compile_step(schedule, nodes, size):
     ids=["shift", "one peer", "ring", "exponential", "random"],
 )
 def test_a_device_sends_rows_and_gathers_nothing(schedule, max_permutes):
-    text = compile_step(schedule, gx.Nodes(16, make_mesh(4)), 1000).as_text()
+    text = compile_step(schedule, gx.Nodes(16, mesh=make_mesh(4)), 1000).as_text()
     collectives = [it for it in parse_module(text).instruction_order.values() if it.collective]
     assert {it.collective for it in collectives} == {"collective-permute"}
     slots = len(schedule.round_at(0).slots)

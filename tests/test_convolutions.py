@@ -138,7 +138,7 @@ def test_a_gpu_has_no_grouped_convolution_left_but_a_models_own(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "nodes", [gx.Nodes(N), gx.Nodes(N, Mesh(np.array(jax.devices()[:2]), ("nodes",)))]
+    "nodes", [gx.Nodes(N), gx.Nodes(N, mesh=Mesh(np.array(jax.devices()[:2]), ("nodes",)))]
 )
 def test_programs_inside_programs_are_rewritten_once(nodes, monkeypatch):
     """Scans, branches and rematerialized parts; a body is one program wherever it is used."""

@@ -32,7 +32,7 @@ SPECS = {"w": P("fsdp")}
 PLACEMENTS = {
     "vmap": (gx.Nodes(N), lambda tx: tx),
     "mesh": (gx.Nodes(mesh=make_mesh(N)), lambda tx: tx),
-    "several per device": (gx.Nodes(N, make_mesh(2)), lambda tx: tx),
+    "several per device": (gx.Nodes(N, mesh=make_mesh(2)), lambda tx: tx),
     "fsdp": (gx.Nodes(mesh=GRID), lambda tx: gx.sharded(tx, SPECS)),
 }
 OPTIMIZERS = {
@@ -192,14 +192,14 @@ def test_what_a_closed_step_must_not_do_is_refused():
             step(state, wrong)
     for params in (lambda s: s.params["w"] * 2, lambda s: (), lambda s: [s.params, s.params]):
         with pytest.raises(ValueError, match="params must return leaves of the state"):
-            gx.decentralize(train_step, gossip, N, params).init(state)
+            gx.decentralize(train_step, gossip, N, params=params).init(state)
     nnx_state = nnx.state(nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
     for wrong in ((state.params, 0), nnx_state, lambda: {"z": jnp.ones(3)}):
         with pytest.raises(ValueError, match=r"got AttributeError.*nnx\.filter_state\(state"):
             gx.decentralize(train_step, gossip, N).init(wrong)
     for params in (lambda s: s["params"], lambda s: s.params["model"]):
         with pytest.raises(ValueError, match=r"got (Type|Key)Error.*params=lambda state: \.\.\."):
-            gx.decentralize(train_step, gossip, N, params).init(state)
+            gx.decentralize(train_step, gossip, N, params=params).init(state)
 
 
 def test_parameters_are_found_in_any_state():
@@ -218,7 +218,7 @@ def test_parameters_are_found_in_any_state():
             picked = {id(leaf) for leaf in jax.tree.leaves(params(state))}
             return jax.tree.map(lambda leaf: leaf / 2 if id(leaf) in picked else leaf, state), x
 
-        step = gx.decentralize(half, gx.sgp(SCHEDULE), N, params)
+        step = gx.decentralize(half, gx.sgp(SCHEDULE), N, params=params)
         stacked, _ = step(state, jnp.zeros(N))
         assert len(jax.tree.leaves(stacked.params)) == count
         result = step.average(stacked)
@@ -236,7 +236,7 @@ def test_each_node_draws_by_its_own_key(is_function):
     def make_state():
         return {"params": jnp.ones(2), "key": jax.random.key(0), "step": 0}
 
-    step = gx.decentralize(noise, gx.sgp(SCHEDULE), N, lambda state: state["params"])
+    step = gx.decentralize(noise, gx.sgp(SCHEDULE), N, params=lambda state: state["params"])
     state = step.init(make_state if is_function else make_state())
     state, drawn = step(state, jnp.zeros(N))
     assert len({*drawn.tolist()}) == N

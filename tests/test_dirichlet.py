@@ -1,5 +1,7 @@
 """`gx.dirichlet_split`: partitions that go from one node per class to even."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,16 +21,18 @@ LABELS = np.repeat(np.arange(10), 100)
 )
 @settings(deadline=None)
 def test_every_split_is_a_partition_of_large_enough_parts(labels, nodes, alpha, seed, min_size):
-    arguments = np.array(labels), nodes, alpha, seed, min_size
+    split = partial(
+        gx.dirichlet_split, np.array(labels), nodes, alpha, seed=seed, min_size=min_size
+    )
     if nodes * min_size > len(labels):
         with pytest.raises(ValueError, match="give fewer nodes, a smaller min_size"):
-            gx.dirichlet_split(*arguments)
+            split()
         return
-    parts = gx.dirichlet_split(*arguments)
+    parts = split()
     assert len(parts) == nodes
     assert min(map(len, parts)) >= min_size
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
-    for part, again in zip(parts, gx.dirichlet_split(*arguments), strict=True):
+    for part, again in zip(parts, split(), strict=True):
         np.testing.assert_array_equal(part, again)
 
 

@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "weights without an exchange": refuse_chain(optax.chain(SGD, WEIGHTED), WEIGHTS),
     "allreduce behind adam": refuse_chain(optax.chain(ADAM, gx.allreduce()), FIRST),
     "allreduce inside a node behind momentum": refuse_chain(
-        optax.chain(NESTEROV, gx.allreduce("local"), SGP), FIRST
+        optax.chain(NESTEROV, gx.allreduce(axis_name="local"), SGP), FIRST
     ),
     "allreduce and gossip": refuse_chain(optax.chain(gx.allreduce(), SGD, SGP), TWICE),
     "allreduce after gossip": refuse_chain(optax.chain(SGD, SGP, gx.allreduce()), TWICE),
@@ -281,9 +281,9 @@ RIGHT: dict[str, Any] = {
     "the optimizer itself": optax.chain(optax.clip(1.0), gx.quasi_global(RING, 0.1)),
     "clipping before outer": optax.chain(optax.clip(1.0), gx.outer(ADAM, NESTEROV, 4)),
     "noise before allreduce": optax.chain(optax.add_noise(0.1, 0.5, 0), gx.allreduce(), ADAM),
-    "averages inside a node": optax.chain(gx.allreduce("local"), ADAM, SGP),
+    "averages inside a node": optax.chain(gx.allreduce(axis_name="local"), ADAM, SGP),
     "averages inside a node, in outer": gx.outer(
-        optax.chain(gx.allreduce("local"), ADAM), NESTEROV, 4
+        optax.chain(gx.allreduce(axis_name="local"), ADAM), NESTEROV, 4
     ),
     "allreduce and gossip of parts": optax.chain(
         optax.masked(gx.allreduce(), HALF), ADAM, optax.masked(SGP, OTHER_HALF)

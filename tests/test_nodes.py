@@ -19,7 +19,7 @@ GRID = Mesh(DEVICES.reshape(N, 2), ("nodes", "local"))
 PLACEMENTS = {
     "simulated": gx.Nodes(N),
     "mesh": gx.Nodes(mesh=MESH),
-    "two nodes per device": gx.Nodes(N, Mesh(DEVICES[:2], ("nodes",))),
+    "two nodes per device": gx.Nodes(N, mesh=Mesh(DEVICES[:2], ("nodes",))),
     "hierarchy": gx.Nodes(mesh=GRID),
 }
 every_placement = pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
@@ -28,14 +28,14 @@ every_placement = pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLAC
 class TestMade:
     def test_by_a_mesh_of_fewer_devices(self):
         mesh = Mesh(DEVICES[:2], ("nodes",))
-        nodes = gx.Nodes(N, mesh)
+        nodes = gx.Nodes(N, mesh=mesh)
         assert (nodes.size, nodes.per_device, nodes.mesh) == (N, 2, mesh)
         assert not nodes.is_simulated
         assert nodes.local == [0, 1, 2, 3]
         assert [gx.Nodes(mesh=mesh).per_device, gx.Nodes(N).per_device] == [1, N]
         stacked = nodes.replicate(jnp.zeros(3))
         assert [shard.data.shape for shard in stacked.addressable_shards] == [(2, 3)] * 2
-        assert gx.spmd(node_mean, mesh, N)(stacked).sharding == stacked.sharding
+        assert nodes.spmd(node_mean)(stacked).sharding == stacked.sharding
 
     def test_by_neither(self):
         nodes = gx.Nodes()
@@ -59,7 +59,7 @@ class TestMade:
         assert set(nodes.mesh.axis_types) == {AxisType.Auto}
         assert nodes == gx.Nodes(mesh=MESH)
         x = jnp.arange(4.0)
-        for program in (nodes.spmd(node_mean), gx.spmd(node_mean, mesh=mesh)):
+        for program in (nodes.spmd(node_mean), gx.spmd(node_mean, nodes=gx.Nodes(mesh=mesh))):
             np.testing.assert_array_equal(program(x), [1.5] * N)
 
 

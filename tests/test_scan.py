@@ -82,7 +82,7 @@ def test_steps_in_one_program_are_calls(name):
 
 
 @pytest.mark.parametrize("name", ["sgp", "osgp", "outer"])
-@pytest.mark.parametrize("nodes", [gx.Nodes(mesh=make_mesh(N)), gx.Nodes(N, make_mesh(2))])
+@pytest.mark.parametrize("nodes", [gx.Nodes(mesh=make_mesh(N)), gx.Nodes(N, mesh=make_mesh(2))])
 def test_so_they_are_on_a_mesh(name, nodes):
     compare(name, nodes)
 
@@ -101,6 +101,6 @@ def test_inputs_have_axes_of_steps_and_nodes():
         with pytest.raises(ValueError, match=r"inputs of scan must be \[K, N, \.\.\.\] with N = 4"):
             train_step.scan(0, params, opt_state, *inputs)
     mesh = jax.make_mesh((N, 2), ("nodes", "local"))
-    train_step = gx.TrainStep(gradients, tx, mesh=mesh, local_argnums=1)
+    train_step = gx.TrainStep(gradients, tx, nodes=gx.Nodes(mesh=mesh), local_argnums=1)
     with pytest.raises(ValueError, match="call train_step for each step"):
         train_step.scan(0, params, opt_state, jnp.zeros((2, N, 12)))

@@ -36,7 +36,7 @@ class Case(NamedTuple):
 CASES = {
     "a node per device": Case(gx.Nodes(mesh=LINE), LINE),
     "exchange in a thread": Case(gx.Nodes(mesh=LINE), LINE, in_thread=True),
-    "two nodes per device": Case(gx.Nodes(16, LINE), LINE),
+    "two nodes per device": Case(gx.Nodes(16, mesh=LINE), LINE),
     "sharded inside": Case(gx.Nodes(mesh=GRID), GRID),
     "simulated": Case(gx.Nodes(8), LINE),
     "Auto axes of another mesh": Case(gx.Nodes(mesh=LINE), make_mesh(4, 2)),

@@ -18,7 +18,7 @@ HIERARCHY = gx.Nodes(mesh=Mesh(DEVICES.reshape(N, LOCAL), ("nodes", "local")))
 PLACEMENTS = {
     "simulated": gx.Nodes(N),
     "mesh": gx.Nodes(mesh=Mesh(DEVICES[:N], ("nodes",))),
-    "two nodes per device": gx.Nodes(N, Mesh(DEVICES[:2], ("nodes",))),
+    "two nodes per device": gx.Nodes(N, mesh=Mesh(DEVICES[:2], ("nodes",))),
     "explicit mesh": gx.Nodes(mesh=jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N])),
     "hierarchy": HIERARCHY,
 }
@@ -62,7 +62,7 @@ def make_hierarchical_step(check_vma, is_cast):
     """Returns init and one step: gradients averaged inside a server, models between servers."""
     schedule = gx.topology.one_peer_exponential(N)
     tx = optax.chain(
-        gx.allreduce("local"),
+        gx.allreduce(axis_name="local"),
         optax.sgd(0.1, momentum=0.9),
         gx.sgp(schedule, local_axis_name="local"),
     )

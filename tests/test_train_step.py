@@ -13,16 +13,17 @@ from modes import make_mesh
 import gossipjax as gx
 from gossipjax.exchanges.chain import start_at
 from gossipjax.nodes.program import Program
+from gossipjax.step.train_step import MAX_PROGRAMS
 
 N = 8
 SCHEDULE = gx.topology.one_peer_exponential(N)
-RANDOM = gx.topology.random_pairs(N, gx.MAX_PROGRAMS + 1, seed=0)  # too many for a program each
-IRREGULAR = gx.topology.random_peer(N, gx.MAX_PROGRAMS + 1, seed=0)
+RANDOM = gx.topology.random_pairs(N, MAX_PROGRAMS + 1, seed=0)  # too many for a program each
+IRREGULAR = gx.topology.random_peer(N, MAX_PROGRAMS + 1, seed=0)
 GRID = gx.Nodes(mesh=Mesh(np.array(jax.devices()).reshape(4, 2), ("nodes", "local")))
 PLACEMENTS = {
     "mesh": gx.Nodes(mesh=make_mesh(N)),
     "vmap": gx.Nodes(N),
-    "several per device": gx.Nodes(N, make_mesh(2)),
+    "several per device": gx.Nodes(N, mesh=make_mesh(2)),
 }
 
 
@@ -86,8 +87,8 @@ THREADED = {
     "osgp 3, biased": (gx.osgp(SCHEDULE, 3, biased=True), "vmap"),
     "osgp 2, int8": (gx.osgp(SCHEDULE, 2, wire=gx.wire.int8()), "vmap"),
     "osgp 3, random": (gx.osgp(RANDOM, 3), "vmap"),
-    "sgp": (gx.sgp(SCHEDULE, EARLY), "mesh"),
-    "sgp, random": (gx.sgp(RANDOM, EARLY), "vmap"),
+    "sgp": (gx.sgp(SCHEDULE, order=EARLY), "mesh"),
+    "sgp, random": (gx.sgp(RANDOM, order=EARLY), "vmap"),
     "dpsgd": (gx.dpsgd(gx.topology.ring(N)), "several per device"),
     "dpsgd, int8": (gx.dpsgd(gx.topology.ring(N), wire=gx.wire.int8()), "vmap"),
     "adpsgd": (gx.adpsgd(gx.topology.bipartite_exponential(N), 2), "vmap"),
@@ -228,7 +229,7 @@ def test_a_program_per_round_unless_they_are_too_many(rounds, place):
     nodes = PLACEMENTS[place]
     schedule = gx.topology.random_ring(N, rounds, seed=0)
     train_step, opt_state, models, _ = train(gx.dpsgd(schedule), nodes)
-    expected = list(range(5)) if place == "mesh" and rounds <= gx.MAX_PROGRAMS else None
+    expected = list(range(5)) if place == "mesh" and rounds <= MAX_PROGRAMS else None
     assert train_step.canonical_steps(opt_state) == expected
     np.testing.assert_allclose(models[-1], train_densely(schedule), rtol=1e-4, atol=1e-5)
 
@@ -286,7 +287,7 @@ class TestNodesOfSeveralDevices:
     def test_equals_one_device_with_the_whole_batch(self, gossip):
         batches = jnp.asarray(np.random.default_rng(1).normal(size=(5, 4, 6, 3)), jnp.float32)
         several = optax.chain(
-            gx.allreduce("local"),
+            gx.allreduce(axis_name="local"),
             optax.sgd(0.1, momentum=0.9),
             gossip(self.schedule, local_axis_name="local"),
         )

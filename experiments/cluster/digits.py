@@ -68,7 +68,7 @@ def train(
     tx = make_tx({"nodes": nodes.size})
     train_step = gx.TrainStep(gradients, tx, nodes=nodes)
     digits = data.load("mnist5k")
-    with Checkpoints(folder, checkpoint_every) as checkpoints:
+    with Checkpoints(folder, every=checkpoint_every) as checkpoints:
         state = TrainState(0, *nodes.init(tx, init()))
         state = checkpoints.resume(state, nodes, make_tx)
         if gx.processes.is_main_process():

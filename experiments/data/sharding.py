@@ -66,7 +66,7 @@ def split_examples(
     """
     _require_enough(len(labels), nodes)
     if dirichlet_alpha is not None:
-        return gx.dirichlet_split(labels, nodes, dirichlet_alpha, seed)
+        return gx.dirichlet_split(labels, nodes, dirichlet_alpha, seed=seed)
     rng = np.random.default_rng(seed)
     return np.array_split(rng.permutation(len(labels)), nodes)
 

@@ -57,7 +57,9 @@ def main(steps=200, batch_size=256):
         return nnx.state((model, optimizer)), loss
 
     gossip = gx.sgp(schedule)  # gossip
-    program = gx.decentralize(train_step, gossip, nodes, find_params)  # gossip: it was jax.jit
+    program = gx.decentralize(
+        train_step, gossip, nodes, params=find_params
+    )  # gossip: it was jax.jit
     batches = map(nodes.split, draw_batches(batch_size, steps))  # gossip: nodes.split
     loss = jnp.zeros(())
     for batch in gx.prefetch(batches):

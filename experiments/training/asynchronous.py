@@ -53,17 +53,21 @@ def build_outer(seed: int, outer: OuterOptions | None) -> gx.asynchronous.Algori
     momentum = outer.outer_momentum or 0.0
     if momentum and not outer.outer_nesterov:
         raise ValueError("the momentum of async-outer is Nesterov's: add --outer-nesterov.")
-    return gx.asynchronous.outer(outer.outer_every or 1, outer.outer_rate, momentum, seed=seed)
+    return gx.asynchronous.outer(
+        outer.outer_every or 1, learning_rate=outer.outer_rate, momentum=momentum, seed=seed
+    )
 
 
 ASYNCHRONOUS = {
     "async-sgp": AsynchronousMethod(lambda seed, _: gx.asynchronous.sgp(seed=seed), "exponential"),
-    "async-sgp@rate": AsynchronousMethod(lambda seed, _: gx.asynchronous.sgp("rate", seed), "rate"),
+    "async-sgp@rate": AsynchronousMethod(
+        lambda seed, _: gx.asynchronous.sgp(graph="rate", seed=seed), "rate"
+    ),
     "async-adpsgd": AsynchronousMethod(
         lambda seed, _: gx.asynchronous.adpsgd(seed=seed), "complete"
     ),
     "async-adpsgd@bipartite": AsynchronousMethod(
-        lambda seed, _: gx.asynchronous.adpsgd("bipartite", seed), "bipartite"
+        lambda seed, _: gx.asynchronous.adpsgd(graph="bipartite", seed=seed), "bipartite"
     ),
     "async-outer": AsynchronousMethod(build_outer, "random"),
 }

@@ -26,6 +26,7 @@ from experiments.training.output import Output, RunLog, merge_saved_options, req
 from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
 from experiments.training.train import Experiment, train
+from experiments.training.trainer import MAX_PROGRAMS
 from gossipjax.processes import broadcast_text, is_main_process, processes_agree
 
 ORIGIN = "(Options that are not on the command line are those of --preset {}.)"
@@ -193,7 +194,7 @@ def run_all(experiment: Experiment, console: Console) -> None:
     )
     for title, method in {run.title: run.method for run in experiment.runs}.items():
         programs = len(method.canonical_steps())
-        if programs > gx.MAX_PROGRAMS:
+        if programs > MAX_PROGRAMS:
             console.print(f"{title}: {programs} distinct rounds, so a traced step")
     try:
         with make_progress_bar(console) as bar:

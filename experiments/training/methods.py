@@ -86,13 +86,17 @@ class Algorithm:
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
-    return gx.osgp(schedule, options.overlap, biased, wire=options.codec)
+    return gx.osgp(schedule, options.overlap, biased=biased, wire=options.codec)
 
 
 def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     if options.delays_of is None:
         delays = gx.random_delays(
-            schedule.size, MAX_ROUNDS, options.seed, options.staleness, MAX_DELAY
+            schedule.size,
+            MAX_ROUNDS,
+            options.seed,
+            mean_delay=options.staleness,
+            max_delay=MAX_DELAY,
         )
     else:
         delays = _read_delays(options.delays_of)
@@ -122,7 +126,9 @@ ALGORITHMS = {
         mixes_after=True,
     ),
     "sgp-cwa": Algorithm(
-        lambda schedule, options: gx.sgp(schedule, "combine-while-adapting", wire=options.codec),
+        lambda schedule, options: gx.sgp(
+            schedule, order="combine-while-adapting", wire=options.codec
+        ),
         "one_peer_exponential",
     ),
     "osgp": Algorithm(_build_osgp, "one_peer_exponential", overlaps=True),
@@ -133,7 +139,9 @@ ALGORITHMS = {
     ),
     "dpsgd": Algorithm(lambda schedule, options: gx.dpsgd(schedule, wire=options.codec), "ring"),
     "dpsgd-adapt-then-combine": Algorithm(
-        lambda schedule, options: gx.dpsgd(schedule, "adapt-then-combine", wire=options.codec),
+        lambda schedule, options: gx.dpsgd(
+            schedule, order="adapt-then-combine", wire=options.codec
+        ),
         "ring",
         mixes_after=True,
     ),
@@ -266,7 +274,7 @@ def _build_own(
 
 MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
     "quasi-global": lambda schedule, options: gx.quasi_global(
-        schedule, options.rate, MOMENTUM, nesterov=True, wire=options.codec
+        schedule, options.rate, momentum=MOMENTUM, nesterov=True, wire=options.codec
     ),
 }
 """Transforms that replace both the optimizer and the algorithm, by the name of their momentum."""

@@ -43,9 +43,9 @@ def place_nodes(placement: Placement, nodes: int, fsdp: int = 1) -> gx.Nodes:
             raise ValueError(
                 f"--placement vmap must be on one process, got {processes}: use --placement mesh."
             )
-        return gx.Nodes(nodes, gx.launch.mesh(None if is_divided else nodes))
+        return gx.Nodes(nodes, mesh=gx.launch.mesh(None if is_divided else nodes))
     if is_divided and len(devices) > 1 and placement != "vmap":
-        return gx.Nodes(nodes, gx.launch.mesh())
+        return gx.Nodes(nodes, mesh=gx.launch.mesh())
     if placement == "vmap" or (placement == "auto" and len(devices) < nodes):
         return gx.Nodes(nodes)
     if len(devices) < nodes:

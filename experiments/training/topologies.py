@@ -24,7 +24,7 @@ def _make_lazy_ring(nodes: int, *_: int) -> gx.Schedule:
 
 
 def _from_graph(graph: networkx.Graph) -> gx.Schedule:
-    return gx.topology.from_graph(graph, "metropolis")
+    return gx.topology.from_graph(graph, weights="metropolis")
 
 
 TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
@@ -35,7 +35,7 @@ TOPOLOGIES: dict[str, Callable[[int, int, int], gx.Schedule]] = {
     "complete_cycle": lambda nodes, *_: gx.topology.complete_cycle(nodes),
     "random_peer_exponential": gx.topology.random_peer,
     "random_peer_complete": lambda nodes, rounds, seed: gx.topology.random_peer(
-        nodes, rounds, seed, "complete"
+        nodes, rounds, seed, graph="complete"
     ),
     "ring": lambda nodes, *_: gx.topology.ring(nodes),
     "lazy_ring": _make_lazy_ring,

@@ -100,7 +100,7 @@ def open_checkpoints(
     if not (options.checkpoint_every or options.resume or options.init_from):
         return contextlib.nullcontext()
     folder = experiment.output.folder / "checkpoints" / run.folder_name
-    return Checkpoints(folder, options.checkpoint_every, options.max_to_keep)
+    return Checkpoints(folder, every=options.checkpoint_every, max_to_keep=options.max_to_keep)
 
 
 def start_or_resume(
@@ -291,5 +291,5 @@ def count_sent_bytes(method: Method, params: Any, nodes: gx.Nodes, steps: int) -
     >>> count_sent_bytes(sgp, {"w": np.zeros(999, np.float32)}, gx.Nodes(4), steps=10)
     800.0
     """
-    sent = gx.bytes_per_step(method.transform, params, nodes, range(steps)).sent
+    sent = gx.bytes_per_step(method.transform, params, nodes, steps=range(steps)).sent
     return float(sent.max(axis=1).mean()) if steps else 0.0

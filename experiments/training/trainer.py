@@ -109,10 +109,13 @@ def node_variables_averaged_stats(params: Any, opt_state: Any, batch_stats: Any)
     return node_variables(params, opt_state, gx.average_batch_stats(batch_stats))
 
 
+MAX_PROGRAMS = 32  # of one run, each for a round; beyond it, the step number is traced
+
+
 class Trainer:
     """The compiled programs of a run.
 
-    The step is compiled once per distinct round. If there are more than `gx.MAX_PROGRAMS` rounds,
+    The step is compiled once per distinct round. If there are more than `MAX_PROGRAMS` rounds,
     it is compiled once, with a traced step number.
 
     With `local`, nodes keep their running statistics. With `mix`, nodes gossip the statistics at
@@ -139,7 +142,7 @@ class Trainer:
         is_sharded = bool(nodes.inner_axes)
         self._init_state = nodes.spmd(self._tx.init)
         gradients = make_gradients(task, is_sharded, parts)
-        self._train_step = gx.TrainStep(gradients, self._tx, nodes=nodes)
+        self._train_step = gx.TrainStep(gradients, self._tx, nodes, max_programs=MAX_PROGRAMS)
         self._mixes_batch_stats = batch_stats == "mix"
         self._mix_batch_stats = nodes.spmd(gx.mix_batch_stats, static_argnums=2)
         self._mix_batch_stats_traced = nodes.spmd(gx.mix_batch_stats, shared_argnums=2)

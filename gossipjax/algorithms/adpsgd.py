@@ -15,6 +15,7 @@ from gossipjax.exchanges.model import add
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, mix_updated
+from gossipjax.renamed import renamed
 from gossipjax.topology import complete
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
@@ -23,6 +24,7 @@ from gossipjax.wire import WireLike
 def adpsgd(
     schedule: Schedule,
     delays: int | ArrayLike = 1,
+    *,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
@@ -126,13 +128,14 @@ def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
+@renamed(n="nodes")
 def random_delays(
-    n: int, rounds: int, seed: int, mean_delay: float = 1.0, max_delay: int = 4
+    nodes: int, rounds: int, seed: int, *, mean_delay: float = 1.0, max_delay: int = 4
 ) -> np.ndarray:
     """Draws a table of delays in steps, `[T, N]`, for `adpsgd`: Poisson, cut at `max_delay`.
 
     Args:
-      n: N, the number of nodes.
+      nodes: N, the number of nodes.
       rounds: T, the number of rows.
       seed: the seed of the random numbers.
       mean_delay: the mean of the Poisson distribution.
@@ -144,15 +147,17 @@ def random_delays(
     >>> random_delays(4, 2, seed=0).tolist()
     [[1, 0, 0, 3], [3, 1, 1, 2]]
     """
-    n = require_int(n, "n of random_delays", 1)
+    nodes = require_int(nodes, "nodes of random_delays", 1)
     rounds = require_int(rounds, "rounds of random_delays", 1)
     max_delay = require_int(max_delay, "max_delay", 0)
     rng = np.random.default_rng(require_int(seed, "seed of random_delays", 0))
-    return np.minimum(rng.poisson(mean_delay, (rounds, n)), max_delay)
+    return np.minimum(rng.poisson(mean_delay, (rounds, nodes)), max_delay)
 
 
+@renamed(n="nodes")
 def d1d_psgd(
-    n: int,
+    nodes: int,
+    *,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
@@ -162,7 +167,7 @@ def d1d_psgd(
         W_{k+1} = mean(W_k) + u,    u made from the gradient at W_{k - 1}
 
     The all-reduce of the models and the computation of the gradient can run at the same time. Your
-    parameters are the model of the previous round; the state keeps the latest model. `n` is the
+    parameters are the model of the previous round; the state keeps the latest model. `nodes` is the
     number of nodes; the other arguments are as in `adpsgd`.
 
     References:
@@ -176,4 +181,4 @@ def d1d_psgd(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 2.0]), jnp.array([0.5, 0.0])).tolist()
     [1.5, 1.0]
     """
-    return adpsgd(complete(n), 1, axis_name, local_axis_name, wire)
+    return adpsgd(complete(nodes), axis_name=axis_name, local_axis_name=local_axis_name, wire=wire)

@@ -25,6 +25,7 @@ from gossipjax.exchanges.transform import (
     require_plan,
     require_state,
 )
+from gossipjax.renamed import renamed
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
 from gossipjax.wire import FloatCodec, WireLike
@@ -42,9 +43,9 @@ class ErrorFeedback(NamedTuple):
     mixes_models = False
 
 
+@renamed()
 def allreduce(
-    axis_name: str = "nodes",
-    wire: WireLike | None = None,
+    *, axis_name: str = "nodes", wire: WireLike | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Put it *first* in a chain.
 

@@ -26,23 +26,27 @@ from gossipjax.exchanges.transform import (
     require_choice,
     require_number,
 )
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
 
 
+@renamed(codec="wire", gamma="strength")
 def choco(
     schedule: Schedule,
-    codec: WireLike,
-    gamma: float,
+    wire: WireLike,
+    strength: float,
+    *,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     copies: Copies = "updated",
 ) -> optax.GradientTransformationExtraArgs:
     """CHOCO-SGD: nodes send each other compressed differences. Put it *last* in a chain.
 
-    If `u` is the update from the chain, `C` is the codec, and `W` is the static graph, then
+    If `u` is the update from the chain, `C` is the codec, `W` is the static graph, and gamma is the
+    `strength`, then
 
         y = x + u;    q = C(y - xh);    xh <- xh + q
         d <- d + sum_j w_ij q_j - q;    x <- y + gamma d
@@ -63,10 +67,10 @@ def choco(
       schedule: a static, doubly stochastic graph: a schedule of one round, perhaps with rounds
         without an exchange (`schedule.every(k)`), which are local steps. In the paper, graphs are
         symmetric.
-      codec: the codec of the messages, such as `gx.wire.top_k(0.01)`.
-      gamma: the step towards the neighbours, above 0 and at most 1. The less the codec keeps, the
-        smaller gamma must be; with a larger gamma, nodes diverge. On a ring of 8 nodes with
-        fractions of 0.1, use 1 for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for
+      wire: the codec of the messages, such as `gx.wire.top_k(0.01)`.
+      strength: gamma, the step towards the neighbours, above 0 and at most 1. The less the codec
+        keeps, the smaller gamma must be; with a larger gamma, nodes diverge. On a ring of 8 nodes
+        with fractions of 0.1, use 1 for `bfloat16` and `int8`, 0.5 for `int4`, the fraction for
         `random_k`, and twice the fraction for `top_k`.
       axis_name, local_axis_name: as in `gx.sgp`; `update` takes the same `step=`.
       copies: "updated" for the order of the paper, or "previous" for the order of the code.
@@ -80,7 +84,7 @@ def choco(
       Compressed Communication", ICML 2019, arXiv:1902.00340, algorithms 1 and 2.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.choco(gx.topology.ring(4), gx.wire.top_k(0.5), gamma=0.3)
+    >>> tx = gx.choco(gx.topology.ring(4), gx.wire.top_k(0.5), strength=0.3)
     >>> def mix(x):
     ...     def step(carry, _):
     ...         x, state = carry
@@ -101,12 +105,12 @@ def choco(
             "stay the same. Use gx.topology.ring or exponential, or dpsgd or sgp with a dense "
             "codec."
         )
-    codec = require_codec(codec, "the codec of choco")
+    codec = require_codec(wire, "wire of choco")
     allowed = "above 0 and at most 1"
-    gamma = require_number(gamma, "gamma of choco", allowed, lambda g: 0 < g <= 1)
+    gamma = require_number(strength, "strength of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
-    wire = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
-    plan = ExchangePlan(schedule, wire=wire)
+    route = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
+    plan = ExchangePlan(schedule, wire=route)
     init = partial(init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 
     def exchange(
@@ -117,7 +121,7 @@ def choco(
             return y, known, difference
         x = _add_scaled(y, gamma, difference) if copies == "previous" else y
         change = jax.tree.map(jnp.subtract, x, known)
-        sent, mixed = mix_encoded(change, round_, wire, wire.make_key(count))
+        sent, mixed = mix_encoded(change, round_, route, route.make_key(count))
         known = jax.tree.map(jnp.add, known, sent)
         difference = jax.tree.map(lambda d, p, q: d + (p - q), difference, mixed, sent)
         if copies == "updated":

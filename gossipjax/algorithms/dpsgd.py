@@ -21,12 +21,15 @@ from gossipjax.exchanges.transform import (
     require_choice,
     require_scalar,
 )
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
 
+@renamed()
 def dpsgd(
     schedule: Schedule,
+    *,
     order: Order = "combine-while-adapting",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,

@@ -13,19 +13,18 @@ from gossipjax.exchanges.model import add, common_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_number
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 
 
+@renamed(alpha="strength", period="every")
 def easgd(
-    alpha: float,
-    period: int = 1,
-    axis_name: str = "nodes",
-    local_axis_name: str | None = None,
+    strength: float, every: int = 1, *, axis_name: str = "nodes", local_axis_name: str | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Elastic averaging SGD: models and a center pull toward each other. Put it *last*.
 
-    If `c` is the center, and `u` is the update from the chain, then at every `period`-th step `k`
-    (`k mod period = 0`)
+    If `c` is the center, and `u` is the update from the chain, then at every H-th step `k`
+    (`H = every`; `k mod H = 0`), with `alpha = strength`,
 
         d_i = alpha (x_i - c);    x_i <- x_i + u_i - d_i;    c <- c + sum_i d_i
 
@@ -38,20 +37,20 @@ def easgd(
     all `x_i` and `c`.
 
     Args:
-      alpha: the elasticity, above 0 and below `2 / (N + 1)`; the paper uses `0.9 / N`.
-      period: steps from one exchange to the next.
+      strength: alpha, the elasticity, above 0 and below `2 / (N + 1)`; the paper uses `0.9 / N`.
+      every: H, steps from one exchange to the next.
       axis_name, local_axis_name: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
-      ValueError: if an argument is out of its range (alpha is compared with the number of nodes
-        when traced), or if `gx.sgp` would raise it.
+      ValueError: if an argument is out of its range (`strength` is compared with the number of
+        nodes when traced), or if `gx.sgp` would raise it.
 
     References:
       Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015,
       arXiv:1412.6651.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.easgd(alpha=0.25)
+    >>> tx = gx.easgd(strength=0.25)
     >>> def update(x):
     ...     updates, state = tx.update(jnp.zeros(()), tx.init(x), x, step=0)
     ...     return x + updates, state.extra["center"].value
@@ -59,10 +58,12 @@ def easgd(
     [[0.5, 3.5], [2.0, 2.0]]
     """
     # 2 / (N + 1) for N >= 1
-    alpha = require_number(alpha, "alpha of easgd", "above 0 and below 1", lambda a: 0 < a < 1)
-    period = require_int(period, "period of easgd", 1)
+    strength = require_number(
+        strength, "strength of easgd", "above 0 and below 1", lambda a: 0 < a < 1
+    )
+    every = require_int(every, "every of easgd", 1)
     route = make_route("easgd", axis_name, local_axis_name)
-    plan = ExchangePlan(wire=route, period=period)
+    plan = ExchangePlan(wire=route, period=every)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan)
@@ -70,23 +71,23 @@ def easgd(
         return state._replace(extra={"center": Extra(center, "average", is_mass=True)})
 
     def exchange(x: Any, center: Any) -> tuple[Any, Any]:
-        pull = jax.tree.map(lambda a, c: alpha * (a - c), x, center)
+        pull = jax.tree.map(lambda a, c: strength * (a - c), x, center)
         x = jax.tree.map(jnp.subtract, x, pull)
         return x, jax.tree.map(jnp.add, center, node_sum(pull, plan.wire))
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        _require_stable(alpha, axis_size(axis_name))
+        _require_stable(strength, axis_size(axis_name))
         center = state.kept("center")
-        x, center = cond(step % period == 0, exchange, lambda *both: both, x, center)
+        x, center = cond(step % every == 0, exchange, lambda *both: both, x, center)
         return Combined(add(x, updates), state.keep(center=center))
 
     return gossip_transform("easgd", plan, init, combine)
 
 
-def _require_stable(alpha: float, nodes: int) -> None:
-    if alpha * (nodes + 1) >= 2:
+def _require_stable(strength: float, nodes: int) -> None:
+    if strength * (nodes + 1) >= 2:
         raise ValueError(
-            f"alpha of easgd must be below 2 / (N + 1) = {2 / (nodes + 1):.4g} over N = {nodes} "
-            f"nodes, got {alpha}: the gap to the center would change by 1 - alpha (N + 1) = "
-            f"{1 - alpha * (nodes + 1):.4g} at each exchange. The paper has 0.9 / N."
+            f"strength of easgd must be below 2 / (N + 1) = {2 / (nodes + 1):.4g} over N = {nodes} "
+            f"nodes, got {strength}: the gap to the center would change by 1 - alpha (N + 1) = "
+            f"{1 - strength * (nodes + 1):.4g} at each exchange. The paper has 0.9 / N."
         )

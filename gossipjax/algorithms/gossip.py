@@ -14,6 +14,7 @@ from gossipjax.exchanges.model import debias, push_sum_weight, scale, zeros_like
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_like
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
@@ -44,14 +45,15 @@ class Node:
     weight: Any
 
 
+@renamed()
 def gossip(
     schedule: Schedule,
     combine: Callable[[Any, Any, Node], Any],
+    *,
     keeps: Mapping[str, Rule | tuple[Rule, Start]] | None = None,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
-    *,
     takes_gradients: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an algorithm from its equations for one node. Put it *last* in a chain.

@@ -19,10 +19,10 @@ from gossipjax.wire import WireLike
 
 def gradient_tracking(
     schedule: Schedule,
+    *,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
-    *,
     damped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Gradient tracking: every node steps along its estimate of the mean update. Put it *last*.

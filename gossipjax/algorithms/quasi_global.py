@@ -16,6 +16,7 @@ from gossipjax.exchanges.model import add, scale, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import growth_of_differences
 from gossipjax.wire import WireLike
@@ -24,9 +25,11 @@ COLUMNS = 4  # random starts that are followed at once
 GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
 
 
+@renamed()
 def quasi_global(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,
+    *,
     momentum: float | jax.Array = 0.9,
     mu: float | jax.Array = 0.9,
     nesterov: bool = False,

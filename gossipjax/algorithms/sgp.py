@@ -13,17 +13,19 @@ from gossipjax.exchanges.transform import (
     mix_updated,
     require_choice,
 )
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
 
+@renamed()
 def sgp(
     schedule: Schedule,
+    *,
     order: Order = "adapt-then-combine",
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
-    *,
     damped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Stochastic Gradient Push: each node updates its model, then push-sum mixes. Put it *last*.

@@ -47,6 +47,7 @@ def replay(
     params: Any,
     gradients: Callable[..., tuple[Any, Any]],
     inputs: Callable[[int, int], Sequence[Any]],
+    *,
     wire: WireLike | None = None,
 ) -> Iterator[ReplayedStep]:
     """Runs the events of a job again, in one process.

@@ -33,7 +33,7 @@ class Saves:
         from gossipjax.checkpoint import Checkpoints  # needs orbax; other nodes do not
 
         self.every = every
-        self.checkpoints: Checkpoints = Checkpoints(folder, every, KEPT)
+        self.checkpoints: Checkpoints = Checkpoints(folder, every=every, max_to_keep=KEPT)
         self.estate: Mass | None = None  # the saved model and momentum, if any, with weight 1
         self.opt_state = opt_state
         self.steps = 0  # steps of the place until the save

@@ -41,7 +41,7 @@ class Algorithm:
     outer: Outer | None = None  # None: every update moves the mass at once
 
 
-def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
+def sgp(*, graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     """Asynchronous stochastic gradient push: push-sum without a handshake.
 
     At each of its steps a node makes its update `x <- x + w u(z)` with `z = x / w`. The node then
@@ -73,7 +73,7 @@ def sgp(graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     return Algorithm("sgp", False, _make_graph("sgp", graph, seed))
 
 
-def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
+def adpsgd(*, graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
     """Asynchronous decentralized parallel SGD: pairs of nodes average their models.
 
     After each of its updates a node sends a copy `s` of its `(x, w)` to a random peer, unless it
@@ -103,6 +103,7 @@ def adpsgd(graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) 
 
 def outer(
     every: int,
+    *,
     learning_rate: float = 0.7,
     momentum: float = 0.9,
     graph: Graph = "random",

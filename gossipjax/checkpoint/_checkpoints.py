@@ -44,6 +44,7 @@ from gossipjax.checkpoint._train_state import (
 from gossipjax.checkpoint._writer import Writer
 from gossipjax.nodes import Nodes
 from gossipjax.processes import all_processes, any_process, meet_within, require_shared_folder
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
@@ -110,9 +111,11 @@ class Checkpoints:
     (10, 1)
     """
 
+    @renamed()
     def __init__(
         self,
         folder: str | Path,
+        *,
         every: int | None = None,
         max_to_keep: int = 3,
         timeout: float = 600,

@@ -40,6 +40,7 @@ from gossipjax.collectives._exchange import (
     split,
     travels_by_leaf,
 )
+from gossipjax.renamed import renamed
 from gossipjax.sharding import Specs, inner_axes, on_shards
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import (
@@ -47,12 +48,11 @@ from gossipjax.wire import (
     WireLike,
     as_key,
     concatenate_in_place,
-    decode,
-    encode,
+    decode_all,
+    encode_all,
     fold_in,
     is_narrower,
     leaf_keys,
-    make_wire,
     require_key,
     split_by_size,
 )
@@ -82,11 +82,13 @@ def require_doubly_stochastic(schedule: Any, name: str) -> None:
             )
 
 
+@renamed()
 def mix(
     tree: Any,
     weight: ArrayLike | None,
     schedule: Schedule,
     step: StepLike,
+    *,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
@@ -139,7 +141,7 @@ def mix(
     [2.0, 2.0, 2.0, 2.0]
     """
     require_schedule(schedule, "mix")
-    route = make_wire(axis_name, local_axis_name, wire)
+    route = Wire.make(axis_name, local_axis_name, wire)
     if route.codec is not None and route.codec.needs_key:
         key = as_key(require_key(route.codec, key))
     require_floats(tree, "tree")
@@ -396,8 +398,8 @@ def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None)
 def _mix_encoded(
     part: jax.Array, wire: Wire, round_: NodeRound, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    words = encode([part], wire.codec, key)
-    sent = decode(words, wire.codec, [part])[0]
+    words = encode_all([part], wire.codec, key)
+    sent = decode_all(words, wire.codec, [part])[0]
     mixed = [round_.select(round_.self_weights, part.dtype) * sent]
     for slot in round_.slots:
         if round_.is_single:
@@ -406,7 +408,7 @@ def _mix_encoded(
         else:
             sender = round_.select(slot.senders, np.int32)
             (message,) = gather_rows([words], sender, wire.axis_name)
-        received = decode(message, wire.codec, [part])[0]
+        received = decode_all(message, wire.codec, [part])[0]
         by_receiver = np.take_along_axis(slot.weights, slot.senders, axis=1)
         weighted = round_.select(by_receiver, part.dtype) * received
         if (by_receiver == 0).any():  # a filler, whose 0 * NaN would spread along edges of no graph

@@ -8,7 +8,7 @@ import optax
 
 
 def adaptive_consensus(
-    rate: optax.Schedule, start: int = 0, power: float = 3.0, minimum: float = 0.0
+    rate: optax.Schedule, *, start: int = 0, power: float = 3.0, minimum: float = 0.0
 ) -> optax.Schedule:
     """The strength of DSGD-AC: the lower the learning rate, the less nodes agree.
 

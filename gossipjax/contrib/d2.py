@@ -12,7 +12,7 @@ from gossipjax.topology.schedule import Schedule
 TOLERANCE = 1e-6  # of an eigenvalue, and of the two halves of a symmetric matrix
 
 
-def d2(schedule: Schedule, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
+def d2(schedule: Schedule, *, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
     """D2: D-PSGD without the error that uneven data leave. Put it *last* in a chain.
 
     If `x` are the parameters, `u` is the update from the chain, `W` is the mixing matrix of a
@@ -66,4 +66,4 @@ def d2(schedule: Schedule, axis_name: str = "nodes") -> optax.GradientTransforma
         x = node.mix(y if is_exact else optax.tree.add(y, node.kept["correction"]))
         return x, {"correction": optax.tree.sub(x, y)}
 
-    return gossip(schedule, combine, {"correction": "restart"}, axis_name)
+    return gossip(schedule, combine, keeps={"correction": "restart"}, axis_name=axis_name)

@@ -17,19 +17,19 @@ from gossipjax.exchanges.model import add, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
 
+@renamed(codec="wire", gamma="strength")
 def deepsqueeze(
-    schedule: Schedule,
-    codec: WireLike,
-    gamma: float,
-    axis_name: str = "nodes",
+    schedule: Schedule, wire: WireLike, strength: float, *, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """DeepSqueeze: each message also carries what the last one left out. Put it *last* in a chain.
 
-    If `u` is the update from the chain, `C` is the codec, and `P` is the round, then
+    If `u` is the update from the chain, `C` is the codec, `P` is the round, and gamma is the
+    `strength`, then
 
         y = x + u;    v = y + e;    q = C(v);    e <- v - q
         x <- y + gamma (sum_j P_ij q_j - q)
@@ -40,8 +40,8 @@ def deepsqueeze(
 
     Args:
       schedule: a doubly stochastic schedule.
-      codec: the codec of the messages, such as `gx.wire.int4()`.
-      gamma: the step towards the neighbours, as in `gx.choco`.
+      wire: the codec of the messages, such as `gx.wire.int4()`.
+      strength: gamma, the step towards the neighbours, as in `gx.choco`.
       axis_name: as in `gx.sgp`.
 
     References:
@@ -49,7 +49,7 @@ def deepsqueeze(
       arXiv:1907.07346, algorithm 1.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
-    >>> tx = gx.contrib.deepsqueeze(gx.topology.ring(2), gx.wire.top_k(0.5), gamma=0.5)
+    >>> tx = gx.contrib.deepsqueeze(gx.topology.ring(2), gx.wire.top_k(0.5), strength=0.5)
     >>> def update(x):
     ...     updates, state = tx.update(jnp.zeros(2), tx.init(x), x, step=0)
     ...     return x + updates, state.extra["error"].value
@@ -58,8 +58,8 @@ def deepsqueeze(
     [[[0.5, 3.0], [1.5, 2.0]], [[0.0, 0.0], [0.0, 1.0]]]
     """
     require_doubly_stochastic(schedule, "deepsqueeze")
-    wire = make_route("deepsqueeze", axis_name, wire=codec, takes_sparse=True)
-    plan = ExchangePlan(schedule, wire=wire)
+    route = make_route("deepsqueeze", axis_name, wire=wire, takes_sparse=True)
+    plan = ExchangePlan(schedule, wire=route)
     init = partial(init_state, plan=plan, zeros={"error": "restart"})
 
     def exchange(round_: NodeRound, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
@@ -67,8 +67,8 @@ def deepsqueeze(
         if round_.is_identity:
             return y, error
         v = add(y, error)
-        sent, mixed = mix_encoded(v, round_, wire, wire.make_key(count))
-        x = jax.tree.map(lambda y, p, q: y + gamma * (p - q), y, mixed, sent)
+        sent, mixed = mix_encoded(v, round_, route, route.make_key(count))
+        x = jax.tree.map(lambda y, p, q: y + strength * (p - q), y, mixed, sent)
         return x, subtract(v, sent)
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:

@@ -23,6 +23,7 @@ def desloc(
     every: int,
     mu_every: int,
     nu_every: int,
+    *,
     axis_name: str = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
     """DES-LOC: Local Adam whose moments are averaged more rarely than its models. Put it *last*.
@@ -71,7 +72,7 @@ def desloc(
     inner = optax.with_extra_args_support(inner)
 
     def mix_at(tree: Any, period: int, count: StepLike) -> Any:
-        return mix(tree, None, schedule.every(period), count, axis_name)[0]
+        return mix(tree, None, schedule.every(period), count, axis_name=axis_name)[0]
 
     def init(params: optax.Params) -> DeslocState:
         return DeslocState(jnp.zeros((), jnp.int32), inner.init(params))

@@ -15,6 +15,7 @@ from gossipjax.topology.schedule import Schedule
 def mixed_momentum(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,
+    *,
     momentum: float = 0.9,
     nesterov: bool = False,
     axis_name: str = "nodes",
@@ -55,4 +56,6 @@ def mixed_momentum(
         x, m = node.mix((add_scaled(x, -rate_at(rate, node.count), d), m))
         return x, {"momentum": m}
 
-    return gossip(schedule, combine, {"momentum": "average"}, axis_name, takes_gradients=True)
+    return gossip(
+        schedule, combine, keeps={"momentum": "average"}, axis_name=axis_name, takes_gradients=True
+    )

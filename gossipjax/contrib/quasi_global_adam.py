@@ -19,6 +19,7 @@ MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
 def quasi_global_adam(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,
+    *,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
@@ -80,4 +81,4 @@ def quasi_global_adam(
         return new, {"mean": mean, "square": square}
 
     kept: dict[str, Rule] = {"mean": "average", "square": "average"}
-    return gossip(schedule, combine, kept, axis_name, takes_gradients=True)
+    return gossip(schedule, combine, keeps=kept, axis_name=axis_name, takes_gradients=True)

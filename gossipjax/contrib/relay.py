@@ -19,7 +19,7 @@ from gossipjax.topology import from_graph
 Messages = tuple[PushSum, ...]  # one per neighbour
 
 
-def relay(tree: Any, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
+def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformationExtraArgs:
     """RelaySGD: nodes relay sums of models along a tree. Put it *last* in a chain.
 
     If `x` are the parameters, `u` is the update from the chain, and `m_ij` and `c_ij` are the
@@ -64,7 +64,7 @@ def relay(tree: Any, axis_name: str = "nodes") -> optax.GradientTransformationEx
     pairs = pair_neighbors(tree)
     size = len(tree.nodes)
     wire = make_route("relay", axis_name)
-    plan = ExchangePlan(from_graph(tree, "metropolis"), wire=wire, moves_by_zeros=True)
+    plan = ExchangePlan(from_graph(tree, weights="metropolis"), wire=wire, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=True)

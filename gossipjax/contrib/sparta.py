@@ -15,7 +15,7 @@ from gossipjax.wire import make_seed_key
 
 
 def sparta(
-    schedule: Schedule, fraction: float, seed: int = 0, axis_name: str = "nodes"
+    schedule: Schedule, fraction: float, *, seed: int = 0, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """SPARTA: nodes average a slice of the parameters with the neighbours. Put it *last*.
 

@@ -6,7 +6,7 @@ docs/guides/cost_model.md explains the formulas and what they leave out; the sec
 the report compares the predictions with published figures.
 """
 
-from gossipjax.cost_model import methods, networks
+from gossipjax.cost_model import networks
 from gossipjax.cost_model.exchange import Exchange, Workload
 from gossipjax.cost_model.methods import (
     Method,
@@ -44,7 +44,6 @@ __all__ = [
     "diloco",
     "dpsgd",
     "from_plan",
-    "methods",
     "networks",
     "noloco",
     "osgp",

@@ -8,8 +8,7 @@ import numpy as np
 
 from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
 from gossipjax.cost_model.network import Network
-from gossipjax.topology import Round, Schedule
-from gossipjax.topology.schedule import require_int
+from gossipjax.topology.schedule import Round, Schedule, require_int
 
 BACKWARD = 2 / 3  # the backward pass has two products per weight, the forward pass one
 GOSSIP = "gossip"

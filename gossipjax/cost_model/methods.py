@@ -11,8 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from gossipjax.cost_model._require import require_choice, require_quantity
 from gossipjax.cost_model.exchange import Exchange, Kind
-from gossipjax.topology import Schedule
-from gossipjax.topology.schedule import require_int
+from gossipjax.topology.schedule import Schedule, require_int
 
 __all__ = [
     "Method",
@@ -114,7 +113,7 @@ def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
 def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
     """Nodes all-reduce the gradients in every step, during the backward pass if `layers` > 0.
 
-    >>> allreduce("tree", layers=8).exchanges[0].list_layers().tolist()
+    >>> allreduce(kind="tree", layers=8).exchanges[0].list_layers().tolist()
     [7, 6, 5, 4, 3, 2, 1, 0]
     """
     return Method(f"allreduce {kind}", (_make_all_reduce(kind, wire, layers=layers),))
@@ -270,8 +269,8 @@ def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
 def noloco(schedule: Schedule, every: int, wire: Form = "float32", models: int = 2) -> Method:
     """NoLoCo and `gx.outer` over gossip: nodes gossip at the last of every `every` steps.
 
-    A message contains two models, an outer gradient and an anchor. With `gx.sgp`, or `pull=1`, give
-    `models=1`.
+    A message contains two models, an outer gradient and an anchor. With `gx.sgp`, or
+    `anchor_strength=1`, give `models=1`.
 
     >>> import gossipjax as gx
     >>> noloco(gx.topology.random_pairs(8, 4, seed=0), every=50).exchanges[0].every

@@ -16,6 +16,7 @@ from gossipjax.exchanges.transform import (
     require_transform,
     update_if,
 )
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 
@@ -24,8 +25,10 @@ class ApplyIfFiniteState(optax.ApplyIfFiniteState):
     """The state of `gx.apply_if_finite`: optax's fields, equal on all nodes."""
 
 
+@renamed()
 def apply_if_finite(
     inner: optax.GradientTransformation,
+    *,
     axis_name: str = "nodes",
     max_consecutive_errors: int = 5,
     local_axis_name: str | None = None,

@@ -18,7 +18,7 @@ from gossipjax.wire import Codec, FloatCodec
 
 
 def sharded(
-    tx: optax.GradientTransformation, specs: Any = None, axis_name: str = "nodes"
+    tx: optax.GradientTransformation, specs: Any = None, *, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """Gossip of a model that is sharded inside a node: each device exchanges its own part.
 
@@ -43,7 +43,7 @@ def sharded(
     moments that start as zeros whole on each device.
 
     If a node has copies of a sharded model, as with `gx.launch.mesh(4, local=2, fsdp=2)`, average
-    gradients by `gx.sharded(gx.allreduce("local"), specs)`, and give the gossip
+    gradients by `gx.sharded(gx.allreduce(axis_name="local"), specs)`, and give the gossip
     `local_axis_name="local"`. If a parameter is whole on several devices of a node, each of these
     devices sends the parameter. If a parameter has several copies in a node, messages need full
     precision or bfloat16, because other codecs would round the copies differently.

@@ -34,7 +34,7 @@ from gossipjax.exchanges.state import (
     mix_once,
 )
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
-from gossipjax.wire import Wire, WireLike, make_wire
+from gossipjax.wire import Wire, WireLike
 
 State = TypeVar("State")
 
@@ -212,7 +212,7 @@ def make_route(
 ) -> Wire:
     """Makes the route and the form of messages from a factory's arguments, as in `gx.sgp`."""
     require_axis_names(name, axis_name, local_axis_name)
-    return make_wire(axis_name, local_axis_name, wire, takes_sparse)
+    return Wire.make(axis_name, local_axis_name, wire, takes_sparse)
 
 
 def require_axis_names(name: str, axis_name: Any, local_axis_name: Any = None) -> None:

@@ -27,7 +27,7 @@ class WeightedState(NamedTuple):
 
 
 def weighted(
-    weights: Sequence[float] | np.ndarray | None = None, axis_name: str = "nodes"
+    weights: Sequence[float] | np.ndarray | None = None, *, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """Counts each node by its share `p_i` of the data: `u_i <- N p_i u_i`, with `sum_i p_i = 1`.
 

@@ -51,6 +51,7 @@ class Faults:
     """
 
     size: int
+    _: dataclasses.KW_ONLY
     arrives: Any = None
     active: Any = None
     deaths: Mapping[int, int] = dataclasses.field(default_factory=dict)

@@ -35,7 +35,7 @@ class InactiveState(NamedTuple):
 
 
 def inactive(
-    inner: optax.GradientTransformation, faults: Faults, axis_name: str = "nodes"
+    inner: optax.GradientTransformation, faults: Faults, *, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps a whole chain, so that its nodes compute only while they are active.
 

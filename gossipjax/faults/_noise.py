@@ -52,7 +52,7 @@ class NoiseCodec(Codec):
         return like.size * like.dtype.itemsize // self.word.itemsize
 
 
-def noise(std: float, seed: int = 0) -> NoiseCodec:
+def noise(std: float, *, seed: int = 0) -> NoiseCodec:
     """A `wire=` that adds normal noise of standard deviation `std` to every value of a message.
 
     The sender knows the noise, as if it masked its model on purpose, and subtracts it from later

@@ -16,7 +16,9 @@ MAX_ROUNDS = 2**16  # in all segments; a round takes a tenth of a millisecond
 
 
 @named
-def apply(schedule: Schedule, faults: Faults, keep: Keep = "sender", overlap: int = 0) -> Schedule:
+def apply(
+    schedule: Schedule, faults: Faults, *, keep: Keep = "sender", overlap: int = 0
+) -> Schedule:
     """Removes from a schedule the messages that fail, for any algorithm that takes a schedule.
 
     A message is not sent if it would not arrive, or if its sender or receiver is not active. The

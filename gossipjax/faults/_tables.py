@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from gossipjax.exchanges.transform import require_number
+from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 
 MAX_DELAY = 2**10  # steps; each costs a copy of the model on every link
 
 
-def independent_drops(n: int, steps: int, seed: int, rate: float) -> np.ndarray:
+@renamed(n="nodes")
+def independent_drops(nodes: int, steps: int, seed: int, rate: float) -> np.ndarray:
     """Draws which messages arrive, if each is lost with probability `rate`, independently.
 
     Returns:
@@ -30,14 +32,16 @@ def independent_drops(n: int, steps: int, seed: int, rate: float) -> np.ndarray:
     0.9
     """
     rate = _require_rate(rate, "rate of independent_drops")
-    return _make_rng(seed).random((steps, n, n)) >= rate
+    return _make_rng(seed).random((steps, nodes, nodes)) >= rate
 
 
+@renamed(n="nodes")
 def gilbert_elliott(
-    n: int,
+    nodes: int,
     steps: int,
     seed: int,
     rate: float,
+    *,
     bad_to_good: float = 0.5,
     good_to_bad: float = 0.5,
 ) -> np.ndarray:
@@ -63,8 +67,8 @@ def gilbert_elliott(
     leave_bad = _require_rate(bad_to_good, f"bad_to_good of {name}")
     leave_good = _require_rate(good_to_bad, f"good_to_bad of {name}")
     # Two streams, so that a longer table begins with the shorter one.
-    is_bad = _walk(_make_rng(seed, 0), leave_bad, leave_good, (steps, n))
-    is_lost = _make_rng(seed, 1).random((steps, n, n)) < rate
+    is_bad = _walk(_make_rng(seed, 0), leave_bad, leave_good, (steps, nodes))
+    is_lost = _make_rng(seed, 1).random((steps, nodes, nodes)) < rate
     return ~(is_lost & is_bad[:, None, :])
 
 
@@ -79,8 +83,9 @@ def _walk(rng: np.random.Generator, leave: float, enter: float, shape: Sequence[
     return states
 
 
+@renamed(n="nodes")
 def markov_activity(
-    n: int, steps: int, seed: int, wake: float = 0.5, sleep: float = 0.5
+    nodes: int, steps: int, seed: int, *, wake: float = 0.5, sleep: float = 0.5
 ) -> np.ndarray:
     """Draws which nodes are active, if each falls asleep and wakes at random.
 
@@ -97,14 +102,17 @@ def markov_activity(
     name = "markov_activity"
     wake = _require_rate(wake, f"wake of {name}")
     sleep = _require_rate(sleep, f"sleep of {name}")
-    draws = _make_rng(seed).random((steps, n))
-    active = np.ones((steps, n), bool)
+    draws = _make_rng(seed).random((steps, nodes))
+    active = np.ones((steps, nodes), bool)
     for k in range(1, steps):
         active[k] = np.where(active[k - 1], draws[k] >= sleep, draws[k] < wake)
     return active
 
 
-def cyclic_activity(n: int, on: int, off: int, offsets: Sequence[int] | None = None) -> np.ndarray:
+@renamed(n="nodes")
+def cyclic_activity(
+    nodes: int, on: int, off: int, *, offsets: Sequence[int] | None = None
+) -> np.ndarray:
     """Says which nodes are active, if each is active for `on` steps and then sleeps for `off`.
 
     Args:
@@ -118,11 +126,12 @@ def cyclic_activity(n: int, on: int, off: int, offsets: Sequence[int] | None = N
     [[1, 1, 0], [1, 0, 1], [0, 1, 1]]
     """
     period = on + off
-    given = range(n) if offsets is None else offsets
+    given = range(nodes) if offsets is None else offsets
     return (np.arange(period)[:, None] + np.array(given)) % period < on
 
 
-def poisson_activity(n: int, steps: int, seed: int, mean: float = 1.0) -> np.ndarray:
+@renamed(n="nodes")
+def poisson_activity(nodes: int, steps: int, seed: int, *, mean: float = 1.0) -> np.ndarray:
     """Draws which nodes are active, if each sleeps for a random time between two active steps.
 
     A node sleeps for a Poisson number of steps with the given `mean`. In the long run a part of
@@ -135,14 +144,15 @@ def poisson_activity(n: int, steps: int, seed: int, mean: float = 1.0) -> np.nda
     0.5
     """
     mean = require_number(mean, "mean of poisson_activity", "from 0", lambda mean: mean >= 0)
-    active = np.zeros((steps, n), bool)
-    for node in range(n):
+    active = np.zeros((steps, nodes), bool)
+    for node in range(nodes):
         awake = np.cumsum(_make_rng(seed, node).poisson(mean, steps) + 1) - 1
         active[awake[awake < steps], node] = True
     return active
 
 
-def uniform_delays(n: int, steps: int, seed: int, max_delay: int) -> np.ndarray:
+@renamed(n="nodes")
+def uniform_delays(nodes: int, steps: int, seed: int, max_delay: int) -> np.ndarray:
     """Draws by how many steps each message is late, uniformly from 0 to `max_delay`.
 
     Returns:
@@ -153,7 +163,7 @@ def uniform_delays(n: int, steps: int, seed: int, max_delay: int) -> np.ndarray:
     [0, 1, 2]
     """
     max_delay = require_int(max_delay, "max_delay of uniform_delays", 0, MAX_DELAY)
-    return _make_rng(seed).integers(0, max_delay + 1, (steps, n, n))
+    return _make_rng(seed).integers(0, max_delay + 1, (steps, nodes, nodes))
 
 
 def _require_rate(value: Any, name: str) -> float:

@@ -33,6 +33,7 @@ LOST = "lost"
 def sgp(
     schedule: Schedule,
     faults: Faults,
+    *,
     running_sums: bool = True,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
@@ -160,6 +161,7 @@ def sgp(
 def dpsgd(
     schedule: Schedule,
     faults: Faults,
+    *,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -264,7 +266,7 @@ class Account(NamedTuple):
 
 
 def account(
-    params: optax.Params, opt_state: optax.OptState, axis_name: str | None = None
+    params: optax.Params, opt_state: optax.OptState, *, axis_name: str | None = None
 ) -> Account:
     """Returns the mass of all nodes after any step of a chain with `gx.faults.sgp`, on every node.
 

@@ -11,11 +11,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from gossipjax.renamed import renamed
 
+
+@renamed()
 def mesh(
     nodes: int | None = None,
-    local: int | None = None,
     *,
+    local: int | None = None,
     devices: Sequence[Any] | None = None,
     **axes: int,
 ) -> Mesh:

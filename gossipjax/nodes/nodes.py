@@ -32,7 +32,6 @@ from gossipjax.nodes.arguments import (
 )
 from gossipjax.nodes.program import (
     Program,
-    is_mesh_of,
     run_sharded,
     run_simulated,
 )
@@ -47,14 +46,15 @@ from gossipjax.nodes.stacked import (
     spec_of_row,
     split_rows,
 )
+from gossipjax.renamed import renamed
 from gossipjax.sharding import shard_specs
 
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 
 
+@renamed("fn mesh nodes", mesh="nodes=gx.Nodes(mesh=mesh)")
 def spmd(
     fn: Callable[..., Any],
-    mesh: Mesh | None = None,
     nodes: int | Nodes | None = None,
     *,
     axis_name: str = "nodes",
@@ -72,15 +72,9 @@ def spmd(
 
     Args:
       fn: `fn(*args) -> pytree`, of positional arguments.
-      mesh: a mesh over whose axis `axis_name` `shard_map` runs `fn`, one node per device. N is the
-        size of the axis `axis_name`. If the mesh also has the axis `local_axis_name`, each node is
-        a row of devices. Axes may be of any kind, and `jax.set_mesh` changes nothing. Inside `fn`
-        further axes are Auto: over them XLA partitions the computation of a node as its arrays are
-        sharded; see `gx.sharded`.
-      nodes: without a mesh, N nodes that `vmap` simulates on one device. With a mesh of D devices,
-        N = k D: each device runs k nodes and holds only their models (random numbers of "rbg" keys
-        then differ, as under any `vmap`). You can also give a `Nodes`, which contains the mesh.
-        Without `mesh` and `nodes`, each device is a node.
+      nodes: where the nodes run, a `Nodes`, such as `gx.Nodes(mesh=mesh)`. A number N is
+        `gx.Nodes(N)`: `vmap` simulates N nodes on one device. By default each device is a node.
+      axis_name, local_axis_name: as in `gx.Nodes`, if `nodes` is not a `Nodes`.
       static_argnums: arguments that are fixed when traced, as in `jax.jit`; not node-stacked.
       donate_argnums: arguments whose memory the results may take, as in `jax.jit`.
       shared_argnums: arguments without a node axis that are the same for every node.
@@ -97,14 +91,14 @@ def spmd(
       loops, or use `Nodes.run`, which keeps programs.
 
     Raises:
-      ValueError: if mesh and nodes contradict each other; when traced, if an argument is not
+      ValueError: if `nodes` is neither a number nor a `Nodes`; when traced, if an argument is not
         node-stacked, or `fn` has a collective that does not work over several nodes per device.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> gx.spmd(lambda x: x - jax.lax.pmean(x, "nodes"), nodes=2)(jnp.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
-    nodes = as_nodes(mesh, nodes, axis_name, local_axis_name)
+    nodes = as_nodes(nodes, axis_name, local_axis_name)
     donated = argument_numbers(donate_argnums)
     kinds = ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
     if nodes.mesh is None:
@@ -127,19 +121,23 @@ class Shared:
     tree: Any
 
 
+@renamed()
 @dataclasses.dataclass(frozen=True)
 class Nodes:
     """Where N nodes run: each on a device (or row of devices), or several on each device.
 
     `Nodes(8)` simulates 8 nodes on one device by `vmap`. `Nodes(mesh=mesh)` takes the nodes of a
-    mesh. `Nodes(8, mesh)` on a mesh of D = 2 devices puts k = 4 nodes on each device: node `i` is
-    row `i % k` of device `i // k`. `Nodes()` makes each device a node. Equal `Nodes` share compiled
-    programs.
+    mesh: `shard_map` runs each on a device. `Nodes(8, mesh=mesh)` on a mesh of D = 2 devices puts
+    k = 4 nodes on each device: node `i` is row `i % k` of device `i // k` (random numbers of "rbg"
+    keys then differ, as under any `vmap`). `Nodes()` makes each device a node. Equal `Nodes` share
+    compiled programs.
 
     Attributes:
       size: N, the number of nodes.
-      mesh: the D devices, with Auto axes; None if the nodes are simulated. If you call
-        `jax.set_mesh` with a mesh of these devices and axes, arrays go to your mesh.
+      mesh: the D devices, with Auto axes; None if the nodes are simulated. You can give axes of any
+        kind. If you call `jax.set_mesh` with a mesh of these devices and axes, arrays go to your
+        mesh. Over further axes XLA partitions the computation of a node as its arrays are sharded;
+        see `gx.sharded`.
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node, if the mesh has it.
 
@@ -159,6 +157,7 @@ class Nodes:
     """
 
     size: int = None  # pyright: ignore[reportAssignmentType]  # resolved below
+    _: dataclasses.KW_ONLY
     mesh: Mesh | None = None
     axis_name: str = "nodes"
     local_axis_name: str = "local"
@@ -201,7 +200,7 @@ class Nodes:
     @property
     def local(self) -> list[int]:
         """The numbers of the nodes that this process holds."""
-        return processes.local_nodes(self.mesh, self.size, self.axis_name)
+        return processes.local_nodes(self.mesh, self.size, axis_name=self.axis_name)
 
     def spmd(
         self,
@@ -216,7 +215,7 @@ class Nodes:
         """`gx.spmd` on these nodes."""
         return spmd(
             fn,
-            nodes=self,
+            self,
             static_argnums=static_argnums,
             donate_argnums=donate_argnums,
             shared_argnums=shared_argnums,
@@ -330,10 +329,10 @@ class Nodes:
             axes: one `PartitionSpec` for all arrays, or a tree of specs like `rows`.
         """
         if specs is None or self.mesh is None:
-            return processes.put(rows, self.mesh, self.size, self.axis_name)
+            return processes.put(rows, self.mesh, self.size, axis_name=self.axis_name)
         processes.require_rows(rows, len(self.local), "rows")
         shardings = shard_rows(rows, specs, self.mesh, self.axis_name)
-        return processes.put_sharded(rows, shardings, self.size, self.axis_name)
+        return processes.put_sharded(rows, shardings, self.size, axis_name=self.axis_name)
 
     def put_shared(self, tree: Any) -> Any:
         """Puts host arrays, which must be equal on all processes, on every device of the nodes."""
@@ -382,20 +381,14 @@ def _kept_program(nodes: Nodes, fn: Callable[..., Any], shared: tuple[int, ...])
 
 
 def as_nodes(
-    mesh: Mesh | None,
-    nodes: int | Nodes | None,
-    axis_name: str = "nodes",
-    local_axis_name: str = "local",
+    nodes: int | Nodes | None, axis_name: str = "nodes", local_axis_name: str = "local"
 ) -> Nodes:
-    """Makes the `Nodes` from the arguments `mesh` and `nodes`; one of them may say everything."""
-    if not isinstance(nodes, Nodes):
-        return Nodes(nodes, mesh, axis_name, local_axis_name)  # pyright: ignore[reportArgumentType]
-    if mesh is not None and not is_mesh_of(nodes, mesh):
-        raise ValueError(
-            "mesh must be that of nodes, which says where nodes run already, got another: give "
-            "one of the two."
-        )
-    return nodes
+    """Makes the `Nodes` from a number of nodes; None makes each device a node."""
+    if isinstance(nodes, Nodes):
+        return nodes
+    if isinstance(nodes, Mesh):
+        raise ValueError("nodes must be a number or a gx.Nodes, got a mesh: gx.Nodes(mesh=mesh).")
+    return Nodes(nodes, axis_name=axis_name, local_axis_name=local_axis_name)  # pyright: ignore[reportArgumentType]
 
 
 def donate_on_accelerators(*argnums: int) -> tuple[int, ...]:

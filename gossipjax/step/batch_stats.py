@@ -27,10 +27,11 @@ from gossipjax.collectives import (
     require_step,
     upcast,
 )
-from gossipjax.diagnostics import on_axis, require_inside
 from gossipjax.exchanges.chain import gossip_state, step_plan
 from gossipjax.exchanges.model import debias, push_sum_weight
+from gossipjax.models import on_axis, require_inside
 from gossipjax.nodes import Nodes
+from gossipjax.renamed import renamed
 from gossipjax.wire import Wire
 
 
@@ -88,12 +89,13 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
 
 def _average(stats: Any, axis_name: str) -> Any:
     """`average_batch_stats`, typed as a value that differs between nodes."""
-    average = average_batch_stats(stats, axis_name)
+    average = average_batch_stats(stats, axis_name=axis_name)
     return jax.tree.map(lambda s: as_varying(s, axis_name), average)
 
 
+@renamed()
 def average_batch_stats(
-    stats: Any, axis_name: str | None = None, *, nodes: Nodes | None = None
+    stats: Any, *, axis_name: str | None = None, nodes: Nodes | None = None
 ) -> Any:
     """Returns the mean of every leaf over the nodes, on every node; leaves keep their types.
 

@@ -52,6 +52,7 @@ def bytes_per_step(
     tx: optax.GradientTransformation,
     params: Any,
     nodes: int | Nodes,
+    *,
     steps: Iterable[int] | None = None,
     **extra_args: Any,
 ) -> Traffic:
@@ -86,7 +87,7 @@ def bytes_per_step(
     [204.0, 0.0, 204.0, 0.0]
     """
     tx = require_transform(tx, "tx of bytes_per_step")
-    nodes = as_nodes(None, nodes)
+    nodes = as_nodes(nodes)
     sizes = dict(nodes.mesh.shape) if nodes.mesh is not None else {}
     sizes[nodes.axis_name] = nodes.size  # even if several share a device
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))

@@ -14,25 +14,27 @@ import optax
 from jax.extend.core import Literal
 
 from gossipjax.collectives import node_mean, upcast
-from gossipjax.diagnostics import average_model, on_axis
 from gossipjax.exchanges.chain import OPTIMIZERS, find_exchange, find_exchanging, find_parts
 from gossipjax.exchanges.model import subtract
 from gossipjax.exchanges.state import GossipState
+from gossipjax.models import average_model, on_axis
 from gossipjax.nodes import Nodes
 from gossipjax.nodes.arguments import Argnums, argument_numbers, is_function, require_numbers
 from gossipjax.processes import is_key
+from gossipjax.renamed import renamed
 from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import shard_specs
 from gossipjax.step.train_step import TrainStep
 from gossipjax.train_state import TrainState
 
 
+@renamed()
 def decentralize(
     train_step: Callable[..., tuple[Any, Any]],
     tx: optax.GradientTransformation,
     nodes: int | Nodes | None = None,
-    params: Callable[[Any], Any] = operator.attrgetter("params"),
     *,
+    params: Callable[[Any], Any] = operator.attrgetter("params"),
     local_argnums: Argnums = (),
     **options: Any,
 ) -> DecentralizedStep:
@@ -96,7 +98,7 @@ def decentralize(
     ...     return {"z": state["z"] - 0.1 * momentum, "momentum": momentum}, grads**2
     >>> nodes = gx.Nodes(4)
     >>> gossip = gx.sgp(gx.topology.one_peer_exponential(4))
-    >>> step = gx.decentralize(train_step, gossip, nodes, lambda state: state["z"])
+    >>> step = gx.decentralize(train_step, gossip, nodes, params=lambda state: state["z"])
     >>> state = step.init({"z": jnp.zeros(()), "momentum": jnp.zeros(())})
     >>> for _ in range(300):
     ...     state, losses = step(state, jnp.array([0.0, 1.0, 2.0, 5.0]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.diagnostics import on_axis, sum_mass
+from gossipjax.models import on_axis, sum_mass
 from gossipjax.nodes import Nodes
 from gossipjax.topology.schedule import require_int
 

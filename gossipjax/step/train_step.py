@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from gossipjax import launch, meshes
 from gossipjax.collectives import node_mean
@@ -24,6 +23,7 @@ from gossipjax.nodes.arguments import Argnums, argument_numbers, is_int, require
 from gossipjax.nodes.program import Program
 from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
+from gossipjax.renamed import renamed
 from gossipjax.step import offloaded
 from gossipjax.step.beside import UpdateBeside
 from gossipjax.step.gradients import Gradients, check_gradients
@@ -67,7 +67,7 @@ class TrainStep:
         `jax.grad(loss, has_aux=True)`. It must not contain collectives if the exchange is a
         separate program.
       tx: the optax chain.
-      mesh, nodes: where the nodes run, as in `spmd`; `nodes` may be a `Nodes`.
+      nodes, axis_name: where the nodes run, as in `gx.spmd`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in
         `spmd`; number 1 is the first of `inputs`.
       max_programs: how many programs may be compiled, one for each new round. In a single program
@@ -89,8 +89,8 @@ class TrainStep:
         them.
 
     Raises:
-      ValueError: if `mesh` and `nodes` contradict each other, `max_programs` is below 1, or
-        `overlap_in_thread` is True with several devices per node. At the first step: if an
+      ValueError: if `max_programs` is below 1, or `overlap_in_thread` is True with several devices
+        per node. At the first step: if an
         optimizer comes after the gossip, if an optimizer with momentum comes before a gossip that
         is the optimizer itself, or if the devices of a node get parts of a batch but exchange
         nothing. Later: if `step` goes back and the state does not.
@@ -109,11 +109,11 @@ class TrainStep:
     True
     """
 
+    @renamed("gradients tx mesh nodes", mesh="nodes=gx.Nodes(mesh=mesh)")
     def __init__(
         self,
         gradients: Gradients,
         tx: optax.GradientTransformation,
-        mesh: Mesh | None = None,
         nodes: int | Nodes | None = None,
         *,
         axis_name: str = "nodes",
@@ -126,7 +126,7 @@ class TrainStep:
         donated_inputs: tuple[int, ...] = (),
     ):
         require_transform(tx)
-        self.nodes = as_nodes(mesh, nodes, axis_name)
+        self.nodes = as_nodes(nodes, axis_name)
         has_several_devices = self.nodes.local_devices is not None or self.nodes.inner_axes
         if overlap_in_thread and has_several_devices:
             raise ValueError(

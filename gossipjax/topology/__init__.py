@@ -12,6 +12,7 @@ sends to, and sends to a node at most once in a round. A graph of one node is th
 one_peer_exponential(8): 8 nodes, period 3
 """
 
+from gossipjax.renamed import old_names
 from gossipjax.topology._cycles import (
     bipartite_exponential,
     complete_cycle,
@@ -36,7 +37,7 @@ from gossipjax.topology._static import (
     torus,
 )
 from gossipjax.topology._weights import optimal_weights
-from gossipjax.topology.schedule import Round, Schedule, Segment
+from gossipjax.topology.schedule import Round, Segment
 from gossipjax.topology.spectra import (
     rounds_to_exact_average,
     second_singular_value,
@@ -45,7 +46,6 @@ from gossipjax.topology.spectra import (
 
 __all__ = [
     "Round",
-    "Schedule",
     "Segment",
     "base_graph",
     "bipartite_exponential",
@@ -71,3 +71,5 @@ __all__ = [
     "star",
     "torus",
 ]
+
+__getattr__ = old_names("topology")

@@ -24,11 +24,11 @@ Hops = Literal["paper", "authors"]
 
 
 @named
-def one_peer_exponential(n: int) -> Schedule:
+def one_peer_exponential(nodes: int) -> Schedule:
     """Directed exponential graph: in each round, each node sends half of its model to one peer.
 
-    In round `k` node `i` sends to `(i + hop) mod n`, with `hop = 2^(k mod T)` and `T = floor(log2(n
-    - 1)) + 1`: `P[i, i] = P[i, (i - hop) mod n] = 1/2`. If `n` is a power of two, all nodes have
+    In round `k` node `i` sends to `(i + hop) mod N`, with `hop = 2^(k mod T)` and `T = floor(log2(N
+    - 1)) + 1`: `P[i, i] = P[i, (i - hop) mod N] = 1/2`. If `N` is a power of two, all nodes have
     the exact average after T rounds.
 
     References:
@@ -38,22 +38,22 @@ def one_peer_exponential(n: int) -> Schedule:
     >>> one_peer_exponential(8).period
     3
     """
-    return k_peer_exponential(n, 1)
+    return k_peer_exponential(nodes, 1)
 
 
 @named
-def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
+def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Schedule:
     """Directed exponential graph: in each round, each node sends to `peers` other nodes.
 
     All weights are `1 / (p + 1)` with `p = peers`. The argument `hops` says by which hops a node
     sends in round `k`:
 
     - `"paper"` takes the entries `k, k + 1, ..., k + p - 1` of the cyclic list
-      `2^0, ..., 2^floor(log2(n - 1))`; `T = floor(log2(n - 1)) + 1`. Two peers use
+      `2^0, ..., 2^floor(log2(N - 1))`; `T = floor(log2(N - 1)) + 1`. Two peers use
       `{1, 2}, {2, 4}, {4, 8}, ...`
-    - `"authors"` takes `j (p + 1)^k` for `j = 1, ..., p`, modulo `n`;
-      `T = floor(log_(p+1)(n - 1)) + 1`. Two peers use `{1, 2}, {3, 6}, {9, 18}, ...` One cycle
-      averages exactly if `n` is a power of `p + 1`. The authors' code uses the list `"authors"` by
+    - `"authors"` takes `j (p + 1)^k` for `j = 1, ..., p`, modulo `N`;
+      `T = floor(log_(p+1)(N - 1)) + 1`. Two peers use `{1, 2}, {3, 6}, {9, 18}, ...` One cycle
+      averages exactly if `N` is a power of `p + 1`. The authors' code uses the list `"authors"` by
       default since June 2019.
 
     For one peer both lists are the same. For more peers, the hops of `"authors"` average faster.
@@ -62,8 +62,8 @@ def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
     (`sgp_pytorch0.5`) has no other hops for SGP.
 
     Raises:
-      ValueError: for unknown `hops`; if `peers` is below 1 or above `n - 1`, or above the length of
-        the list of `"paper"`; or if a hop of `"authors"` is a multiple of `n`, so that a node would
+      ValueError: for unknown `hops`; if `peers` is below 1 or above `N - 1`, or above the length of
+        the list of `"paper"`; or if a hop of `"authors"` is a multiple of `N`, so that a node would
         send to itself.
 
     References:
@@ -76,8 +76,8 @@ def k_peer_exponential(n: int, peers: int, hops: Hops = "paper") -> Schedule:
     >>> k_peer_exponential(9, 2, hops="authors").period
     2
     """
-    n = require_nodes(n, "k_peer_exponential(n, peers)")
-    peers = require_int(peers, "peers of k_peer_exponential(n, peers)", 1)
+    n = require_nodes(nodes, "k_peer_exponential")
+    peers = require_int(peers, "peers of k_peer_exponential", 1)
     if hops not in get_args(Hops):
         raise ValueError(f"hops must be 'paper' or 'authors', got {hops!r}.")
     if n == 1:
@@ -121,16 +121,16 @@ def _list_hops_of_authors(n: int, peers: int) -> list[list[int]]:
 
 
 @named
-def bipartite_exponential(n: int) -> Schedule:
+def bipartite_exponential(nodes: int) -> Schedule:
     """Undirected bipartite exponential graph: in each round, pairs of nodes average their models.
 
-    Round `k` pairs every odd node `i` with the even node `(i + 2^(k+1) - 1) mod n`, and both take
-    weights 1/2; `T = floor(log2(n - 1)) + 1`. With one round less, as in the paper, `n = 2` would
-    have no pair and `n = 4` would stay disconnected. If `n` is a power of two, one cycle averages
+    Round `k` pairs every odd node `i` with the even node `(i + 2^(k+1) - 1) mod N`, and both take
+    weights 1/2; `T = floor(log2(N - 1)) + 1`. With one round less, as in the paper, `N = 2` would
+    have no pair and `N = 4` would stay disconnected. If `N` is a power of two, one cycle averages
     exactly.
 
     Raises:
-      ValueError: if `n` is odd (and not 1).
+      ValueError: if `nodes` is odd (and not 1).
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
@@ -139,32 +139,32 @@ def bipartite_exponential(n: int) -> Schedule:
     >>> bipartite_exponential(4).matrices()[0].tolist()[1]
     [0.0, 0.5, 0.5, 0.0]
     """
-    n = require_nodes(n, "bipartite_exponential(n)")
+    n = require_nodes(nodes, "bipartite_exponential")
     if n == 1:
         return complete(1)
     if n % 2:
         raise ValueError(
-            f"n of bipartite_exponential(n) must be even, got {n}: odd nodes pair with even ones. "
-            f"Use {n - 1} or {n + 1} nodes, or sgp with one_peer_exponential({n})."
+            f"nodes of bipartite_exponential must be even, got {n}: odd nodes pair with even "
+            f"ones. Use {n - 1} or {n + 1} nodes, or sgp with one_peer_exponential({n})."
         )
-    nodes = np.arange(n)
-    odd = nodes[1::2]
+    numbers = np.arange(n)
+    odd = numbers[1::2]
     rounds = []
     for hop in exponential_hops(n):
         even = (odd + 2 * hop - 1) % n
         partners = np.empty(n, dtype=int)
         partners[odd] = even
         partners[even] = odd
-        receivers = np.concatenate([partners, nodes])
-        rounds.append(Round.from_entries(n, receivers, np.tile(nodes, 2), 1 / 2))
+        receivers = np.concatenate([partners, numbers])
+        rounds.append(Round.from_entries(n, receivers, np.tile(numbers, 2), 1 / 2))
     return Schedule(rounds)
 
 
 @named
-def complete_cycle(n: int) -> Schedule:
+def complete_cycle(nodes: int) -> Schedule:
     """Each node sends to every other node in turn, one per round.
 
-    Round `k` uses hop `k + 1`: `P[i, i] = P[i, (i - k - 1) mod n] = 1/2`; `T = n - 1`.
+    Round `k` uses hop `k + 1`: `P[i, i] = P[i, (i - k - 1) mod N] = 1/2`; `T = N - 1`.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
@@ -173,7 +173,7 @@ def complete_cycle(n: int) -> Schedule:
     >>> complete_cycle(4).matrices()[2].tolist()[0]
     [0.5, 0.5, 0.0, 0.0]
     """
-    n = require_nodes(n, "complete_cycle(n)")
+    n = require_nodes(nodes, "complete_cycle")
     if n == 1:
         return complete(1)
     return Schedule([make_circulant_round(n, [hop]) for hop in range(1, n)])
@@ -186,10 +186,10 @@ def _read_draws(n: int, rounds: int, seed: int, call: str) -> tuple[int, int, np
 
 
 @named
-def random_ring(n: int, rounds: int, seed: int) -> Schedule:
+def random_ring(nodes: int, rounds: int, seed: int) -> Schedule:
     """Ring whose order of nodes is drawn anew in every round.
 
-    `T_k = Perm_k^T T_0 Perm_k`, with `T_0` the matrix of `ring(n)` and `Perm_k` a uniformly random
+    `T_k = Perm_k^T T_0 Perm_k`, with `T_0` the matrix of `ring(N)` and `Perm_k` a uniformly random
     permutation. `T = rounds` graphs are drawn, and then repeat. `gx.dpsgd` over a `random_ring` is
     RAND-PSGD.
 
@@ -201,29 +201,29 @@ def random_ring(n: int, rounds: int, seed: int) -> Schedule:
     >>> schedule.period, schedule.is_doubly_stochastic
     (100, True)
     """
-    n, rounds, rng = _read_draws(n, rounds, seed, "random_ring(n, rounds, seed)")
+    n, rounds, rng = _read_draws(nodes, rounds, seed, "random_ring")
     if n <= 3:  # every order makes the same graph
         return Schedule([ring(n).round_at(0)] * rounds)
-    nodes = np.arange(n)
+    numbers = np.arange(n)
     drawn = []
     for _ in range(rounds):
         position = rng.permutation(n)
         node_at = np.empty(n, dtype=int)
-        node_at[position] = nodes
+        node_at[position] = numbers
         senders = node_at[(position[:, None] + (-1, 0, 1)) % n]
         drawn.append(make_regular_round(np.sort(senders, axis=1)))
     return Schedule(drawn)
 
 
 @named
-def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
+def random_pairs(nodes: int, rounds: int, seed: int) -> Schedule:
     """Each round draws new pairs of nodes, and both nodes of a pair take their mean (weights 1/2).
 
     `T = rounds` graphs are drawn, and then repeat. `gx.outer` over `random_pairs` averages as
     NoLoCo does.
 
     Raises:
-      ValueError: if `n` is odd (and not 1), or the pairs drawn never connect all nodes.
+      ValueError: if `nodes` is odd (and not 1), or the pairs drawn never connect all nodes.
 
     References:
       Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large
@@ -232,11 +232,11 @@ def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
     >>> random_pairs(8, rounds=20, seed=0).is_doubly_stochastic
     True
     """
-    n, rounds, rng = _read_draws(n, rounds, seed, "random_pairs(n, rounds, seed)")
+    n, rounds, rng = _read_draws(nodes, rounds, seed, "random_pairs")
     if n == 1:
         return Schedule([ring(1).round_at(0)] * rounds)
     if n % 2:
-        raise ValueError(f"n of random_pairs(n, rounds, seed) must be even, got {n}.")
+        raise ValueError(f"nodes of random_pairs must be even, got {n}.")
     drawn = []
     for _ in range(rounds):
         first, second = rng.permutation(n).reshape(2, -1)
@@ -249,7 +249,7 @@ def random_pairs(n: int, rounds: int, seed: int) -> Schedule:
 
 @named
 def random_peer(
-    n: int, rounds: int, seed: int, graph: Literal["exponential", "complete"] = "exponential"
+    nodes: int, rounds: int, seed: int, *, graph: Literal["exponential", "complete"] = "exponential"
 ) -> Schedule:
     """Every node sends to one random peer in every round, independently of the other nodes.
 
@@ -258,8 +258,8 @@ def random_peer(
     do not, and the push-sum weights differ from 1. `T = rounds` graphs are drawn, and then repeat.
 
     Args:
-      graph: the nodes among which sender `j` draws. With `"exponential"` they are `(j + 2^i) mod n`
-        for the hops of `exponential(n)`, with `"complete"` all other nodes.
+      graph: the nodes among which sender `j` draws. With `"exponential"` they are `(j + 2^i) mod N`
+        for the hops of `exponential(N)`, with `"complete"` all other nodes.
 
     Raises:
       ValueError: for an unknown `graph`, or if the graphs drawn never connect all nodes.
@@ -271,18 +271,18 @@ def random_peer(
     >>> random_peer(8, rounds=20, seed=0).is_doubly_stochastic
     False
     """
-    n, rounds, rng = _read_draws(n, rounds, seed, "random_peer(n, rounds, seed)")
+    n, rounds, rng = _read_draws(nodes, rounds, seed, "random_peer")
     if graph not in ("exponential", "complete"):
         raise ValueError(f"graph must be 'exponential' or 'complete', got {graph!r}.")
     if n == 1:
         return Schedule([ring(1).round_at(0)] * rounds)
     hops = np.array(exponential_hops(n) if graph == "exponential" else range(1, n))
-    nodes = np.arange(n)
-    senders = np.tile(nodes, 2)
+    numbers = np.arange(n)
+    senders = np.tile(numbers, 2)
     drawn = []
     for _ in range(rounds):
-        receivers = (nodes + rng.choice(hops, n)) % n
-        drawn.append(Round.from_entries(n, np.concatenate([receivers, nodes]), senders, 1 / 2))
+        receivers = (numbers + rng.choice(hops, n)) % n
+        drawn.append(Round.from_entries(n, np.concatenate([receivers, numbers]), senders, 1 / 2))
     return Schedule(drawn)
 
 

@@ -29,13 +29,13 @@ NO_EDGES = Edges(np.zeros(0, dtype=int), np.zeros(0, dtype=int), np.zeros(0))
 
 
 @named
-def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
-    """Base-(k+1) graph with `k = peers`: one cycle averages exactly for every `n`.
+def base_graph(nodes: int, peers: int = 1, *, inner_edges: bool = False) -> Schedule:
+    """Base-(k+1) graph with `k = peers`: one cycle averages exactly for every `N`.
 
-    `P_(T-1) ... P_0 = 1 1^T / n`, every round is symmetric (so doubly stochastic), and no node has
-    more than `peers` peers in a round; `T <= 2 log_(peers+1)(n) + 2`. If no prime factor of `n`
+    `P_(T-1) ... P_0 = 1 1^T / N`, every round is symmetric (so doubly stochastic), and no node has
+    more than `peers` peers in a round; `T <= 2 log_(peers+1)(N) + 2`. If no prime factor of `N`
     exceeds `peers + 1`, the paper's algorithm 1 makes the rounds: nodes whose numbers differ in one
-    digit average. For other `n`, algorithm 2 or 3 makes the rounds, whichever needs fewer.
+    digit average. For other `N`, algorithm 2 or 3 makes the rounds, whichever needs fewer.
 
     Algorithm 2 divides the nodes into parts, and nodes in smaller parts wait for nodes in larger
     parts. With `inner_edges` the waiting nodes average among themselves, up to `peers + 1` at a
@@ -44,7 +44,7 @@ def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
     `base_graph` uses algorithm 2; the authors' code uses algorithm 3.
 
     Raises:
-      ValueError: if `peers` is below 1, or above `n - 1` (and `n` is not 1).
+      ValueError: if `peers` is below 1, or above `N - 1` (and `N` is not 1).
 
     References:
       Takezawa et al., "Beyond Exponential Graph: Communication-Efficient Topologies for
@@ -54,8 +54,8 @@ def base_graph(n: int, peers: int = 1, inner_edges: bool = False) -> Schedule:
     >>> [base_graph(n).period for n in (2, 3, 4, 5, 6, 7, 8)]
     [1, 3, 2, 5, 4, 5, 3]
     """
-    n = require_nodes(n, "base_graph(n, peers)")
-    peers = require_int(peers, "peers of base_graph(n, peers)", 1)
+    n = require_nodes(nodes, "base_graph")
+    peers = require_int(peers, "peers of base_graph", 1)
     if n == 1:
         return complete(1)
     if peers >= n:

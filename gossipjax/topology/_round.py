@@ -28,8 +28,8 @@ def require_int(value: Any, what: str, minimum: int, maximum: int | None = None)
 
 
 def require_nodes(n: Any, call: str) -> int:
-    """Return a builder's number of nodes `n` as an int; raise `ValueError` unless it is >= 1."""
-    return require_int(n, f"n of {call}", 1, MAX_NODES)
+    """Return a builder's number of nodes as an int; raise `ValueError` unless it is >= 1."""
+    return require_int(n, f"nodes of {call}", 1, MAX_NODES)
 
 
 class Round:

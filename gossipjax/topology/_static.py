@@ -75,10 +75,10 @@ def _make_graph_schedule(
 
 
 @named
-def ring(n: int) -> Schedule:
+def ring(nodes: int) -> Schedule:
     """Undirected ring: each node averages itself and its two neighbours; `T = 1`.
 
-    `P[i, j] = 1/3` for `j` in `{i - 1, i, i + 1} mod n`. `ring(2)` is one pair with weights 1/2.
+    `P[i, j] = 1/3` for `j` in `{i - 1, i, i + 1} mod N`. `ring(2)` is one pair with weights 1/2.
 
     References:
       Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NIPS 2017,
@@ -87,29 +87,29 @@ def ring(n: int) -> Schedule:
     >>> ring(4).matrices()[0].round(2)[0].tolist()
     [0.33, 0.33, 0.0, 0.33]
     """
-    n = require_nodes(n, "ring(n)")
+    n = require_nodes(nodes, "ring")
     return Schedule([make_circulant_round(n, [1, -1])])
 
 
 @named
-def directed_ring(n: int) -> Schedule:
-    """Directed ring: `P[i, i] = P[i, i - 1 mod n] = 1/2`; `T = 1`.
+def directed_ring(nodes: int) -> Schedule:
+    """Directed ring: `P[i, i] = P[i, i - 1 mod N] = 1/2`; `T = 1`.
 
     >>> directed_ring(3).matrices()[0].tolist()
     [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
-    n = require_nodes(n, "directed_ring(n)")
+    n = require_nodes(nodes, "directed_ring")
     return Schedule([make_circulant_round(n, [1])])
 
 
 @named
-def complete(n: int) -> Schedule:
-    """Complete graph: all nodes take the exact average, `P = 1 1^T / n`; `T = 1`.
+def complete(nodes: int) -> Schedule:
+    """Complete graph: all nodes take the exact average, `P = 1 1^T / N`; `T = 1`.
 
     >>> complete(4).round_at(0).is_uniform
     True
     """
-    n = require_nodes(n, "complete(n)")
+    n = require_nodes(nodes, "complete")
     return Schedule([make_regular_round(np.broadcast_to(np.arange(n, dtype=np.int32), (n, n)))])
 
 
@@ -119,28 +119,28 @@ def exponential_hops(n: int) -> list[int]:
 
 
 @named
-def exponential(n: int) -> Schedule:
-    """Static exponential graph: nodes use hops `2^0, ..., 2^floor(log2(n - 1))` at once; `T = 1`.
+def exponential(nodes: int) -> Schedule:
+    """Static exponential graph: nodes use hops `2^0, ..., 2^floor(log2(N - 1))` at once; `T = 1`.
 
-    With `h` hops, `P[i, j] = 1 / (h + 1)` for `j = i` and every `j = (i - hop) mod n`.
+    With `h` hops, `P[i, j] = 1 / (h + 1)` for `j = i` and every `j = (i - hop) mod N`.
 
     >>> len(exponential(8).round_at(0).slots)
     3
     """
-    n = require_nodes(n, "exponential(n)")
+    n = require_nodes(nodes, "exponential")
     return Schedule([make_circulant_round(n, exponential_hops(n))])
 
 
 @named
-def star(n: int, weights: Weights = "uniform") -> Schedule:
+def star(nodes: int, *, weights: Weights = "uniform") -> Schedule:
     """Star: every other node exchanges with the hub, node 0; `T = 1`.
 
     The hub computes what a parameter server does that averages with its workers in every round.
 
     Args:
-      weights: with `"uniform"`, `P[i, 0] = 1 / n`, and every other node keeps 1/2 and sends 1/2 to
+      weights: with `"uniform"`, `P[i, 0] = 1 / N`, and every other node keeps 1/2 and sends 1/2 to
         the hub. Rows do not sum to 1, so only push-sum can use it. With `"metropolis"`, every edge
-        has weight `1 / n` and a node keeps the rest, so that rows and columns sum to 1.
+        has weight `1 / N` and a node keeps the rest, so that rows and columns sum to 1.
 
     Raises:
       ValueError: for an unknown `weights`.
@@ -148,7 +148,7 @@ def star(n: int, weights: Weights = "uniform") -> Schedule:
     >>> star(3).matrices()[0].round(2).tolist()
     [[0.33, 0.5, 0.5], [0.33, 0.5, 0.0], [0.33, 0.0, 0.5]]
     """
-    n = require_nodes(n, "star(n)")
+    n = require_nodes(nodes, "star")
     leaves = np.arange(1, n)
     hub = np.zeros(n - 1, dtype=int)
     return _make_graph_schedule(
@@ -178,33 +178,33 @@ def torus(rows: int, columns: int) -> Schedule:
 
 
 @named
-def hypercube(n: int) -> Schedule:
+def hypercube(nodes: int) -> Schedule:
     """Static hypercube: node `i` exchanges with `i xor 2^b` for every bit `b`; `T = 1`.
 
-    All weights are `1 / (log2(n) + 1)`.
+    All weights are `1 / (log2(N) + 1)`.
 
     Raises:
-      ValueError: if `n` is not a power of two.
+      ValueError: if `nodes` is not a power of two.
 
     >>> hypercube(4).round_at(0).matrix.round(2)[0].tolist()
     [0.33, 0.33, 0.33, 0.0]
     """
-    n = require_nodes(n, "hypercube(n)")
+    n = require_nodes(nodes, "hypercube")
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
         raise ValueError(
-            f"n of hypercube(n) must be a power of two, got {n}. Use {below} or {2 * below} nodes, "
-            f"or exponential({n})."
+            f"nodes of hypercube must be a power of two, got {n}. Use {below} or {2 * below} "
+            f"nodes, or exponential({n})."
         )
     bits = 1 << np.arange(n.bit_length() - 1)
-    nodes = np.arange(n)
+    numbers = np.arange(n)
     return _make_graph_schedule(
-        n, (nodes ^ bits[:, None]).ravel(), np.tile(nodes, len(bits)), "uniform"
+        n, (numbers ^ bits[:, None]).ravel(), np.tile(numbers, len(bits)), "uniform"
     )
 
 
 @named
-def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
+def from_graph(graph: Any, *, weights: GraphWeights = "uniform") -> Schedule:
     """Makes a static schedule from a networkx graph, directed or not; `T = 1`.
 
     An edge `(u, v)` of a directed graph means that `u` sends to `v`. Self-loops and edge attributes
@@ -228,7 +228,7 @@ def from_graph(graph: Any, weights: GraphWeights = "uniform") -> Schedule:
       IPSN 2005 (Metropolis weights).
 
     >>> import networkx
-    >>> from_graph(networkx.star_graph(2), "metropolis").matrices()[0].round(2).tolist()
+    >>> from_graph(networkx.star_graph(2), weights="metropolis").matrices()[0].round(2).tolist()
     [[0.33, 0.33, 0.33], [0.33, 0.67, 0.0], [0.33, 0.0, 0.67]]
     """
     if weights == "optimal":

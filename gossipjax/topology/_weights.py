@@ -21,7 +21,7 @@ def read_graph(graph: Any) -> tuple[int, np.ndarray]:
 
 
 def optimal_weights(
-    graph: Any, nonnegative: bool = True, min_self_weight: float = 0.0
+    graph: Any, *, nonnegative: bool = True, min_self_weight: float = 0.0
 ) -> np.ndarray:
     """The symmetric mixing matrix `[N, N]` of an undirected graph that averages fastest.
 
@@ -35,8 +35,8 @@ def optimal_weights(
     `optimal_weights` for tens of nodes. The solver's small errors are then removed: `W` is
     symmetric, its rows sum to 1 up to float64 rounding, and no entry is below its bound.
 
-    `gx.topology.from_graph(graph, "optimal")` makes a schedule of such weights, in which every node
-    gives itself a positive weight.
+    `gx.topology.from_graph(graph, weights="optimal")` makes a schedule of such weights, in which
+    every node gives itself a positive weight.
 
     Args:
       graph: a connected undirected networkx graph; self-loops and edge attributes are ignored.

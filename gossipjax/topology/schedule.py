@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
+from gossipjax.renamed import renamed
 from gossipjax.topology._round import TOLERANCE, Round, find_unreached, require_int
 
 __all__ = ["MAX_STEP", "TOLERANCE", "Round", "Schedule", "Segment", "require_int"]
@@ -303,10 +304,11 @@ class Schedule:
 
 def named(build: Callable[P, Schedule]) -> Callable[P, Schedule]:
     """Makes a builder name its schedules as they were called: `ring(8)`."""
+    checked = renamed(n="nodes")(build)
 
     @functools.wraps(build)
     def build_named(*args: P.args, **kwargs: P.kwargs) -> Schedule:
-        schedule = build(*args, **kwargs)
+        schedule = checked(*args, **kwargs)
         options = [f"{key}={_describe(value)}" for key, value in kwargs.items()]
         schedule._name = f"{build.__name__}({', '.join([*map(_describe, args), *options])})"
         return schedule

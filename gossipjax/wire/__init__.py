@@ -22,6 +22,8 @@ mean square; with a larger ratio the distance grows. Differences do vanish, so `
 sends differences, goes below 1e-6 with any codec.
 """
 
+from gossipjax.renamed import old_names
+
 # What other modules of the library share is imported under its name, and not in `__all__`.
 from gossipjax.wire._block_top_k import BlockTopK, block_top_k
 from gossipjax.wire._codec import Codec, WireLike
@@ -35,9 +37,11 @@ from gossipjax.wire._floats import FloatCodec, bfloat16, float16, float32
 from gossipjax.wire._floats import is_real_float as is_real_float
 from gossipjax.wire._floats import round_to as round_to
 from gossipjax.wire._integers import IntegerCodec, int4, int8
-from gossipjax.wire._messages import Wire, decode, encode, make_wire
+from gossipjax.wire._messages import Wire
 from gossipjax.wire._messages import concatenate_in_place as concatenate_in_place
+from gossipjax.wire._messages import decode_all as decode_all
 from gossipjax.wire._messages import decode_each as decode_each
+from gossipjax.wire._messages import encode_all as encode_all
 from gossipjax.wire._messages import encode_each as encode_each
 from gossipjax.wire._messages import encode_pieces as encode_pieces
 from gossipjax.wire._messages import is_cpu_over_processes as is_cpu_over_processes
@@ -58,13 +62,12 @@ __all__ = [
     "WireLike",
     "bfloat16",
     "block_top_k",
-    "decode",
-    "encode",
     "float16",
     "float32",
     "int4",
     "int8",
-    "make_wire",
     "random_k",
     "top_k",
 ]
+
+__getattr__ = old_names("wire")

@@ -160,7 +160,7 @@ def _noise(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
+def int8(block: int = 256, *, seed: int = 0) -> IntegerCodec:
     """A codec of 8-bit integers, one float32 scale per block: 0.254 of the bytes in blocks of 256.
 
     A value arrives with an error below 1/127 of the largest magnitude of its block; on average the
@@ -186,7 +186,7 @@ def int8(block: int = 256, seed: int = 0) -> IntegerCodec:
     return _integers(8, block, seed)
 
 
-def int4(block: int = 256, seed: int = 0) -> IntegerCodec:
+def int4(block: int = 256, *, seed: int = 0) -> IntegerCodec:
     """A codec like `int8`, with 4 bits: 0.129 of the bytes, errors below 1/7 of the largest value.
 
     >>> int4().count_bytes(25_600_000) / (4 * 25_600_000)

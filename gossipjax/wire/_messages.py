@@ -31,6 +31,32 @@ class Wire(NamedTuple):
     local_axis_name: str | None = None
     codec: Codec | None = None
 
+    @classmethod
+    def make(
+        cls,
+        axis_name: str,
+        local_axis_name: str | None = None,
+        wire: WireLike | None = None,
+        takes_sparse: bool = False,
+    ) -> Wire:
+        """Makes a `Wire` from the arguments of a transform's factory.
+
+        Raises:
+          ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec, or
+            if the codec is sparse and `takes_sparse` is false.
+
+        >>> Wire.make("nodes", wire="bfloat16").codec
+        bfloat16()
+        """
+        codec = None if wire is None else require_codec(wire, "wire")
+        if codec is not None and codec.is_sparse and not takes_sparse:
+            raise ValueError(
+                f"wire must be a dense codec, such as gx.wire.int8(), got {codec}: values that are "
+                "not sent would keep their mass and lose their weight. Use gx.choco, which sends "
+                "differences, gx.allreduce(wire=codec), or gx.outer(error_feedback=1)."
+            )
+        return cls(axis_name, local_axis_name, codec)
+
     def arguments(self) -> dict[str, Any]:
         """The arguments with which a transform's factory makes this wire again."""
         return {
@@ -48,31 +74,6 @@ class Wire(NamedTuple):
             return None
         seed = getattr(self.codec, "seed", 0)
         return jax.random.fold_in(make_seed_key(seed), count)
-
-
-def make_wire(
-    axis_name: str,
-    local_axis_name: str | None = None,
-    wire: WireLike | None = None,
-    takes_sparse: bool = False,
-) -> Wire:
-    """Makes a `Wire` from the arguments of a transform's factory.
-
-    Raises:
-      ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec, or if
-        the codec is sparse and `takes_sparse` is false.
-
-    >>> make_wire("nodes", wire="bfloat16").codec
-    bfloat16()
-    """
-    codec = None if wire is None else require_codec(wire, "wire")
-    if codec is not None and codec.is_sparse and not takes_sparse:
-        raise ValueError(
-            f"wire must be a dense codec, such as gx.wire.int8(), got {codec}: values that are not "
-            "sent would keep their mass and lose their weight. Use gx.choco(schedule, codec, gamma)"
-            ", which sends differences, gx.allreduce(wire=codec), or gx.outer(error_feedback=1)."
-        )
-    return Wire(axis_name, local_axis_name, codec)
 
 
 def require_codec(wire: WireLike, name: str) -> Codec:
@@ -96,7 +97,7 @@ def is_narrower(codec: Codec | None, dtype: np.dtype) -> bool:
     return codec is not None and codec.applies_to(dtype)
 
 
-def encode(
+def encode_all(
     arrays: Sequence[jax.Array], codec: Codec | None, key: jax.Array | None = None
 ) -> jax.Array:
     """Encodes flat arrays of one type as words, one array after another.
@@ -105,9 +106,9 @@ def encode(
     do not become finite.
 
     >>> from gossipjax.wire import bfloat16, float16
-    >>> encode([jnp.array([1.0, 2.0])], bfloat16()).dtype
+    >>> encode_all([jnp.array([1.0, 2.0])], bfloat16()).dtype
     dtype('uint16')
-    >>> encode([jnp.array([1e6, 2e6])], float16()).shape
+    >>> encode_all([jnp.array([1e6, 2e6])], float16()).shape
     (3,)
     """
     return concatenate_in_place(encode_each(arrays, codec, leaf_keys(key, len(arrays))))
@@ -152,12 +153,12 @@ def encode_pieces(
     return concatenate_in_place([codec.encode(piece, key) for piece in pieces])
 
 
-def decode(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[jax.Array]:
+def decode_all(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[jax.Array]:
     """Decodes `words`, which `encode` made, to flat arrays with the sizes and types of `like`.
 
     >>> from gossipjax.wire import bfloat16
     >>> sent = [jnp.array([1.0, 2.0]), jnp.array([0.1])]
-    >>> [array.tolist() for array in decode(encode(sent, bfloat16()), bfloat16(), sent)]
+    >>> [array.tolist() for array in decode_all(encode_all(sent, bfloat16()), bfloat16(), sent)]
     [[1.0, 2.0], [0.10000000149011612]]
     """
     sizes = [_count_words(words.dtype, codec, array) for array in like]

@@ -125,7 +125,7 @@ def top_k(fraction: float) -> TopK:
     return TopK(_require_fraction(fraction, "top_k"))
 
 
-def random_k(fraction: float, seed: int = 0) -> RandomK:
+def random_k(fraction: float, *, seed: int = 0) -> RandomK:
     """A codec that sends a fraction of the values, drawn anew for every message.
 
     Each value takes 4 bytes. The key takes 8 bytes, and sender and receivers draw the indices from

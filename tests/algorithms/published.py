@@ -23,7 +23,7 @@ def gradient_tracking(schedule, **options):
         x, y = node.mix((optax.tree.add(x, y), y))
         return x, {"c": optax.tree.sub(y, u)}
 
-    return gx.gossip(schedule, combine, {"c": "restart"}, **options)
+    return gx.gossip(schedule, combine, keeps={"c": "restart"}, **options)
 
 
 def dsgd_ac(schedule, rate, power=3.0, **options):

@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 def make_osgp_row(overlap, matrices, biased=False, **fields):
     return Row(
-        lambda schedule, **options: gx.osgp(schedule, overlap, biased, **options),
+        lambda schedule, **options: gx.osgp(schedule, overlap, biased=biased, **options),
         partial(oracle.osgp, overlap=overlap, biased=biased),
         matrices,
         steps=3 * overlap + 2,  # the third message arrives

@@ -22,5 +22,7 @@ def test_random_delays_have_the_requested_mean():
     assert abs(delays.mean() - 1.5) < 0.05
     assert gx.random_delays(50, 200, seed=0, mean_delay=3.0, max_delay=2).max() == 2
     assert not gx.random_delays(2, 3, seed=0, mean_delay=0).any()
-    np.testing.assert_array_equal(delays, gx.random_delays(50, 200, 0, 1.5, 100))
-    assert (delays != gx.random_delays(50, 200, 1, 1.5, 100)).any()
+    np.testing.assert_array_equal(
+        delays, gx.random_delays(50, 200, 0, mean_delay=1.5, max_delay=100)
+    )
+    assert (delays != gx.random_delays(50, 200, 1, mean_delay=1.5, max_delay=100)).any()

@@ -86,7 +86,9 @@ class TestApplyIfFinite:
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
     def test_before_the_gossip_nodes_skip_the_optimizer_and_still_mix(self):
-        tx = optax.chain(gx.apply_if_finite(optax.sgd(0.1)), gx.dpsgd(RING, "adapt-then-combine"))
+        tx = optax.chain(
+            gx.apply_if_finite(optax.sgd(0.1)), gx.dpsgd(RING, order="adapt-then-combine")
+        )
         z, _ = train(tx, 1, bad_steps=(0,))
         np.testing.assert_allclose(z, RING.matrices()[0] @ START, rtol=1e-5)
 

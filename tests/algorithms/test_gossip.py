@@ -49,7 +49,7 @@ def test_what_is_averaged_beside_numerators_equals_the_oracle(mode):
         "one": ("average", jnp.ones_like),
         "last": ("restart", lambda params: jnp.full((), -1, jnp.float32)),
     }
-    z, state = run_steps(gx.gossip(DIRECTED, combine, keeps), mode)
+    z, state = run_steps(gx.gossip(DIRECTED, combine, keeps=keeps), mode)
     x, w, m = START, np.ones((N, 1)), np.zeros_like(START)
     matrices = DIRECTED.matrices()
     for step, u in enumerate(UPDATES):
@@ -108,7 +108,7 @@ def mix_first(x, u, node):
 def test_nobody_tries_out_what_combine_does_with_updates(combine):
     """What looks wrong in three updates comes near the optimum, 2, in many."""
     keeps = None if combine is mix_first else {"g": "restart"}
-    tx = optax.chain(optax.sgd(0.02), gx.gossip(RING, combine, keeps))
+    tx = optax.chain(optax.sgd(0.02), gx.gossip(RING, combine, keeps=keeps))
     nodes = gx.Nodes(N)
     step = gx.TrainStep(lambda z, target: (z - target, ()), tx, nodes=nodes)
     targets = jnp.tile(jnp.array([0.0, 1.0, 2.0, 5.0]), (400, 1))

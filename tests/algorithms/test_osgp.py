@@ -101,7 +101,7 @@ def test_a_message_travels_in_pieces_of_whole_leaves(overlap, sizes):
     """In a step about a tau-th; the weight is in the first."""
     tx = gx.osgp(GRAPHS["one peer"], overlap)
     params = [jnp.ones((10, 20)), jnp.ones(200), jnp.ones(200)]
-    sent, _ = gx.bytes_per_step(tx, params, N, range(1, 1 + len(sizes)))
+    sent, _ = gx.bytes_per_step(tx, params, N, steps=range(1, 1 + len(sizes)))
     assert (sent / 4).tolist() == [[size] * N for size in sizes]
 
 

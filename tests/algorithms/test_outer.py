@@ -77,11 +77,11 @@ class Setting(NamedTuple):
             inner,
             optax.sgd(self.rate, **self.optimizer),
             self.every,
-            average,
-            self.fragments,
-            self.delay,
-            self.mix,
-            pull=self.pull,
+            average=average,
+            fragments=self.fragments,
+            delay=self.delay,
+            strength=1 - self.mix,
+            anchor_strength=self.pull,
             **options,
         )
 
@@ -259,7 +259,7 @@ def test_canonical_steps_are_the_smallest_with_the_same_program():
     """Three rounds, and a period of 500: no program for each step of both."""
     schedule = gx.topology.one_peer_exponential(8)
     inner = optax.chain(optax.sgd(0.1), gx.sgp(schedule))
-    streaming = gx.outer(inner, optax.sgd(0.7), 500, fragments=2, delay=3, mix=0.5)
+    streaming = gx.outer(inner, optax.sgd(0.7), 500, fragments=2, delay=3, strength=0.5)
     state = streaming.init({"a": jnp.zeros(3), "b": jnp.zeros(2)})
     steps = gx.canonical_steps(state)
     # Three rounds at each of: nothing, first sent, first used, second sent, second used.
@@ -307,7 +307,7 @@ def test_streaming_diloco_by_the_pseudo_code_of_its_paper():
         period,
         fragments=2,
         delay=tau,
-        mix=alpha,
+        strength=1 - alpha,
     )
     nodes = gx.Nodes(workers)
     step = gx.TrainStep(lambda z, goal: (jax.tree.map(jnp.subtract, z, goal), ()), tx, nodes=nodes)
@@ -386,7 +386,7 @@ def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
     assert all(np.any(leaf) for leaf in (states["kept"][0][0].mu, states["kept"][0][1].trace))
 
 
-STREAM = {"every": 4, "fragments": 2, "delay": 3, "mix": 0.5}
+STREAM = {"every": 4, "fragments": 2, "delay": 3, "strength": 0.5}
 
 
 def make_streaming(**changes):
@@ -508,7 +508,7 @@ class TestOnTheHost:
         ("place", "setting"),
         [
             (gx.Nodes(N), {"every": 4, "error_feedback": 0.9, "wire": gx.wire.int8()}),
-            (gx.Nodes(N, jax.sharding.Mesh(jax.devices()[:2], "nodes")), STREAM | BY_LAYERS),
+            (gx.Nodes(N, mesh=jax.sharding.Mesh(jax.devices()[:2], "nodes")), STREAM | BY_LAYERS),
             (gx.Nodes(mesh=MESH), STREAM),
             (FSDP, STREAM),
         ],
@@ -574,11 +574,11 @@ ONE_PEER = gx.topology.one_peer_exponential(N)
 
 GOSSIPS = {
     "sgp": gx.sgp(ONE_PEER),
-    "sgp-cwa": gx.sgp(ONE_PEER, "combine-while-adapting"),
+    "sgp-cwa": gx.sgp(ONE_PEER, order="combine-while-adapting"),
     "osgp": gx.osgp(ONE_PEER, 2),
     "dpsgd": gx.dpsgd(RING),
 }
-NOT_REPLACED: Any = ({"average": "none"}, {"mix": 0.5}, {"fragments": 2})
+NOT_REPLACED: Any = ({"average": "none"}, {"strength": 0.5}, {"fragments": 2})
 
 
 @pytest.mark.parametrize("name", GOSSIPS)

@@ -27,7 +27,7 @@ def gradients(z, target):
 
 @functools.cache
 def make_step(average, nodes):
-    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, average)
+    tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.5, momentum=0.5), 2, average=average)
     return tx, gx.TrainStep(gradients, tx, nodes=nodes)
 
 
@@ -47,7 +47,7 @@ def flat(tree):
 
 def test_canonical_steps_count_rounds_by_outer_steps():
     schedule = topology.one_peer_exponential(N)  # 3 rounds
-    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 5, gx.sgp(schedule))
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 5, average=gx.sgp(schedule))
     state = tx.init(STARTS)
     assert gx.canonical_steps(state) == [0, 4, 9, 14]
     assert [gx.canonical_step(state, k) for k in (3, 19, 24, 29, 30)] == [0, 4, 9, 14, 0]
@@ -58,7 +58,7 @@ def test_canonical_steps_count_rounds_by_outer_steps():
 
 
 def test_statistics_are_mixed_by_the_round_of_an_outer_step_with_its_weights():
-    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 2, TRACKING)
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 2, average=TRACKING)
     weight = np.linspace(0.2, 1.8, N)
     matrices = RANDOM_PEER.matrices()
     stats = jnp.arange(float(N))

@@ -101,7 +101,12 @@ def test_an_outer_optimizer_is_refused_where_its_oracle_diverges(case):
     assert simulate(results) == OUTER[case]
     assert OUTER[case] == is_refused(
         lambda: gx.outer(
-            optax.sgd(0.1), optax.sgd(rate, **optimizer), 50, schedule, mix=mix, pull=pull
+            optax.sgd(0.1),
+            optax.sgd(rate, **optimizer),
+            50,
+            average=schedule,
+            strength=1 - mix,
+            anchor_strength=pull,
         )
     )
 
@@ -129,7 +134,7 @@ def test_over_gossip_it_is_refused_where_its_oracle_diverges(case):
         sizes = [np.abs(r["x"]).max() for r in results]
     assert OVER_GOSSIP[case] == (not sizes[-1] <= 10 * max(sizes[:100]))
     assert OVER_GOSSIP[case] == is_refused(
-        lambda: gx.outer(optax.sgd(0.1), optax.sgd(rate, **NESTEROV), 50, gossip)
+        lambda: gx.outer(optax.sgd(0.1), optax.sgd(rate, **NESTEROV), 50, average=gossip)
     )
 
 
@@ -159,7 +164,7 @@ def test_quasi_global_momentum_is_refused_where_its_oracle_diverges(name, nester
 )
 def test_the_rate_is_found_wherever_it_stands(outer_tx):
     with pytest.raises(ValueError, match=REFUSED):
-        gx.outer(optax.sgd(0.1), outer_tx, 5, SCHEDULES["directed ring"])
+        gx.outer(optax.sgd(0.1), outer_tx, 5, average=SCHEDULES["directed ring"])
 
 
 @pytest.mark.parametrize(
@@ -172,10 +177,10 @@ def test_the_rate_is_found_wherever_it_stands(outer_tx):
     ids=["adam", "lion", "falling"],
 )
 def test_what_is_not_linear_or_has_no_momentum_is_accepted(outer_tx):
-    gx.outer(optax.sgd(0.1), outer_tx, 5, SCHEDULES["directed ring"])
+    gx.outer(optax.sgd(0.1), outer_tx, 5, average=SCHEDULES["directed ring"])
 
 
 def test_every_part_of_a_piecewise_schedule_counts():
     parts = {0: topology.complete(N), 300: SCHEDULES["directed ring"]}
     with pytest.raises(ValueError, match=REFUSED):
-        gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.9), 5, topology.piecewise(parts))
+        gx.outer(optax.sgd(0.1), optax.sgd(0.7, 0.9), 5, average=topology.piecewise(parts))

@@ -461,7 +461,7 @@ def test_copies_of_a_sharded_model_inside_a_node():
     schedule = gx.topology.directed_ring(2)
 
     def make_tx(wrap, name):
-        average = [] if name is None else [wrap(gx.allreduce(name))]
+        average = [] if name is None else [wrap(gx.allreduce(axis_name=name))]
         return optax.chain(*average, optax.sgd(0.1), wrap(gx.sgp(schedule, local_axis_name=name)))
 
     gradients, batches = make_task()

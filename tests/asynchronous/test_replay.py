@@ -72,11 +72,11 @@ def require_same_replay(journals, seen):
     ("algorithm", "size"),
     [
         (ga.sgp(), 5),
-        (ga.sgp("random"), 3),
+        (ga.sgp(graph="random"), 3),
         (ga.adpsgd(), 3),
-        (ga.adpsgd("bipartite"), 4),
-        (ga.outer(4, 0.5, 0.8), 4),
-        (ga.outer(3, 0.7, 0.0, "exponential"), 3),
+        (ga.adpsgd(graph="bipartite"), 4),
+        (ga.outer(4, learning_rate=0.5, momentum=0.8), 4),
+        (ga.outer(3, learning_rate=0.7, momentum=0.0, graph="exponential"), 3),
     ],
 )
 def test_models_are_those_of_the_oracle(tmp_path, algorithm, size):
@@ -92,7 +92,7 @@ def test_models_are_those_of_the_oracle(tmp_path, algorithm, size):
 
 def test_halves_that_go_back_are_replayed(tmp_path):
     """Each node gives half of all that it holds for most of the shares that come."""
-    journals, seen = run_job(tmp_path, ga.sgp("random"), 4, max_received=1)
+    journals, seen = run_job(tmp_path, ga.sgp(graph="random"), 4, max_received=1)
     assert sum(path.read_text().count('"grant"') for path in journals) > 10
     require_same_replay(journals, seen)
     assert abs(ga.account(journals).difference) < 1e-12
@@ -105,7 +105,7 @@ def pull(params, goal):
     return params - goal, None
 
 
-@pytest.mark.parametrize("algorithm", [ga.sgp(), ga.outer(2, 1.0, 0.5)])
+@pytest.mark.parametrize("algorithm", [ga.sgp(), ga.outer(2, learning_rate=1.0, momentum=0.5)])
 def test_a_slow_node_counts_as_the_others_do(algorithm):
     """Each node draws the model to an axis of its own; the first makes a quarter of the steps."""
     size = 4
@@ -137,7 +137,7 @@ def test_a_replay_makes_the_same_steps_with_narrow_messages(tmp_path, algorithm,
     journals, seen = run_job(tmp_path, algorithm, 3, wire)
     differences = [
         np.abs(step.params[name] - value).ravel()
-        for step in ga.replay(journals, TX, START, gradients, inputs, wire)
+        for step in ga.replay(journals, TX, START, gradients, inputs, wire=wire)
         for name, value in seen[step.place, step.step].items()
     ]
     assert len(differences) == sum(map(len, seen.values()))

@@ -257,7 +257,10 @@ def test_what_one_message_raises_is_counted(monkeypatch):
         ({"wire": "bfloat16"}, "of another wire, not 'float32 float32'"),
         ({"algorithm": ga.sgp()}, r"of another algorithm, not 'Outer\(every=8,"),
         ({"algorithm": ga.outer(4)}, r"of another algorithm, not 'Outer\(every=8,"),
-        ({"algorithm": ga.outer(8, 0.5)}, r"of another algorithm, .*learning_rate=0.7, "),
+        (
+            {"algorithm": ga.outer(8, learning_rate=0.5)},
+            r"of another algorithm, .*learning_rate=0.7, ",
+        ),
     ],
 )
 def test_who_does_not_fit_into_a_job_is_told_why_at_once(different, reason):

@@ -10,7 +10,7 @@ from gossipjax.asynchronous._messages import Identity
 
 PEERS = [Identity(place, f"life {place}", f"127.0.0.1:{place}") for place in range(1, 5)]
 OWN = Identity(0, "own", "127.0.0.1:9")
-RATE = gx.asynchronous.sgp("rate")
+RATE = gx.asynchronous.sgp(graph="rate")
 
 
 def count_draws(seconds, algorithm=RATE, steps=4000):
@@ -29,7 +29,7 @@ def test_links_that_take_longer_are_drawn_as_much_less():
 
 def test_without_a_measurement_draws_are_uniform():
     assert all(count == pytest.approx(1000, abs=120) for count in count_draws({}).values())
-    counts = count_draws({PEERS[0]: 8.0}, gx.asynchronous.sgp("random"))
+    counts = count_draws({PEERS[0]: 8.0}, gx.asynchronous.sgp(graph="random"))
     assert counts[1] == pytest.approx(1000, abs=120)
 
 

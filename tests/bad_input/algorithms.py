@@ -31,14 +31,14 @@ ROWS: list[Call] = []
 for name, function, values, message in (
     ("ring", T.ring, [0, 2.0], "must be an integer >= 1"),
     ("k_peer peers", lambda k: T.k_peer_exponential(8, k), [0, 4], "peers"),
-    ("hops", lambda h: T.k_peer_exponential(8, 2, h), ["ours"], "'paper' or 'authors'"),
-    ("hops of the authors", lambda n: T.k_peer_exponential(n, 3, "authors"), [8, 12], "hops="),
+    ("hops", lambda h: T.k_peer_exponential(8, 2, hops=h), ["ours"], "'paper' or 'authors'"),
+    ("hops of the authors", lambda n: T.k_peer_exponential(n, 3, hops="authors"), [8, 12], "hops="),
     ("base_graph peers", lambda k: T.base_graph(5, k), [0, 5], "peers"),
-    ("random_peer graph", lambda g: T.random_peer(4, 3, 0, g), ["ring"], "'complete'"),
+    ("random_peer graph", lambda g: T.random_peer(4, 3, 0, graph=g), ["ring"], "'complete'"),
     ("random_pairs n", lambda n: T.random_pairs(n, 3, 0), [0, 3], "must be"),
     ("hypercube size", T.hypercube, [12], "8 or 16"),
     ("bipartite size", T.bipartite_exponential, [7], "6 or 8"),
-    ("star weights", lambda w: T.star(4, w), ["equal"], "'uniform' or 'metropolis'"),
+    ("star weights", lambda w: T.star(4, weights=w), ["equal"], "'uniform' or 'metropolis'"),
     ("piecewise start", T.piecewise, [{}, {3: RING}], "step 0"),
     ("piecewise sizes", lambda s: T.piecewise({0: RING, 2: s}), [T.ring(5)], "size"),
     ("matrix shape", T.from_matrices, [EYE[0], np.zeros((1, 2, 3))], "[N, N]"),
@@ -49,10 +49,15 @@ for name, function, values, message in (
     ("matrix of two parts", T.from_matrices, [PAIRS], "node 0 can never send to node 2"),
     ("matrix one way", T.from_matrices, [[[0.5, 0], [0.5, 1]]], "can never receive from node 1"),
     ("from_graph parts", T.from_graph, [nx.Graph([(0, 1), (2, 3)])], "connect all 4 nodes"),
-    ("from_graph weights", lambda w: T.from_graph(nx.path_graph(3), w), ["equal"], "'uniform'"),
+    (
+        "from_graph weights",
+        lambda w: T.from_graph(nx.path_graph(3), weights=w),
+        ["equal"],
+        "'uniform'",
+    ),
     (
         "from_graph directed",
-        lambda graph: T.from_graph(graph, "metropolis"),
+        lambda graph: T.from_graph(graph, weights="metropolis"),
         [nx.DiGraph([(0, 1), (1, 0)])],
         "undirected",
     ),
@@ -159,7 +164,7 @@ for name, keeps, combine, message in (
 ):
     ROWS += calls(
         f"gossip {name}",
-        lambda combine, keeps=keeps: update(gx.gossip(RING, combine, keeps)),
+        lambda combine, keeps=keeps: update(gx.gossip(RING, combine, keeps=keeps)),
         [combine],
         message,
     )
@@ -172,8 +177,8 @@ ROWS += calls(
 for name in ("dpsgd", "adpsgd", "quasi_global"):
     ROWS += calls(f"{name} star", FACTORIES[name], [STAR], "doubly stochastic")
 for argument, function, values in (
-    ("codec", lambda codec: gx.choco(RING, codec, 0.1), [None, gx.wire.int8]),
-    ("gamma", lambda gamma: gx.choco(RING, INT8, gamma), [0, 1.1, NAN]),
+    ("wire", lambda wire: gx.choco(RING, wire, 0.1), [None, gx.wire.int8]),
+    ("strength", lambda strength: gx.choco(RING, INT8, strength), [0, 1.1, NAN]),
     ("schedule", lambda s: gx.choco(s, INT8, 0.1), [STAR]),
 ):
     ROWS += calls(f"choco {argument}", function, values, f"{argument} of choco")
@@ -191,16 +196,21 @@ for name, function, values, message in (
     ("choco rounds", lambda s: gx.choco(s, INT8, 0.1), [ONE_PEER], "static"),
     ("block_top_k count", gx.wire.block_top_k, [0, 1.5, 4097], "count of block_top_k"),
     ("osgp overlap", lambda k: gx.osgp(RING, k), [-1, 1.5], "overlap of osgp"),
-    ("sgp order", lambda order: gx.sgp(RING, order), ["adapt"], "'adapt-then-combine'"),
+    ("sgp order", lambda order: gx.sgp(RING, order=order), ["adapt"], "'adapt-then-combine'"),
     (
         "adpsgd delays",
         lambda delays: gx.adpsgd(RING, delays),
         [-1, 1.5, [1, 2, 3], [[1, -1, 0, 0]], 2**40],
         "delays",
     ),
-    ("easgd alpha", gx.easgd, [0, 1.0, NAN], "alpha of easgd"),
-    ("easgd period", lambda p: gx.easgd(0.1, p), [0, 1.5], "period of easgd"),
-    ("quasi_global momentum", lambda b: gx.quasi_global(RING, 0.1, b), [1.0, -1], "momentum"),
+    ("easgd strength", gx.easgd, [0, 1.0, NAN], "strength of easgd"),
+    ("easgd every", lambda p: gx.easgd(0.1, p), [0, 1.5], "every of easgd"),
+    (
+        "quasi_global momentum",
+        lambda b: gx.quasi_global(RING, 0.1, momentum=b),
+        [1.0, -1],
+        "momentum",
+    ),
     ("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8"], "wire must be a codec"),
     ("accumulate_gradients", lambda k: gx.accumulate_gradients(identity, k), [0], "every of"),
     ("weighted", gx.weighted, [[1.0, -1.0]], "one number >= 0 for each node"),
@@ -235,7 +245,7 @@ for name, function, values, message in (
         [
             SGD,
             gx.allreduce(),
-            gx.sgp(RING, "combine-while-adapting"),
+            gx.sgp(RING, order="combine-while-adapting"),
             gx.osgp(RING),
             gx.choco(RING, TOP_K, 0.1),
             gx.easgd(0.1),
@@ -245,20 +255,20 @@ for name, function, values, message in (
     ),
     (
         "outer average by a gossip",
-        lambda options: gx.outer(SGD, SGD, 4, gx.sgp(RING), **options),
-        [{"fragments": 2}, {"delay": 1}, {"mix": 0.5}],
+        lambda options: gx.outer(SGD, SGD, 4, average=gx.sgp(RING), **options),
+        [{"fragments": 2}, {"delay": 1}, {"strength": 0.5}],
         "whole models at once",
     ),
     (
         "outer gossips twice",
-        lambda tx: gx.outer(tx, SGD, 4, gx.sgp(RING)).init(PARAMS),
+        lambda tx: gx.outer(tx, SGD, 4, average=gx.sgp(RING)).init(PARAMS),
         [gx.sgp(RING)],
         "must hold no gossip where average is one",
     ),
     ("outer fragments", outer("fragments"), [0, 5], "fragments of"),
     ("outer delay", outer("delay"), [-1, 4], "delay of"),
-    ("outer mix", outer("mix"), [-0.1, 1, NAN], "mix of"),
-    ("outer pull", outer("pull"), [-1, NAN], "pull of"),
+    ("outer strength", outer("strength"), [0, 1.1, NAN], "strength of"),
+    ("outer anchor_strength", outer("anchor_strength"), [-1, NAN], "anchor_strength of"),
     ("outer wire", outer("wire"), ["x", TOP_K], "wire"),
     (
         "outer error_feedback of what has none",
@@ -331,7 +341,7 @@ for name, function, values, message in (
     (
         "outer parts around osgp",
         lambda fields: gx.outer(gx.osgp(RING), SGD, 4, **fields).init(PARAMS),
-        [{"fragments": 2}, {"mix": 0.5}],
+        [{"fragments": 2}, {"strength": 0.5}],
         "around gx.osgp",
     ),
 ):
@@ -414,14 +424,20 @@ for measure, outside in (
     ROWS += [
         Call(f"{name} integers", with_state(lambda x, s, m=measure: m(INTEGERS)), "floating-point"),
         Call(f"{name} no axis", lambda m=measure: m(PARAMS), outside),
-        Call(f"{name} axis", with_state(lambda x, s, m=measure: m(x, "servers")), "servers"),
+        Call(
+            f"{name} axis", with_state(lambda x, s, m=measure: m(x, axis_name="servers")), "servers"
+        ),
     ]
 for measure in (D.total_mass, gx.average_model):
     name = measure.__name__
     ROWS += [
         Call(f"{name} integers", with_state(lambda x, s, m=measure: m(INTEGERS, ())), "floating"),
         Call(f"{name} no axis", lambda m=measure: m(PARAMS, SGP.init(PARAMS)), OUTSIDE),
-        Call(f"{name} axis", with_state(lambda x, s, m=measure: m(x, s, "servers")), "servers"),
+        Call(
+            f"{name} axis",
+            with_state(lambda x, s, m=measure: m(x, s, axis_name="servers")),
+            "servers",
+        ),
         Call(f"{name} swapped", with_state(lambda x, s, m=measure: m(s, x)), "must be"),
         Call(f"{name} keys", with_state(lambda x, s, m=measure: m(without(x), s), OSGP), "params"),
         Call(

@@ -26,7 +26,12 @@ for name, function, values, message in (
     ("all-reduce kind", cm.allreduce, ["star"], "kind of an exchange"),
     ("wire", lambda x: cm.allreduce(wire=x), ["int7"], "wire must be"),
     ("order", lambda x: cm.sgp(SCHEDULE, x), ["cwa"], "order must be"),
-    ("schedule of one way", cm.dpsgd, [gx.topology.star(4, "uniform")], "doubly stochastic"),
+    (
+        "schedule of one way",
+        cm.dpsgd,
+        [gx.topology.star(4, weights="uniform")],
+        "doubly stochastic",
+    ),
     ("schedule", cm.sgp, ["ring"], "schedule of an exchange"),
     ("outer steps", cm.diloco, [0], "every of an exchange"),
     ("fragments", lambda x: cm.streaming_diloco(10, x), [11], "fragments of"),

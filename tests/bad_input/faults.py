@@ -52,8 +52,8 @@ for name, function, values, message in (
     ("all die", with_faults("deaths"), [dict.fromkeys(range(N), 3)], "must leave a node"),
     ("apply faults", lambda f: F.apply(RING, f), [F.Faults(3)], "faults of apply"),
     ("apply late", lambda f: F.apply(RING, f), [LATE, F.Faults(N, noise=1)], "no delays"),
-    ("apply keep", lambda k: F.apply(RING, PLAIN, k), ["receiver"], "keep of apply"),
-    ("apply both", lambda s: F.apply(s, PLAIN, "both"), [ONE_PEER], "symmetric"),
+    ("apply keep", lambda k: F.apply(RING, PLAIN, keep=k), ["receiver"], "keep of apply"),
+    ("apply both", lambda s: F.apply(s, PLAIN, keep="both"), [ONE_PEER], "symmetric"),
     ("dpsgd schedule", lambda s: F.dpsgd(s, PLAIN), [gx.topology.star(N)], "doubly stochastic"),
     ("dpsgd late", lambda s: F.dpsgd(s, LATE), [ONE_PEER], "one round"),
     ("inactive all at once", init, [gx.easgd(0.1)], "by a schedule"),
@@ -70,7 +70,7 @@ for name, function, values, message in (
 ROWS += [
     Call(
         "apply, nothing arrives",
-        lambda: F.apply(RING, F.Faults(N, np.zeros((2, N, N), bool))),
+        lambda: F.apply(RING, F.Faults(N, arrives=np.zeros((2, N, N), bool))),
         "must connect all",
     ),
     Call(

@@ -74,11 +74,21 @@ BY_HAND = "coordinator_address must be HOST:PORT"
 ROWS: list[Call] = []
 for name, function, values, message in (
     ("Nodes size", gx.Nodes, [0, 2.0], "nodes must be"),
-    ("Nodes and mesh", lambda n: gx.Nodes(n, launch.mesh(4)), [2, 5], "nodes must be the size"),
-    ("Nodes of rows", lambda n: gx.Nodes(n, launch.mesh(2, 2)), [4], "must have no axis"),
+    (
+        "Nodes and mesh",
+        lambda n: gx.Nodes(n, mesh=launch.mesh(4)),
+        [2, 5],
+        "nodes must be the size",
+    ),
+    (
+        "Nodes of rows",
+        lambda n: gx.Nodes(n, mesh=launch.mesh(2, local=2)),
+        [4],
+        "must have no axis",
+    ),
     (
         "spmd check_vma",
-        lambda flag: gx.spmd(identity, launch.mesh(2), 4, check_vma=flag),
+        lambda flag: gx.Nodes(4, mesh=launch.mesh(2)).spmd(identity, check_vma=flag),
         [True],
         "check_vma must be False",
     ),
@@ -86,7 +96,7 @@ for name, function, values, message in (
     ("spmd number", gx.spmd(identity, nodes=4), [jnp.ones(())], "shared_argnums or static_argnums"),
     (
         "spmd parts",
-        gx.Nodes(mesh=launch.mesh(4, 2)).spmd(identity, local_argnums=0),
+        gx.Nodes(mesh=launch.mesh(4, local=2)).spmd(identity, local_argnums=0),
         [jnp.ones((4, 3))],
         "second axis that 2 local devices divide",
     ),
@@ -120,7 +130,7 @@ for name, function, values, message in (
     ("put", NODES.put, [jnp.ones((3, 2)), 1.0], "leading axis of 4"),
     ("mesh axis", lambda size: launch.mesh(2, fsdp=size), [0, 2.0, 1000], "must be"),
     ("mesh nodes", launch.mesh, [0, 2.0, 1000], "must be"),
-    ("mesh local", lambda n: launch.mesh(1, n), [0, 1.5, 1000], "must be"),
+    ("mesh local", lambda n: launch.mesh(1, local=n), [0, 1.5, 1000], "must be"),
     ("address", lambda a: launch.initialize(a, 2, 0), ["host", "host:0", ":1", "::1:80"], BY_HAND),
     ("num_processes", lambda n: launch.initialize("host:1", n, 0), [-1, 1.5], "num_processes"),
     ("sharded specs", lambda s: gx.sharded(SGP, s), [{"w": "fsdp", "b": None}], "PartitionSpec"),

@@ -53,7 +53,7 @@ class Run:
 
     def __init__(self, name, nodes=None, seed=0):
         self.folder = Path(os.environ["FOLDER"], name, str(RANK))
-        self.nodes = nodes or gx.Nodes(N, launch.mesh())
+        self.nodes = nodes or gx.Nodes(N, mesh=launch.mesh())
         self.start = make_start(self.nodes, seed)
         with self.open() as checkpoints:
             for step in (1, 2, 3):
@@ -96,7 +96,7 @@ def check_same_bits():
         assert_equal(restored.state, move(run.start, 2).arrays)
         with pytest.raises(ValueError, match=r"\['host'\] must be an array on the devices of all"):
             checkpoints.save(4, {"host": np.ones(3)}, {})
-    _, _, said = run.resume(nodes=gx.Nodes(2 * N, launch.mesh()))
+    _, _, said = run.resume(nodes=gx.Nodes(2 * N, mesh=launch.mesh()))
     assert "must be restored by the processes and nodes that saved it" in said, said
     _, _, said = run.resume(folder=run.folder.with_name(str(1 - RANK)))
     assert "must be restored by the processes and nodes that saved it" in said, said

@@ -21,7 +21,7 @@ from gossipjax.checkpoint import Checkpoints, _store
 
 COUNT = 108
 PAGE = 4096
-NODES = gx.Nodes(4, make_mesh(2))
+NODES = gx.Nodes(4, mesh=make_mesh(2))
 STEPS = (1, 2)
 
 # A read by orbax continues for a moment after it has failed, and complains of a closed loop.

@@ -26,7 +26,7 @@ STEPS = 13
 PLACEMENTS = {
     "mesh": gx.Nodes(mesh=make_mesh(N)),
     "vmap": gx.Nodes(N),
-    "several per device": gx.Nodes(N, make_mesh(2)),
+    "several per device": gx.Nodes(N, mesh=make_mesh(2)),
 }
 # What a state holds is the algorithm's, where it is the placement's. Those with several parts.
 CASES = [("osgp 1", kind) for kind in PLACEMENTS]

@@ -240,8 +240,8 @@ def test_one_message_of_these_words(wire, words):
     else:
         tx = gx.sgp(SCHEDULES["one peer"], wire=wire)
     z = {"a": jnp.ones((N, 500)), "b": jnp.ones((N, 99))}
-    state = gx.spmd(tx.init, mesh=make_mesh(N))(z)
-    program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), mesh=make_mesh(N))
+    state = gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(z)
+    program = gx.spmd(lambda z, s: tx.update(z, s, z, step=0), nodes=gx.Nodes(mesh=make_mesh(N)))
     text = program.lower(z, state).compile().as_text()
     assert re.findall(r" = (\S+)\{0\} collective-permute\(", text) == [words]
 

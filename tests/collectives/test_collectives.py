@@ -56,7 +56,7 @@ def test_a_nan_travels_along_edges_only(mode):
 def test_only_messages_travel_where_a_permutation_may_be_partial(mode, monkeypatch):
     """Not fillers, nor what a node would send to itself: in a switch and in a nested jit, too."""
     path = nx.path_graph(3)
-    chain = gx.topology.from_graph(path, "metropolis")
+    chain = gx.topology.from_graph(path, weights="metropolis")
     choco = gx.choco(chain, gx.wire.top_k(0.5), 0.4)
     update = jax.jit(lambda tx, x: tx.update(x, tx.init(x), x, step=0)[0], static_argnums=0)
     functions = {
@@ -268,7 +268,7 @@ def test_large_leaves_are_messages_of_their_own(monkeypatch):
     def mix(x, w):
         return gx.mix(x, w, schedule, 0)
 
-    program = gx.spmd(mix, mesh=make_mesh(8))
+    program = gx.spmd(mix, nodes=gx.Nodes(mesh=make_mesh(8)))
     text = program.lower(tree, jnp.ones(8)).compile().as_text()
     found = re.findall(r"f32\[(\d+)\]\S* collective-permute", text)
     assert sorted(map(int, found)) == [30, 1 + 3 + 40 + 50 + 1, 120, 200]

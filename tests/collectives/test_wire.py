@@ -11,6 +11,7 @@ import pytest
 from modes import make_mesh, run
 
 import gossipjax as gx
+from gossipjax.wire import decode_all, encode_all
 
 N = 8
 
@@ -40,13 +41,13 @@ def test_decode_reads_what_encode_wrote(wire, words):
 
     Every array in float16 has a power of two.
     """
-    codec = gx.wire.make_wire("nodes", wire=wire).codec
+    codec = gx.wire.Wire.make("nodes", wire=wire).codec
     dtype = None if wire is None else jnp.dtype(wire)
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in (1, 5, 0, 1, 3)]
-    encoded = gx.wire.encode(arrays, codec)
+    encoded = encode_all(arrays, codec)
     assert encoded.shape == (words,)
-    decoded = gx.wire.decode(encoded, codec, arrays)
+    decoded = decode_all(encoded, codec, arrays)
     for actual, array in zip(decoded, arrays, strict=True):
         assert (actual.shape, actual.dtype) == (array.shape, array.dtype)
         rounded = array if dtype is None or array.size == 1 else array.astype(dtype)
@@ -85,7 +86,7 @@ def test_allreduce_in_low_precision(mode, n, length):
 def test_words_of_a_low_precision_allreduce():
     tx = optax.chain(gx.allreduce(wire=jnp.bfloat16), optax.sgd(1.0))
     g = {"a": jnp.ones((N, 599)), "b": jnp.ones((N, 41))}
-    program = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=make_mesh(N))
+    program = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], nodes=gx.Nodes(mesh=make_mesh(N)))
     text = program.lower(g).compile().as_text()
     collectives = set(re.findall(r" = (.*?)\{.*? (all-to-all|all-gather|all-reduce)\(", text))
     assert {kind for _, kind in collectives} == {"all-to-all", "all-gather"}
@@ -111,9 +112,9 @@ def test_servers_of_several_devices():
     for wire in (None, "bfloat16"):
 
         def mixed(x, w, wire=wire):
-            return gx.mix(x, w, schedule, 0, "nodes", "local", wire)
+            return gx.mix(x, w, schedule, 0, axis_name="nodes", local_axis_name="local", wire=wire)
 
-        results.append(gx.spmd(mixed, mesh=servers, check_vma=True)(x, jnp.ones(4)))
+        results.append(gx.spmd(mixed, nodes=gx.Nodes(mesh=servers), check_vma=True)(x, jnp.ones(4)))
     P = schedule.matrices()[0]
     np.testing.assert_allclose(results[0][0], P @ x, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(results[1][0], P @ x, atol=0.05)

@@ -55,7 +55,7 @@ ROWS = {
         partial(oracle.desloc, rate=RATE, **ADAM, periods=PERIODS),
     ),
     "mixed_momentum": (
-        lambda schedule: gx.contrib.mixed_momentum(schedule, RATE, 0.8, nesterov=True),
+        lambda schedule: gx.contrib.mixed_momentum(schedule, RATE, momentum=0.8, nesterov=True),
         partial(oracle.mixed_momentum, rate=RATE, momentum=0.8, nesterov=True),
     ),
     "quasi_global_adam": (
@@ -67,7 +67,7 @@ ROWS = {
         lambda matrices, x, u: oracle.relay(oracle.binary_tree_distances(N), x, u),
     ),
     "sparta": (
-        lambda schedule: gx.contrib.sparta(schedule, 1 / SLICES, 5),
+        lambda schedule: gx.contrib.sparta(schedule, 1 / SLICES, seed=5),
         partial(oracle.sparta, draw=mark_slice),
     ),
 }

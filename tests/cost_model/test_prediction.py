@@ -147,9 +147,9 @@ TRANSFORMS = {
     "sgp, int8": (gx.sgp(ONE_PEER, wire=gx.wire.int8()), sgp(ONE_PEER, wire="int8")),
     "2-osgp": (gx.osgp(ONE_PEER, overlap=2), osgp(ONE_PEER, overlap=2)),
     "dpsgd": (gx.dpsgd(PAIRS), dpsgd(PAIRS)),
-    "easgd": (gx.easgd(0.1, period=7), Method("easgd", (EVERY,))),
+    "easgd": (gx.easgd(0.1, every=7), Method("easgd", (EVERY,))),
     "gradient-tracking": (gx.gradient_tracking(ONE_PEER), noloco(ONE_PEER, 1)),
-    "quasi-global": (gx.quasi_global(PAIRS, 0.1, 0.9), sgp(PAIRS)),
+    "quasi-global": (gx.quasi_global(PAIRS, 0.1, momentum=0.9), sgp(PAIRS)),
     "choco": (gx.choco(RING, gx.wire.bfloat16(), 0.5), sgp(RING, wire="bfloat16")),
 }
 

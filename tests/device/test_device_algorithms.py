@@ -127,7 +127,7 @@ def local_sgd(schedule, codec):
 
 def outer_sgp(schedule, codec):
     average = gx.sgp(schedule, wire=codec)
-    return gx.outer(optax.identity(), optax.sgd(0.7, momentum=0.9), EVERY, average)
+    return gx.outer(optax.identity(), optax.sgd(0.7, momentum=0.9), EVERY, average=average)
 
 
 def outer_sgp_oracle(matrices, z, updates, wire):

@@ -80,7 +80,7 @@ def test_random_topologies_are_drawn_for_every_seed():
     curve = averaging.measure_curve("random_peer_complete", 8, 4, 5)
     assert curve.errors.shape == (5, 5)
     for seed in range(5):
-        drawn = gx.topology.random_peer(8, averaging.MIN_RANDOM_ROUNDS, seed, "complete")
+        drawn = gx.topology.random_peer(8, averaging.MIN_RANDOM_ROUNDS, seed, graph="complete")
         expected = averaging.averaging_error(drawn, 4, seed)
         np.testing.assert_array_equal(curve.errors[seed], expected)
     assert len(set(curve.errors[:, 1])) == 5

@@ -302,7 +302,7 @@ def test_the_center_averages():
     tx = average_at_center(gx.wire.float16())
     mesh = Mesh(np.array(jax.devices()[:4]), ("nodes",))
     x = {"a": np.arange(8.0, dtype=np.float32).reshape(4, 2), "b": np.ones(4, np.float32)}
-    mean = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], mesh=mesh)(x)
+    mean = gx.spmd(lambda g: tx.update(g, tx.init(g))[0], nodes=gx.Nodes(mesh=mesh))(x)
     np.testing.assert_allclose(mean["a"], [[3, 4]] * 4)
     np.testing.assert_allclose(mean["b"], np.ones(4))
 

@@ -130,7 +130,7 @@ def test_a_step_transfers_nothing(placement, is_traced, monkeypatch):
         gx.Nodes, "put_shared", lambda self, tree: puts.append(tree) or put_shared(self, tree)
     )
     if is_traced:
-        monkeypatch.setattr("gossipjax.step.train_step.MAX_PROGRAMS", 1)
+        monkeypatch.setattr("experiments.training.trainer.MAX_PROGRAMS", 1)
     nodes = place_nodes(placement, 4)
     method = make_method("sgp", MethodOptions(4), optax.adam(LEARNING_RATE))
     trainer = Trainer(WithStats(), method, nodes, "mix")

@@ -38,7 +38,7 @@ def test_rounds_have_the_faults_of_their_step(keep, overlap):
     base = gx.topology.random_pairs(N, 3, 0)
     if keep == "sender":
         base = gx.topology.piecewise({0: gx.topology.exponential(N), 4: base})
-    schedule = gx.faults.apply(base, FAULTS, keep, overlap)
+    schedule = gx.faults.apply(base, FAULTS, keep=keep, overlap=overlap)
     for k in range(50):
         step = k * max(1, overlap)
         P = schedule.round_at(k).matrix
@@ -65,10 +65,10 @@ def test_a_schedule_with_deaths_is_one_like_others():
     assert len(schedule.canonical_steps()) <= len(schedule.rounds) <= 70  # 35 before and after
     together = gx.faults.Faults(N, active=FAULTS.active)
     twice = gx.faults.apply(
-        gx.faults.apply(gx.topology.ring(N), together), gx.faults.Faults(N, FAULTS.arrives)
+        gx.faults.apply(gx.topology.ring(N), together), gx.faults.Faults(N, arrives=FAULTS.arrives)
     )
     at_once = gx.faults.apply(
-        gx.topology.ring(N), gx.faults.Faults(N, FAULTS.arrives, FAULTS.active)
+        gx.topology.ring(N), gx.faults.Faults(N, arrives=FAULTS.arrives, active=FAULTS.active)
     )
     assert twice == at_once
 
@@ -78,13 +78,15 @@ def make_chain(name):
     pairs = gx.topology.ring(N)
     overlap = {"osgp 1": 1, "osgp 2": 2}.get(name, 0)
     directed = gx.faults.apply(base, FAULTS, overlap=overlap)
-    undirected = gx.faults.apply(pairs, FAULTS, "both")
-    delayed = gx.faults.Faults(N, FAULTS.arrives, FAULTS.active, FAULTS.deaths, delays=1)
+    undirected = gx.faults.apply(pairs, FAULTS, keep="both")
+    delayed = gx.faults.Faults(
+        N, arrives=FAULTS.arrives, active=FAULTS.active, deaths=FAULTS.deaths, delays=1
+    )
     chains = {
         "sgp": lambda: gx.sgp(directed),
         "osgp 1": lambda: gx.osgp(directed, 1),
         "osgp 2": lambda: gx.osgp(directed, 2),
-        "dpsgd": lambda: gx.dpsgd(undirected, "adapt-then-combine"),
+        "dpsgd": lambda: gx.dpsgd(undirected, order="adapt-then-combine"),
         "gradient_tracking": lambda: gx.gradient_tracking(directed),
         "faults.sgp": lambda: gx.faults.sgp(base, delayed),
     }
@@ -179,7 +181,9 @@ def test_inside_an_outer_optimizer_steps_are_left_out():
 
 def test_noise_of_messages_has_its_deviation_and_moves_no_sum():
     n = 8
-    tx = gx.dpsgd(gx.topology.ring(n), "adapt-then-combine", wire=gx.faults.noise(0.3, seed=2))
+    tx = gx.dpsgd(
+        gx.topology.ring(n), order="adapt-then-combine", wire=gx.faults.noise(0.3, seed=2)
+    )
 
     def update(x):
         return x + tx.update(jnp.zeros(4000), tx.init(x), x, step=0)[0]

@@ -88,7 +88,7 @@ def test_sgp_equals_the_oracle_round_by_round(mode, style, running_sums, max_del
     _, starts, updates = make_problem(N, jnp.float32, steps)
     schedule = gx.topology.random_peer(N, 3, seed=1)
     faults = make_faults(max_delay=max_delay)
-    tx = gx.faults.sgp(schedule, faults, running_sums)
+    tx = gx.faults.sgp(schedule, faults, running_sums=running_sums)
     state, params, account = run_steps(mode, tx, style, starts, updates)
     expected = push_sum(schedule.matrices(), starts, updates, *as_functions(faults), running_sums)
     z, *masses = (np.stack(part) for part in zip(*expected, strict=True))
@@ -141,7 +141,9 @@ def test_noise_has_its_deviation_and_the_account_has_the_noise(name):
 
 def test_a_run_that_goes_on_sees_the_same_faults():
     _, starts, updates = make_problem(N, jnp.float32, 8)
-    tx = gx.faults.sgp(gx.topology.one_peer_exponential(N), make_faults(noise=0.1, seed=1), False)
+    tx = gx.faults.sgp(
+        gx.topology.one_peer_exponential(N), make_faults(noise=0.1, seed=1), running_sums=False
+    )
     state, params, _ = run_steps("vmap", tx, "traced", starts, updates)
     half, half_params, _ = run_steps("vmap", tx, "traced", starts, updates[:4])
     last = jax.tree.map(lambda leaf: leaf[:, -1], (half, half_params))

@@ -10,9 +10,11 @@ N = 12
 STEPS = 3000
 DRAWN = {
     "independent_drops": lambda steps, seed: F.independent_drops(N, steps, seed, 0.1),
-    "gilbert_elliott": lambda steps, seed: F.gilbert_elliott(N, steps, seed, 0.8, 0.3, 0.1),
-    "markov_activity": lambda steps, seed: F.markov_activity(N, steps, seed, 0.3, 0.1),
-    "poisson_activity": lambda steps, seed: F.poisson_activity(N, steps, seed, 2.0),
+    "gilbert_elliott": lambda steps, seed: F.gilbert_elliott(
+        N, steps, seed, 0.8, bad_to_good=0.3, good_to_bad=0.1
+    ),
+    "markov_activity": lambda steps, seed: F.markov_activity(N, steps, seed, wake=0.3, sleep=0.1),
+    "poisson_activity": lambda steps, seed: F.poisson_activity(N, steps, seed, mean=2.0),
     "uniform_delays": lambda steps, seed: F.uniform_delays(N, steps, seed, 3),
 }
 
@@ -81,7 +83,7 @@ def test_uniform_delays():
 def test_faults_read_tables_by_the_step_and_deaths_are_for_ever():
     arrives = F.independent_drops(3, 5, 0, 0.5)
     active = F.markov_activity(3, 4, 0)
-    faults = F.Faults(3, arrives, active, {2: 6}, delays=2)
+    faults = F.Faults(3, arrives=arrives, active=active, deaths={2: 6}, delays=2)
     for step in range(40):
         np.testing.assert_array_equal(faults.arrives_at(step), arrives[step % 5])
         alive = [True, True, step < 6]

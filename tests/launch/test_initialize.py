@@ -175,7 +175,7 @@ def test_two_processes_exchange_and_end_seconds_apart():
         "assert [[d.process_index for d in node] for node in mesh.devices] == [[0, 0], [1, 1]]\n"
         "def both(x):\n"
         "    return jax.lax.psum(x, 'nodes'), jax.lax.ppermute(x, 'nodes', [(0, 1), (1, 0)])\n"
-        "total, other = gx.spmd(both, mesh=mesh)(jnp.array([3.0, 5.0]))\n"
+        "total, other = gx.spmd(both, gx.Nodes(mesh=mesh))(jnp.array([3.0, 5.0]))\n"
         "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
         "print('result', *info, launch.mesh().shape['nodes'], *values, flush=True)\n"
         "if info.process_id == 0: launch.exit_process(0)\n"
@@ -208,7 +208,8 @@ def test_a_job_on_the_loopback_listens_nowhere_else():
         "os.environ['GOSSIPJAX_COORDINATOR_ADDRESS'] = (\n"
         "    os.environ['GOSSIPJAX_COORDINATOR_ADDRESS'].replace('127.0.0.1', '127.0.0.2'))\n"
         f"{CLUSTER}"
-        "print(gx.spmd(lambda x: jax.lax.psum(x, 'nodes'), mesh=mesh)(jnp.ones(2)).shape)\n"
+        "total = gx.Nodes(mesh=mesh).run(lambda x: jax.lax.psum(x, 'nodes'), jnp.ones(2))\n"
+        "print(total.shape)\n"
         f"{LISTENING}"
         "launch.exit_process(0)"
     )

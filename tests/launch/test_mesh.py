@@ -46,7 +46,7 @@ def fake_devices(counts: list[int]) -> list[SimpleNamespace]:
 def test_meshes_of_several_processes(counts, nodes, local, processes, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: fake_devices(counts))
     monkeypatch.setattr(_mesh, "Mesh", lambda devices, axes: SimpleNamespace(devices=devices))
-    grid = launch.mesh(nodes, local).devices
+    grid = launch.mesh(nodes, local=local).devices
     assert [[device.process_index for device in node] for node in grid] == processes
     named = launch.mesh(nodes, fsdp=local).devices
     assert [[device.id for device in node] for node in named] == [
@@ -114,4 +114,4 @@ def test_nodes_that_cannot_be_meshes(nodes, axes, message):
 def test_meshes_of_several_processes_that_cannot_be(counts, nodes, local, message, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: fake_devices(counts))
     with pytest.raises(ValueError, match=message):
-        launch.mesh(nodes, local)
+        launch.mesh(nodes, local=local)

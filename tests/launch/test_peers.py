@@ -107,7 +107,7 @@ def test_a_connection_forwarded_outlives_its_far_end():
 TRAINS = """
 import os, time, jax, jax.numpy as jnp, gossipjax as gx
 info = gx.launch.initialize()
-both = gx.spmd(lambda x: jax.lax.psum(x, "nodes"), mesh=gx.launch.mesh())
+both = gx.spmd(lambda x: jax.lax.psum(x, "nodes"), gx.Nodes(mesh=gx.launch.mesh()))
 for step in range(10**6):
     {work}
     if step == 20: print("steps", os.getpid(), flush=True)

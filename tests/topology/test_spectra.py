@@ -157,7 +157,9 @@ class TestSecondSingularValue:
 
     @pytest.mark.parametrize(("graph", "expected"), [("exponential", 0.43), ("complete", 0.20)])
     def test_random_peers(self, graph, expected):
-        drawn = [self.squared(topology.random_peer(32, 50, seed, graph)) for seed in range(60)]
+        drawn = [
+            self.squared(topology.random_peer(32, 50, seed, graph=graph)) for seed in range(60)
+        ]
         assert np.mean(drawn) == pytest.approx(expected, abs=0.02)
 
 
@@ -181,7 +183,7 @@ class TestRoundsToExactAverage:
             topology.ring(6),  # a third of its modes vanish in one round, the others never do
             topology.one_peer_exponential(6),
             topology.star(5),
-            topology.star(5, "metropolis"),
+            topology.star(5, weights="metropolis"),
             topology.complete_cycle(6),
             topology.random_ring(10, 5, 0),
             topology.random_peer(10, 30, 0),

@@ -55,7 +55,7 @@ BUILDERS = {
     "bipartite_exponential": topology.bipartite_exponential,
     "complete_cycle": topology.complete_cycle,
     "star": topology.star,
-    "metropolis_star": lambda n: topology.star(n, "metropolis"),
+    "metropolis_star": lambda n: topology.star(n, weights="metropolis"),
     "hypercube": topology.hypercube,
     "base_graph": topology.base_graph,
     "two_peer_base_graph": lambda n: topology.base_graph(n, 2),
@@ -63,7 +63,7 @@ BUILDERS = {
     "random_pairs": lambda n: topology.random_pairs(n, 20, 0),
     "gossip_pga": lambda n: topology.periodic(topology.one_peer_exponential(n), 3),
     "random_peer_exponential": lambda n: topology.random_peer(n, 20, 0),
-    "random_peer_complete": lambda n: topology.random_peer(n, 20, 0, "complete"),
+    "random_peer_complete": lambda n: topology.random_peer(n, 20, 0, graph="complete"),
 }
 IMPOSSIBLE = {
     "bipartite_exponential": lambda n: n % 2 and n > 1,
@@ -198,11 +198,11 @@ def test_star():
     uniform[:, 0] = 0.2
     np.testing.assert_allclose(topology.star(5).matrices()[0], uniform)
     assert not topology.star(5).is_doubly_stochastic
-    metropolis = topology.star(5, "metropolis")
+    metropolis = topology.star(5, weights="metropolis")
     expected = np.eye(5) * 0.8
     expected[0] = expected[:, 0] = 0.2
     np.testing.assert_allclose(metropolis.matrices()[0], expected)
-    assert metropolis == topology.from_graph(networkx.star_graph(4), "metropolis")
+    assert metropolis == topology.from_graph(networkx.star_graph(4), weights="metropolis")
     assert topology.star(2) == topology.ring(2)
 
 
@@ -250,7 +250,7 @@ def test_random_pairs_are_uniform_over_the_pairs():
 @pytest.mark.parametrize("graph", ["exponential", "complete"])
 def test_random_peer_draws_among_the_out_neighbours(graph):
     n = 12
-    matrices = topology.random_peer(n, 2000, 3, graph).matrices()
+    matrices = topology.random_peer(n, 2000, 3, graph=graph).matrices()
     hops = [1, 2, 4, 8] if graph == "exponential" else range(1, n)
     for matrix in matrices:
         np.testing.assert_array_equal(np.diag(matrix), 0.5)
@@ -327,10 +327,10 @@ def test_from_graph_keeps_numbers_and_orders_other_labels():
 
 
 def test_metropolis_weights_are_doubly_stochastic():
-    schedule = topology.from_graph(networkx.star_graph(5), "metropolis")
+    schedule = topology.from_graph(networkx.star_graph(5), weights="metropolis")
     assert schedule.is_doubly_stochastic
     graph = networkx.Graph([(0, 1), (0, 2), (0, 3), (1, 2), (3, 4)])  # degrees 3, 2, 2, 2, 1
-    matrix = topology.from_graph(graph, "metropolis").matrices()[0]
+    matrix = topology.from_graph(graph, weights="metropolis").matrices()[0]
     expected = np.zeros((5, 5))
     for i, j in graph.edges:
         expected[i, j] = expected[j, i] = 1 / (1 + max(graph.degree[i], graph.degree[j]))

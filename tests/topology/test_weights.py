@@ -27,19 +27,19 @@ def test_the_published_slem(name):
     graph, chain, free = GRAPHS[name]
     edges = nx.to_numpy_array(graph, nodelist=range(len(graph))) + np.eye(len(graph))
     for nonnegative, published in ((True, chain), (False, free)):
-        W = gx.topology.optimal_weights(graph, nonnegative)
+        W = gx.topology.optimal_weights(graph, nonnegative=nonnegative)
         np.testing.assert_array_equal(W, W.T)
         np.testing.assert_allclose(W.sum(axis=0), 1, rtol=0, atol=1e-12)
         assert (W[edges == 0] == 0).all()
         assert W.min() >= 0 or not nonnegative
         assert find_slem(W) == pytest.approx(published, abs=6e-5)
-    metropolis = gx.topology.from_graph(graph, "metropolis").matrices()[0]
+    metropolis = gx.topology.from_graph(graph, weights="metropolis").matrices()[0]
     assert find_slem(metropolis) > chain - 1e-4
 
 
 def test_the_schedule_of_a_graph_keeps_a_part_of_every_model():
     """The hub of a star has none for itself at the optimum, (n - 2) / (n - 1)."""
-    star = gx.topology.from_graph(nx.star_graph(7), "optimal")
+    star = gx.topology.from_graph(nx.star_graph(7), weights="optimal")
     assert star.is_doubly_stochastic
     W = star.matrices()[0]
     assert np.diag(W).min() == pytest.approx(1e-3, abs=1e-6)
@@ -53,4 +53,4 @@ def test_the_schedule_of_a_graph_keeps_a_part_of_every_model():
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cvxpy", None)
     with pytest.raises(ImportError, match=r"pip install cvxpy"):
-        gx.topology.from_graph(nx.path_graph(3), "optimal")
+        gx.topology.from_graph(nx.path_graph(3), weights="optimal")

@@ -96,7 +96,9 @@ def compile_program(method: Method, mlp: MlpSpec, mesh: Mesh, step: int) -> Reco
     nodes = mesh.size
     share = 2 * (nodes - 1) / nodes  # of an all-reduce, that a node sends on a ring
     sent = sum(it.bytes * (share if it.opcode == "all-reduce" else 1) for it in messages)
-    expected = float(gx.bytes_per_step(method.transform, mlp.params, nodes, [step]).sent.max())
+    expected = float(
+        gx.bytes_per_step(method.transform, mlp.params, nodes, steps=[step]).sent.max()
+    )
     # On TPUs an outer average is a ring of permutes, of equal parts that are filled up with zeros.
     padding = 0 if method.outer is None else 8 * nodes
     return {

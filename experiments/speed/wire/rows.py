@@ -28,7 +28,6 @@ from experiments.training.methods import (
 )
 from gossipjax import cost_model
 from gossipjax.cost_model import Network, Workload
-from gossipjax.wire import decode, encode
 
 # Rows of this measurement only, beside those of `experiments.training.methods`.
 BUCKETS = "allreduce-buckets"
@@ -165,7 +164,7 @@ class Row(NamedTuple):
             (exchange,) = self.method.exchanges
             return exchange.count_sent_bytes(step, workload, ANY_NETWORK, self.nodes)
         params = [jax.ShapeDtypeStruct((parameters,), jnp.float32)]
-        return float(gx.bytes_per_step(self.transform, params, self.nodes, [step]).sent.max())
+        return float(gx.bytes_per_step(self.transform, params, self.nodes, steps=[step]).sent.max())
 
     def count_link_bytes(self, step: int, parameters: int) -> float:
         """Bytes that the busiest link carries one after another at `step`."""
@@ -251,21 +250,27 @@ def average_at_center(codec: gx.wire.Codec | None) -> optax.GradientTransformati
     node 0 is busy.
     """
 
+    def encode(values: jax.Array) -> jax.Array:
+        return values if codec is None else codec.encode(values)
+
+    def decode(words: jax.Array, like: jax.Array) -> jax.Array:
+        return words if codec is None else codec.decode(words, like)
+
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del params, extra_args
         buffer, unravel = ravel_pytree(updates)
         nodes = jax.lax.axis_size("nodes")
         node = jax.lax.axis_index("nodes")
-        words = encode([buffer], codec)
+        words = encode(buffer)
         total = buffer
         for sender in range(1, nodes):
             received = jax.lax.ppermute(words, "nodes", [(sender, 0)])
-            total = total + decode(received, codec, [buffer])[0]
-        mean = encode([total / nodes], codec)  # only node 0 has the mean
+            total = total + decode(received, buffer)
+        mean = encode(total / nodes)  # only node 0 has the mean
         result = mean
         for receiver in range(1, nodes):
             received = jax.lax.ppermute(mean, "nodes", [(0, receiver)])
             result = jnp.where(node == receiver, received, result)
-        return unravel(decode(result, codec, [buffer])[0]), state
+        return unravel(decode(result, buffer)), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)

@@ -43,6 +43,7 @@ MAX_STREAM_BYTES = 20_000_000
 MAX_TRIES = 6  # batch sizes
 MAX_ERROR = 0.08  # relative; a batch size whose time is this near to the target is taken
 TIMINGS_PER_TRY = 3
+DONATED = () if jax.default_backend() == "cpu" else (0,)  # as gx.TrainStep does
 
 Batch = tuple[jax.Array, jax.Array]
 """Inputs and targets, `[B, width]` each."""
@@ -109,7 +110,7 @@ class CalibratedModel:
         self.batch: Any = None
         self._local_step = nodes.spmd(
             lambda params, batch: apply_gradients(params, gradients(params, batch)[0]),
-            donate_argnums=gx.donate_on_accelerators(0),  # as gx.TrainStep does
+            donate_argnums=DONATED,
         )
 
     def draw_batch(self, size: int) -> None:
@@ -203,7 +204,7 @@ class BucketTrainer:
             seconds = 2 * third * BUCKET_LAYERS / LAYERS
             self._backward = nodes.spmd(partial(sleep_backward, seconds=seconds), static_argnums=3)
         self._average = nodes.spmd(lambda grads: average.update(grads, average.init(grads))[0])
-        self._apply = nodes.spmd(apply_gradients, donate_argnums=gx.donate_on_accelerators(0))
+        self._apply = nodes.spmd(apply_gradients, donate_argnums=DONATED)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")  # keeps the order
 
     def start_anew(self) -> None:

@@ -53,8 +53,9 @@ def require_whole_steps(plan: OuterPlan, gossip: ExchangePlan) -> None:
     """Raises `ValueError` if a gossip cannot replace the average with these settings."""
     if plan.fragment_count > 1 or plan.delay or plan.mix:
         raise ValueError(
-            "fragments of outer must be 1, delay 0 and mix 0 where average is a gossip, which "
-            f"moves whole models at once, got {plan.fragment_count}, {plan.delay} and {plan.mix}."
+            "fragments of outer must be 1, delay 0 and strength 1 where average is a gossip, which "
+            "moves whole models at once, got "
+            f"{plan.fragment_count}, {plan.delay} and {1 - plan.mix:.6g}."
         )
     axes = plan.wire.axis_name, plan.wire.local_axis_name
     expected = gossip.wire.axis_name, gossip.wire.local_axis_name
@@ -86,10 +87,11 @@ def require_parts(parts: tuple[Any, ...], plan: OuterPlan) -> None:
             ) from error
 
 
-def require_average(average: Any, pull: Any) -> None:
+def require_average(average: Any, anchor_strength: Any) -> None:
     if isinstance(average, Schedule):
         require_doubly_stochastic(average, "outer")
-        require_number(pull, "pull of outer", "from 0", lambda p: 0 <= p < float("inf"))
+        name = "anchor_strength of outer"
+        require_number(anchor_strength, name, "from 0", lambda s: 0 <= s < float("inf"))
         return
     is_named = isinstance(average, str) and average in ("exact", "none")
     if not is_named and not isinstance(average, ExchangePlan):
@@ -97,11 +99,11 @@ def require_average(average: Any, pull: Any) -> None:
             "average of outer must be 'exact', 'none', a gx.Schedule or a gossip, as gx.sgp, got "
             f"{average!r}."
         )
-    if pull != 1:
+    if anchor_strength != 1:
         name = repr(average) if is_named else "a gossip"
         raise ValueError(
-            f"pull of outer must be 1 where average is {name}, got {pull!r}: all nodes have one "
-            "anchor, or anchors are not compared. Give a schedule."
+            f"anchor_strength of outer must be 1 where average is {name}, got {anchor_strength!r}: "
+            "all nodes have one anchor, or anchors are not compared. Give a schedule."
         )
 
 
@@ -178,9 +180,9 @@ def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     in_parts = plan.fragment_count > 1 or plan.mix > 0
     if in_parts and plan.average == "exact" and gossip.in_flight is not None:
         raise ValueError(
-            "fragments of outer must be 1 and mix 0 around gx.osgp, got "
-            f"{plan.fragment_count} and {plan.mix}: its messages in flight carry the whole model "
-            "with one weight. Use gx.sgp."
+            "fragments of outer must be 1 and strength 1 around gx.osgp, got "
+            f"{plan.fragment_count} and {1 - plan.mix:.6g}: its messages in flight carry the whole "
+            "model with one weight. Use gx.sgp."
         )
 
 

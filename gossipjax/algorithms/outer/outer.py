@@ -65,6 +65,7 @@ from gossipjax.exchanges.transform import (
     require_transform,
 )
 from gossipjax.exchanges.weighted import require_node_weight, scale_by_share
+from gossipjax.renamed import renamed
 from gossipjax.sharding import constrain, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
@@ -72,19 +73,20 @@ from gossipjax.wire import WireLike
 Average = Schedule | optax.GradientTransformation | Literal["exact", "none"]
 
 
+@renamed(mix="strength=1 - mix", pull="anchor_strength")
 def outer(
     inner: optax.GradientTransformation,
     outer_tx: optax.GradientTransformation,
     every: int,
+    *,
     average: Average = "exact",
     fragments: int | LayerFragments = 1,
     delay: int = 0,
-    mix: float = 0.0,
+    strength: float = 1.0,
     wire: WireLike | None = None,
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
-    *,
-    pull: float = 1.0,
+    anchor_strength: float = 1.0,
     reset_inner: bool = False,
     error_feedback: float | None = None,
     mean_over: MeanOver = "nodes",
@@ -107,20 +109,21 @@ def outer(
       outer_tx: any optax optimizer; it gets one outer gradient and the anchor, nothing else.
       every: H, steps from one average of a fragment to the next.
       average: "exact" averages over all nodes. With "none" each node steps alone. With a doubly
-        stochastic schedule, outer step m mixes by round m: `D = P (a - x) + pull (a - P a)`. For
-        any directed graph, give a gossip: `gx.sgp`, `gx.gradient_tracking` or
-        `gx.dpsgd(order="adapt-then-combine")`. Nodes then mix after their outer steps,
-        `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
+        stochastic schedule, outer step m mixes by round m: `D = P (a - x) + s (a - P a)`, with
+        `s = anchor_strength`. For any directed graph, give a gossip: `gx.sgp`,
+        `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`. Nodes then mix after their
+        outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
       fragments: p, the number of parts into which the leaves are cut, in their order. Part f is
         averaged at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. For a model
         that scans over stacked layers give `gx.layer_fragments`. An `outer_tx` that is not
         elementwise, as Muon or clipping by a norm, sees each part alone, and a cut leaf as pieces.
       delay: steps between sending a fragment and using its average, below H.
-      mix: the weight of the local model when an average is used, from 0 to below 1.
+      strength: how far a node's model goes to the anchor when an average is used, above 0 and at
+        most 1: `x <- (1 - strength) x + strength a`.
       wire: the form of outer gradients, a narrower type or a codec, such as `gx.wire.int4()`. A
         sparse codec needs `error_feedback`. A gossip in `average` has its own `wire`.
       axis_name, local_axis_name: as in `gx.sgp`.
-      pull: how strongly anchors are drawn together, if `average` is a schedule.
+      anchor_strength: how strongly anchors are drawn together, if `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the inner chain to 0;
         counts stay. You cannot reset around `optax.MultiSteps`, because the sums in its state would
         be lost.
@@ -168,7 +171,7 @@ def outer(
     if not isinstance(average, str | Schedule):
         gossip, spec = require_gossip(average)
         who = spec.plan
-    require_average(who, pull)
+    require_average(who, anchor_strength)
     if (who == "none" or gossip is not None) and wire is not None:
         raise ValueError(
             "wire of outer must be None where average is 'none' and nothing is sent, or a gossip, "
@@ -184,8 +187,8 @@ def outer(
         who,
         require_fragments(fragments, every),
         require_int(delay, "delay of outer", 0, every - 1),
-        require_number(mix, "mix of outer", "from 0 to below 1", lambda m: 0 <= m < 1),
-        float(pull),
+        1 - require_number(strength, "strength of outer", "above 0 and at most 1", _is_share),
+        float(anchor_strength),
         route,
         None if error_feedback is None else float(error_feedback),
         mean_over,
@@ -202,6 +205,10 @@ def outer(
         require_stable(outer_tx, plan.schedule, plan.pull, plan.mix, gossip)
     steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
+
+
+def _is_share(strength: Any) -> bool:
+    return 0 < strength <= 1
 
 
 @dataclasses.dataclass(frozen=True)

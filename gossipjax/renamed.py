@@ -1,0 +1,95 @@
+"""Names and positions of arguments before 0.5.0: who uses one gets an error that says the new."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+SINCE = "since gossipjax 0.5.0"
+
+# An old name -> what to use in its place.
+_IN_CONTRIB = ("adaptive_consensus", "d2", "deepsqueeze", "desloc", "mixed_momentum")
+_IN_CONTRIB += ("quasi_global_adam", "relay", "sparta")
+_IN_TOPOLOGY = ("rounds_to_exact_average", "second_singular_value", "spectral_gap")
+WENT = {name: f"use gx.contrib.{name}" for name in _IN_CONTRIB}
+WENT |= {f"diagnostics.{name}": f"use gx.topology.{name}" for name in _IN_TOPOLOGY}
+WENT |= {
+    f"diagnostics.{name}": f"use gx.{name}"
+    for name in ("average_model", "latest_model", "local_model")
+}
+WENT |= {
+    "accumulate": "use gx.accumulate_gradients",
+    "MAX_PROGRAMS": "give gx.TrainStep max_programs",
+    "Program": "gx.spmd and gx.Nodes.spmd return one",
+    "donate_on_accelerators": "give donate_argnums, on CPU ()",
+    "topology.Schedule": "use gx.Schedule",
+    "wire.decode": "use the method decode of a codec",
+    "wire.encode": "use the method encode of a codec",
+    "wire.make_wire": "give wire and axis_name to a transform",
+}
+
+
+def old_names(module: str) -> Callable[[str], NoReturn]:
+    """Makes the `__getattr__` of a public module, "" for gossipjax, which has no further names."""
+
+    def refuse(name: str) -> NoReturn:
+        dotted = f"{module}.{name}" if module else name
+        if dotted in WENT:
+            raise AttributeError(f"gx.{dotted} went: {WENT[dotted]}.")
+        full = f"gossipjax.{module}" if module else "gossipjax"
+        raise AttributeError(f"module {full!r} has no attribute {name!r}")
+
+    return refuse
+
+
+def renamed(order: str = "", **new: str) -> Callable[[F], F]:
+    """Decorates a function, or a class, so that a call as before 0.5.0 says how to write it now.
+
+    Args:
+      order: the old order of the arguments, if it differs from the order of the signature.
+      **new: for an old name, the new name, or the new name with its value.
+
+    Raises (when the function is called):
+      TypeError: for an old name, and for an option that is given by position.
+
+    >>> @renamed(alpha="strength")
+    ... def pull(strength, *, axis_name="nodes"):
+    ...     return strength, axis_name
+    >>> pull(alpha=0.5)
+    Traceback (most recent call last):
+    TypeError: pull takes strength in the place of alpha since gossipjax 0.5.0.
+    >>> pull(0.5, "rows")
+    Traceback (most recent call last):
+    TypeError: pull takes axis_name by its name since gossipjax 0.5.0: write axis_name='rows'.
+    """
+    values = {t.split("=")[0]: t for t in new.values() if "=" in t and not order}
+
+    def decorate(fn: Any) -> Any:
+        if isinstance(fn, type):
+            fn.__init__ = decorate(fn.__init__)
+            return fn
+        code = inspect.unwrap(fn).__code__
+        count = code.co_argcount
+        names = code.co_varnames[: count + code.co_kwonlyargcount]
+        if order:
+            names = (*(["self"] if names[0] == "self" else []), *order.split())
+        call = fn.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(fn)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if count < len(args) <= len(names):
+                pairs = [*zip(names, args, strict=False)][count:]
+                what = ", ".join(name for name, _ in pairs)
+                how = "its name" if len(pairs) == 1 else "their names"
+                now = ", ".join(values.get(name, f"{name}={x!r:.60}") for name, x in pairs)
+                raise TypeError(f"{call} takes {what} by {how} {SINCE}: write {now}.")
+            for old in new.keys() & kwargs.keys():
+                raise TypeError(f"{call} takes {new[old]} in the place of {old} {SINCE}.")
+            return fn(*args, **kwargs)
+
+        return checked
+
+    return decorate
