@@ -16,7 +16,7 @@ from promotion import promoting
 
 import gossipjax as gx
 from experiments.speed.compiled.hlo import parse_module
-from gossipjax import traffic
+from gossipjax.step import bytes_per_step as counting
 
 N = 4
 # Sizes that fill no block of a codec and no row of N.
@@ -134,7 +134,7 @@ def test_of_random_rounds_one_is_traced(monkeypatch):
     """And the others are what they are alone."""
     traced = []
 
-    def count(*args, count=traffic._count):
+    def count(*args, count=counting._count):
         traced.append(args)
         return count(*args)
 
@@ -145,7 +145,7 @@ def test_of_random_rounds_one_is_traced(monkeypatch):
         for step, counted in enumerate(zip(sent, received, strict=True)):
             alone = gx.bytes_per_step(tx, PARAMS, 6, steps=[step])
             np.testing.assert_array_equal(counted, [rows[0] for rows in alone])
-    monkeypatch.setattr(traffic, "_count", count)
+    monkeypatch.setattr(counting, "_count", count)
     gx.bytes_per_step(gx.sgp(gx.topology.random_pairs(6, 12, 0)), [1.0], 6)
     assert len({args[0] for args in traced if len(args[2]) == 0}) == 1
 
