@@ -31,7 +31,7 @@ TABLE = """
 gossipjax/topology/_static.py | topology/test_topology.py -k test_ring | ring with two hops to one side | n, [1, -1] => n, [1, 2]
 gossipjax/topology/_cycles.py | topology/test_topology.py -k "two_peers or bipartite_exponential" | peers two hops apart | hops[(k + i) % len => hops[(k + 2 * i) % len
 gossipjax/topology/_cycles.py | topology/test_topology.py -k "two_peers or bipartite_exponential" | bipartite pairs shifted | odd + 2 * hop - 1 => odd + 2 * hop + 1
-gossipjax/topology/_cycles.py | topology/test_topology.py -k random_peer_draws | random peers backwards | (nodes + rng.choice => (nodes - rng.choice
+gossipjax/topology/_cycles.py | topology/test_topology.py -k random_peer_draws | random peers backwards | (numbers + rng.choice => (numbers - rng.choice
 gossipjax/topology/_finite_time.py | topology/test_topology.py -k base_graph_averages | weights of a meeting | size / (part.size + met) => 1 / (1 + met)
 gossipjax/topology/permutations.py | topology/test_topology.py -k any_column_stochastic | paths of swapped colors end early | while (displaced := edge_at => if (displaced := edge_at
 gossipjax/topology/_round.py | topology/test_schedule.py -k doubly_stochastic | columns taken for rows | np.bincount(self.receivers, self.weights => np.bincount(self.senders, self.weights
@@ -110,7 +110,7 @@ gossipjax/step/closed.py | test_decentralized_step.py -k "dense_oracle and vmap"
 gossipjax/step/bytes_per_step.py | test_bytes_per_step.py -k "compiled_programs and sgp" | what is received counts as sent | Traffic(rows[:, 0], rows[:, 1]) => Traffic(rows[:, 1], rows[:, 0])
 gossipjax/algorithms/outer/plan.py | algorithms/test_outer.py -k "OnTheHost and vmap or OnTheHost and mesh" | a step that is skipped forgets what was sent | "sent": Used(sent | used, sent) => "sent": Used(used, sent)
 gossipjax/step/beside.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | first = step => first = last
-gossipjax/diagnostics.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | mass ignores what is in flight | numerators(params, state), sent.x) => numerators(params, state), 0)
+gossipjax/models.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | mass ignores what is in flight | numerators(params, state), sent.x) => numerators(params, state), 0)
 gossipjax/exchanges/state.py | algorithms/test_state.py -k TestLocalModel | local models are not divided by the weight | debias(add(numerators(params, self), updates), self.weight) => add(numerators(params, self), updates)
 gossipjax/step/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | statistics are not weighted | weight.astype(s.dtype) * s => s
 gossipjax/exchanges/plan.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | mixed by the round of no step | step, self.schedule_by_step => step, self.schedule
