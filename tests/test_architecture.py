@@ -55,12 +55,11 @@ LAYERS = {
     "batch_stats": {"diagnostics", *TOP},
     "checkpoint": {"launch", *TOP},
     "asynchronous": {"algorithms", "checkpoint", "collectives", "launch", "wire"},
-    "cost_model": {"topology"},
+    "cost_model": {"exchanges", "topology", "wire"},
 }
 ALLOWED_PACKAGES = {
     "flax.py": {"flax", "optax"},
     "topology": {"cvxpy", "numpy"},
-    "cost_model": {"numpy"},
     "dirichlet.py": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},
@@ -79,7 +78,6 @@ PUBLIC_MODULES = {
     "gossipjax.asynchronous",
     "gossipjax.diagnostics",
     "gossipjax.cost_model",
-    "gossipjax.cost_model.methods",
     "gossipjax.cost_model.networks",
 }
 CONTRIB = "gossipjax.contrib"  # its functions have the names of their files

@@ -25,7 +25,8 @@ MAX_STEPS = 2**16  # of one cycle of all that is exchanged
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
 
-class Exchange(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Exchange:
     """One exchange of a plan: who takes part, how many bytes, how often, how late.
 
     Number m of the exchange starts at the end of step `m every + phase`.
