@@ -48,12 +48,11 @@ LAYERS = {
     "diagnostics": {"models", *TOP},
     "flax": {"serialization"},
     "checkpoint": {"launch", "train_state", *TOP},
-    "cost_model": {"topology"},
+    "cost_model": {"exchanges", "topology", "wire"},
 }
 ALLOWED_PACKAGES = {
     "flax.py": {"flax", "optax"},
     "topology": {"cvxpy", "numpy"},
-    "cost_model": {"numpy"},
     "dirichlet.py": {"numpy"},
     "checkpoint": {"jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},

@@ -1,16 +1,18 @@
 """The methods that a plan compares: what each exchanges, and how fast it averages."""
 
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import optax
 
 import gossipjax as gx
-from experiments.training.forms import FORMS
-from gossipjax import cost_model
-from gossipjax.cost_model import Method
+from experiments.training.forms import FORMS, WireName
+from experiments.training.methods import ELASTICITY, MethodOptions, make_method
+from experiments.training.outer import OuterOptions
+from gossipjax.cost_model import Exchange, Method, from_transform
 
 Kind = Literal["ring", "tree"]
 Wire = Literal["float32", "bfloat16", "int8", "int4"]
@@ -18,16 +20,18 @@ Wire = Literal["float32", "bfloat16", "int8", "int4"]
 MAX_DENSE_NODES = 256  # of schedules whose spectrum needs dense matrices, which take seconds beyond
 MAX_STEPS = 2**20
 AVERAGED = 0.1  # of the differences between nodes, that are left when they count as averaged
-ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in experiments.image
 LOCAL_STEPS = 12  # of Local SGD in the SlowMo paper
 SLOWMO_STEPS = 48  # of SlowMo around SGP in the same paper
 EXACT_STEPS = 48  # of Gossip-PGA
 PAIR_STEPS = 50  # of outer steps over gossip, as of NoLoCo in its paper
-TRACKED_OUTER = "outer gradient-tracking@one_peer_exponential"
 FRAGMENTS = 4  # of Streaming DiLoCo
+LEAVES = [jax.ShapeDtypeStruct((1,), jnp.float32)] * FRAGMENTS
 BUCKETS = 8
 RANDOM_ROUNDS = 16
-CWA = "combine-while-adapting"
+TWO_PEERS = "sgp-cwa@two_peer_exponential"
+PAIRED = "dpsgd@bipartite_exponential"
+TRACKING = "gradient-tracking@one_peer_exponential"
+GOSSIPS = ("sgp", "sgp-cwa", "1-osgp", "2-osgp", TRACKING, "dpsgd@ring")
 
 
 class Candidate(NamedTuple):
@@ -69,85 +73,87 @@ def list_candidates(
     return [*rows, *_list_of_one_form(nodes, kind, outer_every)]
 
 
+def _make(
+    name: str,
+    nodes: int,
+    wire: WireName = "float32",
+    kind: Kind | Literal["server"] = "ring",
+    outer: OuterOptions | None = None,
+    **settings: Any,
+) -> Method:
+    """What a run of that name exchanges."""
+    made = make_method(name, MethodOptions(nodes, wire=wire, outer=outer), optax.sgd(1.0))
+    return from_transform(made.transform, name, kind, params=LEAVES, **settings)
+
+
 def _list_exact(kind: Kind, wire: Wire, nodes: int, every: int) -> Iterator[Candidate]:
     """Exact averages: of gradients in every step, or of models now and then."""
-    buckets = cost_model.allreduce(kind, wire, BUCKETS)
-    server = cost_model.centralized(wire)
-    local = cost_model.diloco(LOCAL_STEPS, kind, wire)
-    diloco = cost_model.diloco(every, kind, wire)
-    yield Candidate("allreduce", cost_model.allreduce(kind, wire), 0, wire)
+    buckets = _make("allreduce", nodes, wire, kind, layers=BUCKETS)
+    server = _make("allreduce", nodes, wire, "server")
+    yield Candidate("allreduce", _make("allreduce", nodes, wire, kind), 0, wire)
     yield Candidate(f"allreduce in {BUCKETS} buckets", buckets, 0, wire, is_here=False)
     yield Candidate("centralized", server, 0, wire, is_here=False)
-    yield Candidate(f"local-sgd, every {LOCAL_STEPS}", local, LOCAL_STEPS, wire)
-    yield Candidate(f"diloco, every {every}", diloco, every, wire)
+    for name, steps in (("local-sgd", LOCAL_STEPS), ("diloco", every)):
+        method = _make("local", nodes, kind=kind, outer=OuterOptions(steps, outer_wire=wire))
+        yield Candidate(f"{name}, every {steps}", method, steps, wire)
 
 
 def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     """Rounds of a schedule, in every step or, of NoLoCo, now and then."""
-    peer = gx.topology.one_peer_exponential(nodes)
-    ring = gx.topology.ring(nodes)
-    early = cost_model.sgp(peer, CWA, wire)
-    state = gx.gossip_state(gx.gradient_tracking(peer, wire=FORMS[wire].codec).init(jnp.zeros(1)))
-    assert state is not None
-    tracking = cost_model.from_plan(state.plan, "gradient-tracking")
-    slowmo = cost_model.slowmo(early, SLOWMO_STEPS, kind, wire)
-    rows = [  # name, method, schedule
-        ("sgp", cost_model.sgp(peer, wire=wire), peer),
-        ("sgp-cwa", early, peer),
-        ("1-osgp", cost_model.osgp(peer, 1, wire), peer),
-        ("2-osgp", cost_model.osgp(peer, 2, wire), peer.every(2)),
-        ("gradient-tracking@one_peer_exponential", tracking, peer),
-        ("dpsgd@ring", cost_model.dpsgd(ring, wire=wire), ring),
-        ("async-sgp", cost_model.async_sgp(peer, wire), peer),
-        (f"slowmo sgp-cwa, every {SLOWMO_STEPS}", slowmo, peer),
-    ]
+    is_dense = nodes <= MAX_DENSE_NODES
+    is_paired = is_dense and nodes % 2 == 0
+    methods = {name: _make(name, nodes, wire) for name in GOSSIPS}
+    methods["async-sgp"] = _make("sgp-cwa", nodes, wire, awaits="nobody")
+    outer = OuterOptions(SLOWMO_STEPS, outer_wire=wire)
+    methods[f"slowmo sgp-cwa, every {SLOWMO_STEPS}"] = _make("sgp-cwa", nodes, wire, kind, outer)
     if nodes > 2:
-        two = gx.topology.k_peer_exponential(nodes, 2)
-        rows.append(("sgp-cwa@two_peer_exponential", cost_model.sgp(two, CWA, wire), two))
-    mixing = PAIR_STEPS * count_mixing_steps(peer)
-    tracked = cost_model.noloco(peer, PAIR_STEPS, wire)
-    outer = [Candidate(f"{TRACKED_OUTER}, every {PAIR_STEPS}", tracked, mixing, wire)]
-    if nodes <= MAX_DENSE_NODES:
+        methods[TWO_PEERS] = _make(TWO_PEERS, nodes, wire)
+    codec = FORMS[wire].codec
+    if is_dense:
         drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
-        rows.append(("rand-psgd", cost_model.dpsgd(drawn, wire=wire), drawn))
-    if nodes <= MAX_DENSE_NODES and nodes % 2 == 0:
-        pairs = gx.topology.bipartite_exponential(nodes)
-        rows.append(("dpsgd@bipartite_exponential", cost_model.dpsgd(pairs, wire=wire), pairs))
-        if wire == "float32":  # it sends copies in full
-            # A node of gx.asynchronous whose link is busy does not average at that step.
-            (exchange,) = cost_model.adpsgd(pairs).exchanges
-            free = dataclasses.replace(exchange, awaits="nobody")
-            rows.append(("async-adpsgd", Method("async-adpsgd", (free,), staleness=1), pairs))
-        drawn = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
-        mixing = PAIR_STEPS * count_mixing_steps(drawn)
-        method = cost_model.noloco(drawn, PAIR_STEPS, wire)
-        outer.append(Candidate(f"noloco, every {PAIR_STEPS}", method, mixing, wire))
-    rated = (Candidate(name, way, count_mixing_steps(rounds), wire) for name, way, rounds in rows)
-    return [*rated, *outer]
+        methods["rand-psgd"] = from_transform(gx.dpsgd(drawn, wire=codec), "rand-psgd")
+    if is_paired:
+        methods[PAIRED] = _make(PAIRED, nodes, wire)
+    if is_paired and wire == "float32":  # it sends copies in full
+        # A node of gx.asynchronous whose link is busy does not average at that step.
+        methods["async-adpsgd"] = _make("adpsgd", nodes, awaits="nobody")
+    rows = []
+    for name, method in methods.items():
+        first = method.exchanges[0]
+        assert first.schedule is not None
+        steps = count_mixing_steps(first.schedule.every(first.every))
+        rows.append(Candidate(name, method, steps, wire))
+    rare = {f"outer {TRACKING}": gx.topology.one_peer_exponential(nodes)}
+    if is_paired:
+        rare["noloco"] = gx.topology.random_pairs(nodes, RANDOM_ROUNDS, 0)
+    for name, schedule in rare.items():
+        # Not by gx.outer, which takes seconds to simulate whether nodes drift apart.
+        exchange = Exchange(schedule, 2, codec, every=PAIR_STEPS, phase=PAIR_STEPS - 1)
+        method = Method(f"{name}, every {PAIR_STEPS}", (exchange,))
+        rows.append(Candidate(method.name, method, PAIR_STEPS * count_mixing_steps(schedule), wire))
+    return rows
 
 
 def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
-    """Methods of one form of messages."""
-    average = cost_model.allreduce(kind)
-    late = Method("d1d-psgd", (dataclasses.replace(average.exchanges[0], overlap=1),), staleness=1)
+    """Methods of one form of messages; that of async-outer has a momentum, too."""
+    late = Method("d1d-psgd", (Exchange(None, late=1, kind=kind),))
     yield Candidate("d1d-psgd", late, 0, gradient_age=1)
     elastic = math.log(AVERAGED) / math.log1p(-ELASTICITY / nodes)
-    yield Candidate("easgd", average, elastic)
-    if nodes <= MAX_DENSE_NODES:
-        exact = gx.topology.periodic(gx.topology.one_peer_exponential(nodes), EXACT_STEPS)
-        pga = cost_model.sgp(exact, CWA)
-        yield Candidate(f"gossip-pga, every {EXACT_STEPS}", pga, count_mixing_steps(exact))
+    yield Candidate("easgd", _make("easgd", nodes, kind=kind), elastic)
     peer = gx.topology.one_peer_exponential(nodes)
-    (share,) = cost_model.async_sgp(peer).exchanges
-    rare = dataclasses.replace(share, fraction=2.0, every=every, phase=every - 1)  # with momentum
-    method = Method("async-outer", (rare,), staleness=1)
-    mixing = every * count_mixing_steps(peer)
-    yield Candidate(f"async-outer, every {every}", method, mixing)
+    if nodes <= MAX_DENSE_NODES:
+        exact = gx.topology.periodic(peer, EXACT_STEPS)
+        pga = from_transform(gx.sgp(exact, order="combine-while-adapting"), "gossip-pga")
+        yield Candidate(f"gossip-pga, every {EXACT_STEPS}", pga, count_mixing_steps(exact))
+    rare = Exchange(peer, 2, every=every, phase=every - 1, is_early=True, awaits="nobody")
+    method = Method(f"async-outer, every {every}", (rare,))
+    yield Candidate(method.name, method, every * count_mixing_steps(peer))
     if every > FRAGMENTS:
-        streaming = cost_model.streaming_diloco(every, FRAGMENTS, 1, kind, "int4")
+        outer = OuterOptions(every, outer_fragments=FRAGMENTS, outer_delay=1, outer_wire="int4")
+        streaming = _make("local", nodes, kind=kind, outer=outer)
         yield Candidate(f"streaming-diloco, every {every}", streaming, every, "int4")
-    codec = gx.wire.block_top_k()
-    sparse = cost_model.sparse_loco(every, nodes, codec)
+    outer = OuterOptions(every, outer_wire="block_top_k", outer_error_feedback=1.0)
+    sparse = _make("local", nodes, outer=outer)
     yield Candidate(f"sparse-loco, every {every}", sparse, every, "block_top_k")
 
 

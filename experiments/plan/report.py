@@ -44,8 +44,16 @@ def _find_kind(row: Row) -> tuple[bool, ...]:
     return method.is_asynchronous, to_peers, is_rare, method.staleness > 0
 
 
+def _describe_order(row: Row) -> str:
+    """The label, with the order of SGP and D-PSGD, which by default have that of their papers."""
+    label = row.candidate.label
+    is_early = any(exchange.is_early for exchange in row.candidate.method.exchanges)
+    order = "combine while adapting" if is_early else "adapt, then combine"
+    return f"{label}, {order}" if label.startswith(("sgp", "dpsgd")) else label
+
+
 def _format_row(row: Row, plan: Plan) -> list[str]:
-    label = row.candidate.label.replace(DEFAULT_GRAPH, "")
+    label = _describe_order(row).replace(DEFAULT_GRAPH, "")
     bound = "the exchange" if row.prediction.exposed_seconds else "computation"
     if not row.is_together:
         bound = "late messages"
@@ -78,7 +86,7 @@ def describe_reason(plan: Plan) -> str:
     """The choice and its reason, in two or three lines."""
     reason = plan.reason
     lines = [
-        f"Choice: {plan.chosen.candidate.label}: {reason.cause}. {reason.seconds:.3g} s a step, "
+        f"Choice: {_describe_order(plan.chosen)}: {reason.cause}. {reason.seconds:.3g} s a step, "
         f"AllReduce {reason.allreduce_seconds:.3g} s; counted, the gain over AllReduce is "
         f"{reason.gain:+.0%}."
     ]

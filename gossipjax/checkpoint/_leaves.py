@@ -109,14 +109,15 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
 
 def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
     """Finds all states that exchange, those inside of others too; returns paths and states."""
-    found = []
+    found: list[tuple[Any, Any]] = []
     for path, node in jax.tree_util.tree_leaves_with_path(
         tree, is_leaf=lambda part: isinstance(part, Exchanging)
     ):
         if isinstance(node, Exchanging):
             path = (*prefix, *path)
             found.append((path, node))
-            for name, part in zip(node._fields, node, strict=True):
+            fields: Any = node
+            for name, part in fields._asdict().items():
                 found += _find_exchanging(part, (*path, jax.tree_util.GetAttrKey(name)))
     return found
 

@@ -1,4 +1,4 @@
-"""Models how long a step takes on a network that you do not have. NumPy only.
+"""Models how long a step takes on a network that you do not have.
 
 A `Method` says what an algorithm exchanges, and a `Workload` what a node computes. `predict_step`
 takes both and a `Network`, and returns the seconds of a step. Nothing is measured.
@@ -8,26 +8,12 @@ the report compares the predictions with published figures.
 
 from gossipjax.cost_model import networks
 from gossipjax.cost_model.exchange import Exchange, Workload
-from gossipjax.cost_model.methods import (
-    Method,
-    adpsgd,
-    allreduce,
-    async_sgp,
-    centralized,
-    diloco,
-    dpsgd,
-    from_plan,
-    noloco,
-    osgp,
-    sgp,
-    slowmo,
-    sparse_loco,
-    streaming_diloco,
-)
+from gossipjax.cost_model.methods import Method, from_plan, from_transform
 from gossipjax.cost_model.network import Network
 from gossipjax.cost_model.prediction import Prediction, predict_step
 from gossipjax.cost_model.simulation import Simulation, simulate
 from gossipjax.cost_model.slowness import Slowness, parse_slowness
+from gossipjax.renamed import old_names
 
 __all__ = [
     "Exchange",
@@ -37,21 +23,12 @@ __all__ = [
     "Simulation",
     "Slowness",
     "Workload",
-    "adpsgd",
-    "allreduce",
-    "async_sgp",
-    "centralized",
-    "diloco",
-    "dpsgd",
     "from_plan",
+    "from_transform",
     "networks",
-    "noloco",
-    "osgp",
     "parse_slowness",
     "predict_step",
-    "sgp",
     "simulate",
-    "slowmo",
-    "sparse_loco",
-    "streaming_diloco",
 ]
+
+__getattr__ = old_names("cost_model")

@@ -1,4 +1,4 @@
-"""Checks of quantities. NumPy only."""
+"""Checks of quantities."""
 
 import math
 from typing import Any

@@ -1,20 +1,23 @@
-"""What nodes send in a step, to whom, and who waits for it. NumPy only."""
+"""What nodes send in a step, to whom, and who waits for it."""
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
 from gossipjax.cost_model.network import Network
+from gossipjax.exchanges import plan
 from gossipjax.topology.schedule import Round, Schedule, require_int
+from gossipjax.wire import Codec
 
 BACKWARD = 2 / 3  # the backward pass has two products per weight, the forward pass one
-GOSSIP = "gossip"
-KINDS = ("ring", "tree", "server")
-Kind = Literal["gossip", "ring", "tree", "server"]
-Awaits = Literal["all", "peers", "link", "nobody"]
+COUNTED = 2**20  # a codec counts the bits of a message of this size
+Kind = Literal["ring", "tree", "server"]
+KINDS = get_args(Kind)
+Awaits = Literal["peers", "link", "nobody"]
+AWAITS = get_args(Awaits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +54,8 @@ class Workload:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Exchange:
-    """An exchange that all nodes make every few steps.
+class Exchange(plan.Exchange):
+    """An exchange of a plan, and how it travels, which no plan says.
 
     At every step `t` with `t mod every = phase`, the nodes begin an exchange when they have
     computed. After the computation of step `t + overlap` the nodes wait until the exchange has
@@ -60,71 +63,78 @@ class Exchange:
     the exchange runs during the computation of the next step.
 
     Attributes:
-      kind: "gossip" is gossip over a schedule, "ring" and "tree" are all-reduces, and "server" is a
-        parameter server at node 0.
       schedule: the schedule of gossip. At step `t` the nodes exchange by its round `t // every`.
-      bits: the bits of a parameter in a message, scales and indices included.
-      fraction: the part of the model that is sent.
+        None if all nodes average at once.
+      models: the number of models in a message; below 1 for a part of one.
+      codec: the form of the values; None for float32. Nodes gather the sparse messages of an
+        average instead of adding them up.
       every: the number of steps from one exchange to the next.
       phase: the first step that exchanges.
-      overlap: the number of computations during which an exchange runs.
-      layers: the number of layers of the model, or 0. With layers, an all-reduce sends a part for
-        each layer when the backward pass has left the layer, and nodes wait for the part when the
-        next forward pass reaches the layer. Each part pays the latency.
-      first_layer, layer_stride: the exchange sends `first_layer`, and every `layer_stride`-th layer
-        after it.
-      awaits: with "all", the exchange begins when the slowest of all nodes is ready. With "peers",
-        a node waits for the messages that are sent to it. With "link", a node waits until its own
-        link is free. With "nobody", a node does not wait, and does not send if its link is busy.
+      late: the number of steps from the start of an exchange to the use of its result.
+      is_early: whether an exchange that is not late runs beside the computation of its step.
+      kind: how all nodes average: "ring" and "tree" are all-reduces, and "server" is a parameter
+        server at node 0.
+      layers: the number of layers of the model, or 0. With layers, an average sends a part for each
+        layer when the backward pass has left the layer, and nodes wait for the part when the next
+        forward pass reaches the layer. Each part pays the latency.
+      fragment: f of an average of one of `p = 1 / models` fragments: layers `f`, `f + p`, ...
+      awaits: with "peers", a node waits for the messages that are sent to it. With "link", a node
+        waits until its own link is free. With "nobody", a node does not wait, and does not send if
+        its link is busy. An average over all nodes begins when the slowest of them is ready.
       is_half_duplex: whether a node sends and receives in turn, which takes twice the time.
 
-    >>> exchange = Exchange(kind="ring", awaits="all")
-    >>> exchange.find_seconds(0, Workload(25e6), Network(1e9), nodes=2).tolist()
+    >>> Exchange(None).find_seconds(0, Workload(25e6), Network(1e9), nodes=2).tolist()
     [0.1, 0.1]
     """
 
-    kind: Kind = GOSSIP
-    schedule: Schedule | None = None
-    bits: float = 32.0
-    fraction: float = 1.0
-    every: int = 1
-    phase: int = 0
-    overlap: int = 0
+    kind: Kind = "ring"
     layers: int = 0
-    first_layer: int = 0
-    layer_stride: int = 1
+    fragment: int = 0
     awaits: Awaits = "peers"
     is_half_duplex: bool = False
 
     def __post_init__(self) -> None:
-        require_choice(self.kind, "kind of an exchange", (GOSSIP, *KINDS))
-        require_quantity(self.bits, "bits of an exchange", "bits per parameter")
-        require_quantity(self.fraction, "fraction of an exchange", "models")
+        require_choice(self.kind, "kind of an exchange", KINDS)
+        require_choice(self.awaits, "awaits of an exchange", AWAITS)
+        require_quantity(self.models, "models of an exchange", "models")
         require_int(self.every, "every of an exchange", 1)
-        require_int(self.overlap, "overlap of an exchange", 0)
-        if (self.kind == GOSSIP) != isinstance(self.schedule, Schedule):
+        require_int(self.late, "late of an exchange", 0)
+        if not isinstance(self.schedule, Schedule | None):
             raise ValueError(
-                f"schedule of an exchange must be a Schedule for gossip and None for others, got "
-                f"{self.schedule!r} for {self.kind}. Build one by gx.topology, such as "
+                f"schedule of an exchange must be a Schedule, or None for an average over all "
+                f"nodes, got {self.schedule!r}. Build one by gx.topology, such as "
                 "one_peer_exponential(8)."
             )
+        if self.schedule is None and self.awaits != "peers":
+            raise ValueError(
+                f"awaits of an average over all nodes must be 'peers', got {self.awaits!r}: all "
+                "wait for all. Leave it out, or give a gossip over a schedule."
+            )
+
+    @property
+    def overlap(self) -> int:
+        """The number of computations during which an exchange runs."""
+        return self.late or int(self.is_early)
+
+    @property
+    def bits(self) -> float:
+        """The bits of a parameter in a message."""
+        return count_bits(self.codec)
 
     def happens_at(self, step: int) -> bool:
         """Whether the nodes begin an exchange at the end of `step`."""
         return step % self.every == self.phase
 
     def round_at(self, step: int) -> Round | None:
-        """Returns the round of gossip at `step`; None for all-reduces, and without an exchange."""
-        if self.schedule is None or not self.happens_at(step):
-            return None
-        return self.schedule.round_at(step // self.every)
+        """Returns the round of gossip at `step`; None for averages, and without an exchange."""
+        return self.round_of(step // self.every) if self.happens_at(step) else None
 
     def is_collective_at(self, step: int) -> bool:
         """Whether all nodes exchange by an all-reduce, or with a server, at `step`."""
         round_ = self.round_at(step)
         if round_ is not None:  # the exact average of more than two nodes is a ring's all-reduce
             return round_.is_uniform and round_.size > 2
-        return self.kind != GOSSIP and self.happens_at(step)
+        return self.schedule is None and self.happens_at(step)
 
     def messages_at(self, step: int) -> tuple[np.ndarray, ...]:
         """Returns the receivers `[N]` of the messages of gossip at `step`, one array for each slot.
@@ -139,12 +149,18 @@ class Exchange:
         return tuple(np.where(slot.weights > 0, slot.receivers, nodes) for slot in round_.slots)
 
     def count_bytes(self, workload: Workload) -> float:
-        """Returns the bytes of a message of gossip, or of the buffer of an all-reduce."""
-        return workload.parameters * self.fraction * self.bits / 8
+        """Returns the bytes of a message of gossip, or of a node in an average."""
+        return workload.parameters * self.models * self.bits / 8
+
+    def _count_reduced_bytes(self, workload: Workload, nodes: int) -> float:
+        """Returns the bytes of the buffer of an all-reduce that takes as long as the average."""
+        # A node that gathers on a ring sends nodes - 1 messages, where an all-reduce sends
+        # 2 (nodes - 1) / nodes of one.
+        return self.count_bytes(workload) * (nodes / 2 if self.gathers else 1)
 
     def list_layers(self) -> np.ndarray:
         """Returns the layers of the exchange, in the order in which a backward pass leaves them."""
-        return np.arange(self.first_layer, self.layers, self.layer_stride)[::-1]
+        return np.arange(self.fragment, self.layers, max(1, round(1 / self.models)))[::-1]
 
     def find_seconds(
         self, step: int, workload: Workload, network: Network, nodes: int
@@ -154,13 +170,14 @@ class Exchange:
         A node that sends nothing takes 0.
         """
         self.require_nodes(nodes)
-        size = self.count_bytes(workload)
         if self.is_collective_at(step):
+            size = self._count_reduced_bytes(workload, nodes)
             parts = max(1, len(self.list_layers()))  # each part pays the latency
             part = find_collective_seconds(self.collective, size / parts, network, nodes)
             seconds = np.full(nodes, parts * part)
         else:
             # The messages of a node share its link, and each is copied through the host.
+            size = self.count_bytes(workload)
             seconds = network.message_seconds(size) + network.copy_seconds(size)
             seconds = seconds * self._count_messages(step, nodes)
         return 2 * seconds if self.is_half_duplex else seconds
@@ -169,10 +186,10 @@ class Exchange:
         self, step: int, workload: Workload, network: Network, nodes: int
     ) -> float:
         """Returns the bytes that the busiest node sends in the exchange at `step`."""
-        size = self.count_bytes(workload)
         if self.is_collective_at(step):
+            size = self._count_reduced_bytes(workload, nodes)
             return count_sent_bytes(self.collective, size, network, nodes)
-        return size * int(self._count_messages(step, nodes).max())
+        return self.count_bytes(workload) * int(self._count_messages(step, nodes).max())
 
     def _count_messages(self, step: int, nodes: int) -> np.ndarray:
         """Counts the messages that each node sends at `step`, `[N]`."""
@@ -184,7 +201,7 @@ class Exchange:
     @property
     def collective(self) -> Kind:
         """The kind of a step in which all nodes exchange together: gossip is then a ring."""
-        return "ring" if self.kind == GOSSIP else self.kind
+        return self.kind if self.schedule is None and not self.gathers else "ring"
 
     @property
     def cycle(self) -> int:
@@ -203,7 +220,7 @@ class Exchange:
         The formula is `max(0, e - min(overlap, every) c)`: the exchange takes `e` seconds, and the
         computation `c`. With `layers`, `e` is the delay of the layer that arrives latest.
 
-        >>> exchange = Exchange(kind="ring", awaits="all", layers=2)
+        >>> exchange = Exchange(None, layers=2)
         >>> exchange.find_exposed_seconds(0.5, compute_seconds=0.3)
         0.4
         """
@@ -231,6 +248,16 @@ class Exchange:
                 "method for this number of nodes."
             )
         return count
+
+
+def count_bits(codec: Codec | None) -> float:
+    """Returns the bits of a value in a message, scales and indices included; 32 without a codec.
+
+    >>> import gossipjax as gx
+    >>> count_bits(gx.wire.int8())
+    8.125
+    """
+    return 32.0 if codec is None else 8 * codec.count_bytes(COUNTED) / COUNTED
 
 
 def find_collective_seconds(kind: str, size: float, network: Network, nodes: int) -> float:

@@ -1,80 +1,42 @@
-"""What each algorithm exchanges. NumPy only.
-
-Every function returns a `Method` for `predict_step` and `simulate`. `from_plan` makes the method of
-every algorithm whose state is a `gx.GossipState`. The other functions need no JAX, and cover
-algorithms that have no plan. `wire` is a name like "bfloat16", a number of bits per parameter, or a
-codec of `gx.wire`. `kind` names the kind of all-reduce.
-"""
+"""What a method exchanges, read from its plan or its transform."""
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable
+from typing import Any
 
-from gossipjax.cost_model._require import require_choice, require_quantity
-from gossipjax.cost_model.exchange import Exchange, Kind
-from gossipjax.topology.schedule import Schedule, require_int
+import jax
+import jax.numpy as jnp
+import optax
 
-__all__ = [
-    "Method",
-    "adpsgd",
-    "allreduce",
-    "async_sgp",
-    "centralized",
-    "diloco",
-    "dpsgd",
-    "from_plan",
-    "noloco",
-    "osgp",
-    "sgp",
-    "slowmo",
-    "sparse_loco",
-    "streaming_diloco",
-]
+from gossipjax.cost_model.exchange import Awaits, Exchange, Kind
+from gossipjax.exchanges import plan as plans
+from gossipjax.exchanges.chain import find_parts, step_plan
+from gossipjax.exchanges.state import Exchanging
 
-WIRE_BITS = {
-    "float32": 32.0,
-    "bfloat16": 16.0,
-    "float16": 16.0,
-    "int8": 8.125,  # a float32 scale for a block of 256
-    "int4": 4.125,
-}
-COUNTED = 2**20  # a codec counts the bits of a message of this size
-ORDERS = ("adapt-then-combine", "combine-while-adapting")
-
-
-@runtime_checkable
-class Codec(Protocol):
-    """A codec of `gx.wire`. This module does not import `gx.wire`, which needs JAX."""
-
-    def count_bytes(self, size: int) -> int:
-        """Returns the bytes of a message of `size` float32 values."""
-        ...
-
-
-Form = str | float | Codec | None  # None means full precision
+MAX_FRAGMENTS = 64  # of a model whose parameters are not given
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
     """The exchanges that an algorithm makes.
 
+    `from_transform` and `from_plan` make the methods of transforms. What no transform does is said
+    by the exchanges themselves.
+
     Attributes:
       name: the name of the algorithm in tables.
       exchanges: the exchanges of a step, one after another.
-      staleness: the number of steps by which a model that arrives is older than the receiver's
-        model.
 
     Raises:
       ValueError: if the exchanges are for different numbers of nodes.
 
-    >>> import gossipjax as gx
-    >>> method = sgp(gx.topology.one_peer_exponential(8))
-    >>> (method.name, len(method.exchanges), method.is_asynchronous)
-    ('sgp', 1, False)
+    >>> method = Method("all-reduce of the step before", (Exchange(None, late=1),))
+    >>> (method.staleness, method.is_asynchronous)
+    (1, False)
     """
 
     name: str
     exchanges: tuple[Exchange, ...] = ()
-    staleness: int = 0
 
     def __post_init__(self) -> None:
         sizes = {e.schedule.size for e in self.exchanges if e.schedule is not None}
@@ -87,234 +49,113 @@ class Method:
     @property
     def is_asynchronous(self) -> bool:
         """Whether nodes go on without waiting for messages."""
-        return any(exchange.awaits in ("link", "nobody") for exchange in self.exchanges)
+        return any(exchange.awaits != "peers" for exchange in self.exchanges)
+
+    @property
+    def staleness(self) -> int:
+        """The number of steps by which a model that arrives is older than the receiver's model.
+
+        That is `late`, and of asynchronous nodes 1 at least. What runs beside the computation of
+        its own step is not older.
+        """
+        late = (exchange.late for exchange in self.exchanges)
+        return max((*late, int(self.is_asynchronous)))
 
 
-def from_plan(plan: Any, name: str, kind: Kind = "ring") -> Method:
-    """Makes the method of a gossip transform from `state.plan` of its `gx.GossipState`.
-
-    >>> import gossipjax as gx
-    >>> import jax.numpy as jnp
-    >>> state = gx.osgp(gx.topology.ring(4), 2, wire=gx.wire.bfloat16()).init({"w": jnp.zeros(3)})
-    >>> [(e.every, e.overlap, e.bits) for e in from_plan(state.plan, "2-osgp").exchanges]
-    [(2, 2, 16.0)]
-    """
-    wire = plan.wire.codec
-    early = plan.exchanges_early
-    if plan.schedule is None:
-        exchange = _make_all_reduce(
-            kind, wire, fraction=plan.models, every=plan.period, overlap=int(early)
-        )
-    else:
-        exchange = _make_gossip(plan.schedule, wire, plan.models, plan.overlap, early)
-    return Method(name, (exchange,), staleness=plan.overlap)
-
-
-def allreduce(kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
-    """Nodes all-reduce the gradients in every step, during the backward pass if `layers` > 0.
-
-    >>> allreduce(kind="tree", layers=8).exchanges[0].list_layers().tolist()
-    [7, 6, 5, 4, 3, 2, 1, 0]
-    """
-    return Method(f"allreduce {kind}", (_make_all_reduce(kind, wire, layers=layers),))
-
-
-def centralized(wire: Form = "float32") -> Method:
-    """A parameter server: node 0 gathers all gradients and sends their mean to every node.
-
-    >>> centralized().exchanges[0].kind
-    'server'
-    """
-    return Method("centralized", (_make_all_reduce("server", wire),))
-
-
-def sgp(schedule: Schedule, order: str = ORDERS[0], wire: Form = "float32") -> Method:
-    """SGP: nodes exchange by one round per step; with "combine-while-adapting" while they compute.
-
-    >>> import gossipjax as gx
-    >>> [e.overlap for e in sgp(gx.topology.ring(4), "combine-while-adapting").exchanges]
-    [1]
-    """
-    exchange = _make_gossip(schedule, wire, is_early=_is_early(order))
-    return Method(f"sgp {order}" if exchange.overlap else "sgp", (exchange,))
-
-
-def osgp(schedule: Schedule, overlap: int = 1, wire: Form = "float32") -> Method:
-    """Overlap SGP: a round begins every `overlap` steps and ends `overlap` steps later.
-
-    >>> import gossipjax as gx
-    >>> osgp(gx.topology.one_peer_exponential(8), overlap=2).staleness
-    2
-    """
-    return Method(f"{overlap}-osgp", (_make_gossip(schedule, wire, overlap=overlap),), overlap)
-
-
-def dpsgd(
-    schedule: Schedule,
-    order: str = ORDERS[1],
-    wire: Form = "float32",
+def from_transform(
+    tx: optax.GradientTransformation,
+    name: str,
+    kind: Kind = "ring",
+    *,
+    params: Any = None,
+    layers: int = 0,
+    awaits: Awaits = "peers",
     is_half_duplex: bool = False,
 ) -> Method:
-    """D-PSGD: nodes exchange by one round of a symmetric schedule per step.
+    """Makes the method of a transform: what all its parts exchange over the axis of the nodes.
+
+    Args:
+      tx: the transform, or a whole chain.
+      name: the name of the method in tables.
+      kind, layers, awaits, is_half_duplex: as in `from_plan`.
+      params: the parameters of the model, or their shapes, if the transform needs more of them than
+        64 leaves. No array is made.
+
+    Raises:
+      ValueError: if parts of a chain are in a wrong order.
 
     >>> import gossipjax as gx
-    >>> dpsgd(gx.topology.ring(8)).exchanges[0].overlap
-    1
+    >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(8)))
+    >>> slowmo = gx.outer(tx, optax.sgd(1.0, 0.7), every=48)
+    >>> [(e.every, e.phase) for e in from_transform(slowmo, "slowmo").exchanges]
+    [(1, 0), (48, 47)]
+    >>> tx = optax.chain(gx.allreduce(wire=jnp.bfloat16), optax.adam(1e-3))
+    >>> [(e.kind, e.bits) for e in from_transform(tx, "server", "server").exchanges]
+    [('server', 16.0)]
     """
-    if not schedule.is_doubly_stochastic:
-        raise ValueError(
-            f"schedule of dpsgd must be doubly stochastic, got {schedule!r}. Use sgp for it."
-        )
-    exchange = _make_gossip(
-        schedule, wire, is_early=_is_early(order), is_half_duplex=is_half_duplex
-    )
-    return Method("dpsgd", (exchange,))
+    if params is None:
+        params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * MAX_FRAGMENTS
+    state = jax.eval_shape(tx.init, params)
+    step_plan(state)  # checks the order
+    found = [part.plan for part in find_parts(state, Exchanging)]
+    # An average inside a node comes before the exchange of nodes.
+    over_nodes = [plan for plan in found if plan.wire.axis_name == found[-1].wire.axis_name]
+    exchanges = [exchange for plan in over_nodes for exchange in plan.exchanges()]
+    return Method(name, _time(exchanges, kind, layers, awaits, is_half_duplex))
 
 
-def adpsgd(schedule: Schedule, wire: Form = "float32", is_half_duplex: bool = False) -> Method:
-    """AD-PSGD: pairs average during the computation, and a node waits for its own link only.
-
-    >>> import gossipjax as gx
-    >>> adpsgd(gx.topology.bipartite_exponential(8)).is_asynchronous
-    True
-    """
-    exchange = _make_gossip(
-        schedule, wire, is_early=True, awaits="link", is_half_duplex=is_half_duplex
-    )
-    return Method("adpsgd", (exchange,), staleness=1)
-
-
-def async_sgp(schedule: Schedule, wire: Form = "float32") -> Method:
-    """Asynchronous SGP: a node waits for no other node.
-
-    If its link is busy, a node does not send in this step, keeps its share, and goes on.
-
-    >>> import gossipjax as gx
-    >>> async_sgp(gx.topology.one_peer_exponential(8)).is_asynchronous
-    True
-    """
-    exchange = _make_gossip(schedule, wire, is_early=True, awaits="nobody")
-    return Method("async-sgp", (exchange,), staleness=1)
-
-
-def slowmo(inner: Method, every: int, kind: Kind = "ring", wire: Form = "float32") -> Method:
-    """SlowMo: nodes exchange as in the inner method, and all-reduce every `every` steps.
-
-    >>> import gossipjax as gx
-    >>> inner = sgp(gx.topology.one_peer_exponential(8))
-    >>> [exchange.every for exchange in slowmo(inner, every=48).exchanges]
-    [1, 48]
-    """
-    exchanges = (*inner.exchanges, *diloco(every, kind, wire).exchanges)
-    return Method(f"slowmo {inner.name}", exchanges, inner.staleness)
-
-
-def diloco(every: int, kind: Kind = "ring", wire: Form = "float32", layers: int = 0) -> Method:
-    """DiLoCo and Local SGD: nodes all-reduce their models at the last of every `every` steps.
-
-    >>> [(e.every, e.phase) for e in diloco(every=500).exchanges]
-    [(500, 499)]
-    """
-    exchange = _make_all_reduce(kind, wire, every=every, phase=every - 1, layers=layers)
-    return Method("diloco", (exchange,))
-
-
-def streaming_diloco(
-    every: int,
-    fragments: int,
-    delay: int = 1,
+def from_plan(
+    plan: plans.Plan,
+    name: str,
     kind: Kind = "ring",
-    wire: Form = "float32",
+    *,
     layers: int = 0,
+    awaits: Awaits = "peers",
+    is_half_duplex: bool = False,
 ) -> Method:
-    """Streaming DiLoCo: averages a fragment every `every` steps, and uses it `delay` steps later.
+    """Makes the method of the plan in a state: `state.plan` of gossip, of `gx.outer` and others.
 
-    With `layers`, fragment f consists of the layers `f`, `f + fragments`, ... There must be at
-    least as many layers as fragments.
+    Args:
+      plan: the plan. That of `gx.outer` knows of the gossip inside.
+      name: the name of the method in tables.
+      kind: how all nodes average: "ring", "tree" or "server".
+      layers: the layers of the model in a backward pass that averages run beside; 0 if they do not.
+        Fragment f of p consists of the layers `f`, `f + p`, ...
+      awaits: what a node that gossips waits for: "peers", or, if nodes are asynchronous, its "link"
+        or "nobody".
+      is_half_duplex: whether a node sends and receives in turn.
 
-    >>> [exchange.phase for exchange in streaming_diloco(every=6, fragments=3).exchanges]
-    [1, 3, 5]
+    Raises:
+      ValueError: if an argument is out of its range, or nodes that average wait for nobody.
+
+    >>> import gossipjax as gx
+    >>> state = gx.osgp(gx.topology.ring(4), overlap=2).init({"w": jnp.zeros(3)})
+    >>> [(e.every, e.overlap, e.bits) for e in from_plan(state.plan, "2-osgp").exchanges]
+    [(2, 2, 32.0)]
     """
-    fragments = require_int(fragments, "fragments of streaming_diloco", 1, every)
-    delay = require_int(delay, "delay of streaming_diloco", 0, every - 1)
-    exchanges = (
-        _make_all_reduce(
-            kind,
-            wire,
-            fraction=1 / fragments,
-            every=every,
-            phase=(f + 1) * every // fragments - 1,
-            overlap=delay,
-            layers=layers,
-            first_layer=f if layers else 0,
-            layer_stride=fragments if layers else 1,
+    return Method(name, _time(plan.exchanges(), kind, layers, awaits, is_half_duplex))
+
+
+def _time(
+    exchanges: Iterable[plans.Exchange],
+    kind: Kind,
+    layers: int,
+    awaits: Awaits,
+    is_half_duplex: bool,
+) -> tuple[Exchange, ...]:
+    """Adds to the exchanges of a plan how they travel."""
+    timed: list[Exchange] = []
+    for exchange in exchanges:
+        is_average = exchange.schedule is None
+        fragment = sum(other.schedule is None for other in timed) if is_average else 0
+        timed.append(
+            Exchange(
+                **vars(exchange),
+                kind=kind,
+                layers=layers if is_average else 0,
+                fragment=fragment,
+                awaits=awaits,
+                is_half_duplex=is_half_duplex,
+            )
         )
-        for f in range(fragments)
-    )
-    return Method("streaming-diloco", tuple(exchanges), staleness=delay)
-
-
-def sparse_loco(every: int, nodes: int, wire: Form) -> Method:
-    """SparseLoCo: every `every` steps, each node sends its sparse message to all other nodes.
-
-    >>> import gossipjax as gx
-    >>> [e.bits for e in sparse_loco(15, 8, gx.wire.block_top_k()).exchanges]
-    [1.0]
-    """
-    # On a ring a node sends nodes - 1 messages, where an all-reduce sends 2 (nodes - 1) / nodes.
-    bits = find_bits(wire) * nodes / 2
-    return dataclasses.replace(diloco(every, wire=bits), name="sparse-loco")
-
-
-def noloco(schedule: Schedule, every: int, wire: Form = "float32", models: int = 2) -> Method:
-    """NoLoCo and `gx.outer` over gossip: nodes gossip at the last of every `every` steps.
-
-    A message contains two models, an outer gradient and an anchor. With `gx.sgp`, or
-    `anchor_strength=1`, give `models=1`.
-
-    >>> import gossipjax as gx
-    >>> noloco(gx.topology.random_pairs(8, 4, seed=0), every=50).exchanges[0].every
-    50
-    """
-    exchange = _make_gossip(schedule, wire, models)
-    exchange = dataclasses.replace(exchange, every=every, phase=every - 1)
-    return Method("noloco", (exchange,))
-
-
-def find_bits(wire: Form) -> float:
-    """Returns the bits of a parameter in a message, scales and indices included."""
-    if wire is None:
-        return WIRE_BITS["float32"]
-    if isinstance(wire, str):
-        require_choice(wire, "wire", tuple(WIRE_BITS))
-        return WIRE_BITS[wire]
-    if isinstance(wire, Codec):
-        return 8 * wire.count_bytes(COUNTED) / COUNTED
-    return require_quantity(wire, "wire", "bits per parameter")
-
-
-def _make_gossip(
-    schedule: Schedule,
-    wire: Form,
-    models: int = 1,
-    overlap: int = 0,
-    is_early: bool = False,
-    **settings: Any,
-) -> Exchange:
-    return Exchange(
-        schedule=schedule,
-        bits=find_bits(wire),
-        fraction=models,
-        every=max(1, overlap),  # a message travels in this many pieces
-        overlap=overlap or int(is_early),
-        **settings,
-    )
-
-
-def _make_all_reduce(kind: Kind, wire: Form, **settings: Any) -> Exchange:
-    return Exchange(kind=kind, bits=find_bits(wire), awaits="all", **settings)
-
-
-def _is_early(order: str) -> bool:
-    require_choice(order, "order", ORDERS)
-    return order == "combine-while-adapting"
+    return tuple(timed)

@@ -1,4 +1,4 @@
-"""How long messages take on the links between nodes. NumPy only."""
+"""How long messages take on the links between nodes."""
 
 import dataclasses
 import math

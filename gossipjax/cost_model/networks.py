@@ -1,10 +1,11 @@
-"""Networks with published figures, and their sources. NumPy only.
+"""Networks with published figures, and their sources.
 
 The latency is 0 if the source gives none.
 
->>> from gossipjax import cost_model, topology
+>>> import gossipjax as gx
+>>> from gossipjax import cost_model
 >>> work = cost_model.Workload(parameters=25.6e6, compute_seconds=0.3)
->>> method = cost_model.sgp(topology.one_peer_exponential(16))
+>>> method = cost_model.from_transform(gx.sgp(gx.topology.one_peer_exponential(16)), "sgp")
 >>> for name in ("sgp-ethernet", "sgp-infiniband"):
 ...     seconds = cost_model.predict_step(method, work, ALL[name], nodes=16).seconds
 ...     print(name, f"{seconds:.3f} s")

@@ -1,4 +1,4 @@
-"""Predicts the time of a step if all nodes are equally fast. NumPy only."""
+"""Predicts the time of a step if all nodes are equally fast."""
 
 import dataclasses
 
@@ -25,8 +25,10 @@ class Prediction:
       sent_bytes: the bytes that the busiest node sends.
       examples_per_second: the examples per second of all nodes together.
 
-    >>> from gossipjax.cost_model import Network, Workload, allreduce
-    >>> step = predict_step(allreduce(), Workload(25.6e6, 0.228, 256), Network(1.25e9), nodes=8)
+    >>> import gossipjax as gx
+    >>> from gossipjax.cost_model import Network, Workload, from_transform
+    >>> method = from_transform(gx.allreduce(), "allreduce")
+    >>> step = predict_step(method, Workload(25.6e6, 0.228, 256), Network(1.25e9), nodes=8)
     >>> (round(step.seconds, 3), round(step.exposed_seconds, 3))
     (0.371, 0.143)
     """
@@ -56,9 +58,11 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
     Raises:
       ValueError: if a schedule is for another number of nodes.
 
-    >>> from gossipjax.cost_model import Network, Workload, allreduce, predict_step
+    >>> import gossipjax as gx
+    >>> from gossipjax.cost_model import Network, Workload, from_transform, predict_step
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2, examples=256)
-    >>> predict_step(allreduce("ring"), workload, Network(bandwidth=1e9), 8).seconds
+    >>> method = from_transform(gx.allreduce(), "allreduce", kind="ring")
+    >>> predict_step(method, workload, Network(bandwidth=1e9), 8).seconds
     0.375
     """
     nodes = require_number_of_nodes(nodes)

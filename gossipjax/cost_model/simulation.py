@@ -1,4 +1,4 @@
-"""Simulates nodes that are not equally fast, step by step. NumPy only."""
+"""Simulates nodes that are not equally fast, step by step."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _find_ends(
                 continue
             # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends
             # and for what is sent to it, and AD-PSGD for its own link.
-            if exchange.awaits == "all" or exchange.is_collective_at(step):
+            if exchange.is_collective_at(step):
                 at = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
                 took = exchange.find_seconds(step, workload, network, len(time)).max()
                 done = _find_collective(exchange, links, time, at, took)
@@ -143,8 +143,10 @@ class Simulation:
       kept: the fraction of tries to send at which an asynchronous node keeps its share because its
         link is busy, by the formula of `predict_step`; 0 for other nodes.
 
-    >>> from gossipjax.cost_model import Network, Workload, allreduce
-    >>> found = simulate(allreduce(), Workload(1e6, 0.5, 8), Network(1e9), nodes=4, steps=20)
+    >>> import gossipjax as gx
+    >>> from gossipjax.cost_model import Network, Workload, from_transform
+    >>> method = from_transform(gx.allreduce(), "allreduce")
+    >>> found = simulate(method, Workload(1e6, 0.5, 8), Network(1e9), nodes=4, steps=20)
     >>> round(found.seconds, 3)
     0.506
     """
@@ -182,10 +184,12 @@ def simulate(
       warm_up: the number of steps at the start that the means leave out. The default is one cycle
         (at most 60 steps), plus the overlap of the exchanges.
 
-    >>> from gossipjax.cost_model import Network, Slowness, Workload, allreduce, simulate
+    >>> import gossipjax as gx
+    >>> from gossipjax.cost_model import Network, Slowness, Workload, from_transform, simulate
+    >>> method = from_transform(gx.allreduce(), "allreduce")
     >>> workload = Workload(parameters=25e6, compute_seconds=0.2)
     >>> slow = Slowness("constant", 4.0)
-    >>> round(simulate(allreduce(), workload, Network(1e9), 8, slow).seconds, 6)
+    >>> round(simulate(method, workload, Network(1e9), 8, slow).seconds, 6)
     0.975
     """
     nodes = require_number_of_nodes(nodes)

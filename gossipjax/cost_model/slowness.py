@@ -1,4 +1,4 @@
-"""Draws by what factor a node's computation is longer at a step. NumPy only."""
+"""Draws by what factor a node's computation is longer at a step."""
 
 import dataclasses
 import re

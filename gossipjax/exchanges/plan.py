@@ -25,7 +25,8 @@ MAX_STEPS = 2**16  # of one cycle of all that is exchanged
 Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
 
-class Exchange(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Exchange:
     """One exchange of a plan: who takes part, how many bytes, how often, how late.
 
     Number m of the exchange starts at the end of step `m every + phase`.
@@ -87,18 +88,11 @@ class Plan:
         optimizer.
       moves_by_zeros: whether an update of zeros moves the state too, or the model beyond the
         exchange. Every update must then carry a gradient.
-      schedule: the rounds of the exchanges; None if all nodes exchange at once, or none do.
-      mixes_in_place: whether other nodes read the models of a step while it replaces them.
-      is_one_program: whether a traced step gives one program without branches, if nodes are
-        simulated.
     """
 
     wire: Wire
     takes_gradients: bool = False
     moves_by_zeros: bool = False
-    schedule: Schedule | None
-    mixes_in_place: bool = False
-    is_one_program: bool = False
 
     @property
     def cycle(self) -> tuple[int, int]:
@@ -119,6 +113,14 @@ class Plan:
         Returns whether they are, and the number of the round in a schedule; None if over all nodes.
         """
         raise NotImplementedError
+
+    def mixes_in_place(self) -> bool:
+        """Whether other nodes read the models of a step while it replaces them."""
+        return False
+
+    def is_one_program(self) -> bool:
+        """Whether a traced step gives one program without branches, if nodes are simulated."""
+        return False
 
     def lead(self, is_static: bool = True) -> int | None:
         """How many steps before the step that uses it an exchange can start.
@@ -196,7 +198,6 @@ class ExchangePlan(Plan):
         """0 if the exchange can run during the gradients of its step."""
         return 0 if self.exchanges_early else None
 
-    @property
     def mixes_in_place(self) -> bool:
         """Not under overlap, whose messages are arrays of their own."""
         return self.schedule is not None and not self.overlap
@@ -254,8 +255,8 @@ class ExchangePlan(Plan):
         is_now = True if self.schedule is not None else step % self.period == 0
         return is_now, step, self.schedule_by_step
 
-    @property
     def is_one_program(self) -> bool:
         """Whether all rounds exchange in the same way, and differ only in data."""
-        is_plain = self.schedule is not None and self.overlap <= 1
-        return is_plain and len(group_rounds(self.schedule)) == 1
+        if self.schedule is None or self.overlap > 1:
+            return False
+        return len(group_rounds(self.schedule)) == 1

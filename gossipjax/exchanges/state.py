@@ -186,10 +186,9 @@ class GossipState(NamedTuple):
         axis_name: str | None = None,
     ) -> PushSum:
         """The exchange that needs nothing of its step, on all devices of a node."""
-        plan = self.plan
-        if axis_name is not None:
-            plan = dataclasses.replace(plan, wire=plan.wire._replace(axis_name=axis_name))
-        axis_name = plan.wire.axis_name
+        axis_name = axis_name or self.wire.axis_name
+        wire = self.wire._replace(axis_name=axis_name)
+        plan = dataclasses.replace(self.plan, wire=wire)
         require_step(step, axis_name)
         if not plan.overlap and params is None:
             raise ValueError(

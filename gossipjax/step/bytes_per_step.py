@@ -132,15 +132,16 @@ def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
     Steps of one kind exchange messages of the same size. The kind is None if it is not known.
     """
     exchanges = plan.exchanges()
-    travelling = [(i, e, e.find_piece(step)) for i, e in enumerate(exchanges)]
-    travelling = [item for item in travelling if item[2] is not None]
-    kinds = {e.schedule for e in exchanges}
-    if None in kinds or len(kinds) != 1 or len(travelling) > 1:
+    travelling = [(e, piece) for e in exchanges if (piece := e.find_piece(step)) is not None]
+    schedules = {e.schedule for e in exchanges}
+    if len(schedules) != 1 or len(travelling) > 1:
         return None, np.zeros((2, 1))
     if not travelling:
         return "idle", np.zeros((2, 1))
-    ((which, exchange, (number, piece)),) = travelling
+    ((exchange, (number, piece)),) = travelling
     round_ = exchange.round_of(number)
+    if round_ is None:  # all nodes at once
+        return None, np.zeros((2, 1))
     edges = np.zeros((2, round_.size))
     in_pairs = []  # which are sums over pairs, on some backends
     for receivers, weights in round_.slots:
@@ -148,7 +149,7 @@ def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
         in_pairs.append((receivers[receivers] == np.arange(round_.size)).all())
     # With the degrees, so that what does not depend on the edges is not taken for a part of theirs.
     limits = *edges.min(axis=1), *edges.max(axis=1)
-    return (which, piece, round_.is_uniform, *in_pairs, *limits), edges
+    return (exchange.phase, piece, round_.is_uniform, *in_pairs, *limits), edges
 
 
 def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:

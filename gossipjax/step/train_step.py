@@ -346,7 +346,7 @@ class TrainStep:
 
     def _traces_rounds(self, plan: Plan) -> bool:
         """Whether one program mixes by any round as fast as a program for this round would."""
-        return self.nodes.is_simulated and plan.is_one_program and not self._has_thread
+        return self.nodes.is_simulated and plan.is_one_program() and not self._has_thread
 
     def _number(self, plan: Plan, step: int, is_static: bool) -> Any:
         """The step as the program takes it: static, or an array."""
@@ -444,7 +444,7 @@ class TrainStep:
         """The arguments of an update whose memory the results take."""
         # Do not donate what other nodes of a device read at the same time: XLA would write the new
         # models elsewhere, and then copy them.
-        is_read = self.nodes.per_device > 1 and plan.mixes_in_place
+        is_read = self.nodes.per_device > 1 and plan.mixes_in_place()
         return () if is_read else donate_on_accelerators(1, 2)
 
     def __repr__(self) -> str:

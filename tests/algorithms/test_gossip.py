@@ -1,5 +1,7 @@
 """`gx.gossip`: what a `combine` of one's own is given, and what is noticed of it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,7 +109,7 @@ def mix_first(x, u, node):
 @pytest.mark.parametrize("combine", [gather_updates, use_last_update, mix_first])
 def test_nobody_tries_out_what_combine_does_with_updates(combine):
     """What looks wrong in three updates comes near the optimum, 2, in many."""
-    keeps = None if combine is mix_first else {"g": "restart"}
+    keeps: Any = None if combine is mix_first else {"g": "restart"}
     tx = optax.chain(optax.sgd(0.02), gx.gossip(RING, combine, keeps=keeps))
     nodes = gx.Nodes(N)
     step = gx.TrainStep(lambda z, target: (z - target, ()), tx, nodes=nodes)

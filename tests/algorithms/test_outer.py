@@ -441,6 +441,7 @@ class TestInATrainStep:
 
     def test_an_average_is_on_its_way_until_it_is_used(self):
         (_, state), train_step = run_steps(make_streaming(), 4, overlap_in_thread=True)
+        update: Any
         ((update, *_),) = train_step._programs.values()
         # Sent at the end of step 1, used at that of step 4. What step 3 sends starts with step 4.
         assert list(update._pending) == [4]
@@ -526,6 +527,7 @@ class TestOnTheHost:
         for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
             assert a.sharding.with_memory_kind("device") == b.sharding
         assert places_of(actual) == {"pinned_host"}
+        update: Any
         ((update, *_),) = train_step._programs.values()
         programs = update._fused._jitted._cache_size()  # nothing is compiled anew
         assert programs == len(gx.canonical_steps(actual[1]))

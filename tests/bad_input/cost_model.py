@@ -13,8 +13,12 @@ SCHEDULE = gx.topology.one_peer_exponential(8)
 NETWORK = cm.Network(1e9)
 
 
+AVERAGE = gx.allreduce()
+
+
 def predict(nodes: object) -> object:
-    return cm.predict_step(cm.sgp(SCHEDULE), cm.Workload(), NETWORK, nodes)
+    method = cm.from_transform(gx.sgp(SCHEDULE), "sgp")
+    return cm.predict_step(method, cm.Workload(), NETWORK, nodes)
 
 
 ROWS: list[Call] = []
@@ -23,19 +27,10 @@ for name, function, values, message in (
     ("latency", lambda x: cm.Network(1e9, x), [-1], "latency of Network"),
     ("seconds", lambda x: cm.Workload(compute_seconds=x), [-1], "compute_seconds"),
     ("nodes of another schedule", predict, [4, 9], "of the schedule"),
-    ("all-reduce kind", cm.allreduce, ["star"], "kind of an exchange"),
-    ("wire", lambda x: cm.allreduce(wire=x), ["int7"], "wire must be"),
-    ("order", lambda x: cm.sgp(SCHEDULE, x), ["cwa"], "order must be"),
-    (
-        "schedule of one way",
-        cm.dpsgd,
-        [gx.topology.star(4, weights="uniform")],
-        "doubly stochastic",
-    ),
-    ("schedule", cm.sgp, ["ring"], "schedule of an exchange"),
-    ("outer steps", cm.diloco, [0], "every of an exchange"),
-    ("fragments", lambda x: cm.streaming_diloco(10, x), [11], "fragments of"),
-    ("delay", lambda x: cm.streaming_diloco(10, 2, x), [10], "delay of"),
+    ("kind", lambda x: cm.from_transform(AVERAGE, "", x), ["star"], "kind of an exchange"),
+    ("awaits", lambda x: cm.from_transform(AVERAGE, "", awaits=x), ["all", "nobody"], "awaits of"),
+    ("schedule", cm.Exchange, ["ring"], "schedule of an exchange"),
+    ("outer steps", lambda x: cm.Exchange(None, every=x), [0], "every of an exchange"),
     ("name of slowness", cm.parse_slowness, ["0x", "2"], "slowness must"),
 ):
     ROWS += calls(name, function, values, message)

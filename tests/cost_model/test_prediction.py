@@ -2,9 +2,11 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gossipjax as gx
@@ -13,21 +15,10 @@ from gossipjax.cost_model import (
     Method,
     Network,
     Workload,
-    adpsgd,
-    allreduce,
-    async_sgp,
-    centralized,
-    diloco,
-    dpsgd,
     from_plan,
-    noloco,
-    osgp,
+    from_transform,
     predict_step,
-    sgp,
     simulate,
-    slowmo,
-    sparse_loco,
-    streaming_diloco,
 )
 
 C = 0.2
@@ -39,46 +30,54 @@ ONE_PEER = gx.topology.one_peer_exponential(N)
 PAIRS = gx.topology.bipartite_exponential(N)
 RING = gx.topology.ring(9)
 
+LATE = "adapt-then-combine"
+EARLY = "combine-while-adapting"
+PLAIN = optax.sgd(1.0)
+
+
+def of(tx: optax.GradientTransformation, **settings: Any) -> Method:
+    return from_transform(tx, "method", **settings)
+
+
+def local(every: int, **settings: Any) -> optax.GradientTransformation:
+    return gx.outer(optax.identity(), PLAIN, every=every, **settings)
+
+
+REDUCE = gx.allreduce()
+SGP = gx.sgp(ONE_PEER)
+EARLY_SGP = gx.sgp(ONE_PEER, order=EARLY)
+ADPSGD = gx.dpsgd(PAIRS)
+BFLOAT16 = gx.wire.bfloat16()
+NOLOCO_ROUNDS = gx.topology.random_pairs(N, 4, seed=0)
+NOLOCO = local(14, average=NOLOCO_ROUNDS, anchor_strength=0.7)
 EXPECTED = {
     "single": (Method("single"), C, 0),
-    "ring": (allreduce("ring"), C + 14 * (WIRE / 8 + 1e-3), 1.75),
-    "tree": (allreduce("tree"), C + 6 * (WIRE + 1e-3), 3),
-    "centralized": (centralized(), C + 14 * WIRE + 2e-3, 7),
-    "sgp": (sgp(ONE_PEER), C + WIRE + 1e-3, 1),
-    "sgp beside": (sgp(ONE_PEER, order="combine-while-adapting"), C, 1),
-    "sgp, 4 bits": (sgp(ONE_PEER, wire=4), C + WIRE / 8 + 1e-3, 1 / 8),
-    "sgp, local steps": (sgp(ONE_PEER.every(4)), C + (WIRE + 1e-3) / 4, 0.25),
-    "4-osgp": (osgp(ONE_PEER, overlap=4), C, 0.25),
-    "half duplex": (
-        dpsgd(PAIRS, "adapt-then-combine", is_half_duplex=True),
-        C + 2 * (WIRE + 1e-3),
-        1,
-    ),
-    "ring of gossip": (
-        dpsgd(gx.topology.ring(N), "adapt-then-combine"),
-        C + 2 * (WIRE + 1e-3),
-        2,
-    ),
-    "complete": (sgp(gx.topology.complete(N)), C + 14 * (WIRE / 8 + 1e-3), 1.75),
-    "adpsgd": (adpsgd(PAIRS), C, 1),
-    "adpsgd, half duplex": (adpsgd(PAIRS, is_half_duplex=True), 2 * (WIRE + 1e-3), 1),
-    "async-sgp": (async_sgp(ONE_PEER), C, 1),
-    "slowmo": (slowmo(sgp(ONE_PEER), 14), C + WIRE * 9 / 8 + 2e-3, 1.125),
+    "ring": (of(REDUCE), C + 14 * (WIRE / 8 + 1e-3), 1.75),
+    "tree": (of(REDUCE, kind="tree"), C + 6 * (WIRE + 1e-3), 3),
+    "centralized": (of(REDUCE, kind="server"), C + 14 * WIRE + 2e-3, 7),
+    "sgp": (of(SGP), C + WIRE + 1e-3, 1),
+    "sgp beside": (of(EARLY_SGP), C, 1),
+    "sgp, 16 bits": (of(gx.sgp(ONE_PEER, wire=BFLOAT16)), C + WIRE / 2 + 1e-3, 1 / 2),
+    "sgp, local steps": (of(gx.sgp(ONE_PEER.every(4))), C + (WIRE + 1e-3) / 4, 0.25),
+    "4-osgp": (of(gx.osgp(ONE_PEER, overlap=4)), C, 0.25),
+    "half duplex": (of(gx.dpsgd(PAIRS, order=LATE), is_half_duplex=True), C + 2 * (WIRE + 1e-3), 1),
+    "ring of gossip": (of(gx.dpsgd(gx.topology.ring(N), order=LATE)), C + 2 * (WIRE + 1e-3), 2),
+    "complete": (of(gx.sgp(gx.topology.complete(N))), C + 14 * (WIRE / 8 + 1e-3), 1.75),
+    "adpsgd": (of(ADPSGD, awaits="link"), C, 1),
+    "adpsgd, half duplex": (of(ADPSGD, awaits="link", is_half_duplex=True), 2 * (WIRE + 1e-3), 1),
+    "async-sgp": (of(EARLY_SGP, awaits="nobody"), C, 1),
+    "slowmo": (of(gx.outer(SGP, PLAIN, every=14)), C + WIRE * 9 / 8 + 2e-3, 1.125),
     "sparse-loco": (
-        sparse_loco(14, N, wire=8),
-        C + (14 / 8 * WIRE + 14 * 1e-3) / 14,
-        0.25 * 7 / 14,
+        of(local(14, wire=gx.wire.top_k(1 / 8), error_feedback=1.0)),
+        C + WIRE / 8 + 1e-3,
+        1 / 8,
     ),
-    "diloco": (diloco(14), C + WIRE / 8 + 1e-3, 0.125),
-    "streaming": (streaming_diloco(14, 2, delay=0), C + WIRE / 8 + 2e-3, 0.125),
-    "streaming, delay": (streaming_diloco(14, 2), C, 0.125),
-    "noloco": (
-        noloco(gx.topology.random_pairs(N, 4, seed=0), 14),
-        C + (2 * WIRE + 1e-3) / 14,
-        1 / 7,
-    ),
+    "diloco": (of(local(14)), C + WIRE / 8 + 1e-3, 0.125),
+    "streaming": (of(local(14, fragments=2)), C + WIRE / 8 + 2e-3, 0.125),
+    "streaming, delay": (of(local(14, fragments=2, delay=1)), C, 0.125),
+    "noloco": (of(NOLOCO), C + (2 * WIRE + 1e-3) / 14, 1 / 7),
     "gossip-pga": (
-        sgp(gx.topology.periodic(ONE_PEER, 4)),
+        of(gx.sgp(gx.topology.periodic(ONE_PEER, 4))),
         C + 3 / 4 * (WIRE + 1e-3) + 14 / 4 * (WIRE / 8 + 1e-3),
         3 / 4 + 1.75 / 4,
     ),
@@ -92,10 +91,10 @@ NETWORKS = [  # each faster than the one before
     Network(1e12),
 ]
 IN_LAYERS = [
-    allreduce("ring", layers=5),
-    diloco(every=20, layers=4),
-    streaming_diloco(every=20, fragments=4, delay=0, layers=8),
-    streaming_diloco(every=20, fragments=4, delay=1, layers=8),
+    of(REDUCE, layers=5),
+    of(local(20), layers=4),
+    of(local(20, fragments=4), layers=8),
+    of(local(20, fragments=4, delay=1), layers=8),
 ]
 
 
@@ -138,46 +137,59 @@ def test_simulated_nodes_that_are_equally_fast_take_the_predicted_time(network: 
         assert simulated.examples_per_second == pytest.approx(predicted.examples_per_second)
 
 
-EVERY = Exchange(kind="ring", awaits="all", every=7)
 TRANSFORMS = {
-    "sgp beside": (
-        gx.sgp(ONE_PEER, order="combine-while-adapting"),
-        sgp(ONE_PEER, order="combine-while-adapting"),
+    "sgp beside": (EARLY_SGP, [Exchange(ONE_PEER, is_early=True)]),
+    "sgp, int8": (gx.sgp(ONE_PEER, wire=gx.wire.int8()), [Exchange(ONE_PEER, 1, gx.wire.int8())]),
+    "2-osgp": (gx.osgp(ONE_PEER, overlap=2), [Exchange(ONE_PEER, every=2, late=2)]),
+    "dpsgd": (gx.dpsgd(PAIRS), [Exchange(PAIRS, is_early=True)]),
+    "easgd": (gx.easgd(0.1, every=7), [Exchange(None, every=7)]),
+    "gradient-tracking": (gx.gradient_tracking(ONE_PEER), [Exchange(ONE_PEER, 2)]),
+    "choco": (gx.choco(RING, BFLOAT16, 0.5), [Exchange(RING, 1, BFLOAT16)]),
+    "allreduce": (optax.chain(REDUCE, optax.adam(0.1)), [Exchange(None)]),
+    "streaming": (
+        local(14, fragments=2, delay=3),
+        [Exchange(None, 1 / 2, every=14, phase=f, late=3, fragment=f // 7) for f in (6, 13)],
     ),
-    "sgp, int8": (gx.sgp(ONE_PEER, wire=gx.wire.int8()), sgp(ONE_PEER, wire="int8")),
-    "2-osgp": (gx.osgp(ONE_PEER, overlap=2), osgp(ONE_PEER, overlap=2)),
-    "dpsgd": (gx.dpsgd(PAIRS), dpsgd(PAIRS)),
-    "easgd": (gx.easgd(0.1, every=7), Method("easgd", (EVERY,))),
-    "gradient-tracking": (gx.gradient_tracking(ONE_PEER), noloco(ONE_PEER, 1)),
-    "quasi-global": (gx.quasi_global(PAIRS, 0.1, momentum=0.9), sgp(PAIRS)),
-    "choco": (gx.choco(RING, gx.wire.bfloat16(), 0.5), sgp(RING, wire="bfloat16")),
+    "outer around gossip": (
+        gx.outer(optax.chain(optax.sgd(0.1), SGP), PLAIN, every=14),
+        [Exchange(ONE_PEER), Exchange(None, every=14, phase=13)],
+    ),
+    "noloco": (NOLOCO, [Exchange(NOLOCO_ROUNDS, 2, every=14, phase=13)]),
+    "a server that gossips": (optax.chain(gx.allreduce("local"), PLAIN, SGP), [Exchange(ONE_PEER)]),
+    "nothing": (optax.adam(0.1), []),
 }
 
 
-def test_the_plan_of_an_algorithm_says_what_its_method_sends():
-    for name, (transform, method) in TRANSFORMS.items():
-        state = gx.gossip_state(transform.init({"w": jnp.zeros(3)}))
-        assert state is not None
-        read = from_plan(state.plan, name)
-        assert read.staleness == method.staleness, name
-        for ours, theirs in zip(read.exchanges, method.exchanges, strict=True):
-            assert ours.bits == pytest.approx(theirs.bits), name
-            assert dataclasses.replace(ours, bits=theirs.bits) == theirs, name
+def describe(e: Exchange) -> tuple[Any, ...]:
+    return e.schedule, e.models, e.bits, e.every, e.phase, e.overlap, e.fragment
+
+
+def test_a_transform_says_what_its_method_sends():
+    for name, (transform, exchanges) in TRANSFORMS.items():
+        method = from_transform(transform, name)
+        assert list(map(describe, method.exchanges)) == list(map(describe, exchanges)), name
+        assert method.staleness == max((e.late for e in exchanges), default=0), name
+
+
+def test_the_plan_in_a_state_is_enough():
+    for transform in (gx.osgp(ONE_PEER, overlap=2), local(14, fragments=2, delay=3), NOLOCO):
+        state: Any = transform.init([jnp.zeros(1)] * 2)
+        assert from_plan(state.plan, "method") == of(transform)
 
 
 def test_copies_are_serial_to_the_wire():
     network = Network(1e9, host_copy=5e8)
-    two_peers = sgp(gx.topology.k_peer_exponential(N, 2))
+    two_peers = gx.sgp(gx.topology.k_peer_exponential(N, 2))
     for method, seconds in (
-        (sgp(ONE_PEER), 0.2 + 0.1),
-        (two_peers, 2 * (0.2 + 0.1)),
-        (allreduce("tree"), 0.2 + 6 * 0.1),
+        (of(SGP), 0.2 + 0.1),
+        (of(two_peers), 2 * (0.2 + 0.1)),
+        (of(REDUCE, kind="tree"), 0.2 + 6 * 0.1),
     ):
         assert predict_step(method, WORKLOAD, network, N).seconds == pytest.approx(C + seconds)
 
 
 def test_every_part_of_an_all_reduce_pays_the_latency():
-    method = allreduce("ring", layers=8)
+    method = of(REDUCE, layers=8)
     workload = Workload(25.6e6, 0.228)
     network = Network(1.25e9, latency=1e-3)
     part = 62 * (1e-3 + 102.4e6 / 8 / 32 / 1.25e9)
@@ -190,14 +202,14 @@ def test_every_part_of_an_all_reduce_pays_the_latency():
 def test_a_backward_pass_hides_all_but_the_last_layer():
     backward = 2 / 3 * C
     for layers, seconds in itertools.product((1, 2, 7, 24), (0.001, 0.1, 0.3)):
-        exchange = Exchange(kind="ring", awaits="all", layers=layers)
+        exchange = Exchange(None, layers=layers)
         expected = max(seconds - backward * (1 - 1 / layers), seconds / layers)
         assert exchange.find_exposed_seconds(seconds, C) == pytest.approx(expected)
 
 
 def test_a_link_carries_no_more_than_it_can():
     """Ten fragments with a delay of five steps: the windows overlap, the link is shared."""
-    method = streaming_diloco(every=10, fragments=10, delay=5)
+    method = of(local(10, fragments=10, delay=5))
     workload = Workload(parameters=1e9, compute_seconds=1e-3)
     prediction = predict_step(method, workload, Network(1e9), 2)
     assert prediction.seconds == pytest.approx(0.4)
@@ -207,14 +219,15 @@ def test_a_link_carries_no_more_than_it_can():
 def test_a_link_is_asked_for_when_a_node_would_send():
     """A message takes `ratio` times as long as it is from one send to the next."""
     schedule = gx.topology.directed_ring(4)
-    (exchange,) = async_sgp(schedule).exchanges
+    exchange = Exchange(schedule, is_early=True, awaits="nobody")
     cases = itertools.product([(0.9, 1), (1.1, 2), (1.5, 2), (2.1, 3)], [1, 3], [True, False])
     for (ratio, times), every, is_slow_schedule in cases:
         network = Network(1e8 / (ratio * every * C))
         rare = dataclasses.replace(exchange, every=every, phase=every - 1)
         method = Method("async-sgp", (rare,))
         if is_slow_schedule:
-            method = async_sgp(schedule.every(every))
+            slow = schedule.every(every)
+            method = Method("async-sgp", (dataclasses.replace(exchange, schedule=slow),))
         prediction = predict_step(method, WORKLOAD, network, 4)
         assert prediction.seconds == C
         assert prediction.sent_bytes == pytest.approx(1e8 / every / times)
@@ -224,7 +237,7 @@ def test_a_link_is_asked_for_when_a_node_would_send():
 
 def test_the_bytes_are_those_of_the_slots():
     """A star: the center sends to all, the others to it."""
-    method = sgp(gx.topology.star(5))
+    method = of(gx.sgp(gx.topology.star(5)))
     prediction = predict_step(method, WORKLOAD, Network(1e9), 5)
     assert prediction.sent_bytes == 4e8
     assert prediction.seconds == pytest.approx(C + 0.4)

@@ -1,6 +1,7 @@
 """Simulated nodes: against the closed prediction, closed forms, and a recursion by hand."""
 
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,12 +13,8 @@ from gossipjax.cost_model import (
     Network,
     Slowness,
     Workload,
-    adpsgd,
-    allreduce,
-    async_sgp,
-    osgp,
+    from_transform,
     predict_step,
-    sgp,
     simulate,
 )
 
@@ -25,7 +22,10 @@ WORKLOAD = Workload(parameters=25e6, compute_seconds=0.2, examples=256)
 HOSTS = Network(bandwidth=1e9, latency=1e-4, host_copy=1.1e9)
 SLOW = Network(bandwidth=25e6, latency=1e-3)
 FREE = Network(bandwidth=1e15)
-QUICK = "combine-while-adapting"
+
+
+def make_free(schedule: gx.Schedule, awaits: Literal["link", "nobody"] = "nobody") -> Method:
+    return Method("asynchronous", (Exchange(schedule, is_early=True, awaits=awaits),))
 
 
 def test_a_slow_node_slows_all_that_wait_for_it_and_no_others():
@@ -37,10 +37,11 @@ def test_a_slow_node_slows_all_that_wait_for_it_and_no_others():
         slow = simulate(method, WORKLOAD, FREE, nodes, factors, steps=200)
         return WORKLOAD.compute_seconds / slow.seconds
 
-    assert find_ratio(allreduce()) == pytest.approx(1 / 4)
-    assert find_ratio(sgp(peer)) == pytest.approx(1 / 4, rel=0.02)
-    pairs = adpsgd(gx.topology.bipartite_exponential(nodes), is_half_duplex=True)
-    for method in (async_sgp(peer), adpsgd(peer), pairs):
+    assert find_ratio(from_transform(gx.allreduce(), "allreduce")) == pytest.approx(1 / 4)
+    assert find_ratio(from_transform(gx.sgp(peer), "sgp")) == pytest.approx(1 / 4, rel=0.02)
+    adpsgd = gx.dpsgd(gx.topology.bipartite_exponential(nodes))
+    pairs = from_transform(adpsgd, "adpsgd", awaits="link", is_half_duplex=True)
+    for method in (make_free(peer), make_free(peer, "link"), pairs):
         assert find_ratio(method) == pytest.approx((nodes - 1 + 1 / 4) / nodes, rel=0.01)
 
 
@@ -50,10 +51,10 @@ def test_a_fragment_is_awaited_when_the_forward_pass_reaches_its_first_layer():
     A part takes 0.4 s. Layer 7 leaves the backward pass first, and the next forward pass needs it
     last: `c (1 - 2/3 / 8 - 1/3 / 8)` later. Layer 0 is needed at once, when the step has ended.
     """
-    workload = Workload(parameters=1e6, compute_seconds=0.1)
+    workload = Workload(parameters=8e6, compute_seconds=0.1)
     network = Network(1e7)
     for layer, hidden in ((7, 0.1 * (1 - 1 / 8)), (0, 0.0)):
-        exchange = Exchange(kind="ring", awaits="all", layers=8, first_layer=layer, layer_stride=8)
+        exchange = Exchange(None, 1 / 8, layers=8, fragment=layer)
         method = Method("fragment", (exchange,))
         expected = 0.1 + 0.4 - hidden
         assert predict_step(method, workload, network, 2).seconds == pytest.approx(expected)
@@ -90,7 +91,7 @@ def test_random_slowness_on_a_directed_ring_equals_the_recursion(overlap: int):
         size = WORKLOAD.model_bytes
         seconds = size / network.bandwidth + network.latency + network.copy_seconds(size)
         ends = run_directed_ring(factors, seconds, overlap)
-        method = osgp(gx.topology.directed_ring(nodes), overlap)
+        method = Method("osgp", (Exchange(gx.topology.directed_ring(nodes), late=overlap),))
         run = simulate(method, WORKLOAD, network, nodes, factors, steps=steps, warm_up=0)
         assert run.seconds == pytest.approx(nodes / (steps / ends[-1]).sum())
 
@@ -98,7 +99,8 @@ def test_random_slowness_on_a_directed_ring_equals_the_recursion(overlap: int):
 def test_a_busy_link_keeps_shares_and_makes_messages_old():
     """Steps take 0.2 s and messages 1.9 s: each tenth step sends, and messages are 10 steps old."""
     network = Network(bandwidth=100e6 / 1.9)
-    run = simulate(async_sgp(gx.topology.directed_ring(4)), WORKLOAD, network, 4, steps=100)
+    method = make_free(gx.topology.directed_ring(4))
+    run = simulate(method, WORKLOAD, network, 4, steps=100)
     assert run.kept == pytest.approx(0.9, abs=0.02)
     assert run.staleness == pytest.approx(10, abs=0.5)
     assert run.seconds == pytest.approx(WORKLOAD.compute_seconds)
@@ -112,7 +114,7 @@ def test_messages_that_meet_at_a_receiver_share_its_link():
     """
     gather = [[1, 0.5, 0.5], [0, 0.5, 0], [0, 0, 0.5]]
     scatter = [[1 / 3, 0, 0], [1 / 3, 1, 0], [1 / 3, 0, 1]]
-    method = sgp(gx.topology.from_matrices([gather, scatter]))
+    method = Method("sgp", (Exchange(gx.topology.from_matrices([gather, scatter])),))
     run = simulate(method, WORKLOAD, Network(1e9), 3)
     assert run.seconds == pytest.approx(0.2 + 1.5 * 0.1)
     # At first both begin together: nodes 0 and 2 end after 0.2 s and 2 t, node 1 after 0.2 s and t.

@@ -176,7 +176,7 @@ def test_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     table, choice, _ = capsys.readouterr().out.partition("Choice: ")
     assert choice
     assert max(map(len, table.splitlines())) <= 80
-    for name in ("outer gradient-tracking, every 50", "dpsgd@bipartite_exponential", "allreduce"):
+    for name in ("outer gradient-tracking, every 50", "sgp, adapt, then combine", "allreduce"):
         assert re.search(rf"^ {name} +[^a-z]+  (the exchange|computation) *$", table, re.M)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["choice"]["algorithm"] in {run["algorithm"] for run in summary["runs"]}

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
+import optax
 from matplotlib.figure import Figure as MatplotlibFigure
 
+import gossipjax as gx
 from experiments.plots import choose_colors
 from experiments.presets.sgp19 import TABLE_1
 from experiments.report.section import (
@@ -24,8 +26,7 @@ from experiments.report.section import (
     read_section,
 )
 from experiments.runner import Result, Run
-from gossipjax import cost_model, topology
-from gossipjax.cost_model import Method, Network, Workload, predict_step
+from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
 from gossipjax.cost_model.networks import SGP_ETHERNET
 
 RUN = "steps-to-loss"
@@ -68,17 +69,21 @@ def list_runs(scale: Scale) -> list[Run]:
 
 def list_methods(name: str, nodes: int) -> list[Method]:
     """Returns what a method sends; of all-reduces, and of averages, each that may be the best."""
-    one_peer = topology.one_peer_exponential(nodes)
+    one_peer = gx.topology.one_peer_exponential(nodes)
     kinds = ("ring", "tree")
     if name == ALL_REDUCE:
-        return [cost_model.allreduce(kind, layers=n) for kind in kinds for n in (0, BUCKETS)]
+        mean = gx.allreduce()
+        return [from_transform(mean, name, k, layers=n) for k in kinds for n in (0, BUCKETS)]
     if name == "diloco":
-        return [cost_model.diloco(EVERY, kind) for kind in kinds]
-    if name == "dpsgd":
-        return [cost_model.dpsgd(topology.bipartite_exponential(nodes))]
-    if name == "1-osgp":
-        return [cost_model.osgp(one_peer)]
-    return [cost_model.sgp(one_peer if name == "sgp" else one_peer.every(EVERY))]
+        local = gx.outer(optax.identity(), optax.sgd(1.0), every=EVERY)
+        return [from_transform(local, name, kind) for kind in kinds]
+    transforms = {
+        "sgp": gx.sgp(one_peer),
+        "1-osgp": gx.osgp(one_peer),
+        "dpsgd": gx.dpsgd(gx.topology.bipartite_exponential(nodes)),
+        f"sgp-every-{EVERY}": gx.sgp(one_peer.every(EVERY)),
+    }
+    return [from_transform(transforms[name], name)]
 
 
 def predict_seconds(name: str, nodes: int) -> np.ndarray:
@@ -282,7 +287,8 @@ def draw_hours(
 def predict_published(bits: float, nodes: int) -> float:
     """Returns the modelled seconds of a step with an all-reduce like that of SGP's authors."""
     network = Network(bandwidth=bits / 8, host_copy=SGP_ETHERNET.host_copy, latency=LATENCY)
-    return predict_step(cost_model.allreduce("tree"), WORKLOAD, network, nodes).seconds
+    tree = from_transform(gx.allreduce(), ALL_REDUCE, "tree")
+    return predict_step(tree, WORKLOAD, network, nodes).seconds
 
 
 SECTION = read_section(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import gossipjax as gx
 from experiments.report.section import (
     GAPS,
     Claim,
@@ -20,7 +21,6 @@ from experiments.results import Record
 from experiments.runner import Result, Run
 from experiments.speed.wire import links
 from gossipjax import cost_model
-from gossipjax.topology import ring
 
 ALL_REDUCE = "allreduce"
 
@@ -436,9 +436,9 @@ def predict(bandwidth: float, latency: float) -> dict[str, float]:
     network = cost_model.Network(bandwidth, latency)
     workload = cost_model.Workload(MEGABYTES * 1e6 / 4, COMPUTE_SECONDS)
     methods = {
-        ALL_REDUCE: cost_model.allreduce(),
-        SERVER: cost_model.centralized(),
-        DPSGD: cost_model.dpsgd(ring(NODES)),
+        ALL_REDUCE: cost_model.from_transform(gx.allreduce(), ALL_REDUCE),
+        SERVER: cost_model.from_transform(gx.allreduce(), SERVER, "server"),
+        DPSGD: cost_model.from_transform(gx.dpsgd(gx.topology.ring(NODES)), DPSGD),
     }
     return {
         name: cost_model.predict_step(method, workload, network, NODES).seconds

@@ -26,8 +26,7 @@ from experiments.training.methods import (
     make_method,
     parse_name,
 )
-from gossipjax import cost_model
-from gossipjax.cost_model import Network, Workload
+from gossipjax.cost_model import Method, Network, Workload, from_transform
 
 # Rows of this measurement only, beside those of `experiments.training.methods`.
 BUCKETS = "allreduce-buckets"
@@ -120,7 +119,7 @@ class Row(NamedTuple):
     topology: str
     transform: optax.GradientTransformationExtraArgs  # around plain SGD; nothing if asynchronous
     opt_state: Any  # of one node: shapes and static data
-    method: cost_model.Method  # what it exchanges
+    method: Method  # what it exchanges
 
     @property
     def name(self) -> str:
@@ -140,9 +139,7 @@ class Row(NamedTuple):
     @property
     def gathers(self) -> bool:
         """Whether all nodes send sparse messages to all others, as no all-reduce can sum them."""
-        codec = FORMS[self.wire].codec
-        is_all_reduce = gx.gossip_state(self.opt_state) is None
-        return is_all_reduce and codec is not None and codec.is_sparse
+        return any(exchange.gathers for exchange in self.method.exchanges)
 
     @property
     def has_one_cycle(self) -> bool:
@@ -191,16 +188,17 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
     sgd = optax.sgd(LEARNING_RATE)
     topology = "complete"
     if algorithm == CENTRALIZED:
-        method = cost_model.centralized(codec)
+        method = from_transform(gx.allreduce(wire=codec), algorithm, "server")
         transform = optax.chain(average_at_center(codec), sgd)
         topology = "star"
     elif algorithm in NEVER_WAIT:
-        graph = gx.topology.one_peer_exponential(nodes)
-        method = cost_model.async_sgp(graph, codec)
+        early = make_method("sgp-cwa", MethodOptions(nodes, wire=wire), sgd).transform
+        method = from_transform(early, algorithm, awaits="nobody")
         transform = optax.identity()
         topology = ASYNCHRONOUS[algorithm].topology
     elif algorithm == BUCKETS:
-        method = cost_model.allreduce(wire=codec, layers=LAYERS // BUCKET_LAYERS)
+        average = gx.allreduce(wire=codec)
+        method = from_transform(average, algorithm, layers=LAYERS // BUCKET_LAYERS)
         transform = optax.identity()  # see `BucketTrainer`
     else:
         row = parse_name(algorithm).row
@@ -213,12 +211,7 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
         made = make_method(algorithm, MethodOptions(nodes, steps, wire=wire), sgd)
         transform = made.transform
         topology = made.topology
-        state = made.state()
-        method = (
-            cost_model.allreduce(wire=codec)
-            if state is None
-            else cost_model.from_plan(state.plan, algorithm)
-        )
+        method = from_transform(transform, algorithm)
     params = [jax.ShapeDtypeStruct((1,), jnp.float32)]
     transform = optax.with_extra_args_support(transform)
     opt_state = jax.eval_shape(transform.init, params)

@@ -156,9 +156,8 @@ class OuterPlan(Plan):
         is_now = self.average != "none" and self.is_used(self.fragment_count - 1, step)
         return is_now, self.round_number(step), self.schedule
 
-    @property
     def mixes_in_place(self) -> bool:
-        return self.inner is not None and self.inner.mixes_in_place
+        return self.inner is not None and self.inner.mixes_in_place()
 
     def lead(self, is_static: bool = True) -> int | None:
         """That of the gossip inside; else an average starts in the step after its sending."""

@@ -13,7 +13,7 @@ from gossipjax.collectives import StepLike, exact_average, mean_of_encoded, mix
 from gossipjax.exchanges.chain import gossip_state
 from gossipjax.exchanges.model import subtract
 from gossipjax.exchanges.plan import ExchangePlan
-from gossipjax.exchanges.state import Exchanging
+from gossipjax.exchanges.state import Exchanging, GossipState
 from gossipjax.sharding import Specs, on_shards, specs_here
 from gossipjax.topology.schedule import Schedule
 
@@ -41,6 +41,12 @@ class OuterState(NamedTuple):
 
     mixes_models = True
 
+    @property
+    def _gossip_inside(self) -> GossipState:
+        gossip = gossip_state(self.inner)
+        assert gossip is not None
+        return gossip
+
     def start(
         self,
         step: Any,
@@ -53,7 +59,7 @@ class OuterState(NamedTuple):
         The average needs no result of the steps since the fragment was sent.
         """
         if self.plan.inner is not None:
-            return gossip_state(self.inner).start(step, params, specs, axis_name)
+            return self._gossip_inside.start(step, params, specs, axis_name)
         fragment = self.plan.used_at(step)
         assert fragment is not None
         by_fragment = self.sent, self.anchor, self.sent_counts
@@ -63,7 +69,7 @@ class OuterState(NamedTuple):
     def move(self, params: Any, updates: Any) -> Any:
         """As the gossip inside; without one `x + u`, as local steps count no weight."""
         if self.local is None:
-            return gossip_state(self.inner).move(params, updates)
+            return self._gossip_inside.move(params, updates)
         return self.local._replace(weight=None).move(params, updates)
 
     def weigh(self, shares: np.ndarray) -> OuterState:
