@@ -78,7 +78,7 @@ __all__ = [
     "wire",
 ]
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 _MODULES = ("asynchronous", "checkpoint", "contrib", "cost_model", "diagnostics", "faults")
 _MODULES += ("flax", "launch", "processes", "topology", "wire")

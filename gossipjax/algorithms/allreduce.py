@@ -50,7 +50,7 @@ def allreduce(
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Put it *first* in a chain.
 
     If all nodes start with equal parameters, their parameters stay equal. You can also average only
-    over the devices of one node: `allreduce("local")` averages gradients inside a server, while
+    over the devices of a node: `allreduce(axis_name="local")` averages inside a server, while
     servers gossip models. The learning rate is not scaled by N.
 
     Args:

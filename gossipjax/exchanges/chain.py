@@ -174,7 +174,8 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
                     raise ValueError(
                         f"a chain must exchange over {axis_name!r} once, got gx.allreduce in one "
                         "with gossip or gx.outer: all nodes stay equal, and both are paid for. "
-                        'Leave one of them out, or average inside a node, gx.allreduce("local").'
+                        "Leave one of them out, or average inside a node, "
+                        'gx.allreduce(axis_name="local").'
                     )
 
 
