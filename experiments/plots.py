@@ -55,6 +55,7 @@ from experiments.results import (
     LOSS,
     Curves,
     Record,
+    describe_orders,
     find_metrics,
     group_by_label,
     metric_fields,
@@ -129,7 +130,9 @@ def make_table(runs: Sequence[Record]) -> Table:
         Column("ms per\nstep", "{:.1f}", "seconds_per_step", scale=1000),
     ]
     seeds = max(len(group) for group in groups)
-    caption = f"± standard deviation over {seeds} seeds" if seeds > 1 else None
+    captions = [f"± standard deviation over {seeds} seeds."] if seeds > 1 else []
+    captions.append(describe_orders(group[0]["algorithm"] for group in groups))
+    caption = " ".join(filter(None, captions)) or None
     table = Table(box=SIMPLE_HEAD, padding=0, caption=caption, min_width=64)
     table.add_column("algorithm", no_wrap=True)
     table.add_column("topology")

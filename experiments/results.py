@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -222,6 +222,28 @@ def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:
         label = f"{run['algorithm']}, {run['topology']}, {run['nodes']} nodes"
         groups.setdefault(label, []).append(run)
     return groups
+
+
+# Methods whose defaults, those of their papers, differ in when models are mixed.
+MIX_AFTER = ("sgp", "dpsgd-adapt-then-combine")
+MIX_DURING = ("dpsgd", "sgp-cwa")
+
+
+def describe_orders(algorithms: Iterable[str]) -> str:
+    """Says which of these methods mix models after their step, if others mix them during it.
+
+    >>> describe_orders(["dpsgd", "sgp", "allreduce"])
+    'sgp mixes after the step, dpsgd while gradients are computed.'
+    """
+    names = {algorithm.split("/")[0] for algorithm in algorithms}
+    after, during = (sorted(names & {*group}) for group in (MIX_AFTER, MIX_DURING))
+    if not after or not during:
+        return ""
+    verb = "mixes" if len(after) == 1 else "mix"
+    return (
+        f"{' and '.join(after)} {verb} after the step, {' and '.join(during)} while gradients are "
+        "computed."
+    )
 
 
 def import_tensorboard() -> Any:

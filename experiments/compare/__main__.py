@@ -37,6 +37,7 @@ from experiments.compare.table import (
 from experiments.compilation_cache import compilation_cache
 from experiments.options import parse_arguments
 from experiments.program import exit_on_error
+from experiments.results import describe_orders
 from experiments.runner import (
     Devices,
     ProgressBar,
@@ -171,8 +172,8 @@ def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:
     paper = f" Paper: {grid.paper.reference}, {grid.place}." if grid.paper is not None else ""
     return (
         f"{metric.capitalize()} of the average model{unit}, {seeds}; {count} of {total} runs have "
-        f"finished.{paper}"
-    )
+        f"finished.{paper} {describe_orders(row.title.split(',')[0].split()[0] for row in grid.rows)}"
+    ).rstrip()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -155,7 +155,10 @@ TRANSFORMS = {
         [Exchange(ONE_PEER), Exchange(None, every=14, phase=13)],
     ),
     "noloco": (NOLOCO, [Exchange(NOLOCO_ROUNDS, 2, every=14, phase=13)]),
-    "a server that gossips": (optax.chain(gx.allreduce(axis_name="local"), PLAIN, SGP), [Exchange(ONE_PEER)]),
+    "a server that gossips": (
+        optax.chain(gx.allreduce(axis_name="local"), PLAIN, SGP),
+        [Exchange(ONE_PEER)],
+    ),
     "nothing": (optax.adam(0.1), []),
 }
 
