@@ -170,9 +170,10 @@ def describe(grid: Grid, metric: str, outcomes: Mapping[Cell, Result]) -> str:
     count = sum(outcome.status == "finished" for outcome in outcomes.values())
     total = len(list(grid.list_cells()))
     paper = f" Paper: {grid.paper.reference}, {grid.place}." if grid.paper is not None else ""
+    orders = describe_orders(row.title.split(",")[0].split()[0] for row in grid.rows)
     return (
         f"{metric.capitalize()} of the average model{unit}, {seeds}; {count} of {total} runs have "
-        f"finished.{paper} {describe_orders(row.title.split(',')[0].split()[0] for row in grid.rows)}"
+        f"finished.{paper} {orders}"
     ).rstrip()
 
 
