@@ -66,7 +66,7 @@ class Exchange(plan.Exchange):
       schedule: the schedule of gossip. At step `t` the nodes exchange by its round `t // every`.
         None if all nodes average at once.
       models: the number of models in a message; below 1 for a part of one.
-      codec: the form of the values; None for float32. Nodes gather the sparse messages of an
+      wire: the codec of the values; None for float32. Nodes gather the sparse messages of an
         average instead of adding them up.
       every: the number of steps from one exchange to the next.
       phase: the first step that exchanges.
@@ -119,7 +119,7 @@ class Exchange(plan.Exchange):
     @property
     def bits(self) -> float:
         """The bits of a parameter in a message."""
-        return count_bits(self.codec)
+        return count_bits(self.wire)
 
     def happens_at(self, step: int) -> bool:
         """Whether the nodes begin an exchange at the end of `step`."""

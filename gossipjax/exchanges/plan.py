@@ -34,7 +34,7 @@ class Exchange:
     Attributes:
       schedule: number m is made by its round m; None if all nodes average at once.
       models: the trees like the parameters in a message; below 1 for a part of one.
-      codec: the form of the values; None for their type.
+      wire: the codec of the values; None for their type.
       every: the steps from one exchange to the next.
       phase: the step at whose end the first exchange starts.
       late: the steps from the start to the step at whose end the result is used.
@@ -48,7 +48,7 @@ class Exchange:
 
     schedule: Schedule | None
     models: float = 1
-    codec: Codec | None = None
+    wire: Codec | None = None
     every: int = 1
     phase: int = 0
     late: int = 0
@@ -59,7 +59,7 @@ class Exchange:
     @property
     def gathers(self) -> bool:
         """Whether each node gets the messages of all others, and not only their mean."""
-        return self.schedule is None and self.codec is not None and self.codec.is_sparse
+        return self.schedule is None and self.wire is not None and self.wire.is_sparse
 
     def find_piece(self, step: int) -> tuple[int, int] | None:
         """Which exchange travels in the program of `step`, and which piece; None if none does."""
