@@ -10,10 +10,10 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._node import Node
+from gossipjax.asynchronous._secret import secret_from_env
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import require_floats
-from gossipjax.launch.secret import secret_from_env
 from gossipjax.wire import WireLike
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from gossipjax.asynchronous._messages import is_address
+from gossipjax.asynchronous._secret import is_loopback, require_secret
 from gossipjax.asynchronous.algorithms import Algorithm
-from gossipjax.launch.secret import is_loopback, require_secret
 from gossipjax.wire import WireLike
 
 

@@ -15,8 +15,8 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from gossipjax.asynchronous._secret import make_key
 from gossipjax.asynchronous._settings import may_connect
-from gossipjax.launch.secret import make_key
 
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
 RECONNECT_MS = 100

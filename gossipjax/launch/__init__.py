@@ -8,12 +8,11 @@ process, under the launcher, and on the hosts of a cluster. This package imports
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gossipjax.launch._environment import MALLOC_ENVIRONMENT
 from gossipjax.launch._gpu import GpuSetting, gpu_settings, set_gpu_settings
 from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node
 from gossipjax.launch._progress import advance
-from gossipjax.launch._supervisor import MALLOC_ENVIRONMENT
-from gossipjax.launch._worker import signal_handlers
-from gossipjax.launch.secret import secret_from_env
+from gossipjax.launch._signals import signal_handlers
 
 if TYPE_CHECKING:
     from gossipjax.launch._initialize import exit_process, initialize
@@ -30,7 +29,6 @@ __all__ = [
     "gpu_settings",
     "initialize",
     "mesh",
-    "secret_from_env",
     "set_gpu_settings",
     "signal_handlers",
 ]

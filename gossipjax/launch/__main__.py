@@ -7,8 +7,9 @@ import shutil
 import sys
 
 from gossipjax.launch._devices import divide_gpus
+from gossipjax.launch._environment import JobSpec
+from gossipjax.launch._job import StartError, supervise
 from gossipjax.launch._stall import StallLimits
-from gossipjax.launch._supervisor import JobSpec, StartError, supervise
 from gossipjax.launch._worker import log
 
 MAX_PROCESSES = 1024  # processes on one machine

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import math
 import os
 import re
 import socket
 from typing import NamedTuple
-
-from gossipjax.launch.secret import is_loopback
 
 PLACE = "GOSSIPJAX_NODE"  # of an asynchronous job: the place of the process, and where all listen
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
@@ -198,36 +197,42 @@ def find_own_host(address: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def find_gloo_host() -> tuple[str, str]:
-    """Returns this machine's name, and the address to which it resolves (empty if none).
+def describe_gloo(connection: socket.socket, process_id: int) -> str | None:
+    """Says why others could not reach Gloo of this process, which has a connection to one of them.
 
     Gloo listens at the address of the machine's name, and JAX has no option for another.
     """
+    own, other = (
+        place[0].removeprefix("::ffff:")
+        for place in (connection.getsockname(), connection.getpeername())
+    )
     name = socket.gethostname()
+    gloo = _find_gloo_host(name)
+    # An IPv4 and an IPv6 address do not show whether they are in one network.
+    is_elsewhere = (
+        not gloo
+        or (gloo != own and (":" in gloo) == (":" in own))
+        or ipaddress.ip_address(gloo).is_loopback
+    )
+    if own == other or ipaddress.ip_address(own).is_loopback or not is_elsewhere:
+        return None
+    return (
+        f"Gloo of process {process_id} would listen at {gloo or 'no address'}, to which the name "
+        f"of its machine, {name}, resolves, and not at {own}, where it is in the network of the "
+        f"coordinator: the others would not reach it there, or around a tunnel. Let `{own} {name}` "
+        f"be the only line with {name} in /etc/hosts of that machine, or take a "
+        "coordinator_address in the other network."
+    )
+
+
+def _find_gloo_host(name: str) -> str:
+    """Returns the address to which the name of this machine resolves; empty if none."""
     with contextlib.suppress(OSError):
         for family, *_, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family) as probe:
                 probe.bind(place)
-                return name, f"[{place[0]}]" if family == socket.AF_INET6 else str(place[0])
-    return name, ""
-
-
-def describe_unreachable(own: str, number: int, host: str, gloo: str, name: str) -> str | None:
-    """Says why this machine cannot reach a process as it reaches the coordinator, or None."""
-    if host == own:  # the process is on this machine
-        return None
-    if gloo and not is_loopback(gloo):
-        way = find_own_host(f"{gloo}:1")
-        # An IPv4 and an IPv6 address do not show whether they are in one network.
-        if way == own or (":" in way) != (":" in own):
-            return None
-    return (
-        f"Gloo of process {number} would listen at {gloo or 'no address'}, to which the name of "
-        f"its machine, {name}, resolves, and not at {host}, where it is in the network of the "
-        f"coordinator: the others would not reach it there, or around a tunnel. Let `{host} "
-        f"{name}` be the only line with {name} in /etc/hosts of that machine, or take a "
-        "coordinator_address in the other network."
-    )
+                return str(place[0])
+    return ""
 
 
 def int_from_env(variable: str) -> int | None:
@@ -250,17 +255,17 @@ def _require_int(given: object, name: str) -> int:
     return given
 
 
-def timeout_seconds(value: float | None) -> float:
-    """Returns `value`, else the seconds in `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60."""
-    variable = "GOSSIPJAX_INITIALIZATION_TIMEOUT"
-    given = os.environ.get(variable, "60") if value is None else value
+def seconds_from(value: float | None, name: str, default: float) -> float:
+    """Returns `value`, else the seconds in the variable of this name, else the default."""
+    variable = f"GOSSIPJAX_{name.upper()}"
+    given = os.environ.get(variable, default) if value is None else value
     try:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_TIMEOUT:  # also for nan
         raise ValueError(
-            f"initialization_timeout ({variable}) must be a number of seconds > 0 and <= "
+            f"{name} ({variable}) must be a number of seconds > 0 and <= "
             f"{MAX_TIMEOUT}, got {given!r}."
         )
     return seconds
