@@ -149,6 +149,8 @@ class _Host:
         error = self._error or next(filter(None, problems), None)
         for connection, _ in self._others.values():
             _answer(connection, self._own, error, is_early=False)
+            if error is not None:
+                connection.close()
         if error is not None:
             raise ConnectionError(error)
         return {number: (other, hello.name) for number, (other, hello) in self._others.items()}
@@ -193,6 +195,7 @@ class _Host:
                 f"and {hello.host}: give each another process_id"
             )
             _answer(former, own, self._error, is_early=False)
+            former.close()
         if self._by_gloo and own.problem is None:
             self._own = own._replace(problem=describe_gloo(connection, 0))
         self._others[hello.process_id] = connection, hello
@@ -232,8 +235,9 @@ def _answer(connection: socket.socket, own: _Hello, error: str | None, *, is_ear
 
 
 def _has_left(connection: socket.socket) -> bool:
+    connection.setblocking(False)
     try:
-        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
         return False
     except OSError:
