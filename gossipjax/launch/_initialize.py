@@ -188,11 +188,9 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
         is_likely = isinstance(error, ConnectionError) or any(
             name in str(error) for name in OF_OTHERS
         )
-        loss = peers.kept and peers.kept.find_loss(LOSS_SECONDS if is_likely else 0)
-        if not (loss and is_likely):  # else the traceback of the collective adds nothing
+        is_lost = peers.kept is not None and peers.kept.has_lost(LOSS_SECONDS if is_likely else 0)
+        if not (is_lost and is_likely):  # else the traceback of the collective adds nothing
             former_hook(kind, error, traceback)
-        if loss:
-            print(f"gossipjax: {loss}", file=sys.stderr)
         # JAX's shutdown would wait for the other processes.
         exit_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
@@ -223,5 +221,7 @@ def exit_process(status: int | str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if status == 0:
+        if peers.kept is not None:
+            peers.kept.leave()
         jax.distributed.shutdown()
     os._exit(1 if isinstance(status, str) else status)

@@ -6,6 +6,7 @@ and learns which process is missing. That a process has died is for JAX's heartb
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import json
@@ -35,6 +36,7 @@ class Peers:
         self._connections = connections
         self._changed = threading.Condition()
         self._lost: str | None = None
+        self._is_over = False  # whether the program has ended, so that only JAX waits for others
         self._counts = collections.Counter[str]()  # number of calls of `gather`, by name
         self._values: dict[str, dict[int, Any]] = {}  # at process 0, the values that have arrived
         self._answers: dict[str, Any] = {}
@@ -42,6 +44,7 @@ class Peers:
             threading.Thread(target=self._read, args=(number,), daemon=True).start()
         # A child made by fork would keep the connections of a process that has died.
         os.register_at_fork(after_in_child=self._close)
+        atexit.register(self.leave)
 
     def gather(self, name: str, value: Any, timeout: float) -> list[Any]:
         """Returns the values of all processes by number. All must call it with the same names.
@@ -68,18 +71,24 @@ class Peers:
             if key in self._answers:
                 return self._answers.pop(key)
         if self._lost is not None:
-            raise ConnectionError(self.find_loss(0))
+            raise ConnectionError(self.describe_loss())
         raise TimeoutError(
             f"{text}: look why it does not come, or give it more time. All processes must make the "
             "same calls in the same order."
         )
 
-    def find_loss(self, seconds: float) -> str | None:
-        """Waits until a process has ended or the time is over; says which, and what to do."""
+    def leave(self) -> None:
+        """Says that this program has ended, so that the end of others is no loss."""
+        self._is_over = True
+
+    def has_lost(self, seconds: float) -> bool:
+        """Waits until a process has ended or the time is over; whether one has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lost, seconds)
+            return bool(self._changed.wait_for(lambda: self._lost, seconds))
+
+    def describe_loss(self) -> str:
         number, count = self._info
-        return self._lost and (
+        return (
             f"process {number} of {count} ends: {self._lost} has ended or cannot be reached. Start "
             "all processes again; Checkpoints.resume continues from the newest checkpoint."
         )
@@ -145,10 +154,13 @@ class Peers:
 
     def _lose(self, name: str) -> None:
         with self._changed:
-            is_news = self._lost is None
-            self._lost = self._lost or name
+            if self._lost is not None or self._is_over:
+                return
+            self._lost = name
+            # While a collective or a barrier of JAX waits, Python cannot raise.
+            print(f"gossipjax: {self.describe_loss()}", file=sys.stderr, flush=True)
             self._changed.notify_all()
-        if is_news and self._info.process_id == 0:
+        if self._info.process_id == 0:
             self._send({"lost": name})
 
     def _close(self) -> None:

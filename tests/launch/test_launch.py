@@ -12,7 +12,6 @@ from launching import (
     PROLOGUE,
     TIMEOUT,
     is_alive,
-    process_state,
     read_pids,
     run_job,
     started_job,
