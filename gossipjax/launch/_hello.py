@@ -148,9 +148,7 @@ class _Host:
         problems = [hello.problem for hello in (self._own, *(h for _, h in self._others.values()))]
         error = self._error or next(filter(None, problems), None)
         for connection, _ in self._others.values():
-            _answer(connection, self._own, error, is_early=False)
-            if error is not None:
-                connection.close()
+            self._answer(connection, error, is_early=False)
         if error is not None:
             raise ConnectionError(error)
         return {number: (other, hello.name) for number, (other, hello) in self._others.items()}
@@ -178,7 +176,7 @@ class _Host:
             # A process of an earlier attempt may be left over. It must not end this attempt.
             other = f"{hello.name} is of job {hello.job}, not {own.job}"
             error = f"{other}: give all processes the same GOSSIPJAX_JOB."
-            _answer(connection, own, error, is_early=True)
+            self._answer(connection, error, is_early=True)
             self._drop(connection, other)
             return
         former, named = self._others.get(hello.process_id, (None, own))
@@ -194,11 +192,17 @@ class _Host:
                 f"there are two processes {hello.process_id} of {own.num_processes}, {named.host} "
                 f"and {hello.host}: give each another process_id"
             )
-            _answer(former, own, self._error, is_early=False)
-            former.close()
+            self._answer(former, self._error, is_early=False)
         if self._by_gloo and own.problem is None:
             self._own = own._replace(problem=describe_gloo(connection, 0))
         self._others[hello.process_id] = connection, hello
+
+    def _answer(self, connection: socket.socket, error: str | None, *, is_early: bool) -> None:
+        with contextlib.suppress(OSError):
+            _say(connection, self._own.name, error, is_early)
+            connection.settimeout(None)
+        if error is not None:
+            connection.close()
 
     def _drop(self, connection: socket.socket, reason: str) -> None:
         connection.close()
@@ -226,12 +230,6 @@ def _say(connection: socket.socket, *values: Any) -> None:
 def _hear(connection: socket.socket) -> list[Any]:
     with connection.makefile("rb", buffering=0) as lines:  # not more than this line
         return json.loads(lines.readline(MAX_BYTES))
-
-
-def _answer(connection: socket.socket, own: _Hello, error: str | None, *, is_early: bool) -> None:
-    with contextlib.suppress(OSError):
-        _say(connection, own.name, error, is_early)
-        connection.settimeout(None)
 
 
 def _has_left(connection: socket.socket) -> bool:
@@ -277,10 +275,8 @@ def listen(address: str, num_processes: int, deadline: float) -> socket.socket:
             return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=dual)
         except OSError as error:
             if error.errno not in NOT_HERE:
-                raise ConnectionError(
-                    f"{start} ({error.strerror}): another job or a second process 0 may use this "
-                    "port."
-                ) from error
+                user = "another job or a second process 0 may use this port"
+                raise ConnectionError(f"{start} ({error.strerror}): {user}.") from error
     raise ConnectionError(
         f"{start}: it is {', '.join(place[0] for *_, place in found)} here, which is no address of "
         "this machine. Is this the host of process 0? If the address is forwarded to it, set "

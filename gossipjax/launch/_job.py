@@ -16,12 +16,19 @@ import socket
 import sys
 import time
 import uuid
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from gossipjax.launch._environment import JobSpec, make_environment
+from gossipjax.launch._environment import make_environment
 from gossipjax.launch._signals import describe_signal
-from gossipjax.launch._stall import BAD_USAGE, STACK_SECONDS, Watch, find_stall, watching
+from gossipjax.launch._stall import (
+    BAD_USAGE,
+    STACK_SECONDS,
+    StallLimits,
+    Watch,
+    find_stall,
+    watching,
+)
 from gossipjax.launch._worker import DRAIN_SECONDS, LOOK_SECONDS, STDERR, STDOUT, Worker, log
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -31,50 +38,34 @@ MAX_DELAY_SECONDS = 30.0  # between two restarts
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
 
 
-class StartError(Exception):
-    """A process of the job cannot be started, for example because memory is short."""
+def supervise(options: Namespace) -> int:
+    """Runs a job to its end, with restarts; returns its status. Call it on the main thread.
 
-
-class Failure(NamedTuple):
-    """The first failure of an attempt."""
-
-    rank: int
-    code: int  # exit status, or minus the number of the signal that ended the process
-
-    @property
-    def status(self) -> int:
-        """The exit status as a shell reports it; after a signal it is 128 + its number."""
-        return self.code if self.code >= 0 else 128 - self.code
-
-
-class Backoff:
-    """The delays before restarts: each is twice the previous, but at most `MAX_DELAY_SECONDS`.
-
-    After an attempt that ran for `STABLE_SECONDS`, the next delay is `first_seconds` again.
+    If a process fails, the other processes of its group get SIGTERM, and later SIGKILL. After a
+    delay the group is started again, unless the status was 2 (bad usage) or a signal stopped the
+    job. A process that is stuck counts as failed, with status `STALL_STATUS`.
     """
+    limits = None if options.stall is None else StallLimits(options.stall, options.stall_slow)
+    with contextlib.ExitStack() as ports, watching(limits) as watch:
+        return asyncio.run(_Supervisor(options, ports, watch).run())
 
-    def __init__(self, first_seconds: float):
-        self._first_seconds = first_seconds
-        self._next_seconds = first_seconds
 
-    def next_delay(self, ran_seconds: float) -> float:
-        """Returns the seconds to wait after an attempt that failed after `ran_seconds`."""
-        if ran_seconds >= STABLE_SECONDS:
-            self._next_seconds = self._first_seconds
-        delay = self._next_seconds
-        doubled = min(max(2 * delay, MIN_DELAY_SECONDS), MAX_DELAY_SECONDS)
-        self._next_seconds = max(self._first_seconds, doubled)
-        return delay
+def next_delay(former: float | None, first: float, ran_seconds: float) -> float:
+    """Returns the seconds before a restart, from those before the former restart, if any."""
+    if former is None or ran_seconds >= STABLE_SECONDS:
+        return first
+    return max(first, min(max(2 * former, MIN_DELAY_SECONDS), MAX_DELAY_SECONDS))
 
 
 class _Group:
-    """Processes that are started and stopped together: those of the newest attempt, by rank."""
+    """Processes that are started and stopped together."""
 
     def __init__(self, ranks: Sequence[int]):
         self.ranks = ranks
         self.restarts = 0
-        self.workers: dict[int, Worker] = {}
-        self.failure: Failure | None = None
+        self.workers: dict[int, Worker] = {}  # of the newest attempt
+        self.failed: int | None = None  # the rank of the process that failed first in it
+        self.status = 0  # of this process, as a shell reports it
 
     def send_signal(self, number: int) -> None:
         for worker in self.workers.values():
@@ -88,35 +79,24 @@ class _Group:
             loop.call_later(grace_seconds, worker.send_signal, signal.SIGKILL)
 
 
-def supervise(job: JobSpec) -> int:
-    """Runs a job to its end, with restarts; returns its status. Call it on the main thread.
-
-    If a process fails, the other processes of its group get SIGTERM, and later SIGKILL. After a
-    delay the group is started again, unless the status was 2 (bad usage), the program cannot start,
-    or a signal stopped the job. A process that is stuck counts as failed, with status
-    `STALL_STATUS`.
-    """
-    with contextlib.ExitStack() as ports, watching(job.stall) as watch:
-        return asyncio.run(_Supervisor(job, ports, watch).run())
-
-
 class _Supervisor:
     """Runs the groups of a job."""
 
-    def __init__(self, job: JobSpec, ports: contextlib.ExitStack, watch: Watch | None):
-        self._job = job
+    def __init__(self, options: Namespace, ports: contextlib.ExitStack, watch: Watch | None):
+        self._options = options
         self._ports = ports
         self._watch = watch
-        self._job_id = uuid.uuid4().hex
+        self._job = uuid.uuid4().hex
         self._secret = secrets.token_hex()
         self._status = 0
         self._stop_signal: int | None = None
         self._stopping = asyncio.Event()
-        ranks = range(job.num_processes)
-        divided = [[rank] for rank in ranks] if job.asynchronous else [ranks]
+        self._is_each: bool = options.asynchronous  # whether each process is a group by itself
+        ranks = range(options.processes)
+        divided = [[rank] for rank in ranks] if self._is_each else [ranks]
         self._groups = [_Group(part) for part in divided]
         # All nodes of an asynchronous job keep their addresses.
-        self._addresses = [self._reserve_address() for _ in ranks] if job.asynchronous else []
+        self._addresses = [self._reserve_address() for _ in ranks] if self._is_each else []
 
     async def run(self) -> int:
         """Runs all groups and passes their output on; returns the status of the job."""
@@ -133,87 +113,68 @@ class _Supervisor:
             looking.cancel()
             for group in self._groups:
                 group.send_signal(signal.SIGKILL)
-            await self._write_all()
+            deadline = math.inf  # a reader may pause, but not keep a signal back
+            while not (STDOUT.is_written() and STDERR.is_written()) and time.monotonic() < deadline:
+                if self._stop_signal is not None:
+                    deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
+                await asyncio.sleep(LOOK_SECONDS)
         return self._status if self._stop_signal is None else 128 + self._stop_signal
 
-    async def _write_all(self) -> None:
-        """Waits for the reader of the output; only shortly after a signal."""
-        deadline = math.inf
-        while not (STDOUT.is_written() and STDERR.is_written()):
-            if self._stop_signal is not None:
-                deadline = min(deadline, time.monotonic() + DRAIN_SECONDS)
-            if time.monotonic() >= deadline:
-                return
-            await asyncio.sleep(LOOK_SECONDS)
-
     async def _run_group(self, group: _Group) -> None:
-        backoff = Backoff(self._job.delay_seconds)
+        """Starts a group until it succeeds, or must not be started again."""
+        delay = None
+        most = self._options.max_restarts
         while self._stop_signal is None:
             start_time = time.monotonic()
             await self._run_attempt(group)
-            if group.failure is None or self._stop_signal is not None:
+            if group.failed is None or self._stop_signal is not None:
                 return
-            if not self._may_restart(group, group.failure):
-                self._status = self._status or group.failure.status
+            name = f"rank {group.failed}: " if self._is_each else ""
+            if group.status == BAD_USAGE or group.restarts == most:
+                self._status = self._status or group.status
+                if group.restarts < most:
+                    log(f"{name}the program would fail again, so it is not started again")
                 return
-            delay = backoff.next_delay(time.monotonic() - start_time)
+            ran_seconds = time.monotonic() - start_time
+            delay = next_delay(delay, self._options.restart_delay, ran_seconds)
             group.restarts += 1
-            start, size = f"rank {group.failure.rank}: ", ""
-            if not self._job.asynchronous:
-                start, size = "", f", with {len(group.ranks)} processes,"
-            log(f"{start}restart {group.restarts} of {self._job.max_restarts}{size} in {delay:g} s")
+            size = "" if self._is_each else f", with {len(group.ranks)} processes,"
+            log(f"{name}restart {group.restarts} of {most}{size} in {delay:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
-    def _may_restart(self, group: _Group, failure: Failure) -> bool:
-        # After a restart the program is known to start. A failing import may be the machine's then:
-        # of a file system that is not back yet, for example.
-        worker = group.workers[failure.rank]
-        cannot_start = group.restarts == 0 and worker.cannot_start(failure.code)
-        is_left = group.restarts < self._job.max_restarts
-        if failure.status != BAD_USAGE and not cannot_start:
-            return is_left
-        if is_left:
-            start = f"rank {failure.rank}: " if self._job.asynchronous else ""
-            log(f"{start}the program would fail again, so it is not started again")
-        return False
-
     async def _run_attempt(self, group: _Group) -> None:
         """Runs the processes of a group once."""
-        group.failure = None
+        group.failed = None
         group.workers = {}
         addresses = self._addresses
-        if not self._job.asynchronous:
+        if not self._is_each:
             self._ports.close()  # that of the attempt before
             addresses = [self._reserve_address()]
         for rank in group.ranks:
             environment = make_environment(
-                self._job, self._job_id, self._secret, addresses, rank, group.restarts
+                self._options, self._job, self._secret, addresses, rank, group.restarts
             )
             if self._watch is not None:
                 environment |= self._watch.add(rank)
-            try:
-                worker = Worker(rank, self._job.command, environment)
-            except OSError as error:
-                raise StartError(f"cannot start rank {rank}: {error}") from error
-            group.workers[rank] = worker
+            group.workers[rank] = Worker(rank, self._options.command, environment)
             if self._watch is not None:
-                self._watch.follow(rank, worker.process_id)
-        followed = (self._follow(group, worker) for worker in group.workers.values())
-        await asyncio.gather(*followed)
+                self._watch.follow(rank, group.workers[rank].process_id)
+        await asyncio.gather(*(self._follow(group, worker) for worker in group.workers.values()))
 
     async def _follow(self, group: _Group, worker: Worker) -> None:
         """Waits for a process. The first failure stops the other processes of its group."""
         code = await worker.wait()
         if self._watch is not None:
             self._watch.forget(worker.rank)
-        if code != 0 and group.failure is None and self._stop_signal is None:
-            group.failure = Failure(worker.rank, code)
-            log(worker.describe_failure(code, self._say_what_follows("stopping the others")))
-            group.terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
+        if code != 0 and group.failed is None and self._stop_signal is None:
+            follows = "the others go on" if self._is_each else "stopping the others"
+            log(worker.describe_failure(code, follows))
+            self._fail(group, worker.rank, code if code > 0 else 128 - code)
 
-    def _say_what_follows(self, in_lockstep: str) -> str:
-        return "the others go on" if self._job.asynchronous else in_lockstep
+    def _fail(self, group: _Group, rank: int, status: int) -> None:
+        group.failed, group.status = rank, status
+        group.terminate(min(self._options.grace, MAX_GRACE_AFTER_FAILURE))
 
     async def _look(self) -> None:
         """Kills processes that are stuck, which stops their group."""
@@ -222,19 +183,18 @@ class _Supervisor:
             processes = watch.look()
             for group in self._groups:
                 watched = [process for process in processes if process.rank in group.ranks]
-                is_ending = group.failure is not None or self._stop_signal is not None
+                is_ending = group.failed is not None or self._stop_signal is not None
                 verdict = None if is_ending else find_stall(watched, watch.limits)
                 if verdict is None:
                     continue
-                rank = min(verdict.ranks, default=group.ranks[0])
-                group.failure = Failure(rank, watch.find_status(verdict))
-                follows = self._say_what_follows("stopping the job")
+                follows = "the others go on" if self._is_each else "stopping the job"
                 log(watch.describe(watched, verdict, follows))
                 watch.ask_for_stacks(watched)
+                group.failed = min(verdict.ranks, default=group.ranks[0])
                 await asyncio.sleep(STACK_SECONDS)
                 for rank in verdict.ranks:
                     group.workers[rank].send_signal(signal.SIGKILL)
-                group.terminate(min(self._job.grace_seconds, MAX_GRACE_AFTER_FAILURE))
+                self._fail(group, group.failed, watch.find_status(verdict))
 
     def _on_closed(self) -> None:
         """Stops the job when nobody reads its output, which each line of output reports."""
@@ -250,8 +210,8 @@ class _Supervisor:
         self._stop_signal = number
         self._stopping.set()
         for group in self._groups:
-            group.terminate(self._job.grace_seconds)
-        log(f"{describe_signal(number)}: the processes have {self._job.grace_seconds:g} s to exit")
+            group.terminate(self._options.grace)
+        log(f"{describe_signal(number)}: the processes have {self._options.grace:g} s to exit")
 
     def _reserve_address(self) -> str:
         """Returns a loopback address for one process, with a port that no other process gets."""

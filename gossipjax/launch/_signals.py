@@ -58,6 +58,7 @@ def signal_handlers(
 
 @contextlib.contextmanager
 def _noticing(signals: Sequence[int], notice: Callable[[], str]) -> Iterator[None]:
+    """Python writes the numbers of signals to a pipe at once, also while it compiles."""
     near, far = os.pipe()
     os.set_blocking(far, False)
     _forget_in_children()
@@ -79,24 +80,21 @@ def _forget_in_children() -> None:
 
 
 def _notice(near: int, former: int, signals: Sequence[int], notice: Callable[[], str]) -> None:
-    """Reads the numbers of signals from a pipe, to which Python writes them at once."""
     seconds = None
     with open(near, "rb", buffering=0) as numbers:
         while True:
-            if not select.select([numbers], [], [], seconds)[0]:
-                grace = os.environ.get(GRACE)
-                limit = f" It is killed {grace} s after the signal (--grace)." if grace else ""
-                print(f"gossipjax: {notice()}{limit}", file=sys.stderr, flush=True)
-                seconds = None
-                signals = ()  # once is enough
+            if select.select([numbers], [], [], seconds)[0]:
+                number = numbers.read(1)
+                if number == NO_SIGNAL:
+                    return
+                if former != -1:
+                    os.write(former, number)
+                seconds = NOTICE_SECONDS if number[0] in signals else seconds
                 continue
-            number = numbers.read(1)
-            if number == NO_SIGNAL:
-                return
-            if former != -1:
-                os.write(former, number)
-            if number[0] in signals:
-                seconds = NOTICE_SECONDS
+            grace = os.environ.get(GRACE)
+            limit = f" It is killed {grace} s after the signal (--grace)." if grace else ""
+            print(f"gossipjax: {notice()}{limit}", file=sys.stderr, flush=True)
+            seconds, signals = None, ()  # once is enough
 
 
 def describe_signal(number: int) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import queue
-import re
 import signal
 import subprocess
 import threading
@@ -21,11 +20,6 @@ MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # lines of a failed process's output that are shown
 DRAIN_SECONDS = 2.0  # time to read the output of a process that has exited
 LOOK_SECONDS = 0.02  # between two looks whether a process has exited, or output is written
-CANNOT_EXECUTE = (126, 127)  # exit statuses of a shell, and of a program that lacks a library
-# The last line on stderr of Python, which may be colored, where the program cannot be imported.
-IMPORT_FAILED = re.compile(
-    rb"(\x1b\[[\d;]*m)*(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*: No module named "
-)
 
 # In the group of each process a shell waits for the end of its input, which is the end of the
 # launcher, and then kills the group. It is no child of the program, which may wait for children.
@@ -98,7 +92,6 @@ class Worker:
     def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str]):
         self.rank = rank
         self._last_lines = deque[bytes](maxlen=LAST_LINES)
-        self._last_on_stderr = b""
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", GUARDED, "sh", *command],
             stdin=subprocess.PIPE,
@@ -160,22 +153,15 @@ class Worker:
         transport, _ = await connect(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         rest = b""
         with contextlib.closing(transport):
-            while data := await reader.read(MAX_LINE_BYTES):
+            while (data := await reader.read(MAX_LINE_BYTES)) or rest:
                 *lines, rest = (rest + data).split(b"\n")
-                if len(rest) >= MAX_LINE_BYTES:
+                if rest and (not data or len(rest) >= MAX_LINE_BYTES):
                     lines, rest = [*lines, rest], b""
                 for line in lines:
-                    self._pass_on(line, output)
+                    self._last_lines.append(line)
+                    output.put(b"[%d] %s\n" % (self.rank, line))
                 while self.is_running and not output.has_room():
                     await asyncio.sleep(LOOK_SECONDS)
-            if rest:
-                self._pass_on(rest, output)
-
-    def _pass_on(self, line: bytes, output: Output) -> None:
-        self._last_lines.append(line)
-        if output is STDERR:
-            self._last_on_stderr = line
-        output.put(b"[%d] %s\n" % (self.rank, line))
 
     def describe_failure(self, code: int, consequence: str) -> str:
         """Describes why the process failed, what follows, and the last lines of its output."""
@@ -183,8 +169,3 @@ class Worker:
         lines = [line.decode(errors="replace").rstrip() for line in self._last_lines]
         output = ["its last lines:", *(f"    {line}" for line in lines)] if lines else ["no output"]
         return f"rank {self.rank} failed ({reason}), {consequence}; " + "\n".join(output)
-
-    def cannot_start(self, code: int) -> bool:
-        """Whether the program cannot be executed, or Python cannot import it."""
-        import_failed = code == 1 and IMPORT_FAILED.match(self._last_on_stderr)
-        return bool(import_failed) or code in CANNOT_EXECUTE

@@ -61,9 +61,12 @@ class Peers:
         text = ""
         for limit in (min(NOTICE_SECONDS, timeout), timeout):
             if not self._wait_for(key, start + limit - time.monotonic()):
+                self._tell({"key": key})  # who is missing?
+                self._wait_for(f"missing in {key}", ANSWER_SECONDS)
+                missing = self._answers.pop(f"missing in {key}", "process 0")
                 text = (
                     f"process {self._info.process_id} has waited for {limit:g} s at {_find_line()} "
-                    f"for {self._find_missing(key)}"
+                    f"for {missing}"
                 )
                 if limit < timeout:
                     print(f"gossipjax: {text}", file=sys.stderr, flush=True)
@@ -115,17 +118,13 @@ class Peers:
                     is_complete = len(values) == self._info.num_processes
                 if is_complete:
                     del self._values[key]
-                    self._answer(key, [values[i] for i in range(len(values))])
+                    self._tell_all({"key": key, "answer": [v for _, v in sorted(values.items())]})
             case {"key": str(key)}:
                 with self._changed:
                     here = self._values.get(key, {})
                     missing = [i for i in range(self._info.num_processes) if i not in here]
-                names = (self._connections[i][1] if i else "process 0" for i in missing)
-                self._answer(f"missing in {key}", ", ".join(names))
-
-    def _answer(self, key: str, answer: Any) -> None:
-        self._receive(0, {"key": key, "answer": answer})
-        self._send({"key": key, "answer": answer})
+                names = ", ".join(self._connections[i][1] if i else "process 0" for i in missing)
+                self._tell_all({"key": f"missing in {key}", "answer": names})
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Sends a message to process 0, which may be this one."""
@@ -133,6 +132,10 @@ class Peers:
             self._receive(0, message)
         else:
             self._send(message)
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        self._receive(0, message)
+        self._send(message)
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -145,12 +148,6 @@ class Peers:
             return bool(
                 self._changed.wait_for(lambda: key in self._answers or self._lost, max(0, seconds))
             )
-
-    def _find_missing(self, key: str) -> str:
-        """Asks process 0 which processes have not called."""
-        self._tell({"key": key})
-        self._wait_for(f"missing in {key}", ANSWER_SECONDS)
-        return self._answers.pop(f"missing in {key}", "process 0, which does not answer")
 
     def _lose(self, name: str) -> None:
         with self._changed:

@@ -20,7 +20,7 @@ from launching import (
 
 from gossipjax.launch import MALLOC_ENVIRONMENT, NodeInfo, _worker, find_node
 from gossipjax.launch.__main__ import main
-from gossipjax.launch._job import Backoff
+from gossipjax.launch._job import next_delay
 
 # A job whose processes need each other, and one of nodes that are started again by themselves.
 TOGETHER: tuple[str, ...] = ()
@@ -286,21 +286,12 @@ class TestRestarts:
         assert ("end" in read_output(done, 0)) == (kind == EACH or status == 0)
         assert ("end" in read_output(done, 1)) == (status == 0)
 
-    @pytest.mark.parametrize(
-        ("command", "status", "shown"),
-        [
-            ([sys.executable, "-c", "def f("], 1, "SyntaxError: '(' was never closed"),
-            ([sys.executable, "-m", "no_such_module"], 1, "No module named no_such_module"),
-            ([sys.executable, "no_such_file.py"], 2, "can't open file"),
-            (["sh", "-c", "no_such_program"], 127, "not found"),
-        ],
-    )
-    def test_do_not_follow_if_a_program_cannot_start(self, command, status, shown, capfd):
-        """Nor if its status says that it was called wrongly, as that of a missing file."""
-        restarts = ["--max-restarts", "5", "--restart-delay", "0"]
-        assert main(["--processes", "2", *restarts, "--", *command]) == status
+    def test_do_not_follow_if_a_program_was_called_wrongly(self, capfd):
+        """As its status says, for example that of a missing file."""
+        options = ["--processes", "2", "--max-restarts", "5", "--restart-delay", "0"]
+        assert main([*options, "--", sys.executable, "no_such_file.py"]) == 2
         report = capfd.readouterr().err
-        assert shown in report
+        assert "can't open file" in report
         assert "the program would fail again, so it is not started again\n" in report
         assert "restart 1" not in report
 
@@ -315,11 +306,16 @@ class TestRestarts:
     ],
 )
 def test_delays_between_restarts(first, seconds, delays):
-    backoff = Backoff(first)
-    assert [backoff.next_delay(ran) for ran in seconds] == delays
+    found = []
+    for ran_seconds in seconds:
+        found.append(next_delay(found[-1] if found else None, first, ran_seconds))
+    assert found == delays
 
 
 def test_a_process_that_cannot_be_started(capsys):
     too_long = "x" * 2**18
     assert main(["--processes", "2", "--", "true", too_long]) == 1
-    assert "error: cannot start rank 0: [Errno 7] Argument list too long" in capsys.readouterr().err
+    assert (
+        "error: cannot start all processes: [Errno 7] Argument list too long"
+        in capsys.readouterr().err
+    )
