@@ -121,12 +121,11 @@ gossipjax/checkpoint/_leaves.py | checkpoint/test_save_restore.py -k checksum_se
 gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k supersedes | newer checkpoints stay | if other >= step => if other == step
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five_eight or index" | the average model lacks what is in flight | list(map(np.add, x, jax.tree.leaves(sent.x))) => list(x)
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k index | all nodes draw the same numbers | _fold_in_nodes(leaf, nodes) if => broadcast(leaf) if
-gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k malformed_messages | a rendezvous takes number N | 0 < process_id < num_processes => 0 < process_id <= num_processes
-gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k worth_nothing | what was signed can be replayed | nonces + text, hashlib => text, hashlib
-gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k doubled_processes_and | two processes of one number | elif process_id in self._hosts: => elif False:
+gossipjax/launch/_hello.py | launch/test_hello.py -k strangers | a meeting takes number N | 0 < self.process_id < self.num_processes => 0 < self.process_id <= self.num_processes
+gossipjax/launch/_hello.py | launch/test_hello.py -k doubled_processes_and | two processes of one number | elif former is not None: => elif False:
 gossipjax/launch/_process_info.py | launch/test_node_info.py -k variables_of_the_launcher | a node is its own contact | if number != place) => if place >= 0)
 gossipjax/launch/_devices.py | launch/test_devices.py -k under_a_scheduler | a task that sees one GPU asks for another | return 0  # => return scheduled.local_rank  #
-gossipjax/launch/_supervisor.py | launch/test_launch.py -k delays_between | delays do not grow | max(2 * delay, => max(delay,
+gossipjax/launch/_job.py | launch/test_launch.py -k delays_between | delays do not grow | max(2 * former, => max(former,
 gossipjax/launch/_stall.py | launch/test_stall.py -k who_is_stuck | the first is taken for the last | step == min(steps.values()) => step == max(steps.values())
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | p = tuple(jnp.asarray(w, b.dtype) * b for b in moved) => p = moved
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | the outer momentum is heavy ball, not Nesterov's | b - outer.momentum * a for => b * 0 - a for
