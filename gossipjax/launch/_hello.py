@@ -49,13 +49,10 @@ class _Hello(NamedTuple):
 
     def is_valid(self) -> bool:
         """Whether it is of another process of a job; anybody can connect and say anything."""
-        numbers = (self.process_id, self.num_processes)
-        texts = (self.host, self.job, self.problem or "-")
-        return (
-            all(type(number) is int for number in numbers)  # a bool is an int, too
-            and 0 < self.process_id < self.num_processes <= MAX_PROCESSES
-            and all(isinstance(text, str) and text.isprintable() for text in texts)
-        )
+        is_text = all(isinstance(text, str | None) for text in self[2:])
+        is_number = all(type(number) is int for number in self[:2])  # a bool is an int, too
+        is_other = is_number and 0 < self.process_id < self.num_processes <= MAX_PROCESSES
+        return is_text and is_other and f"{self.host}{self.job}{self.problem}".isprintable()
 
 
 def meet(address: str, info: ProcessInfo, timeout: float, *, by_gloo: bool = False) -> Connections:
@@ -78,7 +75,7 @@ def _join(address: str, hello: _Hello, timeout: float, by_gloo: bool) -> Connect
     start = f"process {hello.process_id} of {hello.num_processes}"
     is_told = False
     while True:
-        connection = reach(address, start, timeout, deadline)
+        connection = reach(address, start, max(0.0, deadline - time.monotonic()))
         connection.settimeout(max(0, deadline - time.monotonic()) + 2 * WAIT_SECONDS)
         problem = describe_gloo(connection, hello.process_id) if by_gloo else None
         error = (
@@ -103,8 +100,9 @@ def _join(address: str, hello: _Hello, timeout: float, by_gloo: bool) -> Connect
         time.sleep(WAIT_SECONDS)
 
 
-def reach(address: str, start: str, timeout: float, deadline: float) -> socket.socket:
+def reach(address: str, start: str, timeout: float) -> socket.socket:
     """Connects to process 0 as soon as it listens."""
+    deadline = time.monotonic() + timeout
     while True:
         seconds = max(RETRY_SECONDS, deadline - time.monotonic())
         try:
@@ -115,7 +113,7 @@ def reach(address: str, start: str, timeout: float, deadline: float) -> socket.s
         except OSError as error:
             if time.monotonic() + RETRY_SECONDS >= deadline:
                 raise ConnectionError(
-                    f"{start} could not reach process 0 at {address} within {timeout:g} s "
+                    f"{start} could not reach process 0 at {address} within {timeout:.1f} s "
                     f"({error}): is it running, and does a firewall allow its port?"
                 ) from error
         time.sleep(RETRY_SECONDS)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from types import TracebackType
 from typing import NoReturn
@@ -102,32 +101,28 @@ def initialize(
         return _initialized
     if requested is None:
         _initialized = _initialize_detected(timeout, heartbeat)
-    else:
-        info, address = requested
-        if address is not None and info.num_processes > 1:
-            local_device_ids = choose_gpu(info)
-            deadline = time.monotonic() + timeout
-            peers.kept = peers.Peers(info, meet(address, info, timeout, by_gloo=_is_on_cpu()))
-            if info.process_id:  # JAX would sleep for a second after a failed attempt
-                reach(address, f"process {info.process_id}", timeout, deadline).close()
-            _initialize_jax(
-                timeout,
-                heartbeat,
-                coordinator_address=address,
-                num_processes=info.num_processes,
-                process_id=info.process_id,
-                cluster_detection_method="deactivate",
-                local_device_ids=local_device_ids,
-                # JAX would listen at every address of the machine.
-                coordinator_bind_address=bind_address(address),
-            )
-        _initialized = info
+        return _initialized
+    info, address = requested
+    if address is not None and info.num_processes > 1:
+        local_device_ids = choose_gpu(info)
+        platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+        is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))
+        peers.kept = peers.Peers(info, meet(address, info, timeout, by_gloo=is_on_cpu))
+        if info.process_id:  # JAX would sleep for a second after a failed attempt
+            reach(address, f"process {info.process_id}", timeout).close()
+        _initialize_jax(
+            timeout,
+            heartbeat,
+            coordinator_address=address,
+            num_processes=info.num_processes,
+            process_id=info.process_id,
+            cluster_detection_method="deactivate",
+            local_device_ids=local_device_ids,
+            # JAX would listen at every address of the machine.
+            coordinator_bind_address=bind_address(address),
+        )
+    _initialized = info
     return _initialized
-
-
-def _is_on_cpu() -> bool:
-    platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
-    return platforms.startswith("cpu") or not (platforms or visible_gpus(None))
 
 
 def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
@@ -185,9 +180,8 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         # A collective fails a little before the loss of the peer is known, or after it.
-        is_likely = isinstance(error, ConnectionError) or any(
-            name in str(error) for name in OF_OTHERS
-        )
+        is_of_others = any(name in str(error) for name in OF_OTHERS)
+        is_likely = is_of_others or isinstance(error, ConnectionError)
         is_lost = peers.kept is not None and peers.kept.has_lost(LOSS_SECONDS if is_likely else 0)
         if not (is_lost and is_likely):  # else the traceback of the collective adds nothing
             former_hook(kind, error, traceback)

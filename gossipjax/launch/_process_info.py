@@ -14,14 +14,10 @@ PLACE = "GOSSIPJAX_NODE"  # of an asynchronous job: the place of the process, an
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
 # The variables in which a scheduler gives the number of processes, the number of this one, its
 # number on its host, and the number of processes on the first host (Slurm: `8(x2)`).
+SLURM = ("STEP_NUM_TASKS", "PROCID", "LOCALID", "STEP_TASKS_PER_NODE")
 SCHEDULERS = {
     "Open MPI": [f"OMPI_COMM_WORLD_{x}" for x in ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE")],
-    "Slurm": (
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-    ),
+    "Slurm": [f"SLURM_{x}" for x in SLURM],
 }
 # Slurm counts how often it has requeued a job. A requeued job counts as another job.
 JOBS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
@@ -62,8 +58,8 @@ def process_from_arguments(
     """
     ours = any(os.environ.get(f"GOSSIPJAX_{name}") for name in VARIABLES)
     prefix = "GOSSIPJAX" if ours else "JAX"
-    num_processes = _int_or_variable(num_processes, f"{prefix}_NUM_PROCESSES")
-    process_id = _int_or_variable(process_id, f"{prefix}_PROCESS_ID")
+    num_processes = int_from_env(f"{prefix}_NUM_PROCESSES", num_processes)
+    process_id = int_from_env(f"{prefix}_PROCESS_ID", process_id)
     address = coordinator_address or None
     # JAX_COORDINATOR_ADDRESS alone is meant for JAX's own detection.
     if address is None and (ours or (num_processes, process_id) != (None, None)):
@@ -235,21 +231,14 @@ def _find_gloo_host(name: str) -> str:
     return ""
 
 
-def int_from_env(variable: str) -> int | None:
-    """Returns the integer in an environment variable, or None."""
-    given = os.environ.get(variable)
-    if given is None:
-        return None
-    return _require_int(int(given) if given.isdecimal() else given, variable)
-
-
-def _int_or_variable(value: int | None, variable: str) -> int | None:
+def int_from_env(variable: str, value: int | None = None) -> int | None:
+    """Returns the value if there is one, else the integer in an environment variable, or None."""
+    name, given = f"{variable.partition('JAX_')[2].lower()} ({variable})", value
     if value is None:
-        return int_from_env(variable)
-    return _require_int(value, f"{variable.partition('JAX_')[2].lower()} ({variable})")
-
-
-def _require_int(given: object, name: str) -> int:
+        name, text = variable, os.environ.get(variable)
+        if text is None:
+            return None
+        given = int(text) if text.isdecimal() else text
     if type(given) is not int or not 0 <= given <= MAX_PROCESSES:
         raise ValueError(f"{name} must be an integer from 0 to {MAX_PROCESSES}, got {given!r}.")
     return given

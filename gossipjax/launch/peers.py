@@ -10,7 +10,6 @@ import atexit
 import collections
 import contextlib
 import json
-import os
 import socket
 import sys
 import threading
@@ -42,8 +41,6 @@ class Peers:
         self._answers: dict[str, Any] = {}
         for number in connections:
             threading.Thread(target=self._read, args=(number,), daemon=True).start()
-        # A child made by fork would keep the connections of a process that has died.
-        os.register_at_fork(after_in_child=self._close)
         atexit.register(self.leave)
 
     def gather(self, name: str, value: Any, timeout: float) -> list[Any]:
@@ -159,10 +156,6 @@ class Peers:
             self._changed.notify_all()
         if self._info.process_id == 0:
             self._send({"lost": name})
-
-    def _close(self) -> None:
-        for connection, _ in self._connections.values():
-            connection.close()
 
 
 kept: Peers | None = None  # the connections of this process, after the meeting
