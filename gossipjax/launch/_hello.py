@@ -7,7 +7,6 @@ So each process first says in a line of JSON who it is. When all have come, proc
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -31,7 +30,6 @@ WAIT_SECONDS = 1.0  # between two attempts to join it, while it is in an earlier
 LINE_SECONDS = 1.0  # for whoever connects to say who it is
 MAX_SHOWN = 8  # missing processes that a message names
 MAX_BYTES = 1 << 14  # of a line
-NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class _Hello(NamedTuple):
@@ -63,8 +61,9 @@ def meet(address: str, info: ProcessInfo, timeout: float, *, by_gloo: bool = Fal
         other machines would not reach it.
     """
     job = f"{find_job()!r}, restart {os.environ.get('GOSSIPJAX_RESTART') or 0}"
-    hello = _Hello(*info, f"{socket.gethostname()} pid {os.getpid()}", job)
-    if info.process_id:
+    number, count = info
+    hello = _Hello(number, count, f"{socket.gethostname()} pid {os.getpid()}", job)
+    if number:
         return _join(address, hello, timeout, by_gloo)
     return _Host(address, hello, timeout, by_gloo).run()
 
@@ -132,7 +131,8 @@ class _Host:
         self._dropped: dict[str, None] = {}  # who was sent away, in the order of time
 
     def run(self) -> Connections:
-        start, end = time.monotonic(), self._timeout
+        start = time.monotonic()
+        end = self._timeout
         with listen(self._address, self._own.num_processes, start + end) as server:
             for seconds in (min(NOTICE_SECONDS, end / 4), end / 2, end):
                 if self._collect(server, start + seconds):
@@ -164,7 +164,8 @@ class _Host:
 
     def _welcome(self, connection: socket.socket, place: tuple[Any, ...]) -> None:
         connection.settimeout(LINE_SECONDS)
-        own, hello = self._own, None
+        own = self._own
+        hello = None
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             hello = _Hello(*_hear(connection))
         if hello is None or not hello.is_valid():
@@ -249,35 +250,28 @@ def bind_address(address: str) -> str:
 
 
 def listen(address: str, num_processes: int, deadline: float) -> socket.socket:
-    """Listens at the first address of the coordinator that this machine has.
+    """Listens at the coordinator's address, once this machine knows its name.
 
-    In Kubernetes a name is known only some seconds after the start, so this tries until the
-    deadline.
+    In Kubernetes that takes some seconds.
     """
     where = bind_address(address)
-    start = f"process 0 of {num_processes} cannot listen at {where}"
+    host, port = parse_address(where)
     while True:
-        try:
-            found = socket.getaddrinfo(*parse_address(where), type=socket.SOCK_STREAM)
-            break
-        except socket.gaierror as error:
-            if time.monotonic() + RETRY_SECONDS >= deadline:
-                raise ConnectionError(
-                    f"{start}: the name is not known here ({error.strerror}). Give "
-                    f"coordinator_address an address of this machine, or set {BIND_VARIABLE}."
-                ) from error
-            time.sleep(RETRY_SECONDS)
-    for family, *_, place in found:
-        dual = place[0] == "::" and socket.has_dualstack_ipv6()
-        try:
-            return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=dual)
-        except OSError as error:
-            if error.errno not in NOT_HERE:
-                user = "another job or a second process 0 may use this port"
-                raise ConnectionError(f"{start} ({error.strerror}): {user}.") from error
-    raise ConnectionError(
-        f"{start}: it is {', '.join(place[0] for *_, place in found)} here, which is no address of "
-        "this machine. Is this the host of process 0? If the address is forwarded to it, set "
-        f"{BIND_VARIABLE}=HOST:{parse_address(where)[1]} with an address of this machine, or with "
-        "0.0.0.0 for all of them."
-    )
+        errors: list[OSError] = []
+        for family in (socket.AF_INET, socket.AF_INET6):
+            dual = host == "::" and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            try:
+                place = (host, port)
+                return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=dual)
+            except OSError as error:
+                errors.append(error)
+        is_known = [error for error in errors if (error.errno or 0) > 0]  # else the name is not
+        if is_known or time.monotonic() + RETRY_SECONDS >= deadline:
+            raise ConnectionError(
+                f"process 0 of {num_processes} cannot listen at {where}, got "
+                f"{(is_known or errors)[0].strerror}. Is this the host of process 0, and does no "
+                "other job or second process 0 use the port? If the address is forwarded to this "
+                f"machine, set {BIND_VARIABLE}=HOST:{port} with an address of this machine, or "
+                "with 0.0.0.0 for all of them."
+            )
+        time.sleep(RETRY_SECONDS)

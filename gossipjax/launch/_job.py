@@ -173,7 +173,8 @@ class _Supervisor:
             self._fail(group, worker.rank, code if code > 0 else 128 - code)
 
     def _fail(self, group: _Group, rank: int, status: int) -> None:
-        group.failed, group.status = rank, status
+        group.failed = rank
+        group.status = status
         group.terminate(min(self._options.grace, MAX_GRACE_AFTER_FAILURE))
 
     async def _look(self) -> None:

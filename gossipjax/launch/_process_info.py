@@ -233,12 +233,14 @@ def _find_gloo_host(name: str) -> str:
 
 def int_from_env(variable: str, value: int | None = None) -> int | None:
     """Returns the value if there is one, else the integer in an environment variable, or None."""
-    name, given = f"{variable.partition('JAX_')[2].lower()} ({variable})", value
-    if value is None:
-        name, text = variable, os.environ.get(variable)
-        if text is None:
-            return None
+    name = variable
+    given: object = value
+    if value is not None:
+        name = f"{variable.partition('JAX_')[2].lower()} ({variable})"
+    elif (text := os.environ.get(variable)) is not None:
         given = int(text) if text.isdecimal() else text
+    else:
+        return None
     if type(given) is not int or not 0 <= given <= MAX_PROCESSES:
         raise ValueError(f"{name} must be an integer from 0 to {MAX_PROCESSES}, got {given!r}.")
     return given

@@ -94,7 +94,8 @@ def _notice(near: int, former: int, signals: Sequence[int], notice: Callable[[],
             grace = os.environ.get(GRACE)
             limit = f" It is killed {grace} s after the signal (--grace)." if grace else ""
             print(f"gossipjax: {notice()}{limit}", file=sys.stderr, flush=True)
-            seconds, signals = None, ()  # once is enough
+            seconds = None
+            signals = ()  # once is enough
 
 
 def describe_signal(number: int) -> str:

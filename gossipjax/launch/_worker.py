@@ -123,8 +123,12 @@ class Worker:
         Returns:
           The exit status, or minus the number of the signal that ended the process.
         """
-        pipes = ((self._process.stdout, STDOUT), (self._process.stderr, STDERR))
-        readers = [asyncio.create_task(self._forward(*pair)) for pair in pipes]
+        pipes = (self._process.stdout, self._process.stderr)
+        readers = [
+            asyncio.create_task(self._forward(pipe, output))
+            for pipe, output in zip(pipes, (STDOUT, STDERR), strict=True)
+            if pipe is not None
+        ]
         while not self._has_exited():
             await asyncio.sleep(LOOK_SECONDS)
         self.send_signal(signal.SIGKILL)  # to the rest of its group
@@ -132,8 +136,8 @@ class Worker:
         await asyncio.wait(readers, timeout=DRAIN_SECONDS)
         for reader in readers:
             reader.cancel()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # a shell that still waits for its end kills the group
         return code
 
     def _has_exited(self) -> bool:
@@ -156,7 +160,8 @@ class Worker:
             while (data := await reader.read(MAX_LINE_BYTES)) or rest:
                 *lines, rest = (rest + data).split(b"\n")
                 if rest and (not data or len(rest) >= MAX_LINE_BYTES):
-                    lines, rest = [*lines, rest], b""
+                    lines.append(rest)
+                    rest = b""
                 for line in lines:
                     self._last_lines.append(line)
                     output.put(b"[%d] %s\n" % (self.rank, line))
