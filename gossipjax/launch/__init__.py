@@ -8,7 +8,6 @@ process, under the launcher, and on the hosts of a cluster. This package imports
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gossipjax.launch._environment import MALLOC_ENVIRONMENT
 from gossipjax.launch._gpu import GpuSetting, gpu_settings, set_gpu_settings
 from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node
 from gossipjax.launch._progress import advance
@@ -16,6 +15,7 @@ from gossipjax.launch._signals import signal_handlers
 
 if TYPE_CHECKING:
     from gossipjax.launch._initialize import exit_process, initialize
+    from gossipjax.launch._job import MALLOC_ENVIRONMENT
     from gossipjax.launch._mesh import mesh
 
 __all__ = [
@@ -33,7 +33,8 @@ __all__ = [
     "signal_handlers",
 ]
 
-_WITH_JAX = {
+_LATER = {
+    "MALLOC_ENVIRONMENT": "_job",
     "exit_process": "_initialize",
     "initialize": "_initialize",
     "mesh": "_mesh",
@@ -42,9 +43,9 @@ _WITH_JAX = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import names that need JAX at their first use, so that the launcher starts without it."""
-        if name in _WITH_JAX:
-            return getattr(importlib.import_module(f"gossipjax.launch.{_WITH_JAX[name]}"), name)
+        """Imports names at their first use, so that the launcher starts without JAX."""
+        if name in _LATER:
+            return getattr(importlib.import_module(f"gossipjax.launch.{_LATER[name]}"), name)
         raise AttributeError(f"module 'gossipjax.launch' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -83,7 +83,7 @@ def _join(address: str, hello: _Hello, timeout: float, by_gloo: bool) -> Connect
             "given this process_id?), or the port is another program's."
         )
         is_early = True
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             _say(connection, *hello._replace(problem=problem))
             name, error, is_early = _hear(connection)
             if error is None:
