@@ -19,7 +19,7 @@ MAX_WAITING_BYTES = 1 << 24  # of each stream; then the processes wait, as at an
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # lines of a failed process's output that are shown
 DRAIN_SECONDS = 2.0  # time to read the output of a process that has exited
-LOOK_SECONDS = 0.02  # between two looks whether a process has exited, or output is written
+LOOK_SECONDS = 0.05  # between two looks whether a process has exited, or output is written
 
 # In the group of each process a shell waits for the end of its input, which is the end of the
 # launcher, and then kills the group. It is no child of the program, which may wait for children.

@@ -183,7 +183,7 @@ def train_pairs(nodes):  # in pairs, which processes exchange by sums over group
     model = nodes.one(nodes.run(gx.average_model, z, opt_state))
     return train_step.overlaps(opt_state), z, model
 
-several = gx.Nodes(6, gx.launch.mesh())
+several = gx.Nodes(6, mesh=gx.launch.mesh())
 assert several.local == list(range(3 * jax.process_index(), 3 * jax.process_index() + 3))
 overlaps, z, model = train_pairs(several)
 assert overlaps
