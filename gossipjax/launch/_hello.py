@@ -143,8 +143,9 @@ class _Host:
                 else:
                     self._error = missing
         # The port is free again before anybody is answered: JAX may listen there at once.
-        problems = [hello.problem for hello in (self._own, *(h for _, h in self._others.values()))]
-        error = self._error or next(filter(None, problems), None)
+        hellos = [self._own, *(hello for _, hello in self._others.values())]
+        problems = [hello.problem for hello in hellos if hello.problem is not None]
+        error = self._error or " ".join(problems[:MAX_SHOWN]) or None
         for connection, _ in self._others.values():
             self._answer(connection, error, is_early=False)
         if error is not None:
