@@ -168,7 +168,7 @@ mesh = launch.mesh(nodes=2, local=2)
 
 
 def test_two_processes_exchange_and_end_seconds_apart():
-    """Process 0, the coordinator, ends first; it waits for process 1, which would be aborted."""
+    """Process 0, the coordinator, ends first; it waits for process 1, longer than a heartbeat."""
     code = CLUSTER + (
         "assert [[d.process_index for d in node] for node in mesh.devices] == [[0, 0], [1, 1]]\n"
         "def both(x):\n"
@@ -177,10 +177,11 @@ def test_two_processes_exchange_and_end_seconds_apart():
         "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
         "print('result', *info, launch.mesh().shape['nodes'], *values, flush=True)\n"
         "if info.process_id == 0: launch.exit_process(0)\n"
-        "time.sleep(1)\n"
+        "time.sleep(7)\n"
         "print('end')"
     )
-    done = run_job(code, "--processes", 2, "--local-devices", 2)
+    more = {"GOSSIPJAX_HEARTBEAT_TIMEOUT": "5"}
+    done = run_job(code, "--processes", 2, "--local-devices", 2, **more)
     assert done.returncode == 0, done.stderr
     # Threads of Gloo print there too, and mix their lines.
     lines = [line for line in done.stdout.splitlines() if "result" in line or "end" in line]
