@@ -166,8 +166,8 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
     """Calls `jax.distributed.initialize`, and undoes its effects on how a process ends or fails."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     former_handler = signal.getsignal(signal.SIGTERM)
-    # `shutdown_timeout_seconds` stays at five minutes: JAX aborts all if one ends so much later than
-    # another, and the heartbeat also finds a process that died before its end.
+    # `shutdown_timeout_seconds` stays at five minutes: JAX aborts all if one ends so much later
+    # than another. That a process died before its end is found by the heartbeat, too.
     jax.distributed.initialize(
         initialization_timeout=math.ceil(timeout),
         heartbeat_timeout_seconds=math.ceil(heartbeat),
