@@ -82,7 +82,7 @@ def gradient_tracking(
     require_schedule(schedule, "gradient_tracking")
     route = make_route("gradient_tracking", axis_name, local_axis_name, wire)
     damped = damped and not schedule.is_doubly_stochastic
-    plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
+    plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True, mixes_any_update=True)
     zeros: dict[str, OnResize] = {"correction": "restart"}
     if damped:
         zeros["damped"] = "restart"

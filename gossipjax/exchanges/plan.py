@@ -188,6 +188,9 @@ class ExchangePlan(Plan):
     models: int = 1  # trees like the parameters in a message
     takes_gradients: bool = False
     moves_by_zeros: bool = False
+    # Whether it moves a model by any update and then mixes it, also with parts that it keeps: outer
+    # steps can then be its updates.
+    mixes_any_update: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def exchanges_early(self) -> bool:
