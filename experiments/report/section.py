@@ -28,7 +28,7 @@ GAPS: Mapping[Status, str] = {
     "missing": "-",
     "finished": "-",
 }
-"""What a table shows in the place of a figure, by how the run ended."""
+"""What a table shows instead of a figure, by how the run ended."""
 
 Results = Mapping[str, Result]
 """The name of a run -> how it ended."""

@@ -47,7 +47,7 @@ def gradient_tracking(
     as `extra["correction"]`. If the number of nodes changes, `c` restarts from 0.
 
     With `damped`, a node whose weight is below 1 follows its updates slowly. The algorithm then
-    uses `v` in the place of `u`. `v` is 0 at the start, and equals `u` if all weights are 1:
+    uses `v` instead of `u`. `v` is 0 at the start, and equals `u` if all weights are 1:
 
         v <- v + min(1, w) (u - v)
 

@@ -37,7 +37,7 @@ def quasi_global(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """QG-DSGDm: the momentum follows the mixed models. Put it *last*, in the place of SGD.
+    """QG-DSGDm: the momentum follows the mixed models. Put it *last*, instead of SGD.
 
     The chain hands on gradients `g`, for example after clipping or weight decay. If `x` are the
     parameters, `[...]` per node, and `m` is their quasi-global momentum, 0 at the start:

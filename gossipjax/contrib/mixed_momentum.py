@@ -20,7 +20,7 @@ def mixed_momentum(
     nesterov: bool = False,
     axis_name: str = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD that mixes the momentum, too. Put it *last*, in the place of SGD.
+    """D-PSGD that mixes the momentum, too. Put it *last*, instead of SGD.
 
     The chain hands on gradients `g`. If `x` are the parameters and `m` is their momentum, 0 at the
     start:

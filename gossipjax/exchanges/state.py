@@ -203,7 +203,7 @@ class GossipState(NamedTuple):
         if specs is None:
             if inner_axes(axis_name):
                 raise ValueError(
-                    "opt_state must be the state of the whole chain, with that of gx.sharded, "
+                    "opt_state must be the state of the whole chain, with the state of gx.sharded, "
                     "where a node has further axes, got the gossip state inside: its specs are "
                     "needed."
                 )

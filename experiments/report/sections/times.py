@@ -35,7 +35,7 @@ def can_limit_links() -> bool:
 
 
 def find_gap(results: Results) -> str:
-    """Returns what a table shows in the place of figures, if no run has finished."""
+    """Returns what a table shows instead of figures, if no run has finished."""
     return next((GAPS[result.status] for result in results.values()), "-")
 
 

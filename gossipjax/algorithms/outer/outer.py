@@ -219,7 +219,7 @@ class _OuterSteps:
     inner: optax.GradientTransformationExtraArgs
     outer_tx: optax.GradientTransformationExtraArgs
     reset_inner: bool
-    gossip: optax.GradientTransformationExtraArgs | None = None  # in the place of an average
+    gossip: optax.GradientTransformationExtraArgs | None = None  # replaces the average
 
     def init(self, params: Any) -> OuterState:
         plan = self.plan
