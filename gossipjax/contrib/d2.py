@@ -66,4 +66,4 @@ def d2(schedule: Schedule, *, axis_name: str = "nodes") -> optax.GradientTransfo
         x = node.mix(y if is_exact else optax.tree.add(y, node.kept["correction"]))
         return x, {"correction": optax.tree.sub(x, y)}
 
-    return gossip(schedule, combine, keeps={"correction": "restart"}, axis_name=axis_name)
+    return gossip(schedule, combine, keeps={"correction": "restart"}, axis_name=axis_name, models=1)

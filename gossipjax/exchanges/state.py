@@ -46,6 +46,9 @@ OnResize = Literal["average", "max", "first", "restart"]
 class Exchanging(abc.ABC):
     """What the state of a transform that exchanges answers; its class is registered here.
 
+    A state that mixes models contains one `GossipState`. A transform that wraps a chain without
+    gossip ends it by `move_locally`, whose state keeps what 16-bit parameters round away.
+
     Attributes:
       plan: the `Plan` of the exchange.
       mixes_models: whether models are exchanged; False for an average of gradients.

@@ -132,7 +132,7 @@ class OuterPlan(Plan):
         averages = (
             Exchange(
                 self.schedule,
-                models / self.fragment_count,
+                None if models is None else models / self.fragment_count,
                 codec,
                 every=self.every,
                 phase=phase,
