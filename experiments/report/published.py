@@ -30,12 +30,12 @@ from scipy.optimize import least_squares
 import gossipjax as gx
 from experiments.presets import sgp19
 from experiments.report.section import (
-    Claim,
     Findings,
     Results,
     Scale,
     Table,
     exact,
+    read_claims,
     read_section,
     tabulate,
 )
@@ -423,43 +423,21 @@ def find_section(scale: Scale, results: Results) -> Findings:
     claims = []
     for rows in timed:
         bound = {id(seconds): FIT_BOUND, id(measured): SHARE_BOUND}.get(id(rows), BOUND)
-        fitted = sum(row.is_fitted for row in rows)
-        claims.append(
-            Claim(
-                f"{rows[0].table}: the model is within {bound:.0%} of all {len(rows)} figures; for "
-                f"{fitted} of them the network is fitted on the same method and number of nodes.",
-                find_range(rows),
-                {f"{row.name}, {row.nodes} nodes": exact(row.error) for row in rows},
-                at_least=-bound,
-                at_most=bound,
-                spec="+.1%",
-                is_modelled=True,
-                if_not=CAUSES.get(rows[0].table, ""),
-            )
-        )
+        numbers = {
+            "table": rows[0].table,
+            "bound": bound,
+            "count": len(rows),
+            "fitted": sum(row.is_fitted for row in rows),
+            "range": find_range(rows),
+            "cause": CAUSES.get(rows[0].table, ""),
+        }
+        errors = {f"{row.name}, {row.nodes} nodes": exact(row.error) for row in rows}
+        claims += read_claims("cost-model", {"errors": errors}, numbers, "tables")
     ring = what_if[-1]
-    claims += [
-        Claim(
-            "Streaming DiLoCo Table 4: all 75 bandwidths are in the same cell of the table's "
-            "logarithmic grid, or in the next cell; nothing is fitted.",
-            find_range(diloco),
-            {row.name: exact(count_cells(row)) for row in diloco},
-            at_least=-1,
-            at_most=1,
-            spec="+.0f",
-            is_modelled=True,
-        ),
-        Claim(
-            "Most of the factor between SGP and AllReduce comes from the all-reduce: with a ring, "
-            "and no copies through hosts, the factor on the same network would be less than half.",
-            "3.07 at 32 nodes, by a tree as we infer from its times (SGP-18, Table 2); 1.38 with "
-            "a ring (SlowMo, Table 2)",
-            {"": exact(ring.predicted)},
-            at_most=0.5 * ring.published,
-            spec=".2f",
-            is_modelled=True,
-        ),
-    ]
+    cells = {row.name: exact(count_cells(row)) for row in diloco}
+    figures = {"cells": cells, "factor": exact(ring.predicted)}
+    numbers = {"range": find_range(diloco), "half": 0.5 * ring.published}
+    claims += read_claims("cost-model", figures, numbers)
     tables = [
         tabulate(
             "Seconds and hours",

@@ -1,12 +1,13 @@
 """What a section of the report is: its runs, and the claims that it judges by them.
 
-A claim is data: rows, each an estimate with its limits, and bounds that all of them must keep.
-`judge` is the only function that says whether a claim holds.
+A claim is data, in `sections.toml`: rows, each an estimate with its limits, and bounds that all of
+them must keep. `judge` is the only function that says whether a claim holds.
 """
 
 import dataclasses
 import math
 import statistics
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from scipy import stats
 from experiments.results import Record
 from experiments.runner import Result, Run, Status
 
-TEXTS = Path(__file__).with_name("sections.md")
+TEXTS = tomllib.loads(Path(__file__).with_name("sections.toml").read_text("utf-8"))
 Verdict = Literal["agrees", "agrees in part", "disagrees", "not judged"]
 CONFIDENCE = 0.9  # that the true value is above the lower limit; and as much for the upper one
 MAX_ROWS = 8  # of exact figures that a claim lists one by one
@@ -32,6 +33,8 @@ GAPS: Mapping[Status, str] = {
 
 Results = Mapping[str, Result]
 """The name of a run -> how it ended."""
+Figures = Mapping[str, Any]
+"""Name -> a sample, an estimate, or all rows of a claim."""
 
 
 DATA = ("fashion_mnist", "speech", "translation")
@@ -236,6 +239,57 @@ def judge(claim: Claim) -> bool | None:
     return True if rows and all(low <= row.low and row.high <= high for row in rows) else None
 
 
+def read_claims(
+    name: str,
+    figures: Figures,
+    numbers: Mapping[str, object] | None = None,
+    group: str = "claims",
+) -> list[Claim]:
+    """Returns the claims of a section in `sections.toml`, with its figures and numbers."""
+    entries = TEXTS[name].get(group, ())
+    return [make_claim(entry, figures, numbers or {}) for entry in entries]
+
+
+def make_claim(entry: Record, figures: Figures, numbers: Mapping[str, object]) -> Claim:
+    """Returns a claim of `sections.toml`; a figure that is missing leaves a gap.
+
+    >>> figures = {"sgp": exact(3.0), "ring": exact(1.0)}
+    >>> entry = {"statement": "So it is.", "rows": {"less": ["sgp", "ring"]}, "within": "{bound}"}
+    >>> claim = make_claim(entry, figures, {"bound": 2})
+    >>> claim.ours, claim.at_least, claim.at_most, judge(claim)
+    ('less +2.00', -2.0, 2.0, True)
+    """
+
+    def fill(field: str, default: str = "-") -> str:
+        return " ".join(f"{entry.get(field, default)}".split()).format_map(numbers)
+
+    def find(term: Any) -> Any:
+        if isinstance(term, str):
+            return figures.get(term.format_map(numbers), Sample())
+        first, second = map(find, term)
+        return first - second
+
+    rows = entry["rows"]
+    if isinstance(rows, str):
+        rows = figures[rows]
+    else:
+        rows = {title.format_map(numbers): find(term) for title, term in rows.items()}
+    low, high = float(fill("at_least", "-inf")), float(fill("at_most", "inf"))
+    if "within" in entry:
+        near, within = float(fill("near", "0")), float(fill("within"))
+        low, high = near - within, near + within
+    return Claim(
+        fill("statement"),
+        fill("paper"),
+        rows,
+        low,
+        high,
+        entry.get("spec", "+.2f"),
+        entry.get("is_modelled", False),
+        fill("if_not", ""),
+    )
+
+
 class Table(NamedTuple):
     """A table: a title, columns with units, rows of as many texts, and a note below it."""
 
@@ -341,12 +395,10 @@ class Section:
 
     def write_text(self, scale: Scale) -> str:
         """Returns the text with the numbers of a scale."""
-        return " ".join(self.text.format_map(self.find_numbers(scale)).split())
+        return self.text.format_map(self.find_numbers(scale))
 
 
 def read_section(name: str, **fields: Any) -> Section:
-    """Returns a section whose title, source and text are in `sections.md`."""
-    _, _, rest = TEXTS.read_text("utf-8").partition(f"\n## {name}: ")
-    title, source, *text = rest.partition("\n## ")[0].strip().split("\n\n")
-    source = " ".join(source.split())
-    return Section(name=name, title=title, source=source, text=" ".join(text), **fields)
+    """Returns a section whose title, source and text are in `sections.toml`."""
+    texts = {key: " ".join(TEXTS[name][key].split()) for key in ("title", "source", "text")}
+    return Section(name=name, **texts, **fields)
