@@ -7,6 +7,11 @@ FACTORS = (0.5, 1.0, 2.0)
 MAX_MOVES = 8  # doublings or halvings of a rate
 
 
+def bracket(rate: float) -> tuple[float, ...]:
+    """Returns half, once and twice a rate."""
+    return tuple(factor * rate for factor in FACTORS)
+
+
 def tune(measure: Callable[[float], float], first: float) -> float:
     """Doubles and halves a rate until the middle of three rates has the smallest measure.
 
@@ -16,7 +21,7 @@ def tune(measure: Callable[[float], float], first: float) -> float:
     found = {first: measure(first)}
     for _ in range(MAX_MOVES):
         best = min(found, key=lambda rate: found[rate])
-        missing = [factor * best for factor in FACTORS if factor * best not in found]
+        missing = [rate for rate in bracket(best) if rate not in found]
         if not missing:
             break
         found |= {rate: measure(rate) for rate in missing}

@@ -37,6 +37,7 @@ from experiments.report.section import (
     exact,
     read_claims,
     read_section,
+    read_table,
     tabulate,
 )
 from gossipjax.cost_model import Method, Network, Workload, from_transform, networks, predict_step
@@ -396,16 +397,6 @@ CAUSES = {  # of the table -> what is known where the model misses it
     "SGP-18 text": "SGP-18 says that steps this short on InfiniBand may wait for data. Two peers "
     "took 2.1 h in SGP-18, and 2.5 h in Table 3 of SGP-19.",
 }
-COLUMNS = {  # of the table -> field, format
-    "table": ("table", ""),
-    "method": ("name", ""),
-    "nodes": ("nodes", ""),
-    "modelled": ("predicted", ".3g"),
-    "published": ("published", ".3g"),
-    "unit": ("unit", ""),
-    "difference": ("difference", "+.1%"),
-    "fitted": ("fitted", ""),
-}
 
 
 def find_section(scale: Scale, results: Results) -> Findings:
@@ -432,36 +423,25 @@ def find_section(scale: Scale, results: Results) -> Findings:
             "cause": CAUSES.get(rows[0].table, ""),
         }
         errors = {f"{row.name}, {row.nodes} nodes": exact(row.error) for row in rows}
-        claims += read_claims("cost-model", {"errors": errors}, numbers, "tables")
+        claims += read_claims("cost-model", {"errors": errors}, numbers, "fits")
     ring = what_if[-1]
     cells = {row.name: exact(count_cells(row)) for row in diloco}
     figures = {"cells": cells, "factor": exact(ring.predicted)}
     numbers = {"range": find_range(diloco), "half": 0.5 * ring.published}
     claims += read_claims("cost-model", figures, numbers)
+    records = [
+        row._asdict() | {"difference": row.error, "fitted": "yes" if row.is_fitted else "no"}
+        for rows in timed
+        for row in rows
+    ]
+    factors = [
+        (row.name, f"{row.predicted:.2f}", "-" if index else f"{row.published:.2f}")
+        for index, row in enumerate(what_if)
+    ]
     tables = [
-        tabulate(
-            "Seconds and hours",
-            COLUMNS,
-            [
-                row._asdict()
-                | {"difference": row.error, "fitted": "yes" if row.is_fitted else "no"}
-                for rows in timed
-                for row in rows
-            ],
-            "-",
-            "Ours are modelled, none is measured. Fitted: the network is fitted on the seconds of "
-            "this method at this number of nodes, or of both parts of a hybrid.",
-        ),
+        tabulate("cost-model", records, "-"),
         tabulate_cells(diloco),
-        Table(
-            "AllReduce's seconds over SGP's at 32 nodes, by the all-reduce",
-            ("all-reduce", "modelled", "published"),
-            [
-                (row.name, f"{row.predicted:.2f}", "-" if index else f"{row.published:.2f}")
-                for index, row in enumerate(what_if)
-            ],
-            "The paper measured the first only.",
-        ),
+        read_table("cost-model", factors, 1),
     ]
     return Findings(claims, tables)
 

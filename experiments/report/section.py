@@ -299,25 +299,27 @@ class Table(NamedTuple):
     note: str = ""
 
 
-def tabulate(
-    title: str,
-    columns: Mapping[str, tuple[str, str]],
-    records: Sequence[Record],
-    gap: str,
-    note: str = "",
+def read_table(
+    name: str, rows: Sequence[Sequence[str]], number: int = 0, **numbers: object
 ) -> Table:
-    """Returns a table of records, a row each; without any, a row of gaps.
+    """Returns a table of a section in `sections.toml` with these rows, which is filled in."""
+    entry = TEXTS[name]["tables"][number]
+    note = " ".join(entry.get("note", "").split()).format_map(numbers)
+    columns = [column if isinstance(column, str) else column[0] for column in entry["columns"]]
+    return Table(entry["title"], columns, rows, note)
 
-    Columns are title -> field, and the format of its numbers; None is shown as `-`.
+
+def tabulate(name: str, records: Sequence[Record], gap: str) -> Table:
+    """Returns the first table of a section with a row for each record; without any, of gaps.
+
+    Columns in `sections.toml` have a title, a field, and the format of it; None is shown as `-`.
     """
+    columns = TEXTS[name]["tables"][0]["columns"]
     rows = [
-        [
-            "-" if record[field] is None else format(record[field], spec)
-            for field, spec in columns.values()
-        ]
-        for record in records
+        ["-" if x[field] is None else format(x[field], spec) for _, field, spec in columns]
+        for x in records
     ]
-    return Table(title, tuple(columns), rows or [[gap] * len(columns)], note)
+    return read_table(name, rows or [[gap] * len(columns)])
 
 
 class Figure(NamedTuple):

@@ -24,6 +24,7 @@ from experiments.report.section import (
     exact,
     read_claims,
     read_section,
+    read_table,
 )
 from experiments.runner import Result, Run
 from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
@@ -217,15 +218,7 @@ def tabulate_leads(
         end = FASTEST / 1e9
         text = f"{crossings[n]:.1f}" if crossings[n].value < end else f"above {end:.0f}"
         rows.append((f"{n}", *cells, text))
-    columns = ("10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s")
-    return Table(
-        "AllReduce's hours over those of the best gossip: modelled",
-        ("nodes", *columns, "AllReduce is first above, Gbit/s"),
-        rows,
-        "The best of four all-reduces: a ring and a tree, whole or in 5 buckets beside the "
-        "backward pass. The error of a crossing has the limits of the steps, and 15 % of the "
-        "modelled seconds.",
-    )
+    return read_table("hours", rows)
 
 
 def draw_hours(

@@ -10,10 +10,10 @@ from experiments.report.section import (
     Results,
     Sample,
     Scale,
-    Table,
     read_claims,
     read_sample,
     read_section,
+    read_table,
 )
 from experiments.report.tuning import Tuned, claim_best, list_tuned, read_tuned
 from experiments.runner import Run
@@ -127,13 +127,8 @@ def find_slowmo(scale: Scale, results: Results) -> Findings:
         }
         claims += read_claims("slowmo", ours, numbers, "gains")
     claims += read_claims("slowmo", ours | {"leads": leads})
-    table = Table(
-        "Top-1 accuracy of the average model, with and without SlowMo",
-        ("method", "here, %", "SlowMo Table 1, %"),
-        [(title, f"{ours[title]:.2f}", f"{published[title]:.2f}") for title in SLOWMO],
-        "Mean ± standard deviation over the seeds. The paper's are ImageNet, ResNet-50, 32 nodes.",
-    )
-    return Findings(claims, [table])
+    rows = [(title, f"{ours[title]:.2f}", f"{published[title]:.2f}") for title in SLOWMO]
+    return Findings(claims, [read_table("slowmo", rows)])
 
 
 SLOWMO_SECTION = read_section(
@@ -234,26 +229,15 @@ def find_relaysgd(scale: Scale, results: Results) -> Findings:
             cells += [f"{ours.get(name, Sample()):.1f}", published]
             rates.append(f"{methods[name].rate:g}" if name in methods else "-")
         plain_rows.append((TITLES[row], *cells, ", ".join(rates)))
-    columns = [text for alpha in ALPHAS for text in (f"alpha {alpha:g}: here, %", "paper, %")]
     momentum_rows = []
     for row in MOMENTUM_RATES:
         published = relaysgd.RESULTS.get((row, "nesterov"), {}).get(MIDDLE, (0.0, "-"))[1]
         sample = ours.get(f"momentum {row}", Sample())
         momentum_rows.append((TITLES[row], f"{sample:.1f}", published))
+    notes = {"two_rounds": relaysgd.TWO_ROUNDS, "lazy": relaysgd.LAZY}
     tables = [
-        Table(
-            "Top-1 accuracy of the average model, without momentum",
-            ("method", *columns, "rates here"),
-            plain_rows,
-            "Mean ± standard deviation over the seeds. AllReduce's data are divided evenly in the "
-            f"paper. SGP: {relaysgd.TWO_ROUNDS} D2: {relaysgd.LAZY} RelaySGD on a tree: "
-            f"{relaysgd.ONE_TREE}",
-        ),
-        Table(
-            "With momentum, Dirichlet 0.1",
-            ("method", "here, %", "RelaySGD Table 2, %"),
-            momentum_rows,
-        ),
+        read_table("relaysgd", plain_rows, one_tree=relaysgd.ONE_TREE, **notes),
+        read_table("relaysgd", momentum_rows, 1),
     ]
     return Findings(claims, tables)
 

@@ -4,14 +4,13 @@ As in the paper, the batch of a node and the epochs are those of every number of
 nodes make half the steps, with twice the batch and twice the learning rate.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.presets import sgp19 as presets
-from experiments.report.drawing import Curve, read_curves
 from experiments.report.section import (
     MISSING,
     TEXTS,
@@ -27,9 +26,10 @@ from experiments.report.section import (
     make_claim,
     read_sample,
     read_section,
+    read_table,
 )
 from experiments.report.sections.images import DIGITS_EPOCHS, PARAMETERS, list_data, list_seeds
-from experiments.results import Record
+from experiments.results import Record, read_lines
 from experiments.runner import Run
 
 FIELD = "test_accuracy_average_model"
@@ -333,33 +333,41 @@ def read(scale: Scale, results: Results, table: str) -> tuple[Accuracies, Table]
     accuracies = Accuracies(ours, PAPER[table], scale)
     rows = []
     for cell, accuracy in ours.items():
-        curves = read_curves(results, find_place(cell, scale), "loss")
-        loss = accuracy._replace(values=tuple(average_end(x) for x in curves if x.steps))
+        loss = accuracy._replace(values=tuple(read_losses(results, find_place(cell, scale))))
         nodes, figures = accuracies.find_published(cell)
         published, hours, *train = figures or ("-", "")
         title = f"{NAMES[cell.row]}{', 3x the epochs' * cell.is_long}"
         paper = (f"{nodes}", published, *(train or ["-"]), hours or "-")
         rows.append((title, f"{cell.nodes}", f"{loss:.3f}", f"{accuracy:.2f}", *paper))
-    columns = ("method", "nodes", "training loss, nats", "test accuracy, %", "paper: nodes")
-    return accuracies, Table(
-        "Accuracy of the average model",
-        (*columns, "validation accuracy, %", "training accuracy, %", "hours"),
-        rows,
-        "Here ± standard deviation over the seeds; the training loss is that of the last tenth of "
-        "the steps, at the nodes' own models. The paper: ImageNet, 10 Gbit/s Ethernet; in Table 1 "
-        "AD-PSGD of SGP-18, Table 1.",
-    )
+    return accuracies, read_table("sgp19-table1", rows)
 
 
-def average_end(curve: Curve) -> float:
-    """Returns the mean of a curve over its last tenth; a value is of the steps since the last.
+def read_losses(results: Results, place: Place) -> Iterator[float]:
+    """Yields the training loss of each seed of a method over the last tenth of its steps."""
+    folder = results[place.run].folder if place.run in results else None
+    if folder is None or not (folder / "metrics.jsonl").is_file():
+        return
+    lines = read_lines(folder / "metrics.jsonl")
+    for run in results[place.run].runs:
+        if run["algorithm"] == place.algorithm and place.topology in (None, run["topology"]):
+            points = [
+                (line["step"], float(np.mean(line["loss"])))
+                for line in lines
+                if line["run"] == run["run"] and "loss" in line
+            ]
+            if points:
+                yield average_end(points)
 
-    >>> average_end(Curve((85, 95, 100), (9.0, 2.0, 5.0)))
+
+def average_end(points: Sequence[tuple[int, float]]) -> float:
+    """Returns the mean over the last tenth; a value is the mean of the steps since the last.
+
+    >>> average_end([(85, 9.0), (95, 2.0), (100, 5.0)])
     3.0
     """
-    lengths = np.diff(curve.steps, prepend=0)
-    is_last = np.asarray(curve.steps) > 0.9 * curve.steps[-1]
-    return float(np.average(np.asarray(curve.values)[is_last], weights=lengths[is_last]))
+    steps, values = map(np.array, zip(*points, strict=True))
+    is_last = steps > 0.9 * steps[-1]
+    return float(np.average(values[is_last], weights=np.diff(steps, prepend=0)[is_last]))
 
 
 def find(scale: Scale, results: Results, table: str) -> Findings:

@@ -9,10 +9,10 @@ from experiments.report.section import (
     Results,
     Sample,
     Scale,
-    Table,
     read_claims,
     read_sample,
     read_section,
+    read_table,
 )
 from experiments.report.tuning import Tuned, claim_best, list_tuned, read_tuned
 from experiments.runner import Result, Run
@@ -71,15 +71,8 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
         runs = results.get(place.run, Result(status="missing")).runs
         averages = f"{int(runs[0]['steps'] // every)} in {runs[0]['steps']} steps" if runs else "-"
         cells.append((title, f"{losses[title].to_perplexity():.1f}", published, averages))
-    table = Table(
-        "Perplexity on the test set after the same steps, H = 10 (paper: 500)",
-        ("method", "here", "DiLoCo, Table 2", "averages of each parameter, counted"),
-        cells,
-        "One worker: 4 that never average, each on its part of the texts; the mean of their "
-        "losses. The others: the average model. The traffic is that of the averages: 10 times less "
-        "with DiLoCo here, 500 times less in the paper.",
-    )
-    return Findings([*claims, claim_best(methods, results, -1, "+.3f")], [table])
+    claims.append(claim_best(methods, results, -1, "+.3f"))
+    return Findings(claims, [read_table("diloco", cells)])
 
 
 DILOCO_SECTION = read_section(
@@ -148,14 +141,7 @@ def find_translation(scale: Scale, results: Results) -> Findings:
         values = (f"{losses[name]:.3f}", f"{losses[name].to_perplexity():.1f}")
         published = BLEU["sgp" if name == "sgp" else "ar"]
         cells.append((title, f"{RATE:g}", *values, f"{scores[name]:.1f}", published))
-    columns = ("method", "rate", "validation loss, nats per token", "perplexity")
-    table = Table(
-        "The average model after the same updates",
-        (*columns, "BLEU on the test set", "SGP-19 section 6.2, BLEU"),
-        cells,
-        "BLEU by sacrebleu of translations that are built greedily; the paper's beam is 4.",
-    )
-    return Findings(claims, [table])
+    return Findings(claims, [read_table("translation", cells)])
 
 
 TRANSLATION_SECTION = read_section(

@@ -28,6 +28,7 @@ from experiments.report.section import (
     exact,
     read_claims,
     read_section,
+    read_table,
 )
 from experiments.results import Record
 from experiments.runner import Run
@@ -198,14 +199,7 @@ def tabulate_slopes(slopes: Mapping[str, Sequence[Estimate]], gap: str) -> Table
             for x in slopes[label]
         ]
         rows.append((title, *texts))
-    columns = ("method", "squared gradient over nK", "over K", "over n")
-    return Table(
-        "Slopes in logarithms",
-        (*columns, "steps needed for one squared gradient, over n"),
-        rows,
-        "Brackets: 95 % of the bootstrap over the seeds. The first three are of the runs with "
-        "K >= n^3; the steps needed are interpolated between all runs.",
-    )
+    return read_table("rates", rows)
 
 
 def find_rates_numbers(scale: Scale) -> dict[str, object]:

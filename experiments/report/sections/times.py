@@ -65,18 +65,6 @@ FAST_ROWS = (
 )
 SLOW_ROWS = (ALL_REDUCE, "dpsgd@ring", "sgp", "sgp-cwa", "1-osgp", "async-sgp")
 LINKS = {FAST: "1 Gbit/s", SLOW: "200 Mbit/s", LOOPBACK: "the loopback, without limits"}
-STEP_COLUMNS = {  # of the table -> field, format
-    "link": ("link", ""),
-    "algorithm": ("algorithm", ""),
-    "measured (s)": ("seconds", ".3f"),
-    "10 % (s)": ("seconds_p10", ".3f"),
-    "90 % (s)": ("seconds_p90", ".3f"),
-    "modelled (s)": ("modelled_seconds", ".3f"),
-    "modelled / measured": ("modelled_ratio", ".3f"),
-    "computation (s)": ("computation_seconds", ".3f"),
-    "wire (s)": ("wire_seconds", ".3f"),
-    "processor time of the exchange (s)": ("exchange_cpu_seconds", ".3f"),
-}
 
 
 def make_network_run(name: str, rows: Iterable[str], options: str) -> Run:
@@ -121,18 +109,7 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
         claims += read_claims("step-time", figures, numbers, "links")
         if is_limited:
             claims += read_claims("step-time", figures, numbers, "orders")
-    table = tabulate(
-        "Seconds per iteration",
-        STEP_COLUMNS,
-        records,
-        find_gap(results),
-        "Measured: median of the slowest host over the iterations; of asynchronous nodes the mean "
-        "of all. Modelled: from the computation, the goodput of plain TCP streams, alone and "
-        "beside computation, and the processor time that were measured in the same run; the wire "
-        "is that of the model's bytes at the goodput of streams alone. The processor time is an "
-        "input, no prediction: all hosts share the cores of one machine.",
-    )
-    return Findings(claims, [table])
+    return Findings(claims, [tabulate("step-time", records, find_gap(results))])
 
 
 STEP_SECTION = read_section(
@@ -159,16 +136,6 @@ LOSSES = {
     LOCKSTEP: "all nodes wait for it: AllReduce keeps 1/4 of its examples per second",
     ASYNCHRONOUS: "nobody waits: asynchronous SGP keeps (N - 1 + 1/4) / N of its examples per "
     "second",
-}
-STRAGGLER_COLUMNS = {  # of the table -> field, format
-    "nodes": ("nodes", ""),
-    "slowness": ("slowness", ""),
-    "algorithm": ("algorithm", ""),
-    "measured (examples/s)": ("examples_per_second", ",.0f"),
-    "simulated (examples/s)": ("modelled_examples_per_second", ",.0f"),
-    "simulated / measured": ("modelled_ratio", ".3f"),
-    "of those without slow nodes": ("ratio_to_none", ".1%"),
-    "if only computation took time": ("ideal_ratio_to_none", ".1%"),
 }
 
 
@@ -213,16 +180,7 @@ def find_stragglers(scale: Scale, results: Results) -> Findings:
         claims += judge_stragglers(runs, {"bound": bound, "margin": margin})
     if not claims:
         claims = read_claims("stragglers", {"errors": {}}, {"nodes": "some", "bound": bound})
-    table = tabulate(
-        "Examples per second of all nodes",
-        STRAGGLER_COLUMNS,
-        records,
-        find_gap(results),
-        "Measured: real processes; their computation is a sleep, as of devices that do not share "
-        "these cores. Simulated: event by event, with the same factors of every step of every "
-        "node. The last column is arithmetic, for nodes that all wait for each other, or for none.",
-    )
-    return Findings(claims, [table])
+    return Findings(claims, [tabulate("stragglers", records, find_gap(results))])
 
 
 def judge_stragglers(runs: Sequence[Record], numbers: Record) -> list[Claim]:
