@@ -12,10 +12,10 @@ from experiments.report.section import (
     Findings,
     Results,
     Scale,
-    Table,
     exact,
     read_claims,
     read_section,
+    read_table,
     tabulate,
 )
 from experiments.results import Record
@@ -271,7 +271,6 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
         "to 20 Mbit/s": divide(slow, fast, both),
         "to 250 ms": divide(far, near, both),
     }
-    columns = [f"{title} (s)" for title in TITLES.values()]
     rows = []
     for bandwidth, seconds in measured.items():
         cells = [bandwidth]
@@ -279,13 +278,7 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
             text = f"{seconds[name]:.3f}" if name in seconds else GAPS[result.status]
             cells.append(f"{text} ({modelled_seconds:.3f})")
         rows.append(cells)
-    table = Table(
-        "Seconds per iteration over bandwidth: measured (modelled)",
-        ("bandwidth", *columns),
-        rows,
-        "Modelled from nominal figures: 0.3 s of computation, 1.08 MB, and the bandwidth of tc.",
-    )
-    return Findings(read_claims("dpsgd17", figures), [table])
+    return Findings(read_claims("dpsgd17", figures), [read_table("dpsgd17", rows)])
 
 
 def predict(bandwidth: float, latency: float) -> dict[str, float]:
