@@ -175,21 +175,24 @@ class Place(NamedTuple):
     algorithm: str
     topology: str | None = None
 
+    def find_runs(self, results: Results) -> list[Record]:
+        """Returns the entries, one of each seed; none if the run has not finished."""
+        runs = results.get(self.run, Result(status="missing")).runs
+        return [
+            run
+            for run in runs
+            if run["algorithm"] == self.algorithm and self.topology in (None, run["topology"])
+        ]
+
 
 def read_sample(
     results: Results, place: Place, field: str, factor: float = 1.0, single_spread: float = 0.0
 ) -> Sample:
     """Reads a field of every seed of a method, times `factor`; of a list, the mean of it."""
-    result = results.get(place.run, Result(status="missing"))
-    values = []
-    for run in result.runs:
-        value = run.get(field)
-        is_other = run["algorithm"] != place.algorithm or (
-            place.topology is not None and run["topology"] != place.topology
-        )
-        if not is_other and value is not None:
-            values.append(factor * (statistics.fmean(value) if isinstance(value, list) else value))
-    return Sample(tuple(values), result.status, single_spread)
+    status = results.get(place.run, Result(status="missing")).status
+    found = [run[field] for run in place.find_runs(results) if run.get(field) is not None]
+    values = tuple(factor * statistics.fmean(x if isinstance(x, list) else [x]) for x in found)
+    return Sample(values, status, single_spread)
 
 
 class Claim(NamedTuple):
@@ -397,10 +400,15 @@ class Section:
 
     def write_text(self, scale: Scale) -> str:
         """Returns the text with the numbers of a scale."""
-        return self.text.format_map(self.find_numbers(scale))
+        return " ".join(self.text.format_map(self.find_numbers(scale)).split())
 
 
 def read_section(name: str, **fields: Any) -> Section:
-    """Returns a section whose title, source and text are in `sections.toml`."""
-    texts = {key: " ".join(TEXTS[name][key].split()) for key in ("title", "source", "text")}
-    return Section(name=name, **texts, **fields)
+    """Returns a section whose title, source, text and numbers are in `sections.toml`."""
+    entry = TEXTS[name]
+    texts = {key: " ".join(entry[key].split()) for key in ("title", "source", "text")}
+
+    def find_numbers(scale: Scale) -> Mapping[str, object]:
+        return entry.get("numbers", {}).get("quick" if scale.is_quick else "full", {})
+
+    return Section(**{"name": name, "find_numbers": find_numbers} | texts | fields)

@@ -112,11 +112,11 @@ def find_slowmo(scale: Scale, results: Results) -> Findings:
         for title, (place, _) in SLOWMO.items()
     }
     published = {title: accuracy for title, (_, accuracy) in SLOWMO.items()}
-    rivals = {title: sample for title, sample in ours.items() if title != ALL_REDUCE}
+    rivals = [title for title in ours if title != ALL_REDUCE]
     leads = {}
-    if all(sample.values for sample in rivals.values()):
-        best = max(rivals, key=lambda title: rivals[title].mean)
-        leads[f"than {best}"] = ours[ALL_REDUCE] - rivals[best]
+    if all(ours[title].values for title in rivals):
+        best = max(rivals, key=lambda title: ours[title].mean)
+        leads[f"than {best}"] = ours[ALL_REDUCE] - ours[best]
     claims = []
     for title in ("SGP", "1-OSGP", "Local SGD"):
         numbers = {

@@ -147,11 +147,6 @@ def tabulate(accuracies: Mapping[str, Sample], batch: Batch) -> Table:
 
 SECTION = read_section(
     name="rand20",
-    find_numbers=lambda scale: {
-        "batches": "512 windows over 16 learners, 1 epoch, one seed"
-        if scale.is_quick
-        else "512 windows over 16 and 64 learners, and 2,048 windows over 64, 3 epochs, 3 seeds"
-    },
     list_runs=list_runs,
     find=find,
     needs=("speech",),

@@ -348,15 +348,14 @@ def read_losses(results: Results, place: Place) -> Iterator[float]:
     if folder is None or not (folder / "metrics.jsonl").is_file():
         return
     lines = read_lines(folder / "metrics.jsonl")
-    for run in results[place.run].runs:
-        if run["algorithm"] == place.algorithm and place.topology in (None, run["topology"]):
-            points = [
-                (line["step"], float(np.mean(line["loss"])))
-                for line in lines
-                if line["run"] == run["run"] and "loss" in line
-            ]
-            if points:
-                yield average_end(points)
+    for run in place.find_runs(results):
+        points = [
+            (line["step"], float(np.mean(line["loss"])))
+            for line in lines
+            if line["run"] == run["run"] and "loss" in line
+        ]
+        if points:
+            yield average_end(points)
 
 
 def average_end(points: Sequence[tuple[int, float]]) -> float:

@@ -5,7 +5,6 @@ import math
 from experiments.presets.sgp19 import BLEU
 from experiments.report.section import (
     Findings,
-    Place,
     Results,
     Sample,
     Scale,
@@ -15,7 +14,7 @@ from experiments.report.section import (
     read_table,
 )
 from experiments.report.tuning import Tuned, claim_best, list_tuned, read_tuned
-from experiments.runner import Result, Run
+from experiments.runner import Run
 
 LOSS_SPREAD = 0.02  # nats per token, of one seed
 
@@ -67,8 +66,7 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
     claims = read_claims("diloco", losses | {"half": {title: behind.halve() - exactly}})
     cells = []
     for title, (*_, published, every) in METHODS.items():
-        place = methods[title].find_place() if title in methods else Place("", "")
-        runs = results.get(place.run, Result(status="missing")).runs
+        runs = methods[title].find_place().find_runs(results) if title in methods else []
         averages = f"{int(runs[0]['steps'] // every)} in {runs[0]['steps']} steps" if runs else "-"
         cells.append((title, f"{losses[title].to_perplexity():.1f}", published, averages))
     claims.append(claim_best(methods, results, -1, "+.3f"))
@@ -77,11 +75,6 @@ def find_diloco(scale: Scale, results: Results) -> Findings:
 
 DILOCO_SECTION = read_section(
     name="diloco",
-    find_numbers=lambda scale: (
-        {"batch": 4, "epochs": 1, "seeds": "one seed"}
-        if scale.is_quick
-        else {"batch": 2, "epochs": 2, "seeds": "3 seeds"}
-    ),
     list_runs=lambda scale: list_tuned(tune_diloco(scale).values(), scale.is_quick),
     find=find_diloco,
 )
@@ -146,7 +139,6 @@ def find_translation(scale: Scale, results: Results) -> Findings:
 
 TRANSLATION_SECTION = read_section(
     name="translation",
-    find_numbers=lambda scale: {"seeds": "one seed" if scale.is_quick else "3 seeds"},
     list_runs=list_translation_runs,
     find=find_translation,
     needs=("translation",),

@@ -114,14 +114,6 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
 
 STEP_SECTION = read_section(
     name="step-time",
-    find_numbers=lambda scale: {
-        "iterations": 10 if scale.is_quick else 20,
-        "sizes": "2 processes train an MLP of 4 MB whose batch makes an iteration without exchange "
-        "take about 0.05 s"
-        if scale.is_quick
-        else "4 processes train an MLP of 20 MB whose batch makes an iteration without exchange "
-        "take about 0.3 s",
-    },
     list_runs=list_step_runs,
     find=find_step_times,
 )
@@ -216,11 +208,6 @@ def judge_stragglers(runs: Sequence[Record], numbers: Record) -> list[Claim]:
 
 STRAGGLER_SECTION = read_section(
     name="stragglers",
-    find_numbers=lambda scale: (
-        {"nodes": "2", "seconds": "0.1", "slowness": "4x"}
-        if scale.is_quick
-        else {"nodes": "4 and 8", "seconds": "0.15 or 0.4", "slowness": ", ".join(SLOWNESS[1:])}
-    ),
     list_runs=list_straggler_runs,
     find=find_stragglers,
 )
