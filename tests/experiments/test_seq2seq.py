@@ -7,9 +7,7 @@ import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from rematerialized import require_remat_changes_no_gradient
 
 from experiments.models.layers import make_dropout_rngs
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq, translate
@@ -177,29 +175,3 @@ def test_dropout_is_that_of_the_seeds():
     )
     with pytest.raises(flax.errors.InvalidRngError):
         APPLY(variables, SOURCES, TARGETS, train=True)
-
-
-def test_bfloat16():
-    low = MODEL.clone(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
-    shapes = jax.eval_shape(low.init, jax.random.key(0), SOURCES, TARGETS)
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("bfloat16")}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), make_variables())
-    logits = jax.jit(low.apply)(rounded, SOURCES, TARGETS)
-    assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, PYTORCH_LOGITS, atol=0.05)
-    assert np.isfinite(translate(low, rounded, SOURCES, extra_length=2).scores).all()
-
-
-def test_remat_changes_no_gradient():
-    """With dropout: the same units are dropped again."""
-    rngs = make_dropout_rngs(jnp.arange(2))
-
-    def compute_loss(model, variables):
-        logits = model.apply(variables, SOURCES, TARGETS, train=True, rngs=rngs)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, TARGETS).mean()
-
-    require_remat_changes_no_gradient(
-        MODEL.clone(dropout=0.5, size=TINY._replace(layers=1)),
-        lambda model: model.init(jax.random.key(0), SOURCES, TARGETS),
-        compute_loss,
-    )
