@@ -111,12 +111,10 @@ def test_the_curves_are_means_with_a_band_of_one_standard_deviation(tmp_path, mo
         outcomes[cell] = dataclasses.replace(outcome, folder=folder)
     plot_curves(GRID, outcomes, "accuracy", tmp_path / "curves.png")
     (figure,) = figures
-    assert [axes.get_title() for axes in figure.axes] == ["alpha 1", "even"] * 2
     losses, _, accuracies, _ = figure.axes
     # Of two rows; the second has diverged once, and has nothing in the other column.
     assert [len(axes.lines) for axes in figure.axes] == [2, 1, 2, 1]
     steps = np.arange(0, 20, 5)
-    np.testing.assert_array_equal(np.asarray(losses.lines[0].get_xdata()), steps)
     np.testing.assert_allclose(np.asarray(losses.lines[0].get_ydata()), 4 / (steps + 1))
     band = np.asarray(losses.collections[0].get_paths()[0].vertices)
     assert band[:, 1].max() == pytest.approx(4 + 8**0.5)  # of 2 and 6, at step 0

@@ -121,18 +121,6 @@ def test_sizes_have_the_papers_parameters(name, millions):
     assert count == pytest.approx(millions * 1e6, rel=0.035)
 
 
-def test_cache_changes_nothing():
-    variables = make_variables()
-    memory = APPLY(variables, SOURCES, method="encode")
-    inputs = jnp.array([[1, 3, 4, 5], [1, 5, 6, 3]])
-    expected, _ = APPLY(variables, memory, inputs, method="decode")
-    cache = MODEL.make_cache(batch=2, length=6)
-    for index in range(4):
-        last = inputs[:, index : index + 1]
-        logits, cache = APPLY(variables, memory, last, cache, index, method="decode")
-        np.testing.assert_allclose(logits[:, 0], expected[:, index], atol=1e-5)
-
-
 def score(source, sequence, alpha=0.6):
     """Score of a translation, its `end_id` included, by a forward pass without a cache."""
     logits = APPLY(make_variables(), source[None], jnp.array([sequence]))

@@ -157,34 +157,36 @@ def test_limits_need_root_and_tools(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def run_script(script, folder, stall_timeout=60.0, count=2):
-    """Runs hosts that are Python scripts with `folder` and `rank`; returns host 0's progress."""
-    progress = []
+def run_script(script, folder, stall_timeout):
+    """Runs two hosts that are Python scripts with `folder` and `rank`."""
     head = "import sys, time, pathlib; folder, rank = pathlib.Path(sys.argv[1]), int(sys.argv[2])\n"
     command = [sys.executable, "-c", head + script]
-    members = [links.Host("127.0.0.1", None)] * count
-    harness.run_hosts(members, command, folder, stall_timeout, progress.append)
-    return progress
+    members = [links.Host("127.0.0.1", None)] * 2
+    harness.run_hosts(members, command, folder, stall_timeout, print)
 
 
 RECORD = "import os; (folder / f'{rank}.pid').write_text(str(os.getpid()))\n"
 
 
-class TestHosts:
-    def test_one_that_fails_ends_all(self, tmp_path):
-        script = RECORD + "time.sleep(60 * (rank == 0)); sys.exit('no such thing')"
-        began = time.monotonic()
-        with pytest.raises(harness.HostFailedError, match=r"(?s)host 1 ended.*no such thing"):
-            run_script(script, tmp_path)
-        assert time.monotonic() - began < 20
-        assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
-
-    def test_ones_that_hang_are_ended(self, tmp_path):
-        script = RECORD + "(folder / f'{rank}.progress').write_text('waiting'); time.sleep(60)"
-        message = r"(?s)the hosts hang \(host 0: waiting; host 1: waiting\).*silent for 1 s"
-        with pytest.raises(harness.HostFailedError, match=message):
-            run_script(script, tmp_path, stall_timeout=1)
-        assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
+@pytest.mark.parametrize(
+    ("script", "stall_timeout", "message"),
+    [
+        (
+            "time.sleep(60 * (rank == 0)); sys.exit('no such thing')",
+            60.0,
+            r"(?s)host 1 ended.*no such thing",
+        ),
+        (
+            "(folder / f'{rank}.progress').write_text('waiting'); time.sleep(60)",
+            2.0,
+            r"(?s)the hosts hang \(host 0: waiting; host 1: waiting\).*silent for 2 s",
+        ),
+    ],
+)
+def test_one_that_fails_or_hangs_ends_all(tmp_path, script, stall_timeout, message):
+    with pytest.raises(harness.HostFailedError, match=message):
+        run_script(RECORD + script, tmp_path, stall_timeout)
+    assert are_gone([path.read_text() for path in tmp_path.glob("*.pid")], 0)
 
 
 def start_measurement(tmp_path, *arguments):
