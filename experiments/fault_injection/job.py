@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from experiments.program import ProgramError
 from experiments.runner import Processes, read_tail
 
@@ -99,13 +96,3 @@ def find_pids(launcher_pid: int, variable: str) -> dict[int, int]:
                     if name == variable.encode():
                         pids[int(value)] = int(folder.name)
     return pids
-
-
-def make_table(rows: Sequence[dict[str, str]]) -> Table:
-    """Makes a table whose rows, `{header: cell}`, are numbered from 1 on."""
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    for header in ("", *(rows[0] if rows else ())):
-        table.add_column(header, justify="right", no_wrap=True)
-    for number, row in enumerate(rows, 1):
-        table.add_row(f"{number}", *row.values())
-    return table
