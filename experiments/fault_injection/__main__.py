@@ -10,6 +10,7 @@ requirement was violated. Linux only: they find the processes in /proc.
 """
 
 import dataclasses
+import operator
 import shutil
 import signal
 import sys
@@ -55,7 +56,7 @@ def measure(make_job: Any, options: Any, out: Path, bar: Progress) -> list[str]:
                 bar.update(task, advance=1)
     finally:
         rows = [{"": f"{number}"} | fault.make_row() for number, fault in enumerate(faults, 1)]
-        columns = {name: f"{{{name}}}" for name in (rows[0] if rows else ("",))}
+        columns = {name: operator.itemgetter(name) for name in (rows[0] if rows else ())}
         bar.console.print(make_table("", "", columns, rows, texts=0))
     (run,) = results.read_summary(job.out)["runs"]
     details = job.describe()

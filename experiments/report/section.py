@@ -411,4 +411,5 @@ def read_section(name: str, **fields: Any) -> Section:
     def find_numbers(scale: Scale) -> Mapping[str, object]:
         return entry.get("numbers", {}).get("quick" if scale.is_quick else "full", {})
 
-    return Section(**{"name": name, "find_numbers": find_numbers} | texts | fields)
+    fields = {"find_numbers": find_numbers} | fields
+    return Section(name=name, **texts, **fields)
