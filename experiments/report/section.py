@@ -277,10 +277,11 @@ def make_claim(entry: Record, figures: Figures, numbers: Mapping[str, object]) -
         rows = figures[rows]
     else:
         rows = {title.format_map(numbers): find(term) for title, term in rows.items()}
-    low, high = float(fill("at_least", "-inf")), float(fill("at_most", "inf"))
+    low = float(fill("at_least", "-inf"))
+    high = float(fill("at_most", "inf"))
     if "within" in entry:
-        near, within = float(fill("near", "0")), float(fill("within"))
-        low, high = near - within, near + within
+        low = float(fill("near", "0")) - float(fill("within"))
+        high = float(fill("near", "0")) + float(fill("within"))
     return Claim(
         fill("statement"),
         fill("paper"),

@@ -197,7 +197,8 @@ def judge_stragglers(runs: Sequence[Record], numbers: Record) -> list[Claim]:
     at_random = by_slowness.get("random", {})
     for name, title in GOSSIP.items():
         if name in at_random and LOCKSTEP in at_random:
-            run, lockstep = at_random[name], at_random[LOCKSTEP]
+            run = at_random[name]
+            lockstep = at_random[LOCKSTEP]
             ratios = {"kept": run["ratio_to_none"], ALL_REDUCE: lockstep["ratio_to_none"]}
             faster = run["examples_per_second"] / lockstep["examples_per_second"] - 1
             found = {"title": title, "faster": faster, **ratios}
