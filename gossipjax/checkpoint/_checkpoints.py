@@ -21,8 +21,8 @@ from gossipjax.checkpoint._store import (
     DamagedError,
     Restored,
     agree_on_steps,
+    begin,
     by_number,
-    clear_way,
     first_line,
     local_steps,
     make_manifest,
@@ -30,8 +30,8 @@ from gossipjax.checkpoint._store import (
     read_checkpoint,
     remove,
     remove_unfinished,
-    rename,
     require_metadata,
+    set_aside,
 )
 from gossipjax.checkpoint._train_state import (
     MakeTx,
@@ -39,6 +39,7 @@ from gossipjax.checkpoint._train_state import (
     compare_settings,
     fit_state,
     make_template,
+    require_make_tx,
     take_kept_nodes,
 )
 from gossipjax.checkpoint._writer import Writer
@@ -66,8 +67,9 @@ class Checkpoints:
     donate them. A checkpoint is complete when its folder is named by the number of the step; then
     an older checkpoint is deleted. If the first write fails (for example on a full disk), the next
     call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`. If
-    a write in between fails, you get a warning. All processes make the same calls, and each writes
-    and reads its own nodes.
+    a write in between fails, you get a warning. Without a `with` block nobody says which save is
+    the last, so `save` then returns when the checkpoint is complete, and raises `OSError` if it is
+    not. All processes make the same calls, and each writes and reads its own nodes.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
     their parts. If the folder of a process is empty, because its machine has lost its disk,
@@ -83,7 +85,7 @@ class Checkpoints:
       timeout: seconds that processes wait for one another while a checkpoint is written or read.
       read_only: if true, nothing in the folder is changed, so that another job may be saving there.
         Otherwise the job locks the folder by a file `.lock`, until `close`, or the end of the block
-        or process.
+        or process. If the disk has no locks, a warning says so.
       shared: false if each process has a folder on its own disk. No process then waits for another.
 
     Attributes:
@@ -144,14 +146,18 @@ class Checkpoints:
         self._last_step: int | None = None  # the newest step that was saved or restored
         self._failure: Exception | None = None
         self._problem: str | None = None  # why the last write failed, if it did
+        self._is_entered = False
+        self._is_writing = False
+        self._damaged: set[int] = set()  # that could not be renamed
         self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
         self._is_ending = False  # all processes know that one got SIGTERM, and save
         self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
-        self._writer: Writer | None = None  # from the first save on
+        self._writer = Writer(timeout, self._is_shared)
 
     def __enter__(self) -> Checkpoints:
+        self._is_entered = True
         if self._every is not None:
             self._former_handler = signal.getsignal(signal.SIGTERM)
             handlers = launch.signal_handlers(
@@ -163,13 +169,14 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         is_preempted = False
+        self._is_entered = False
         with self._at_exit:
             if kind is None:
                 self.close()
             elif jax.process_count() == 1 or kind is Preempted:
                 self._must_write = False  # let this error pass, and raise no other
                 self._close()
-            elif self._writer is not None:
+            else:
                 # The others may go on, so nothing is asked of them here: only what all have begun
                 # to write is completed. That of a process that has died ends by its connection.
                 try:
@@ -240,10 +247,11 @@ class Checkpoints:
 
         Raises:
           ValueError: if the checkpoint is of another model or optimizer, `init_from` has no
-            checkpoint, or JSON cannot express the metadata.
+            checkpoint, JSON cannot express the metadata, or `make_tx` is not a function of them.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
         other = None if init_from is None else _require_folder(init_from, "init_from")
+        require_make_tx(make_tx)
         settings = require_metadata(state.metadata or {}).get("settings")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
@@ -330,14 +338,15 @@ class Checkpoints:
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
         """Begins to write a checkpoint, and waits only until the previous one is complete.
 
-        Does nothing if this step was the last one saved or restored. Existing checkpoints of this
-        step or later belong to an abandoned run, and are renamed to `STEP.superseded`.
+        Outside of a `with` block it waits until this one is complete. Does nothing if this step was
+        the last one saved or restored.
 
         Raises:
-          ValueError: if `step` is not an integer >= 0, `state` contains something that is neither
-            an array nor a number (with `shared=False`, no array on the devices of all processes),
-            `metadata` contains something that JSON cannot express, or the folder was opened with
-            `read_only`.
+          ValueError: if `step` is not an integer >= 0, the folder has a checkpoint of this step or
+            a later one (of a run that was not resumed, for example), `state` contains something
+            that is neither an array nor a number (with `shared=False`, no array on the devices of
+            all processes), `metadata` contains something that JSON cannot express, or the folder
+            was opened with `read_only`.
           OSError: if the previous write failed, and no write has succeeded so far.
         """
         if self._is_read_only:
@@ -349,6 +358,9 @@ class Checkpoints:
         self._finish_write()
         with meet_within(self._timeout):
             self._begin_write(step, state, leaves, metadata)
+        if not self._is_entered:
+            self._must_write = True
+            self._finish_write()
         launch.advance()
 
     def _begin_write(
@@ -358,14 +370,20 @@ class Checkpoints:
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
             return
-        former = None if self._is_shared else [other for other in steps if other < step]
+        later = [other for other in steps if other >= step and other not in self._damaged]
+        if later:  # a later resume would take them
+            raise ValueError(
+                f"step must be after all checkpoints in {self.folder}, got {step}, and there are "
+                f"{later}: resume from the newest, remove or rename what you do not want, or save "
+                "in another folder."
+            )
+        former = None if self._is_shared else steps
         manifest = make_manifest(step, state, leaves, metadata, former)
         self._last_step = step
+        self._is_writing = True
         try:
-            on_each_folder(lambda: clear_way(self.folder, step), self._is_shared)
-            if self._writer is None:
-                self._remove_unfinished()
-                self._writer = Writer(self._timeout, self._is_shared)
+            self._set_aside()
+            on_each_folder(lambda: begin(self.folder, step, self._is_shared), self._is_shared)
             self._writer.write(self.folder / str(step), by_number(leaves), manifest)
         except Exception as error:  # the next call raises it, because all processes must raise
             self._failure = error
@@ -382,7 +400,7 @@ class Checkpoints:
         return self._list_steps()
 
     def close(self) -> None:
-        """Waits until everything is written, and ends the threads that write.
+        """Waits until everything is written, and lets another job use the folder.
 
         Raises:
           OSError: if the last checkpoint could not be written.
@@ -399,16 +417,13 @@ class Checkpoints:
     def _close(self, warns: bool = True) -> None:
         try:
             self._finish_write(warns)
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
         finally:
             self._lock.release()
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
 
-        If the newest checkpoint is damaged (incomplete, of another checksum, step or format),
+        If the newest checkpoint is damaged (incomplete, of other checksums, step or format),
         `restore` warns, renames it to `STEP.corrupted` (except with `read_only`) and reads the one
         before it. If the disk itself fails, `restore` tries again for some seconds and then raises
         the error; nothing is renamed.
@@ -455,16 +470,13 @@ class Checkpoints:
                 damaged[number] = error
                 continue
             # Not before an older one is read: where none can be, the disk may be at fault.
-            is_renamed = False
+            self._damaged = {*damaged}
             if not self._is_read_only:
                 with contextlib.suppress(OSError):  # the disk may be read-only
-                    on_each_folder(
-                        lambda: rename(self.folder, list(damaged), "corrupted"), self._is_shared
-                    )
-                    is_renamed = True
+                    self._set_aside()
             self._last_step = number
             for bad, reason in damaged.items():
-                name = f" and now named {bad}.corrupted" if is_renamed else ""
+                name = "" if bad in self._damaged else f" and now named {bad}.corrupted"
                 warnings.warn(
                     f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}){name}: "
                     f"took that of step {number}.",
@@ -476,6 +488,10 @@ class Checkpoints:
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
 
+    def _set_aside(self) -> None:
+        on_each_folder(lambda: set_aside(self.folder, self._damaged), self._is_shared)
+        self._damaged = set()
+
     def _acquire(self) -> None:
         if not self._is_read_only:
             self._lock.acquire()
@@ -485,22 +501,19 @@ class Checkpoints:
         launch.advance(slow=True)
         failure = self._failure
         self._failure = None
+        is_writing = self._is_writing
+        self._is_writing = False
         try:
-            if self._writer is not None:
-                self._writer.wait()
+            self._writer.wait()
         except Exception as error:
             failure = error
         if all_processes(failure is None):
-            if self._writer is not None:
+            if is_writing:
                 self._problem = None
                 self._must_write = False
                 self._delete_oldest()
             return
-        if self._writer is not None:
-            with contextlib.suppress(Exception):
-                self._writer.close()
-        self._writer = None
-        self._remove_unfinished()
+        on_each_folder(lambda: remove_unfinished(self.folder), self._is_shared)
         self._problem = (
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
             f"({first_line(failure)})"
@@ -509,17 +522,14 @@ class Checkpoints:
             problem = self._problem
             self._problem = None
             raise OSError(
-                f"{problem}: it was the first write, and the run would save nothing. Make room, or "
-                "give a folder that takes it."
+                f"{problem}: it was the first write, or there is no `with` block to wait for the "
+                "last. Make room, or give a folder that takes it."
             )
         if warns:
             warnings.warn(
                 f"{self._problem}: the run continues, and older checkpoints are untouched.",
                 stacklevel=3,
             )
-
-    def _remove_unfinished(self) -> None:
-        on_each_folder(lambda: remove_unfinished(self.folder), self._is_shared)
 
     def _delete_oldest(self) -> None:
         """Deletes all but the newest checkpoints, and goes on if one cannot be deleted.

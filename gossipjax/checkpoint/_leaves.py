@@ -1,4 +1,4 @@
-"""The arrays of a state: their paths, shapes and types, and a checksum of their content."""
+"""The arrays of a state: their paths, shapes and types, and the form in which files hold them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gossipjax.exchanges.state import Exchanging
 from gossipjax.processes import is_key
 from gossipjax.sharding import ShardedState
 
-PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
 # How an error calls a static setting, by the end of its path.
 SETTINGS = {
     ".wire.codec": "codec: pass the one it was saved with as wire=",
@@ -199,15 +198,6 @@ def held_nodes(leaves: list[Any]) -> list[int]:
     return sorted({row for index in indices for row in range(first.shape[0])[index[0]]})
 
 
-def held_parts(leaves: list[Any]) -> list[Any]:
-    """Returns the parts of arrays on this process's devices, in the order of their indices."""
-    return [
-        shard.data
-        for leaf in leaves
-        for shard in sorted(leaf.addressable_shards, key=lambda shard: str(shard.index))
-    ]
-
-
 def require_types_of_devices(like: Any, name: str) -> None:
     """Raises `ValueError` if an array for devices has 64 bits, of which JAX would keep 32."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(like):
@@ -218,59 +208,3 @@ def require_types_of_devices(like: Any, name: str) -> None:
                 f"{name} has {jax.tree_util.keystr(path)} of type {leaf.dtype}, which devices must "
                 "be allowed to hold: set jax_enable_x64, as in the run that saved it."
             )
-
-
-def checksum(leaves: list[Any]) -> int:
-    """Returns `sum_l sum_i h(word_li, i, l)` modulo 2^32 over the words `i` of all arrays `l`.
-
-    `h` is a 32-bit hash of a word, its index and the number of its array. So damage of any kind
-    leaves the sum unchanged only once in 2^32 times, as with CRC-32. The order of a sum does not
-    matter, so NumPy arrays, and JAX's on any devices, have the same checksum. Each device adds up
-    its part, and one number leaves the device.
-
-    >>> checksum([np.ones(2, np.uint8)]) == checksum([jnp.ones(2, jnp.uint8)])
-    True
-    """
-    groups: dict[Any, dict[int, Any]] = {}
-    for number, leaf in enumerate(leaves):
-        on_device = isinstance(leaf, jax.Array)
-        devices = frozenset(leaf.sharding.device_set) if on_device else None
-        array = leaf if on_device else _words(np.asarray(leaf))
-        groups.setdefault(devices, {})[number] = array
-    return sum(int(_checksum(group)) for group in groups.values()) % 2**32
-
-
-@jax.jit
-def _checksum(arrays: dict[int, Any]) -> jax.Array:
-    total = jnp.uint32(0)
-    for number, array in arrays.items():
-        words = _words(jax.random.key_data(array) if is_key(array) else array)
-        index = jnp.zeros(words.shape, jnp.uint32)
-        stride = 1
-        for axis in reversed(range(words.ndim)):
-            index += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
-            stride = stride * words.shape[axis] % 2**32
-        hashes = _xxh32(words.astype(jnp.uint32), index, number)
-        total += jnp.sum(hashes, dtype=jnp.uint32)
-    return total
-
-
-def _xxh32(words: jax.Array, index: jax.Array, number: int) -> jax.Array:
-    """xxHash's XXH32 of the 8 bytes of `index` and word, with `number` as the seed.
-
-    Source: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, inputs of under 16
-    bytes.
-    """
-    hashes = jnp.full(words.shape, (number + int(PRIMES[4]) + 8) % 2**32, jnp.uint32)
-    for lane in (index, words):
-        hashes += lane * PRIMES[2]
-        hashes = ((hashes << 17) | (hashes >> 15)) * PRIMES[3]
-    hashes = (hashes ^ (hashes >> 15)) * PRIMES[1]
-    hashes = (hashes ^ (hashes >> 13)) * PRIMES[2]
-    return hashes ^ (hashes >> 16)
-
-
-def _words(array: Any) -> Any:
-    array = _bytes(array) if is_encoded(array) else array
-    array = array if array.ndim else array[None]
-    return array.view(f"uint{8 * min(4, array.dtype.itemsize)}")

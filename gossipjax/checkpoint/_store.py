@@ -1,17 +1,16 @@
-"""Reads one checkpoint from disk: its manifest, and by orbax its arrays."""
+"""The files of checkpoints: which are complete, whether they are damaged, what they hold."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import re
 import reprlib
 import shutil
 import time
-import warnings
+import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,12 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from gossipjax import meshes
 from gossipjax.checkpoint._leaves import (
-    checksum,
     decode,
     held_nodes,
-    held_parts,
     is_encoded,
     is_on_all_processes,
     leaf_specs,
@@ -42,16 +38,16 @@ except ImportError as error:
         "gossipjax.checkpoint.Checkpoints needs orbax: pip install orbax-checkpoint."
     ) from error
 
-TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # in the name of a checkpoint that is being written
-MANIFEST_FILE = Path("manifest", "metadata")  # orbax's name for the file in a checkpoint's folder
-READ_BYTES = 2**20
+TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"  # of a folder that is being written
+MANIFEST_FILE = Path("manifest", "metadata")
+READ_BYTES = 2**22
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds to wait before a failed read is tried again
 # A missing file, or a folder instead of a file, is damage and not a failure of the disk.
-NOT_OF_THE_DISK = (None, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+NOT_OF_THE_DISK = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class DamagedError(Exception):
-    """A checkpoint that is incomplete, has another checksum or is not of this format."""
+    """A checkpoint that is incomplete, has other checksums or is not of this format."""
 
 
 class Restored(NamedTuple):
@@ -71,11 +67,17 @@ class Manifest(NamedTuple):
 
     step: int  # also the name of its folder
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
-    checksum: int  # of the arrays, or of the part in this folder
     metadata: dict[str, Any]  # the metadata of the user
-    # Of a folder that is not shared: the `nodes` of its process, the `checksums` of the parts of
-    # all processes, and whether it `is_first`: whether no checkpoint was complete before it.
+    # Of a folder that is not shared: the `nodes` of its process, the `save` that all processes made
+    # together, and whether it `is_first`: whether no checkpoint was complete before it.
     part: dict[str, Any] | None = None
+    # CRC-32 of every file below `state`. None if gossipjax 0.4 wrote it: its checksum is not read.
+    files: dict[str, int] | None = None
+
+    def to_json(self) -> str:
+        """Returns the text of the manifest's file: the manifest as a text, and its checksum."""
+        text = json.dumps(self._asdict())
+        return json.dumps({"json": text, "checksum": zlib.crc32(text.encode())})
 
 
 def make_manifest(
@@ -84,21 +86,16 @@ def make_manifest(
     leaves: list[Any],
     metadata: dict[str, Any],
     former: list[int] | None,
-) -> dict[str, Any]:
-    """Makes the manifest of a state as it is written: a JSON text and its checksum.
+) -> Manifest:
+    """Makes the manifest of a state, which its writer completes by the files.
 
     `former` are the steps that were complete before, if each process has its own folder.
     """
     part = None
-    if former is None:
-        number = checksum(leaves)
-    else:
-        number = checksum(held_parts(leaves))
-        checksums = [int(text) for text in gather_texts(str(number))]
-        part = {"nodes": held_nodes(leaves), "checksums": checksums, "is_first": not former}
-    manifest = Manifest(step, leaf_specs(state), number, metadata, part)
-    text = json.dumps(manifest._asdict())
-    return {"json": text, "checksum": zlib.crc32(text.encode())}
+    if former is not None:
+        save = gather_texts(uuid.uuid4().hex)[0]
+        part = {"nodes": held_nodes(leaves), "save": save, "is_first": not former}
+    return Manifest(step, leaf_specs(state), metadata, part)
 
 
 def parse_manifest(content: bytes) -> Manifest:
@@ -109,18 +106,30 @@ def parse_manifest(content: bytes) -> Manifest:
         if zlib.crc32(text.encode()) != written["checksum"]:
             raise DamagedError("its manifest has another checksum")
         fields = json.loads(text)
-        fields.pop("chain", None)  # a description of the chain, which gossipjax 0.4 wrote
+        if "files" not in fields:
+            _take_old_fields(fields)
         manifest = Manifest(**fields)
         match manifest:
-            case Manifest(int(), list(specs), int(), dict()) if all(
+            case Manifest(int(), list(specs), dict()) if all(
                 [*map(type, spec)] == [str, list, str] for spec in specs
             ):
-                match manifest.part:
-                    case None | {"nodes": [*_], "checksums": [*_], "is_first": bool()}:
+                match manifest.part, manifest.files:
+                    case (
+                        None | {"nodes": [*_], "save": str(), "is_first": bool()},
+                        None | dict(),
+                    ):
                         return manifest
         raise TypeError("it has fields of other types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
+
+
+def _take_old_fields(fields: dict[str, Any]) -> None:
+    """Changes the fields of a manifest that gossipjax 0.4 wrote."""
+    fields.pop("chain", None)  # a description of the chain
+    del fields["checksum"]  # of the arrays
+    if (part := fields.get("part")) is not None:
+        part["save"] = str(part.pop("checksums"))
 
 
 def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
@@ -153,7 +162,7 @@ def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
     """Returns the steps of complete checkpoints, and the processes whose folder is empty.
 
     If folders are not shared, a checkpoint is complete if each process has its part, and all
-    manifests name the same checksums. A process whose folder is empty has lost its parts. But if
+    manifests name the same save. A process whose folder is empty has lost its parts. But if
     the other folders contain only a first checkpoint, the job may have ended before it was
     complete, and nothing counts.
     """
@@ -169,8 +178,8 @@ def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
         step
         for step in offers[0]
         if all(step in offer for offer in offers)
-        # A damaged manifest names no checksums. Its step is skipped when it is read.
-        and len({str(offer[step]["checksums"]) for offer in offers if offer[step]}) <= 1
+        # A damaged manifest names no save. Its step is skipped when it is read.
+        and len({offer[step]["save"] for offer in offers if offer[step]}) <= 1
     ]
     if not steps:
         found = "; ".join(str([*offer]) for offer in offers)
@@ -188,7 +197,7 @@ def _own_parts(folder: Path) -> list[tuple[int, dict[str, Any] | None]]:
     for step in local_steps(folder):
         try:
             part = parse_manifest((folder / str(step) / MANIFEST_FILE).read_bytes()).part
-            found.append((step, part or {"checksums": [], "is_first": False}))
+            found.append((step, part or {"save": "", "is_first": False}))
         except (DamagedError, OSError):
             found.append((step, None))
     return found
@@ -217,12 +226,17 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def rename(folder: Path, steps: list[int], suffix: str) -> None:
-    """Renames existing checkpoints to `STEP.suffix`, and replaces what has that name."""
+def set_aside(folder: Path, steps: Iterable[int]) -> None:
+    """Renames damaged checkpoints to `STEP.corrupted`, and replaces what has that name."""
     for step in sorted({*steps} & {*local_steps(folder)}):
-        target = folder / f"{step}.{suffix}"
+        target = folder / f"{step}.corrupted"
         remove(target)
         (folder / str(step)).rename(target)
+
+
+def temporary(path: Path) -> Path:
+    """Returns the folder in which a checkpoint is written until it is complete."""
+    return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -232,24 +246,37 @@ def remove_unfinished(folder: Path) -> None:
             remove(unfinished)
 
 
-def clear_way(folder: Path, step: int) -> None:
-    """Clears the way for orbax to write this step; raises `OSError` if orbax could not begin.
-
-    If orbax itself failed in process 0, the other processes would wait for it for 300 s.
-    """
-    # Otherwise a later resume would take the newest checkpoint of the abandoned run.
-    rename(folder, [other for other in local_steps(folder) if other >= step], "superseded")
+def begin(folder: Path, step: int, shared: bool) -> None:
+    """Makes the folders in which a checkpoint is written."""
+    remove_unfinished(folder)
     path = folder / str(step)
-    if path.is_symlink() or path.exists():  # a file, or a link that leads nowhere
-        target = folder / f"{step}.superseded"
-        remove(target)
-        path.rename(target)
-    probe = folder / f"{step}{TEMPORARY_SUFFIX}"
-    remove(probe)
-    for name in ("state", "manifest"):
-        (probe / name).mkdir(parents=True)
-        (probe / name / "probe").touch()
-    shutil.rmtree(probe)
+    if not shared:  # if a checkpoint has this step or a later one, others do not have their parts
+        for other in local_steps(folder):
+            if other >= step:
+                remove(folder / str(other))
+    if path.is_symlink() or path.exists():
+        raise FileExistsError(f"{path} is no checkpoint: move it away")
+    (temporary(path) / "state").mkdir(parents=True)
+    (temporary(path) / MANIFEST_FILE).parent.mkdir()
+
+
+def sum_files(folder: Path, pattern: str, known: Iterable[str] = ()) -> dict[str, int]:
+    """Returns the CRC-32 of the files in `folder`, by path, without those that are `known`."""
+    known = {*known}
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
+    return {
+        name: _sum_file(path)
+        for name, path in sorted(paths.items())
+        if name not in known and not path.is_dir()
+    }
+
+
+def _sum_file(path: Path) -> int:
+    number = 0
+    with path.open("rb") as file:
+        while part := file.read(READ_BYTES):
+            number = zlib.crc32(part, number)
+    return number
 
 
 def read_checkpoint(folder: Path, step: int, like: Any, shared: bool, lost: set[int]) -> Restored:
@@ -273,18 +300,19 @@ def read_checkpoint(folder: Path, step: int, like: Any, shared: bool, lost: set[
     leaves, structure = jax.tree.flatten(like)
     if manifest.part is not None:
         _require_own_nodes(manifest.part["nodes"], like, is_lost, folder)
-    read = _read_together(
-        lambda: by_number(leaves) if is_lost else _read_arrays(folder, by_number(leaves)), folder
-    )
+    _read_together(lambda: is_lost or _check_files(folder, manifest, shared), folder)
+    arrays = by_number(leaves)
+    read = _read_together(lambda: arrays if is_lost else _read_arrays(folder, arrays), folder)
     restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
-    state = jax.tree.unflatten(structure, restored)
-    if not all_processes(leaf_specs(state) == specs):
-        raise DamagedError("its arrays have other types")
-    restored = meshes.on_auto_axes(restored)
-    number = checksum(restored if manifest.part is None else held_parts(restored))
-    if not all_processes(is_lost or number == manifest.checksum):
-        raise DamagedError("its arrays have another checksum")
-    return Restored(step, state, manifest.metadata)
+    return Restored(step, jax.tree.unflatten(structure, restored), manifest.metadata)
+
+
+def _check_files(folder: Path, manifest: Manifest, shared: bool) -> None:
+    """Raises `DamagedError` if a file has another checksum; each process reads some of them."""
+    files = sorted((manifest.files or {}).items())
+    for name, number in files[jax.process_index() :: jax.process_count()] if shared else files:
+        if _sum_file(folder / name) != number:
+            raise DamagedError(f"{name} has another checksum")
 
 
 def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path) -> None:
@@ -335,67 +363,31 @@ def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_together(read: Callable[[], Any], folder: Path) -> Any:
-    """Calls `read` in each process; all processes raise if one of them cannot read."""
-    item, error = _read_with_retries(read, folder)
+    """Calls `read` in each process, again if the disk fails; all raise if one cannot read."""
+    item = None
+    error: Exception | None = None
+    for delay in (*RETRY_DELAYS, None):
+        try:
+            item, error = read(), None
+            break
+        except (DamagedError, *NOT_OF_THE_DISK) as reason:
+            error = DamagedError(first_line(reason))
+            break
+        except Exception as reason:
+            error = reason
+        if not isinstance(error, OSError) or delay is None:
+            break
+        time.sleep(delay)
     if all_processes(error is None):
         return item
     is_damaged = error is None or isinstance(error, DamagedError)
-    if error is None:
-        error = DamagedError("another process cannot read it")
     if all_processes(is_damaged):
-        raise error
+        raise error or DamagedError("another process cannot read it")
     raise OSError(
         f"the checkpoint {folder} cannot be read ({first_line(error)}), at least by one process. "
         "Nothing was changed: it may be complete. Mend the disk and try again, or rename the "
         "folder to use an older one."
     ) from error
-
-
-def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exception | None]:
-    """Calls `read`; returns its result, or else a `DamagedError` or the reason of the failure."""
-    # Kinds of all failures, None: the content. Not the errors: they keep orbax's coroutines alive.
-    kinds: list[type[BaseException] | None] = []
-    description = ""
-    for delay in (*RETRY_DELAYS, None):
-        try:
-            return read(), None
-        except DamagedError as error:
-            return None, error
-        except Exception as error:
-            kind, description = _find_reason(error, folder)
-            kinds.append(kind)
-        with warnings.catch_warnings():  # about coroutines that orbax did not await after a failure
-            warnings.simplefilter("ignore", RuntimeWarning)
-            gc.collect()
-        # After the first of two failures, the disk may have recovered.
-        if kinds.count(None) == 2:
-            return None, DamagedError(description)
-        if delay is not None:
-            time.sleep(delay)
-    if kinds[-1] in NOT_OF_THE_DISK and folder.is_dir():
-        return None, DamagedError(description)
-    return None, OSError(description)
-
-
-def _find_reason(error: Exception, folder: Path) -> tuple[type[BaseException] | None, str]:
-    """Finds which failure of disk or memory stopped a read (None if none did), and describes it.
-
-    TensorStore raises `ValueError` for all failures, so this reads the files again.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError | MemoryError | jax.errors.JaxRuntimeError):
-            return type(cause), first_line(cause)
-        cause = cause.__cause__
-    try:
-        for path in folder.rglob("*"):
-            if not path.is_dir():
-                with path.open("rb") as file:
-                    while file.read(READ_BYTES):
-                        pass
-    except OSError as reason:
-        return type(reason), first_line(reason)
-    return None, f"not in its format: {first_line(error)}"
 
 
 def by_number(leaves: list[Any]) -> dict[str, Any]:

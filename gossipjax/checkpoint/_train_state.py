@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import reprlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +51,26 @@ class Preempted(SystemExit):
             return f"asked to end: nothing is saved in {self.folder}"
         return (
             f"asked to end: saved after step {self.step} in {self.folder}; a resumed run continues"
+        )
+
+
+def require_make_tx(make_tx: Any) -> None:
+    """Raises `ValueError` unless `make_tx` can be called with the metadata of a run.
+
+    It is called only when a run is resumed, which may be days later.
+    """
+    problem = "" if callable(make_tx) else "it cannot be called"
+    if not problem:
+        with contextlib.suppress(ValueError):  # of C, for example, and shows no arguments
+            try:
+                inspect.signature(make_tx).bind({})
+            except TypeError as error:
+                problem = f"called with the metadata it fails: {error}"
+    if problem:
+        raise ValueError(
+            "make_tx must be a function of the metadata that returns an optax transform, got "
+            f"{reprlib.repr(make_tx)} ({problem}). Write `lambda saved: tx`, or build the chain "
+            'for saved["nodes"] nodes, so that the run can be resumed with another number.'
         )
 
 
