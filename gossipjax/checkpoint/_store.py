@@ -108,6 +108,8 @@ def parse_manifest(content: bytes) -> Manifest:
         fields = json.loads(text)
         if "files" not in fields:
             _take_old_fields(fields)
+        elif not fields["files"]:
+            raise TypeError("it names no files")
         manifest = Manifest(**fields)
         match manifest:
             case Manifest(int(), list(specs), dict()) if all(
