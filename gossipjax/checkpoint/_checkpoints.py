@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -36,11 +35,11 @@ from gossipjax.checkpoint._store import (
 from gossipjax.checkpoint._train_state import (
     MakeTx,
     Preempted,
-    compare_settings,
     fit_state,
     make_template,
     require_make_tx,
     take_kept_nodes,
+    warn_of_changes,
 )
 from gossipjax.checkpoint._writer import Writer
 from gossipjax.nodes import Nodes
@@ -49,7 +48,6 @@ from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
-MAX_CHANGES = 4  # changed settings that one line names
 ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/
 
 
@@ -151,7 +149,6 @@ class Checkpoints:
         self._damaged: set[int] = set()  # that could not be renamed
         self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
-        self._is_ending = False  # all processes know that one got SIGTERM, and save
         self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
         self._writer = Writer(timeout, self._is_shared)
@@ -173,23 +170,16 @@ class Checkpoints:
         with self._at_exit:
             if kind is None:
                 self.close()
-            elif jax.process_count() == 1 or kind is Preempted:
-                self._must_write = False  # let this error pass, and raise no other
-                self._close()
-            else:
-                # The others may go on, so nothing is asked of them here: only what all have begun
-                # to write is completed. That of a process that has died ends by its connection.
+                is_preempted = self._every is not None and any_process(self._is_preempted)
+            else:  # others may go on, so this process asks them nothing, and completes its part
                 try:
                     self._writer.wait()
                 except Exception as reason:
                     warnings.warn(
-                        f"the checkpoint of step {self._last_step} in {self.folder} is not "
-                        f"complete ({first_line(reason)}): this process ends, and older "
-                        "checkpoints are untouched.",
+                        f"the checkpoint of step {self._last_step} could not be written to "
+                        f"{self.folder} ({first_line(reason)}): older ones are untouched.",
                         stacklevel=2,
                     )
-            if kind is None and self._every is not None:
-                is_preempted = any_process(self._is_preempted)
         # SIGTERM came after the last step, for example in the last write. All is written now.
         if kind is None and (is_preempted or self._is_preempted):
             if self._former_handler == signal.SIG_DFL:
@@ -208,15 +198,12 @@ class Checkpoints:
     def _describe_end(self) -> str:
         """Says what this process does after SIGTERM, if it does not end at once."""
         saved = max(local_steps(self.folder), default=None)
-        if self._is_ending:
-            waits = f"step {self._last_step} is being written"
-        else:
-            waits = (
-                "it saves and ends at the next call of Checkpoints.after, when what it does now (a "
-                "step, a compilation, an evaluation) is over"
-            )
         newest = "nothing is complete" if saved is None else f"step {saved} is the newest complete"
-        return f"SIGTERM to process {jax.process_index()}: {waits}. In {self.folder} {newest}."
+        return (
+            f"SIGTERM to process {jax.process_index()}: it saves and ends at the next call of "
+            "Checkpoints.after, when what it does now (a step, a compilation, an evaluation, a "
+            f"save) is over. In {self.folder} {newest}."
+        )
 
     @meshes.apart_from_set_mesh
     def resume(
@@ -256,7 +243,13 @@ class Checkpoints:
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
-            restored = self._restore_from(other, state, nodes, make_tx)
+            if self._is_there(other):
+                with Checkpoints(other, read_only=True, shared=self._is_shared) as others:
+                    restored = others._restore_train_state(state, nodes, make_tx)
+            if restored is None:
+                raise ValueError(
+                    f"init_from must be a folder of checkpoints, got {other}, which holds none."
+                )
             self.resumed_from = other
         if restored is None:
             self.resize_report = None
@@ -265,23 +258,16 @@ class Checkpoints:
         if not settings:
             return resumed
         metadata = restored.metadata or {}
-        saved = metadata.get("settings")
-        # As JSON has them: saved tuples are lists.
-        current = json.loads(json.dumps(settings))
-        if saved and isinstance(saved, dict) and (changes := compare_settings(saved, current)):
-            more = len(changes) - MAX_CHANGES
-            changes = [*changes[:MAX_CHANGES], *([f"and {more} more"] if more > 0 else [])]
-            text = f"settings of the resumed run differ: {'; '.join(changes)}."
-            warnings.warn(text, stacklevel=3)
+        if saved := metadata.get("settings"):
+            warn_of_changes(saved, settings)
         return resumed._replace(metadata={**metadata, "settings": settings})
 
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> TrainState | None:
-        def make_like(saved: dict[str, Any]) -> Any:
-            return make_template(state, nodes, make_tx, saved)
-
-        restored, lost = self._restore(make_like, None)
+        restored, lost = self._restore(
+            lambda saved: make_template(state, nodes, make_tx, saved), None
+        )
         if restored is None:
             return None
         resumed = TrainState(restored.step, *restored.state, metadata=restored.metadata)
@@ -295,19 +281,6 @@ class Checkpoints:
             stacklevel=4,
         )
         return resumed
-
-    def _restore_from(
-        self, folder: Path, state: TrainState, nodes: Nodes, make_tx: MakeTx
-    ) -> TrainState:
-        restored = None
-        if self._is_there(folder):
-            with Checkpoints(folder, read_only=True, shared=self._is_shared) as other:
-                restored = other._restore_train_state(state, nodes, make_tx)
-        if restored is None:
-            raise ValueError(
-                f"init_from must be a folder of checkpoints, got {folder}, which holds none."
-            )
-        return restored
 
     def after(self, state: TrainState, last: bool = False) -> None:
         """Saves `state` if its step is a multiple of `every` or the last step, or after SIGTERM.
@@ -325,7 +298,6 @@ class Checkpoints:
             raise ValueError("every must be given to Checkpoints for its `after`, got None.")
         is_preempted = any_process(self._is_preempted)
         if is_preempted:
-            self._is_ending = True
             self._must_write = False  # the run ends with an error in any case
         if is_preempted or last or state.step % self._every == 0:
             size = jax.tree.leaves(state.params)[0].shape[0]
@@ -405,7 +377,10 @@ class Checkpoints:
         Raises:
           OSError: if the last checkpoint could not be written.
         """
-        self._close(warns=False)
+        try:
+            self._finish_write(warns=False)
+        finally:
+            self._lock.release()
         problem = self._problem
         self._problem = None
         if problem is not None:
@@ -413,12 +388,6 @@ class Checkpoints:
                 f"{problem}: it was the last write, and the end of the run is not saved. Older "
                 "checkpoints are untouched: make room or mend the disk, and resume."
             )
-
-    def _close(self, warns: bool = True) -> None:
-        try:
-            self._finish_write(warns)
-        finally:
-            self._lock.release()
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
@@ -532,26 +501,23 @@ class Checkpoints:
             )
 
     def _delete_oldest(self) -> None:
-        """Deletes all but the newest checkpoints, and goes on if one cannot be deleted.
-
-        Orbax would stop at the first that it cannot delete, for example a link.
-        """
+        """Deletes all but the newest checkpoints, and goes on if one cannot be deleted."""
         kept = self._list_steps()[-self._max_to_keep :]
 
         def delete() -> None:
-            oldest = [step for step in local_steps(self.folder) if step < kept[0]]
-            for step in oldest:
-                try:
+            for step in reversed(local_steps(self.folder)):  # what stays is often the oldest
+                if step < kept[0]:
                     remove(self.folder / str(step))
-                except OSError as error:
-                    warnings.warn(
-                        f"the checkpoint of step {step} in {self.folder} cannot be deleted "
-                        f"({first_line(error)}): delete it, or the disk fills.",
-                        stacklevel=6,
-                    )
 
         if len(kept) == self._max_to_keep:
-            on_each_folder(delete, self._is_shared)
+            try:
+                on_each_folder(delete, self._is_shared)
+            except OSError as error:
+                warnings.warn(
+                    f"old checkpoints in {self.folder} cannot be deleted ({first_line(error)}): "
+                    "delete them, or the disk fills.",
+                    stacklevel=4,
+                )
 
 
 def _require_folder(folder: str | Path, what: str) -> Path:

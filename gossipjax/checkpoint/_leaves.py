@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -31,7 +32,7 @@ def encode(leaf: Any) -> Any:
     """Returns a leaf that `is_encoded` as uint8 of the same shape, and any other unchanged."""
     if not is_encoded(leaf):
         return leaf
-    return _encode_on_device(leaf) if isinstance(leaf, jax.Array) else _bytes(leaf)
+    return _to_bytes(leaf) if isinstance(leaf, jax.Array) else np.asarray(_to_bytes(leaf))
 
 
 def decode(array: Any, dtype: Any) -> Any:
@@ -42,29 +43,25 @@ def decode(array: Any, dtype: Any) -> Any:
     >>> encode(x).tolist(), decode(encode(x), x.dtype).tolist()
     ([248, 7, 1], [-8, 7, 1])
     """
-    dtype = np.dtype(dtype)
-    return (_decode_on_device if isinstance(array, jax.Array) else _from_bytes)(array, dtype)
+    values = _from_bytes(array, np.dtype(dtype))
+    return values if isinstance(array, jax.Array) else np.asarray(values)
 
 
-def _bytes(array: Any) -> Any:
+@jax.jit
+def _to_bytes(array: jax.Array) -> jax.Array:
     """Returns one byte per element; integers of less than 8 bits become int8 first."""
-    if jnp.issubdtype(array.dtype, np.integer):
-        return array.astype(np.int8).view(np.uint8)
-    if isinstance(array, np.ndarray) or jnp.finfo(array.dtype).bits == 8:
-        return array.view(np.uint8)
-    return jax.lax.bitcast_convert_type(array, jnp.uint4).astype(np.uint8)
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return jax.lax.bitcast_convert_type(array.astype(jnp.int8), jnp.uint8)
+    bits = jnp.uint8 if jnp.finfo(array.dtype).bits == 8 else jnp.uint4
+    return jax.lax.bitcast_convert_type(array, bits).astype(jnp.uint8)
 
 
-def _from_bytes(array: Any, dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, np.integer):
-        return array.view(np.int8).astype(dtype)
-    if isinstance(array, np.ndarray) or jnp.finfo(dtype).bits == 8:
-        return array.view(dtype)
-    return jax.lax.bitcast_convert_type(array.astype(jnp.uint4), dtype)
-
-
-_encode_on_device = jax.jit(_bytes)
-_decode_on_device = jax.jit(_from_bytes, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=1)
+def _from_bytes(array: jax.Array, dtype: Any) -> jax.Array:
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jax.lax.bitcast_convert_type(array, jnp.int8).astype(dtype)
+    bits = jnp.uint8 if jnp.finfo(dtype).bits == 8 else jnp.uint4
+    return jax.lax.bitcast_convert_type(array.astype(bits), dtype)
 
 
 def as_arrays(tree: Any, name: str, shared: bool) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -49,33 +50,32 @@ class FolderLock:
     def release(self) -> None:
         """Frees the lock. A process may call this alone."""
         if self._close is not None:
-            del _locks[self._folder]
             self._close()
-            self._close = None
+            _locks.pop(self._folder, None)
+        self._close = None
         self._is_held = False
 
     def _take(self) -> str:
         """Takes the lock for this process, or returns why it cannot."""
-        path = self._folder / NAME
         identity = f"process {os.getpid()} on {socket.gethostname()}"
         if self._folder in _locks:
             return f"which {identity} has open. Close it first; read_only=True only reads."
         try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            file = os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            self._close = weakref.finalize(self, os.close, file)
+            if os.fstat(file).st_nlink != 1:
+                raise OSError(errno.EMLINK, "it has another name")
         except OSError as error:
-            return _describe_bad_file(error.strerror)
-        close = weakref.finalize(self, os.close, file)
-        if os.fstat(file).st_nlink != 1:
-            close()
-            return _describe_bad_file("It has another name")
+            return (
+                f"where {NAME} cannot be written ({error.strerror}). Remove it if it is a link or "
+                "a folder: it must be a file of this folder."
+            )
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             holder = os.pread(file, MAX_TEXT, 0).decode(errors="replace") or "another process"
-            close()
-            return (
-                f"which {holder} has open. Wait for its end, or end it; read_only=True only reads."
-            )
+            way_out = "Wait for its end, or end it; read_only=True only reads."
+            return f"which {holder} has open. {way_out}"
         except OSError as error:
             warnings.warn(
                 f"the disk of {self._folder} has no locks ({error.strerror}), so a second job that "
@@ -87,12 +87,4 @@ class FolderLock:
         os.ftruncate(file, 0)
         os.pwrite(file, f"{identity}, {since}{f', of job {job}' if job else ''}".encode(), 0)
         _locks[self._folder] = self
-        self._close = close
         return ""
-
-
-def _describe_bad_file(reason: str | None) -> str:
-    return (
-        f"where {NAME} cannot be written ({reason}). Remove it if it is a link or a folder: it "
-        "must be a file of this folder."
-    )

@@ -80,6 +80,9 @@ class Manifest(NamedTuple):
         return json.dumps({"json": text, "checksum": zlib.crc32(text.encode())})
 
 
+TYPES = (int, list, dict, dict | None, dict | None)  # of the fields
+
+
 def make_manifest(
     step: int,
     state: Any,
@@ -111,16 +114,13 @@ def parse_manifest(content: bytes) -> Manifest:
         elif not fields["files"]:
             raise TypeError("it names no files")
         manifest = Manifest(**fields)
-        match manifest:
-            case Manifest(int(), list(specs), dict()) if all(
-                [*map(type, spec)] == [str, list, str] for spec in specs
-            ):
-                match manifest.part, manifest.files:
-                    case (
-                        None | {"nodes": [*_], "save": str(), "is_first": bool()},
-                        None | dict(),
-                    ):
-                        return manifest
+        part = manifest.part or {"nodes": [], "save": "", "is_first": False}
+        if (
+            all(map(isinstance, manifest, TYPES))
+            and all([*map(type, spec)] == [str, list, str] for spec in manifest.leaves)
+            and [*map(type, part.values())] == [list, str, bool]
+        ):
+            return manifest
         raise TypeError("it has fields of other types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
@@ -130,8 +130,9 @@ def _take_old_fields(fields: dict[str, Any]) -> None:
     """Changes the fields of a manifest that gossipjax 0.4 wrote."""
     fields.pop("chain", None)  # a description of the chain
     del fields["checksum"]  # of the arrays
-    if (part := fields.get("part")) is not None:
-        part["save"] = str(part.pop("checksums"))
+    if part := fields.get("part"):
+        save = str(part["checksums"])
+        fields["part"] = {"nodes": part["nodes"], "save": save, "is_first": part["is_first"]}
 
 
 def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
@@ -303,10 +304,8 @@ def read_checkpoint(folder: Path, step: int, like: Any, shared: bool, lost: set[
     if manifest.part is not None:
         _require_own_nodes(manifest.part["nodes"], like, is_lost, folder)
     _read_together(lambda: is_lost or _check_files(folder, manifest, shared), folder)
-    arrays = by_number(leaves)
-    read = _read_together(lambda: arrays if is_lost else _read_arrays(folder, arrays), folder)
-    restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
-    return Restored(step, jax.tree.unflatten(structure, restored), manifest.metadata)
+    arrays = _read_together(lambda: leaves if is_lost else _read_arrays(folder, leaves), folder)
+    return Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
 
 
 def _check_files(folder: Path, manifest: Manifest, shared: bool) -> None:
@@ -349,19 +348,19 @@ def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
     return manifest
 
 
-def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
-    """Reads the arrays of the checkpoint in `folder`, with the shardings of `like`."""
-    stored = {name: _as_stored(leaf) for name, leaf in like.items()}
-    args = ocp.args.PyTreeRestore(item=stored, restore_args=jax.tree.map(_restore_args, stored))
-    process_id = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=process_id, active_processes={process_id}
-    )
-
+def _read_arrays(folder: Path, leaves: list[Any]) -> list[Any]:
+    """Reads the arrays of the checkpoint in `folder`, in the forms of `leaves`."""
+    forms = {name: _find_form(leaf) for name, leaf in by_number(leaves).items()}
+    number = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=number, active_processes={number})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        args = ocp.args.PyTreeRestore(
+            item={name: form for name, (form, _) in forms.items()},
+            restore_args={name: options for name, (_, options) in forms.items()},
+        )
         arrays = reader.restore(folder / "state", args=args)
-    return {name: _as_saved(array, like[name]) for name, array in arrays.items()}
+    return [_give_form(arrays.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
 
 
 def _read_together(read: Callable[[], Any], folder: Path) -> Any:
@@ -397,50 +396,34 @@ def by_number(leaves: list[Any]) -> dict[str, Any]:
     return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
 
 
-def _as_stored(leaf: Any) -> Any:
-    """Returns shape and sharding of `leaf`, with the type in which files store it."""
-    if not is_encoded(leaf):
-        return leaf
+def _find_form(leaf: Any) -> tuple[Any, ocp.RestoreArgs]:
+    """Returns a leaf in the type in which files store it, and how orbax is to read it."""
     sharding = getattr(leaf, "sharding", None)
-    return jax.ShapeDtypeStruct(leaf.shape, np.uint8, sharding=sharding)
-
-
-def _as_saved(array: Any, like: Any) -> Any:
-    """Returns an array that was read from files in the type of `like`."""
-    if is_key(like) and not is_key(array):  # the folder is not shared
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
-    return decode(array, like.dtype) if is_encoded(like) else array
-
-
-def _restore_args(leaf: Any) -> Any:
-    sharding = getattr(leaf, "sharding", None)
+    if is_encoded(leaf):
+        leaf = jax.ShapeDtypeStruct(leaf.shape, np.uint8, sharding=sharding)
     if sharding is None and is_key(leaf):  # NumPy has no type for keys
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     if sharding is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=sharding)
+        return leaf, ocp.RestoreArgs(restore_type=np.ndarray)
+    return leaf, ocp.ArrayRestoreArgs(sharding=sharding)
 
 
-def _match(array: Any, leaf: Any) -> Any:
-    """Returns a restored array as `leaf` was: a number, an empty array, or an array."""
+def _give_form(array: Any, leaf: Any) -> Any:
+    """Returns an array that was read, or None for an empty one, as `leaf` was."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)
     is_free = isinstance(leaf, jax.Array) and not leaf.committed
-    if array is not None:
-        return _uncommit(array) if is_free else array
-    empty = np.zeros(leaf.shape, leaf.dtype)
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None:
-        return empty
-    return jnp.asarray(empty) if is_free else jax.device_put(empty, sharding)
-
-
-def _uncommit(array: jax.Array) -> jax.Array:
-    """A copy that is not bound to its device, for programs compiled for such arrays."""
-    if is_key(array):
-        data = _uncommit(jax.random.key_data(array))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-    return jax.device_put(np.asarray(array))
+    if array is None:
+        array = np.zeros(leaf.shape, leaf.dtype)
+        sharding = getattr(leaf, "sharding", None)
+        return array if sharding is None else jax.device_put(array, None if is_free else sharding)
+    if is_encoded(leaf):
+        array = decode(array, leaf.dtype)
+    if not is_key(leaf):
+        return jax.device_put(np.asarray(array)) if is_free else array
+    data = jax.random.key_data(array) if is_key(array) else array  # in an own folder
+    data = jax.device_put(np.asarray(data)) if is_free else data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), leaf.dtype)))
 
 
 def first_line(error: BaseException | None) -> str:

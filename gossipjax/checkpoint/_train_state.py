@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import reprlib
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
+MAX_CHANGES = 4  # changed settings that one line names
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
 
@@ -97,21 +100,24 @@ def make_template(
     return params, opt_state, rest
 
 
-def compare_settings(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns a text for each field in which two dicts of settings differ.
+def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
+    """Warns in one line of the settings of this run that differ from the saved ones."""
+    changes = _find_changes(saved, json.loads(json.dumps(settings)))  # as saved: tuples are lists
+    more = len(changes) - MAX_CHANGES
+    if changes:
+        changes = [*changes[:MAX_CHANGES], *([f"and {more} more"] if more > 0 else [])]
+        text = f"settings of the resumed run differ: {'; '.join(changes)}."
+        warnings.warn(text, stacklevel=4)
 
-    >>> compare_settings({"lr": 0.1, "sgd": {"nesterov": True}}, {"lr": 0.1, "sgd": {}})
-    ['sgd.nesterov was True, is not there']
-    """
+
+def _find_changes(saved: Any, current: Any, prefix: str = "") -> list[str]:
+    if not (isinstance(saved, dict) and isinstance(current, dict)):
+        return []
     texts = []
     for key in {**saved, **current}:
-        old, new = (settings.get(key) for settings in (saved, current))
-        if isinstance(old, dict) and isinstance(new, dict):
-            texts += compare_settings(old, new, f"{prefix}{key}.")
-            continue
         was, now = (repr(s[key]) if key in s else "not there" for s in (saved, current))
-        if was != now:
-            texts.append(f"{prefix}{key} was {was}, is {now}")
+        nested = _find_changes(saved.get(key), current.get(key), f"{prefix}{key}.")
+        texts += nested or [f"{prefix}{key} was {was}, is {now}"] * (was != now)
     return texts
 
 
