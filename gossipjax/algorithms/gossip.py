@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import optax
@@ -91,8 +91,8 @@ def gossip(
       axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
-      ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. What
-        `gx.sgp` refuses raises this error, too.
+      ValueError: if `keeps` has another rule; when traced, if `combine` never calls `node.mix`, or
+        returns another tree. What `gx.sgp` refuses raises this error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -108,6 +108,13 @@ def gossip(
         name: rule if isinstance(rule, tuple) else (rule, zeros_like_model)
         for name, rule in (keeps or {}).items()
     }
+    for name, (rule, _) in parts.items():
+        if rule not in get_args(Rule):
+            raise ValueError(
+                f"keeps[{name!r}] of gossip must be 'average' or 'restart', what a new number of "
+                f"nodes makes of it, got {rule!r}. All kept trees start as zeros, or give a pair "
+                "(rule, start)."
+            )
     route = make_route("gossip", axis_name, local_axis_name, wire)
     plan = ExchangePlan(
         schedule, wire=route, takes_gradients=takes_gradients, moves_by_zeros=bool(parts)

@@ -258,7 +258,8 @@ class Checkpoints:
         if not settings:
             return resumed
         metadata = restored.metadata or {}
-        if saved := metadata.get("settings"):
+        saved = metadata.get("settings")
+        if saved and isinstance(saved, dict):
             warn_of_changes(saved, settings)
         return resumed._replace(metadata={**metadata, "settings": settings})
 

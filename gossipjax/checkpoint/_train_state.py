@@ -100,7 +100,7 @@ def make_template(
     return params, opt_state, rest
 
 
-def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
+def warn_of_changes(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     """Warns in one line of the settings of this run that differ from the saved ones."""
     changes = _find_changes(saved, json.loads(json.dumps(settings)))  # as saved: tuples are lists
     more = len(changes) - MAX_CHANGES
@@ -110,14 +110,15 @@ def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
         warnings.warn(text, stacklevel=4)
 
 
-def _find_changes(saved: Any, current: Any, prefix: str = "") -> list[str]:
-    if not (isinstance(saved, dict) and isinstance(current, dict)):
-        return []
+def _find_changes(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
     texts = []
     for key in {**saved, **current}:
+        old, new = (settings.get(key) for settings in (saved, current))
         was, now = (repr(s[key]) if key in s else "not there" for s in (saved, current))
-        nested = _find_changes(saved.get(key), current.get(key), f"{prefix}{key}.")
-        texts += nested or [f"{prefix}{key} was {was}, is {now}"] * (was != now)
+        if isinstance(old, dict) and isinstance(new, dict):
+            texts += _find_changes(old, new, f"{prefix}{key}.")
+        elif was != now:
+            texts.append(f"{prefix}{key} was {was}, is {now}")
     return texts
 
 

@@ -124,7 +124,9 @@ def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch)
             for step in (3, 4, 5):
                 checkpoints.save(step, make_state(step), {})
 
-    with pytest.warns(UserWarning, match=r"old checkpoints in .* cannot be deleted \(.*or the disk fills"):
+    with pytest.warns(
+        UserWarning, match=r"old checkpoints in .* cannot be deleted \(.*or the disk fills"
+    ):
         train()
     assert names_in(folder) == ["1", "4", "5"]
 

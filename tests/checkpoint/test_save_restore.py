@@ -1,9 +1,11 @@
 """What is saved comes back bit for bit; what cannot be saved or restored is refused."""
 
+import json
 import math
 import resource
 import subprocess
 import sys
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 
@@ -277,6 +279,49 @@ class TestNothingThatWasNotSavedEndsInSuccess:
 
 
 SMALL = {"a": np.arange(3.0)}
+
+WITHOUT_WITH = """
+import resource, sys
+import jax.numpy as jnp
+from gossipjax.checkpoint import Checkpoints
+checkpoints = Checkpoints(sys.argv[1])
+for step in range(1, int(sys.argv[2]) + 1):
+    checkpoints.save(step, {"a": step * jnp.ones((8, 50_000))}, {})
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
+try: checkpoints.save(9, {"a": jnp.ones((8, 50_000))}, {})
+except OSError as error: print(error)
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_program_without_a_with_block_ends_with_its_last_save(count, tmp_path):
+    """And hears at once of a save that fails, since it may be the last."""
+    command = [sys.executable, "-c", WITHOUT_WITH, str(tmp_path), str(count)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0
+    assert "Traceback" not in run.stderr
+    assert "step 9 could not be written" in run.stdout
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        restored = checkpoints.restore({"a": jnp.ones((8, 50_000))})
+    assert restored is not None
+    assert restored.step == count
+    assert (restored.state["a"] == count).all()
+
+
+def test_a_checkpoint_of_gossipjax_0_4(tmp_path):
+    """It has a checksum of its arrays that nobody reads any more, and no checksums of files."""
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, SMALL, {"epoch": 3})
+    path = tmp_path / "1" / "manifest" / "metadata"
+    fields = json.loads(json.loads(path.read_text())["json"])
+    del fields["files"]
+    text = json.dumps(fields | {"checksum": 123, "chain": {"schedule": "ring"}})
+    path.write_text(json.dumps({"json": text, "checksum": zlib.crc32(text.encode())}))
+    with Checkpoints(tmp_path) as checkpoints:
+        restored = checkpoints.restore(SMALL)
+    assert restored is not None
+    assert (restored.step, restored.metadata) == (1, {"epoch": 3})
+    np.testing.assert_array_equal(restored.state["a"], SMALL["a"])
 
 
 def test_metadata_come_back_as_they_were(tmp_path):
