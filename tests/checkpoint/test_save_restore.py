@@ -281,31 +281,35 @@ class TestNothingThatWasNotSavedEndsInSuccess:
 SMALL = {"a": np.arange(3.0)}
 
 WITHOUT_WITH = """
-import resource, sys
+import sys
 import jax.numpy as jnp
 from gossipjax.checkpoint import Checkpoints
 checkpoints = Checkpoints(sys.argv[1])
 for step in range(1, int(sys.argv[2]) + 1):
     checkpoints.save(step, {"a": step * jnp.ones((8, 50_000))}, {})
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1))
-try: checkpoints.save(9, {"a": jnp.ones((8, 50_000))}, {})
-except OSError as error: print(error)
 """
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_program_without_a_with_block_ends_with_its_last_save(count, tmp_path):
-    """And hears at once of a save that fails, since it may be the last."""
-    command = [sys.executable, "-c", WITHOUT_WITH, str(tmp_path), str(count)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0
-    assert "Traceback" not in run.stderr
-    assert "step 9 could not be written" in run.stdout
-    with Checkpoints(tmp_path, read_only=True) as checkpoints:
-        restored = checkpoints.restore({"a": jnp.ones((8, 50_000))})
-    assert restored is not None
-    assert restored.step == count
-    assert (restored.state["a"] == count).all()
+class TestWithoutAWithBlock:
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_a_program_ends_with_its_last_save(self, count, tmp_path):
+        command = [sys.executable, "-c", WITHOUT_WITH, str(tmp_path), str(count)]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert (run.returncode, run.stderr) == (0, "")
+        with Checkpoints(tmp_path, read_only=True) as checkpoints:
+            restored = checkpoints.restore({"a": jnp.ones((8, 50_000))})
+        assert restored is not None
+        assert restored.step == count
+        assert (restored.state["a"] == count).all()
+
+    def test_each_save_that_fails_raises(self, disk):
+        """Since it may be the last."""
+        checkpoints = Checkpoints(disk.folder)
+        disk.save(checkpoints, 1, full=False)
+        for step in (2, 3):
+            with pytest.raises(OSError, match=rf"step {step} could not be .*no `with` block"):
+                disk.save(checkpoints, step, full=True)
+        assert checkpoints.wait() == [1]
 
 
 def test_a_checkpoint_of_gossipjax_0_4(tmp_path):
