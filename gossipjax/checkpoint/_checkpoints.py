@@ -18,19 +18,13 @@ from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
     DamagedError,
+    Folder,
     Restored,
-    agree_on_steps,
-    begin,
     by_number,
     first_line,
-    local_steps,
     make_manifest,
-    on_each_folder,
     read_checkpoint,
-    remove,
-    remove_unfinished,
     require_metadata,
-    set_aside,
 )
 from gossipjax.checkpoint._train_state import (
     MakeTx,
@@ -55,19 +49,18 @@ class Checkpoints:
     """Saves a run in a folder that all its processes share, or in one folder for each process.
 
     In a training loop, `resume` returns the state to start from. `after` saves every `every` steps,
-    at the end, and when any process gets SIGTERM. `after` calls `save`, and `resume` calls
-    `restore`. You can also call `save` and `restore` yourself, with any pytree of node-stacked
-    arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static data (the schedule of a
-    `GossipState`) are not saved. The `metadata` of the state are saved. They are a dict for JSON
-    with, for example, the position in the data and the options of the run.
+    at the end, and when any process gets SIGTERM. You can also call `save` and `restore` yourself,
+    with any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static
+    data (the schedule of a `GossipState`) are not saved. The `metadata` of the state are saved, a
+    dict for JSON with, for example, the position in the data and the options of the run. All
+    processes make the same calls, and each writes and reads its own nodes.
 
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
     donate them. A checkpoint is complete when its folder is named by the number of the step; then
     an older checkpoint is deleted. If the first write fails (for example on a full disk), the next
     call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`. If
     a write in between fails, you get a warning. Without a `with` block nobody says which save is
-    the last, so `save` then returns when the checkpoint is complete, and raises `OSError` if it is
-    not. All processes make the same calls, and each writes and reads its own nodes.
+    the last, so each is complete when `save` returns, or raises `OSError`.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
     their parts. If the folder of a process is empty, because its machine has lost its disk,
@@ -82,8 +75,7 @@ class Checkpoints:
         replace a damaged one.
       timeout: seconds that processes wait for one another while a checkpoint is written or read.
       read_only: if true, nothing in the folder is changed, so that another job may be saving there.
-        Otherwise the job locks the folder by a file `.lock`, until `close`, or the end of the block
-        or process. If the disk has no locks, a warning says so.
+        Otherwise the job locks the file `.lock` until `close`, or the end of the block or process.
       shared: false if each process has a folder on its own disk. No process then waits for another.
 
     Attributes:
@@ -128,15 +120,18 @@ class Checkpoints:
         self._timeout = timeout
         self._is_read_only = read_only
         self._is_shared = shared or jax.process_count() == 1
-        if read_only and not self._is_there(self.folder):
-            raise OSError(
-                f"the folder must be one that all processes can read, got {self.folder}: there is "
-                "no such folder, or one of them does not see it. Give that of a run's Checkpoints."
-            )
-        if not read_only and self._is_shared:
+        self._store = Folder(self.folder, self._is_shared)
+        if read_only:
+            if not self._is_there(self.folder):
+                raise OSError(
+                    f"the folder must be one that all processes can read, got {self.folder}: there "
+                    "is no such folder, or one of them does not see it. Give that of a run's "
+                    "Checkpoints."
+                )
+        elif self._is_shared:
             require_shared_folder(self.folder)
-        elif not read_only:
-            on_each_folder(lambda: self.folder.mkdir(parents=True, exist_ok=True), shared=False)
+        else:
+            self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         self._lock = FolderLock(self.folder, self._is_shared)
         self._acquire()
         self.resize_report: ResizeReport | None = None
@@ -183,7 +178,7 @@ class Checkpoints:
         # SIGTERM came after the last step, for example in the last write. All is written now.
         if kind is None and (is_preempted or self._is_preempted):
             if self._former_handler == signal.SIG_DFL:
-                raise Preempted(max(local_steps(self.folder), default=None), self.folder)
+                raise Preempted(max(self._store.local_steps(), default=None), self.folder)
             if self._is_preempted:
                 signal.raise_signal(signal.SIGTERM)
 
@@ -197,7 +192,7 @@ class Checkpoints:
 
     def _describe_end(self) -> str:
         """Says what this process does after SIGTERM, if it does not end at once."""
-        saved = max(local_steps(self.folder), default=None)
+        saved = max(self._store.local_steps(), default=None)
         newest = "nothing is complete" if saved is None else f"step {saved} is the newest complete"
         return (
             f"SIGTERM to process {jax.process_index()}: it saves and ends at the next call of "
@@ -316,10 +311,9 @@ class Checkpoints:
 
         Raises:
           ValueError: if `step` is not an integer >= 0, the folder has a checkpoint of this step or
-            a later one (of a run that was not resumed, for example), `state` contains something
-            that is neither an array nor a number (with `shared=False`, no array on the devices of
-            all processes), `metadata` contains something that JSON cannot express, or the folder
-            was opened with `read_only`.
+            a later one (of a run that was not resumed, for example), something in `state` is
+            neither an array nor a number (with `shared=False`, no array on the devices of all
+            processes), JSON cannot express the metadata, or the folder was opened `read_only`.
           OSError: if the previous write failed, and no write has succeeded so far.
         """
         if self._is_read_only:
@@ -339,7 +333,7 @@ class Checkpoints:
     def _begin_write(
         self, step: int, state: Any, leaves: list[Any], metadata: dict[str, Any]
     ) -> None:
-        steps = self._list_steps()
+        steps = self._store.steps()
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
             return
@@ -355,14 +349,13 @@ class Checkpoints:
         self._last_step = step
         self._is_writing = True
         try:
-            self._set_aside()
-            on_each_folder(lambda: begin(self.folder, step, self._is_shared), self._is_shared)
+            if self._damaged:
+                self._store.set_aside(self._damaged)
+                self._damaged = set()
+            self._store.begin(step)
             self._writer.write(self.folder / str(step), by_number(leaves), manifest)
         except Exception as error:  # the next call raises it, because all processes must raise
             self._failure = error
-
-    def _list_steps(self) -> list[int]:
-        return agree_on_steps(self.folder, self._is_shared)[0]
 
     def _is_there(self, folder: Path) -> bool:
         return (all_processes if self._is_shared else any_process)(folder.is_dir())
@@ -370,7 +363,7 @@ class Checkpoints:
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
         self._finish_write()
-        return self._list_steps()
+        return self._store.steps()
 
     def close(self) -> None:
         """Waits until everything is written, and lets another job use the folder.
@@ -426,7 +419,7 @@ class Checkpoints:
         """Also returns the processes that have lost their part; they get arrays of `like`."""
         self._acquire()
         self._finish_write()
-        steps, lost = agree_on_steps(self.folder, self._is_shared)
+        steps, lost = self._store.agree()
         if step is not None and step not in steps:
             raise ValueError(
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
@@ -435,7 +428,7 @@ class Checkpoints:
         for number in reversed(steps) if step is None else [step]:
             try:
                 with meet_within(self._timeout), meshes.unset_mesh():
-                    restored = read_checkpoint(self.folder, number, like, self._is_shared, lost)
+                    restored = read_checkpoint(self._store, number, like, lost)
             except DamagedError as error:
                 damaged[number] = error
                 continue
@@ -443,7 +436,8 @@ class Checkpoints:
             self._damaged = {*damaged}
             if not self._is_read_only:
                 with contextlib.suppress(OSError):  # the disk may be read-only
-                    self._set_aside()
+                    self._store.set_aside(damaged)
+                    self._damaged = set()
             self._last_step = number
             for bad, reason in damaged.items():
                 name = "" if bad in self._damaged else f" and now named {bad}.corrupted"
@@ -457,10 +451,6 @@ class Checkpoints:
             return None, set()
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
-
-    def _set_aside(self) -> None:
-        on_each_folder(lambda: set_aside(self.folder, self._damaged), self._is_shared)
-        self._damaged = set()
 
     def _acquire(self) -> None:
         if not self._is_read_only:
@@ -481,9 +471,9 @@ class Checkpoints:
             if is_writing:
                 self._problem = None
                 self._must_write = False
-                self._delete_oldest()
+                self._store.delete_all_but(self._max_to_keep)
             return
-        on_each_folder(lambda: remove_unfinished(self.folder), self._is_shared)
+        self._store.remove_unfinished()
         self._problem = (
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
             f"({first_line(failure)})"
@@ -500,25 +490,6 @@ class Checkpoints:
                 f"{self._problem}: the run continues, and older checkpoints are untouched.",
                 stacklevel=3,
             )
-
-    def _delete_oldest(self) -> None:
-        """Deletes all but the newest checkpoints, and goes on if one cannot be deleted."""
-        kept = self._list_steps()[-self._max_to_keep :]
-
-        def delete() -> None:
-            for step in reversed(local_steps(self.folder)):  # what stays is often the oldest
-                if step < kept[0]:
-                    remove(self.folder / str(step))
-
-        if len(kept) == self._max_to_keep:
-            try:
-                on_each_folder(delete, self._is_shared)
-            except OSError as error:
-                warnings.warn(
-                    f"old checkpoints in {self.folder} cannot be deleted ({first_line(error)}): "
-                    "delete them, or the disk fills.",
-                    stacklevel=4,
-                )
 
 
 def _require_folder(folder: str | Path, what: str) -> Path:

@@ -1,13 +1,11 @@
-"""The arrays of a state: their paths, shapes and types, and the form in which files hold them."""
+"""The arrays of a state: their paths, shapes and types."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.exchanges.state import Exchanging
@@ -19,49 +17,6 @@ SETTINGS = {
     ".wire.codec": "codec: pass the one it was saved with as wire=",
     ".plan.": "setting of gx.outer: pass the one it was saved with",
 }
-
-
-def is_encoded(leaf: Any) -> bool:
-    """Whether files have no such type: float8, and all types of less than 8 bits."""
-    if is_key(leaf) or not hasattr(leaf, "dtype"):
-        return False
-    return np.dtype(leaf.dtype).isbuiltin != 1 and leaf.dtype != jnp.bfloat16
-
-
-def encode(leaf: Any) -> Any:
-    """Returns a leaf that `is_encoded` as uint8 of the same shape, and any other unchanged."""
-    if not is_encoded(leaf):
-        return leaf
-    return _to_bytes(leaf) if isinstance(leaf, jax.Array) else np.asarray(_to_bytes(leaf))
-
-
-def decode(array: Any, dtype: Any) -> Any:
-    """Returns the array from which `encode` made `array`.
-
-    >>> import ml_dtypes
-    >>> x = np.array([-8, 7, 1], ml_dtypes.int4)
-    >>> encode(x).tolist(), decode(encode(x), x.dtype).tolist()
-    ([248, 7, 1], [-8, 7, 1])
-    """
-    values = _from_bytes(array, np.dtype(dtype))
-    return values if isinstance(array, jax.Array) else np.asarray(values)
-
-
-@jax.jit
-def _to_bytes(array: jax.Array) -> jax.Array:
-    """Returns one byte per element; integers of less than 8 bits become int8 first."""
-    if jnp.issubdtype(array.dtype, jnp.integer):
-        return jax.lax.bitcast_convert_type(array.astype(jnp.int8), jnp.uint8)
-    bits = jnp.uint8 if jnp.finfo(array.dtype).bits == 8 else jnp.uint4
-    return jax.lax.bitcast_convert_type(array, bits).astype(jnp.uint8)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _from_bytes(array: jax.Array, dtype: Any) -> jax.Array:
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jax.lax.bitcast_convert_type(array, jnp.int8).astype(dtype)
-    bits = jnp.uint8 if jnp.finfo(dtype).bits == 8 else jnp.uint4
-    return jax.lax.bitcast_convert_type(array.astype(bits), dtype)
 
 
 def as_arrays(tree: Any, name: str, shared: bool) -> list[Any]:

@@ -9,6 +9,7 @@ import reprlib
 import shutil
 import time
 import uuid
+import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,9 +21,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from gossipjax.checkpoint._leaves import (
-    decode,
     held_nodes,
-    is_encoded,
     is_on_all_processes,
     leaf_specs,
     require_same_specs,
@@ -40,6 +39,7 @@ except ImportError as error:
 
 TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"  # of a folder that is being written
 MANIFEST_FILE = Path("manifest", "metadata")
+NARROW = re.compile("float[48]|u?int[24]$")  # types of NumPy arrays that JAX brings
 READ_BYTES = 2**22
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds to wait before a failed read is tried again
 # A missing file, or a folder instead of a file, is damage and not a failure of the disk.
@@ -153,72 +153,136 @@ def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
     return metadata
 
 
-def local_steps(folder: Path) -> list[int]:
-    """Returns the steps of the complete checkpoints in `folder`, as this process sees them."""
-    if not folder.is_dir():
-        return []
-    names = [path.name for path in folder.iterdir() if path.is_dir()]
-    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+class Folder:
+    """A folder that all processes share, or one for each process; all make the same calls."""
 
+    def __init__(self, path: Path, shared: bool):
+        self.path = path
+        self.shared = shared
 
-def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
-    """Returns the steps of complete checkpoints, and the processes whose folder is empty.
+    def each(self, action: Callable[[], None]) -> None:
+        """Calls `action` in process 0 if the folder is shared, else in each process.
 
-    If folders are not shared, a checkpoint is complete if each process has its part, and all
-    manifests name the same save. A process whose folder is empty has lost its parts. But if
-    the other folders contain only a first checkpoint, the job may have ended before it was
-    complete, and nothing counts.
-    """
-    if shared:  # the steps that process 0 sees
-        return json.loads(gather_texts(json.dumps(local_steps(folder)))[0]), set()
-    offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(_own_parts(folder)))]
-    lost = {process for process, offer in enumerate(offers) if not offer}
-    offers = [offer for offer in offers if offer]
-    parts = [part for offer in offers for part in offer.values()]
-    if not offers or (lost and all(part and part["is_first"] for part in parts)):
-        return [], set()
-    steps = [
-        step
-        for step in offers[0]
-        if all(step in offer for offer in offers)
-        # A damaged manifest names no save. Its step is skipped when it is read.
-        and len({offer[step]["save"] for offer in offers if offer[step]}) <= 1
-    ]
-    if not steps:
-        found = "; ".join(str([*offer]) for offer in offers)
-        raise OSError(
-            f"the folders must have a checkpoint of one run and step in common, got steps {found}: "
-            "they are of several runs, or of other processes. Give each process the folder that it "
-            "wrote, or an empty one."
-        )
-    return steps, lost
+        If a disk refuses the action, all processes raise `OSError`.
+        """
+        failure = None
+        if jax.process_index() == 0 or not self.shared:
+            try:
+                action()
+            except OSError as error:
+                failure = error
+        if not all_processes(failure is None):
+            raise OSError(first_line(failure)) from failure
 
+    def local_steps(self) -> list[int]:
+        """Returns the steps of the complete checkpoints, as this process sees them."""
+        if not self.path.is_dir():
+            return []
+        names = [path.name for path in self.path.iterdir() if path.is_dir()]
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
-def _own_parts(folder: Path) -> list[tuple[int, dict[str, Any] | None]]:
-    """Returns the steps in `folder`, and each manifest's entry for this part; None if damaged."""
-    found = []
-    for step in local_steps(folder):
-        try:
-            part = parse_manifest((folder / str(step) / MANIFEST_FILE).read_bytes()).part
-            found.append((step, part or {"save": "", "is_first": False}))
-        except (DamagedError, OSError):
-            found.append((step, None))
-    return found
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints that are complete in all processes."""
+        return self.agree()[0]
 
+    def agree(self) -> tuple[list[int], set[int]]:
+        """Returns the steps of complete checkpoints, and the processes whose folder is empty.
 
-def on_each_folder(action: Callable[[], None], shared: bool) -> None:
-    """Calls `action` in process 0 if all processes share the folder, else in each process.
+        If folders are not shared, a checkpoint is complete if each process has its part, and all
+        manifests name the same save. A process whose folder is empty has lost its parts. But if the
+        other folders contain only a first checkpoint, the job may have ended before it was
+        complete, and nothing counts.
+        """
+        if self.shared:  # the steps that process 0 sees
+            return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
+        offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(self._own_parts()))]
+        lost = {process for process, offer in enumerate(offers) if not offer}
+        offers = [offer for offer in offers if offer]
+        parts = [part for offer in offers for part in offer.values()]
+        if not offers or (lost and all(part and part["is_first"] for part in parts)):
+            return [], set()
+        steps = [
+            step
+            for step in offers[0]
+            if all(step in offer for offer in offers)
+            # A damaged manifest names no save. Its step is skipped when it is read.
+            and len({offer[step]["save"] for offer in offers if offer[step]}) <= 1
+        ]
+        if not steps:
+            found = "; ".join(str([*offer]) for offer in offers)
+            raise OSError(
+                "the folders must have a checkpoint of one run and step in common, got steps "
+                f"{found}: they are of several runs, or of other processes. Give each process the "
+                "folder that it wrote, or an empty one."
+            )
+        return steps, lost
 
-    If a disk refuses the action, all processes raise `OSError`.
-    """
-    failure = None
-    if jax.process_index() == 0 or not shared:
-        try:
-            action()
-        except OSError as error:
-            failure = error
-    if not all_processes(failure is None):
-        raise OSError(first_line(failure)) from failure
+    def _own_parts(self) -> list[tuple[int, dict[str, Any] | None]]:
+        """Returns each step and its manifest's entry for this part; None if it is damaged."""
+        found = []
+        for step in self.local_steps():
+            try:
+                part = parse_manifest((self.path / str(step) / MANIFEST_FILE).read_bytes()).part
+                found.append((step, part or {"save": "", "is_first": False}))
+            except (DamagedError, OSError):
+                found.append((step, None))
+        return found
+
+    def begin(self, step: int) -> None:
+        """Makes the folders in which a checkpoint is written."""
+        path = self.path / str(step)
+
+        def make() -> None:
+            self._remove_unfinished()
+            if not self.shared:  # from this step on, other processes do not have their parts
+                for other in self.local_steps():
+                    if other >= step:
+                        remove(self.path / str(other))
+            if path.is_symlink() or path.exists():
+                raise FileExistsError(f"{path} is no checkpoint: move it away")
+            (temporary(path) / "state").mkdir(parents=True)
+            (temporary(path) / MANIFEST_FILE).parent.mkdir()
+
+        self.each(make)
+
+    def remove_unfinished(self) -> None:
+        """Removes what an interrupted write has left."""
+        self.each(self._remove_unfinished)
+
+    def _remove_unfinished(self) -> None:
+        for unfinished in self.path.glob(f"*{TEMPORARY_SUFFIX}*"):
+            with contextlib.suppress(OSError):
+                remove(unfinished)
+
+    def set_aside(self, steps: Iterable[int]) -> None:
+        """Renames damaged checkpoints to `STEP.corrupted`, and replaces what has that name."""
+
+        def rename() -> None:
+            for step in sorted({*steps} & {*self.local_steps()}):
+                target = self.path / f"{step}.corrupted"
+                remove(target)
+                (self.path / str(step)).rename(target)
+
+        self.each(rename)
+
+    def delete_all_but(self, count: int) -> None:
+        """Deletes all but the newest checkpoints; warns if one cannot be deleted."""
+        kept = self.steps()[-count:]
+
+        def delete() -> None:
+            for step in reversed(self.local_steps()):  # what stays is often the oldest
+                if step < kept[0]:
+                    remove(self.path / str(step))
+
+        if len(kept) == count:
+            try:
+                self.each(delete)
+            except OSError as error:
+                warnings.warn(
+                    f"old checkpoints in {self.path} cannot be deleted ({first_line(error)}): "
+                    "delete them, or the disk fills.",
+                    stacklevel=5,
+                )
 
 
 def remove(path: Path) -> None:
@@ -229,38 +293,9 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def set_aside(folder: Path, steps: Iterable[int]) -> None:
-    """Renames damaged checkpoints to `STEP.corrupted`, and replaces what has that name."""
-    for step in sorted({*steps} & {*local_steps(folder)}):
-        target = folder / f"{step}.corrupted"
-        remove(target)
-        (folder / str(step)).rename(target)
-
-
 def temporary(path: Path) -> Path:
     """Returns the folder in which a checkpoint is written until it is complete."""
     return path.with_name(path.name + TEMPORARY_SUFFIX)
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Removes what an interrupted write has left in the folder."""
-    for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
-        with contextlib.suppress(OSError):
-            remove(unfinished)
-
-
-def begin(folder: Path, step: int, shared: bool) -> None:
-    """Makes the folders in which a checkpoint is written."""
-    remove_unfinished(folder)
-    path = folder / str(step)
-    if not shared:  # if a checkpoint has this step or a later one, others do not have their parts
-        for other in local_steps(folder):
-            if other >= step:
-                remove(folder / str(other))
-    if path.is_symlink() or path.exists():
-        raise FileExistsError(f"{path} is no checkpoint: move it away")
-    (temporary(path) / "state").mkdir(parents=True)
-    (temporary(path) / MANIFEST_FILE).parent.mkdir()
 
 
 def sum_files(folder: Path, pattern: str, known: Iterable[str] = ()) -> dict[str, int]:
@@ -282,28 +317,33 @@ def _sum_file(path: Path) -> int:
     return number
 
 
-def read_checkpoint(folder: Path, step: int, like: Any, shared: bool, lost: set[int]) -> Restored:
+def read_checkpoint(source: Folder, step: int, like: Any, lost: set[int]) -> Restored:
     """Reads one checkpoint in the form of `like`.
 
     Processes in `lost` have lost their part, and get the arrays of `like`.
     """
-    folder = folder / str(step)
+    folder = source.path / str(step)
     is_lost = jax.process_index() in lost
     manifest = _read_manifest(folder, lost)
-    if (manifest.part is None) != shared:
+    if (manifest.part is None) != source.shared:
         raise ValueError(
             f"shared must be {manifest.part is None}, as in the run that saved {folder}, got "
-            f"{shared}: restore it with the processes of that run."
+            f"{source.shared}: restore it with the processes of that run."
         )
     like = like(manifest.metadata) if is_function(like) else like
     name = f"the checkpoint of step {step}"
     specs = leaf_specs(like)
     require_same_specs(manifest.leaves, specs, name)
     require_types_of_devices(like, name)
+    if manifest.files is None and (narrow := [spec for spec in specs if NARROW.match(spec[2])]):
+        raise ValueError(
+            f"{name} was saved by gossipjax 0.4, which stored types of 8 bits and less in another "
+            f"form, got {narrow[0][2]} of {narrow[0][0]}: go on with 0.4, or save it as bfloat16."
+        )
     leaves, structure = jax.tree.flatten(like)
     if manifest.part is not None:
         _require_own_nodes(manifest.part["nodes"], like, is_lost, folder)
-    _read_together(lambda: is_lost or _check_files(folder, manifest, shared), folder)
+    _read_together(lambda: is_lost or _check_files(folder, manifest, source.shared), folder)
     arrays = _read_together(lambda: leaves if is_lost else _read_arrays(folder, leaves), folder)
     return Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
 
@@ -350,15 +390,12 @@ def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
 
 def _read_arrays(folder: Path, leaves: list[Any]) -> list[Any]:
     """Reads the arrays of the checkpoint in `folder`, in the forms of `leaves`."""
-    forms = {name: _find_form(leaf) for name, leaf in by_number(leaves).items()}
+    item = by_number(leaves)
     number = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=number, active_processes={number})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-        args = ocp.args.PyTreeRestore(
-            item={name: form for name, (form, _) in forms.items()},
-            restore_args={name: options for name, (_, options) in forms.items()},
-        )
+        args = ocp.args.PyTreeRestore(item, restore_args=jax.tree.map(_restore_args, item))
         arrays = reader.restore(folder / "state", args=args)
     return [_give_form(arrays.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
 
@@ -396,16 +433,13 @@ def by_number(leaves: list[Any]) -> dict[str, Any]:
     return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
 
 
-def _find_form(leaf: Any) -> tuple[Any, ocp.RestoreArgs]:
-    """Returns a leaf in the type in which files store it, and how orbax is to read it."""
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
     sharding = getattr(leaf, "sharding", None)
-    if is_encoded(leaf):
-        leaf = jax.ShapeDtypeStruct(leaf.shape, np.uint8, sharding=sharding)
     if sharding is None and is_key(leaf):  # NumPy has no type for keys
         sharding = SingleDeviceSharding(jax.local_devices()[0])
     if sharding is None:
-        return leaf, ocp.RestoreArgs(restore_type=np.ndarray)
-    return leaf, ocp.ArrayRestoreArgs(sharding=sharding)
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    return ocp.ArrayRestoreArgs(sharding=sharding)
 
 
 def _give_form(array: Any, leaf: Any) -> Any:
@@ -417,8 +451,6 @@ def _give_form(array: Any, leaf: Any) -> Any:
         array = np.zeros(leaf.shape, leaf.dtype)
         sharding = getattr(leaf, "sharding", None)
         return array if sharding is None else jax.device_put(array, None if is_free else sharding)
-    if is_encoded(leaf):
-        array = decode(array, leaf.dtype)
     if not is_key(leaf):
         return jax.device_put(np.asarray(array)) if is_free else array
     data = jax.random.key_data(array) if is_key(array) else array  # in an own folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import operator
 import reprlib
 import signal
 import warnings
@@ -22,6 +23,7 @@ from gossipjax.checkpoint._resize import (
     average_nodes,
     change_nodes,
     paths_of_floats,
+    shorten,
 )
 from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
@@ -103,11 +105,9 @@ def make_template(
 def warn_of_changes(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     """Warns in one line of the settings of this run that differ from the saved ones."""
     changes = _find_changes(saved, json.loads(json.dumps(settings)))  # as saved: tuples are lists
-    more = len(changes) - MAX_CHANGES
     if changes:
-        changes = [*changes[:MAX_CHANGES], *([f"and {more} more"] if more > 0 else [])]
-        text = f"settings of the resumed run differ: {'; '.join(changes)}."
-        warnings.warn(text, stacklevel=4)
+        text = shorten(changes, MAX_CHANGES, "; ")
+        warnings.warn(f"settings of the resumed run differ: {text}.", stacklevel=4)
 
 
 def _find_changes(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
@@ -123,11 +123,8 @@ def _find_changes(saved: dict[str, Any], current: dict[str, Any], prefix: str = 
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
-    leaves, structure = jax.tree.flatten(one)
-    other_leaves, other_structure = jax.tree.flatten(other)
-    return structure == other_structure and all(
-        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(leaves, other_leaves, strict=True)
-    )
+    specs = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (one, other))
+    return jax.tree.structure(one) == jax.tree.structure(other) and operator.eq(*specs)
 
 
 def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], TrainState]:

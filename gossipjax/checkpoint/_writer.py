@@ -15,7 +15,6 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from gossipjax.checkpoint._leaves import encode
 from gossipjax.checkpoint._store import MANIFEST_FILE, Manifest, sum_files, temporary
 
 _numbers = itertools.count()  # numbers of writers, the same in all processes
@@ -57,7 +56,7 @@ class Writer:
         folder = epath.Path(temporary(path)) / "state"
         futures: list[Any] = []
         try:
-            args = ocp.args.PyTreeSave({name: encode(leaf) for name, leaf in arrays.items()})
+            args = ocp.args.PyTreeSave(arrays)
             with ThreadPoolExecutor(1) as pool:  # a notebook has a loop in this thread
                 save = self._handler.async_save(folder, args=args)
                 futures = pool.submit(asyncio.run, save).result() or []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from short_runs import names_in
 
-from gossipjax.checkpoint import Checkpoints, _checkpoints
+from gossipjax.checkpoint import Checkpoints, _store
 
 NAMES = ["1", "2", "3", "3.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp", ".lock"]
 KINDS = ["file", "folder", "link to a file", "link to a folder", "link to nothing", "hard link"]
@@ -110,14 +110,14 @@ def test_a_folder_that_is_none(kind, tmp_path, outside):
 
 
 def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch):
-    remove = _checkpoints.remove
+    remove = _store.remove
 
     def remove_or_fail(path):
         if path.name == "1":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         remove(path)
 
-    monkeypatch.setattr(_checkpoints, "remove", remove_or_fail)
+    monkeypatch.setattr(_store, "remove", remove_or_fail)
 
     def train():
         with Checkpoints(folder, max_to_keep=2) as checkpoints:

@@ -211,7 +211,7 @@ def make_same(saved):
         (SETTINGS, SETTINGS | {"a": None}, "a was not there, is None"),
         (SETTINGS, SETTINGS | {"sgd": {"betas": [0.9, 0.99]}}, "sgd.momentum was .*, is not there"),
         ({"a": 1, "b": "x"}, {"a": 2}, "a was 1, is 2; b was 'x', is not there"),
-        (MANY, dict.fromkeys(MANY, 2), "a was 1, is 2; b .*; c .*; d was 1, is 2; and 2 more"),
+        (MANY, dict.fromkeys(MANY, 2), "a was 1, is 2; b .*; c .*; d was 1, is 2 and 2 more"),
     ],
 )
 def test_settings_that_differ_are_named_once(saved, current, message, nodes, tmp_path):
