@@ -13,16 +13,17 @@ from typing import Any
 import jax
 
 from gossipjax import launch, meshes
-from gossipjax.checkpoint._leaves import as_arrays
+from gossipjax.checkpoint._leaves import as_arrays, leaf_specs
 from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
     DamagedError,
     Folder,
+    Manifest,
     Restored,
     by_number,
     first_line,
-    make_manifest,
+    make_part,
     read_checkpoint,
     require_metadata,
 )
@@ -31,6 +32,7 @@ from gossipjax.checkpoint._train_state import (
     Preempted,
     fit_state,
     make_template,
+    name_processes,
     require_make_tx,
     take_kept_nodes,
     warn_of_changes,
@@ -140,7 +142,6 @@ class Checkpoints:
         self._failure: Exception | None = None
         self._problem: str | None = None  # why the last write failed, if it did
         self._is_entered = False
-        self._is_writing = False
         self._damaged: set[int] = set()  # that could not be renamed
         self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
@@ -166,15 +167,9 @@ class Checkpoints:
             if kind is None:
                 self.close()
                 is_preempted = self._every is not None and any_process(self._is_preempted)
-            else:  # others may go on, so this process asks them nothing, and completes its part
-                try:
-                    self._writer.wait()
-                except Exception as reason:
-                    warnings.warn(
-                        f"the checkpoint of step {self._last_step} could not be written to "
-                        f"{self.folder} ({first_line(reason)}): older ones are untouched.",
-                        stacklevel=2,
-                    )
+            # The others may go on, so this process asks them nothing, and completes its part.
+            elif (failure := self._failure or self._writer.wait()) is not None:
+                warnings.warn(f"{self._describe(failure)}: older ones are untouched.", stacklevel=2)
         # SIGTERM came after the last step, for example in the last write. All is written now.
         if kind is None and (is_preempted or self._is_preempted):
             if self._former_handler == signal.SIG_DFL:
@@ -271,7 +266,7 @@ class Checkpoints:
             return resumed
         kept, resumed = take_kept_nodes(resumed, lost)
         warnings.warn(
-            f"process {', '.join(map(str, sorted(lost)))} has no checkpoint in its folder, as "
+            f"process {name_processes(lost)} has no checkpoint in its folder, as "
             f"{self.folder}: all nodes start from the average model of nodes {kept} at step "
             f"{restored.step}. If a disk is not mounted there, end the run and mount it.",
             stacklevel=4,
@@ -320,7 +315,7 @@ class Checkpoints:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
-        leaves = as_arrays(meshes.on_auto_axes(state), "state", self._is_shared)
+        leaves = as_arrays(meshes.on_auto_axes(state), self._is_shared)
         self._acquire()
         self._finish_write()
         with meet_within(self._timeout):
@@ -344,10 +339,9 @@ class Checkpoints:
                 f"{later}: resume from the newest, remove or rename what you do not want, or save "
                 "in another folder."
             )
-        former = None if self._is_shared else steps
-        manifest = make_manifest(step, state, leaves, metadata, former)
+        part = None if self._is_shared else make_part(leaves, is_first=not steps)
+        manifest = Manifest(step, leaf_specs(state), metadata, part)
         self._last_step = step
-        self._is_writing = True
         try:
             if self._damaged:
                 self._store.set_aside(self._damaged)
@@ -410,7 +404,7 @@ class Checkpoints:
         if lost:
             raise OSError(
                 f"every process must have its part of a checkpoint, got none in {self.folder} of "
-                f"process {', '.join(map(str, sorted(lost)))}: Checkpoints.resume starts its nodes "
+                f"process {name_processes(lost)}: Checkpoints.resume starts its nodes "
                 "from the average of the others."
             )
         return restored
@@ -459,14 +453,9 @@ class Checkpoints:
     def _finish_write(self, warns: bool = True) -> None:
         """Waits for a write in progress. If it failed on any process, cleans up and says so."""
         launch.advance(slow=True)
-        failure = self._failure
+        is_writing = self._writer.is_writing
+        failure = self._writer.wait() or self._failure
         self._failure = None
-        is_writing = self._is_writing
-        self._is_writing = False
-        try:
-            self._writer.wait()
-        except Exception as error:
-            failure = error
         if all_processes(failure is None):
             if is_writing:
                 self._problem = None
@@ -474,10 +463,7 @@ class Checkpoints:
                 self._store.delete_all_but(self._max_to_keep)
             return
         self._store.remove_unfinished()
-        self._problem = (
-            f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
-            f"({first_line(failure)})"
-        )
+        self._problem = self._describe(failure)
         if self._must_write:
             problem = self._problem
             self._problem = None
@@ -490,6 +476,12 @@ class Checkpoints:
                 f"{self._problem}: the run continues, and older checkpoints are untouched.",
                 stacklevel=3,
             )
+
+    def _describe(self, failure: Exception | None) -> str:
+        return (
+            f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
+            f"({first_line(failure)})"
+        )
 
 
 def _require_folder(folder: str | Path, what: str) -> Path:

@@ -19,25 +19,22 @@ SETTINGS = {
 }
 
 
-def as_arrays(tree: Any, name: str, shared: bool) -> list[Any]:
-    """Returns every leaf as an array: JAX's arrays unchanged, and copies of all others."""
-
-    def as_array(path: Any, leaf: Any) -> Any:
+def as_arrays(tree: Any, shared: bool) -> list[Any]:
+    """Returns every leaf of a state as an array: JAX's unchanged, and copies of all others."""
+    arrays = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = f"state{jax.tree_util.keystr(path)}"
         if not shared and not is_on_all_processes(leaf):
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must be an array on the devices of all "
-                "processes where their folders are not shared, got one of this process alone: "
-                "make it by gx.Nodes.put, or save it as metadata."
+                f"{name} must be an array on the devices of all processes where their folders are "
+                "not shared, got one of this process alone: make it by gx.Nodes.put, or save it as "
+                "metadata."
             )
-        if isinstance(leaf, jax.Array):
-            return leaf
-        array = np.array(leaf)
-        if array.dtype.kind in "OSU":  # objects and texts
-            path = jax.tree_util.keystr(path)
-            raise ValueError(f"{name}{path} must be an array or a number, got {leaf!r}.")
-        return array
-
-    return [as_array(*item) for item in jax.tree_util.tree_leaves_with_path(tree)]
+        array = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+        if isinstance(array, np.ndarray) and array.dtype.kind in "OSU":  # objects and texts
+            raise ValueError(f"{name} must be an array or a number, got {leaf!r}.")
+        arrays.append(array)
+    return arrays
 
 
 def leaf_specs(tree: Any) -> list[list[Any]]:
@@ -103,14 +100,12 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
         if old == new or (old and new and _without_variable(old) == _without_variable(new)):
             continue
         way_out = "It is of another model, optimizer or algorithm."
-        for spec in filter(None, (old, new)):
-            if (setting := _find_setting(spec[0])) is not None:
-                way_out = (
-                    f"It is of another {setting}, or go on from the average model by "
-                    "gossipjax.checkpoint.change_nodes."
-                )
-        is_stacked = bool(old and new and old[1] and new[1] and old[1][0] != new[1][0])
-        if is_stacked and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
+        if setting := _find_setting(old) or _find_setting(new):
+            way_out = (
+                f"It is of another {setting}, or go on from the average model by "
+                "gossipjax.checkpoint.change_nodes."
+            )
+        elif old and new and _without_nodes(old) == _without_nodes(new):
             way_out = (
                 "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "
                 "was saved and give it to gossipjax.checkpoint.change_nodes."
@@ -124,7 +119,12 @@ def _without_variable(spec: list[Any]) -> list[Any]:
     return [spec[0].removesuffix(".value"), *spec[1:]]
 
 
-def _find_setting(path: str) -> str | None:
+def _without_nodes(spec: list[Any]) -> list[Any]:
+    return [spec[0], len(spec[1]), spec[1][1:], spec[2]]
+
+
+def _find_setting(spec: list[Any] | None) -> str | None:
+    path = spec[0] if spec else ""
     return next((setting for name, setting in SETTINGS.items() if name in path), None)
 
 
@@ -132,7 +132,7 @@ def _describe(spec: list[Any] | None) -> str:
     if spec is None:
         return "nothing more"
     path, shape, kind = spec
-    return f"{path}: {kind}" if _find_setting(path) else f"{path}: {shape} {kind}"
+    return f"{path}: {kind}" if _find_setting(spec) else f"{path}: {shape} {kind}"
 
 
 def is_on_all_processes(leaf: Any) -> bool:

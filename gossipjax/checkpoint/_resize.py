@@ -83,9 +83,10 @@ def change_nodes(
 
     A new node has weight 1, and nothing is in flight. Low-precision parameters keep in float32
     residuals what rounding `z` left over. The count of the gossip goes on; a chain that had no
-    gossip starts at 0. Some algorithms keep parts of their own (`extra`). Each part has a rule:
-    take the average, the maximum or the first of the old nodes, or what `tx.init` makes from `z`. A
-    part that is missing from the old state, or has another shape there, is also made from `z`.
+    gossip starts at 0. Parts that only one algorithm keeps (`extra`) follow their rules: the
+    average, the maximum or the first of the old nodes, or what `tx.init` makes from `z`, as for
+    parts that the old state does not have in this shape. Parameters that do not gossip
+    (`optax.masked`, `optax.multi_transform`) are averaged without weights.
 
     All new nodes get the average of the rest of the optimizer's state (momentum, the moments of
     Adam) and the maximum of integers (step counts). `tx` may use another algorithm or topology than
@@ -95,9 +96,6 @@ def change_nodes(
     `jax.random.fold_in(key, j)` of node 0's key. A uint32 array `[..., 2]` or `[..., 4]` counts as
     raw keys if its path has a name with `key` or `rng` in it. Only a part of `extra` whose rule is
     `"first"` is the same on all nodes, keys included.
-
-    If gossip exchanges only a part of the parameters (`optax.masked`, `optax.multi_transform`), all
-    other parameters are averaged over the nodes without weights.
 
     Args:
       params: the parameters `[N, ...]`, NumPy arrays or JAX's, with all nodes in this process.

@@ -83,22 +83,10 @@ class Manifest(NamedTuple):
 TYPES = (int, list, dict, dict | None, dict | None)  # of the fields
 
 
-def make_manifest(
-    step: int,
-    state: Any,
-    leaves: list[Any],
-    metadata: dict[str, Any],
-    former: list[int] | None,
-) -> Manifest:
-    """Makes the manifest of a state, which its writer completes by the files.
-
-    `former` are the steps that were complete before, if each process has its own folder.
-    """
-    part = None
-    if former is not None:
-        save = gather_texts(uuid.uuid4().hex)[0]
-        part = {"nodes": held_nodes(leaves), "save": save, "is_first": not former}
-    return Manifest(step, leaf_specs(state), metadata, part)
+def make_part(leaves: list[Any], is_first: bool) -> dict[str, Any]:
+    """Returns what a manifest says of its part, if each process has its own folder."""
+    save = gather_texts(uuid.uuid4().hex)[0]
+    return {"nodes": held_nodes(leaves), "save": save, "is_first": is_first}
 
 
 def parse_manifest(content: bytes) -> Manifest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import operator
@@ -64,19 +63,16 @@ def require_make_tx(make_tx: Any) -> None:
 
     It is called only when a run is resumed, which may be days later.
     """
-    problem = "" if callable(make_tx) else "it cannot be called"
-    if not problem:
-        with contextlib.suppress(ValueError):  # of C, for example, and shows no arguments
-            try:
-                inspect.signature(make_tx).bind({})
-            except TypeError as error:
-                problem = f"called with the metadata it fails: {error}"
-    if problem:
+    try:
+        inspect.signature(make_tx).bind({})
+    except TypeError as error:
         raise ValueError(
             "make_tx must be a function of the metadata that returns an optax transform, got "
-            f"{reprlib.repr(make_tx)} ({problem}). Write `lambda saved: tx`, or build the chain "
-            'for saved["nodes"] nodes, so that the run can be resumed with another number.'
-        )
+            f"{reprlib.repr(make_tx)} ({error}). Write `lambda saved: tx`, or build the chain for "
+            'saved["nodes"] nodes, so that the run can be resumed with another number.'
+        ) from error
+    except ValueError:  # a function in C may not show its arguments
+        pass
 
 
 def make_template(
@@ -131,30 +127,29 @@ def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], Train
     """Returns the nodes of which no process has lost a part, and their rows, on every process."""
     first = jax.tree.leaves(state.params)[0]
     rows = range(first.shape[0])
-    devices = first.sharding.devices_indices_map(first.shape)
-    gone = {
-        row
-        for device, index in devices.items()
-        if device.process_index in lost
-        for row in rows[index[0]]
-    }
-    kept = sorted({*rows} - gone)
+    places = first.sharding.devices_indices_map(first.shape).items()
+    gone = [rows[index[0]] for device, index in places if device.process_index in lost]
+    kept = sorted({*rows}.difference(*gone))
     if not kept:
         raise OSError(
             f"at least one node must be whole, got parts of all {len(rows)} that were on process "
-            f"{', '.join(map(str, sorted(lost)))}, which has no checkpoint in its folder: mount "
-            "its disk, or begin in empty folders."
+            f"{name_processes(lost)}, which has no checkpoint in its folder: mount its disk, or "
+            "begin in empty folders."
         )
 
     def take(leaf: Any) -> Any:
-        if is_key(leaf):
-            return jax.random.wrap_key_data(
-                take(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
-            )
-        return to_host(leaf)[np.array(kept, int)]
+        data = jax.random.key_data(leaf) if is_key(leaf) else leaf
+        part = to_host(data)[np.array(kept)]
+        return (
+            jax.random.wrap_key_data(part, impl=jax.random.key_impl(leaf)) if is_key(leaf) else part
+        )
 
     arrays = jax.tree.map(take, state.arrays)
     return kept, TrainState(state.step, *arrays, metadata=state.metadata)
+
+
+def name_processes(processes: set[int]) -> str:
+    return ", ".join(map(str, sorted(processes)))
 
 
 def fit_state(

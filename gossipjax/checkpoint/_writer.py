@@ -50,34 +50,32 @@ class Writer:
             use_compression=False, multiprocessing_options=processes, **options
         )
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether `wait` will say how a write ended."""
+        return self._thread is not None
+
     def write(self, path: Path, arrays: dict[str, Any], manifest: Manifest) -> None:
         """Copies the arrays, by their numbers, to the host, and begins to write them."""
         self._count += 1
         folder = epath.Path(temporary(path)) / "state"
         futures: list[Any] = []
         try:
-            args = ocp.args.PyTreeSave(arrays)
+            save = self._handler.async_save(folder, args=ocp.args.PyTreeSave(arrays))
             with ThreadPoolExecutor(1) as pool:  # a notebook has a loop in this thread
-                save = self._handler.async_save(folder, args=args)
                 futures = pool.submit(asyncio.run, save).result() or []
         except Exception as error:  # the others wait for this process in their threads
             self._failure = error
         self._thread = threading.Thread(target=self._complete, args=(path, futures, manifest))
         self._thread.start()
 
-    def wait(self) -> None:
-        """Returns when the checkpoint is complete, or this process has written its part.
-
-        Raises:
-          Exception: if this process could not write its part; orbax raises many kinds.
-        """
+    def wait(self) -> Exception | None:
+        """Waits until the checkpoint is complete, or this part of it; returns why it failed."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
         failure = self._failure
-        self._failure = None
-        if failure is not None:
-            raise failure
+        self._thread = self._failure = None
+        return failure
 
     def _complete(self, path: Path, futures: list[Any], manifest: Manifest) -> None:
         folder = temporary(path)
