@@ -79,7 +79,7 @@ def renamed(order: str = "", **new: str) -> Callable[[F], F]:
     ...     return strength, axis_name
     >>> pull(alpha=0.5)
     Traceback (most recent call last):
-    TypeError: pull takes strength in the place of alpha since gossipjax 0.5.0.
+    TypeError: pull takes strength instead of alpha since gossipjax 0.5.0.
     >>> pull(0.5, "rows")
     Traceback (most recent call last):
     TypeError: pull takes axis_name by its name since gossipjax 0.5.0: write axis_name='rows'.
@@ -106,7 +106,7 @@ def renamed(order: str = "", **new: str) -> Callable[[F], F]:
                 now = ", ".join(values.get(name, f"{name}={x!r:.60}") for name, x in pairs)
                 raise TypeError(f"{call} takes {what} by {how} {SINCE}: write {now}.")
             for old in new.keys() & kwargs.keys():
-                raise TypeError(f"{call} takes {new[old]} in the place of {old} {SINCE}.")
+                raise TypeError(f"{call} takes {new[old]} instead of {old} {SINCE}.")
             return fn(*args, **kwargs)
 
         return checked

@@ -472,7 +472,7 @@ def push_sum_outer(
     Args:
       optimizer: as `sgd`, of `D = z - y`, `[N, D]`: each number by itself.
       weights: `[N]`, at the start; 1 if not given.
-      move: `(y, k) -> u`, in the place of `updates`.
+      move: `(y, k) -> u`, instead of `updates`.
     """
     w = np.ones(len(starts)) if weights is None else weights
     x, y, anchor = w[:, None] * starts, starts, starts

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from mutants import find_fault, read_table
 
+from gossipjax.exchanges.plan import Plan
+from gossipjax.exchanges.state import Exchanging
+
 ROOT = Path(__file__).parent.parent
 LIBRARY = sorted((ROOT / "gossipjax").rglob("*.py"))
 EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.py"))
@@ -54,7 +57,7 @@ ALLOWED_PACKAGES = {
     "flax.py": {"flax", "optax"},
     "topology": {"cvxpy", "numpy"},
     "dirichlet.py": {"numpy"},
-    "checkpoint": {"jax", "numpy", "optax", "orbax"},
+    "checkpoint": {"etils", "jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},
     "launch": {"jax", "numpy"},
 }
@@ -134,20 +137,44 @@ def test_imports_run_downwards():
     assert violations == []
 
 
-STATES = re.compile(r"OuterState|OuterPlan|ErrorFeedback|\bouter_(state|plan|average)\b")
+def list_answering(path: Path) -> list[str]:
+    """The classes of a file that answer for an algorithm: states and plans."""
+    classes = [node for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)]
+    marks = [{ast.unparse(x) for x in (*c.decorator_list, *c.bases)} for c in classes]
+    marked = zip(classes, marks, strict=True)
+    return [c.name for c, names in marked if names & {"Exchanging.register", "Plan"}]
+
+
+ALGORITHM_FILES = [path for path in LIBRARY if name_of(path).startswith("gossipjax/algorithms")]
+
+
+def test_states_answer_all_that_is_asked():
+    """`register` itself looks at nothing."""
+    fields = {*Exchanging.__annotations__}
+    states = []
+    for path in LIBRARY:
+        for name in list_answering(path):
+            kind = getattr(importlib.import_module(dotted_name(path)), name)
+            if not issubclass(kind, Plan):
+                states.append(name)
+                methods = Exchanging.__abstractmethods__ if kind.mixes_models else ()
+                assert {*fields, *methods} <= {*dir(kind)}, name
+    assert len(states) >= 3
 
 
 def test_nobody_names_an_algorithm_but_its_own_files():
     """They ask a state or its plan; and no algorithm builds on another."""
     violations = []
+    kinds = "|".join(name for path in ALGORITHM_FILES for name in list_answering(path))
     for path in LIBRARY:
         own = room_of(dotted_name(path)) if path.stem not in ("__init__", "_public") else ""
-        is_algorithm = name_of(path).startswith("gossipjax/algorithms")
-        if own and not is_algorithm and (found := STATES.search(path.read_text())):
+        is_algorithm = path in ALGORITHM_FILES
+        if own and not is_algorithm and (found := re.search(kinds, path.read_text())):
             violations.append(f"{name_of(path)} names {found[0]}")
         for module, _ in imported_names(parse(path)):
             others = "gossipjax.algorithms."
-            is_same = path.parent.name == "outer" and module.startswith(f"{others}outer.")
+            folder = f"{others}{path.parent.name}."
+            is_same = path.parent.name != "algorithms" and module.startswith(folder)
             if is_algorithm and own and module.startswith(others) and not is_same:
                 violations.append(f"{name_of(path)} imports {module}")
     assert violations == []

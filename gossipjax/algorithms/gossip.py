@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import optax
@@ -13,7 +13,13 @@ from gossipjax.collectives import StepLike, require_schedule, upcast
 from gossipjax.exchanges.model import debias, push_sum_weight, scale, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_like
+from gossipjax.exchanges.transform import (
+    Combined,
+    gossip_transform,
+    make_route,
+    require_like,
+    require_number,
+)
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
@@ -55,6 +61,7 @@ def gossip(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
     takes_gradients: bool = False,
+    models: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an algorithm from its equations for one node. Put it *last* in a chain.
 
@@ -88,11 +95,14 @@ def gossip(
         `("restart", lambda params: jnp.ones(()))`.
       takes_gradients: whether `combine` is the optimizer. Then `u` are gradients, and `combine`
         makes its own step, `x - rate u`.
+      models: how many trees like the parameters `node.mix` sends in a step, below 1 for a part; for
+        the cost model.
       axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
-      ValueError: when traced, if `combine` never calls `node.mix`, or returns another tree. What
-        `gx.sgp` refuses raises this error, too.
+      ValueError: if `keeps` has another rule. When traced, if `combine` never calls `node.mix`,
+        returns another tree, or sends another whole number of `models`. What `gx.sgp` refuses
+        raises this error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -108,9 +118,22 @@ def gossip(
         name: rule if isinstance(rule, tuple) else (rule, zeros_like_model)
         for name, rule in (keeps or {}).items()
     }
+    for name, (rule, _) in parts.items():
+        if rule not in get_args(Rule):
+            raise ValueError(
+                f"keeps[{name!r}] of gossip must be 'average' or 'restart', what a new number of "
+                f"nodes makes of it, got {rule!r}. All kept trees start as zeros, or give a pair "
+                "(rule, start)."
+            )
+    if models is not None:
+        require_number(models, "models of gossip", "above 0", lambda m: m > 0)
     route = make_route("gossip", axis_name, local_axis_name, wire)
     plan = ExchangePlan(
-        schedule, wire=route, takes_gradients=takes_gradients, moves_by_zeros=bool(parts)
+        schedule,
+        wire=route,
+        models=models,
+        takes_gradients=takes_gradients,
+        moves_by_zeros=bool(parts),
     )
     push_sum = not schedule.is_doubly_stochastic
 
@@ -129,10 +152,17 @@ def gossip(
         weight = push_sum_weight(state)
         node = Node(exchange.mix, kept, state.count, step, weight)
         result = combine(x, upcast(updates), node)
-        if not exchange.is_done:
+        if not exchange.sent:
             raise ValueError(
                 "combine of gossip must call node.mix, got no call: it would exchange nothing. "
                 "Without exchange, leave gx.gossip out of the chain."
+            )
+        size = sum(leaf.size for leaf in jax.tree.leaves(x))
+        sent = exchange.sent / max(1, size)
+        if isinstance(models, int) and round(sent) != models:
+            raise ValueError(
+                f"models of gossip must be what combine sends by node.mix, {sent:.6g} trees like "
+                f"the parameters, got {models}."
             )
         if parts:
             result, state = _keep(result, kept, state)
@@ -146,17 +176,17 @@ class _Exchange:
     """The exchanges of one update; all use the round of its step."""
 
     def __init__(self, state: GossipState, step: StepLike):
-        self.is_done = False
+        self.sent = 0  # values
         self.weight = state.weight
         self._state = state
         self._step = step
 
     def mix(self, tree: Any, averages: Any = None) -> Any:
         """Returns `P tree`, and mixes the weight too."""
-        if self.is_done:
+        if self.sent:
             # XLA would compute the first exchange anew for each peer of the next one, and so on.
             tree, averages = jax.lax.optimization_barrier((tree, averages))
-        self.is_done = True
+        self.sent += sum(leaf.size for leaf in jax.tree.leaves((tree, averages)))
         state = self._state
         if averages is None:
             mixed, self.weight = mix_once(tree, self.weight, state, self._step)

@@ -47,7 +47,7 @@ def gradient_tracking(
     as `extra["correction"]`. If the number of nodes changes, `c` restarts from 0.
 
     With `damped`, a node whose weight is below 1 follows its updates slowly. The algorithm then
-    uses `v` in the place of `u`. `v` is 0 at the start, and equals `u` if all weights are 1:
+    uses `v` instead of `u`. `v` is 0 at the start, and equals `u` if all weights are 1:
 
         v <- v + min(1, w) (u - v)
 
@@ -82,7 +82,7 @@ def gradient_tracking(
     require_schedule(schedule, "gradient_tracking")
     route = make_route("gradient_tracking", axis_name, local_axis_name, wire)
     damped = damped and not schedule.is_doubly_stochastic
-    plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True)
+    plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True, mixes_any_update=True)
     zeros: dict[str, OnResize] = {"correction": "restart"}
     if damped:
         zeros["damped"] = "restart"

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from gossipjax.collectives import StepLike, require_doubly_stochastic
-from gossipjax.exchanges.model import add, scale, subtract
+from gossipjax.exchanges.model import add_scaled, interpolate, rate_at, scale, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
@@ -37,7 +37,7 @@ def quasi_global(
     local_axis_name: str | None = None,
     wire: WireLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """QG-DSGDm: the momentum follows the mixed models. Put it *last*, in the place of SGD.
+    """QG-DSGDm: the momentum follows the mixed models. Put it *last*, instead of SGD.
 
     The chain hands on gradients `g`, for example after clipping or weight decay. If `x` are the
     parameters, `[...]` per node, and `m` is their quasi-global momentum, 0 at the start:
@@ -139,22 +139,3 @@ def _growth(schedule: Schedule, b: float, mu: float) -> float:
 
     start = np.random.default_rng(0).normal(size=(schedule.size, 2 * COLUMNS))
     return growth_of_differences(schedule, move, start)
-
-
-def interpolate(old: Any, new: Any, keep: Any) -> Any:
-    """Returns `keep old + (1 - keep) new`, leaf by leaf."""
-
-    def interpolate(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.asarray(keep, a.dtype) * a + jnp.asarray(1 - keep, a.dtype) * b
-
-    return jax.tree.map(interpolate, old, new)
-
-
-def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
-    """The learning rate after `count` updates."""
-    return jnp.asarray(rate(count) if callable(rate) else rate)
-
-
-def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
-    """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
-    return add(scale(tree, factor), gradients)

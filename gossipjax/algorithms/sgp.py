@@ -87,5 +87,7 @@ def sgp(
     require_choice(order, "order of sgp", get_args(Order))
     damped = damped and not schedule.is_doubly_stochastic
     route = make_route("sgp", axis_name, local_axis_name, wire)
-    plan = ExchangePlan(schedule, wire=route, order=order, moves_by_zeros=damped)
+    plan = ExchangePlan(
+        schedule, wire=route, order=order, moves_by_zeros=damped, mixes_any_update=True
+    )
     return mix_updated("sgp", plan, push_sum=True, damped=damped)

@@ -22,7 +22,7 @@ def d2(schedule: Schedule, *, axis_name: str = "nodes") -> optax.GradientTransfo
 
     which is `x_{k+1} = W (2 x_k - x_{k-1} + u_k - u_{k-1})`. D2 diverges unless the smallest
     eigenvalue of `W` is above -1/3; so you cannot use `ring(n)` with an even n above 2. With
-    `(W + I) / 2` in the place of `W` you get exact diffusion, which works for any `W`.
+    `(W + I) / 2` instead of `W` you get exact diffusion, which works for any `W`.
 
     Args:
       schedule: one round, symmetric, doubly stochastic, with eigenvalues above -1/3.
@@ -66,4 +66,4 @@ def d2(schedule: Schedule, *, axis_name: str = "nodes") -> optax.GradientTransfo
         x = node.mix(y if is_exact else optax.tree.add(y, node.kept["correction"]))
         return x, {"correction": optax.tree.sub(x, y)}
 
-    return gossip(schedule, combine, keeps={"correction": "restart"}, axis_name=axis_name)
+    return gossip(schedule, combine, keeps={"correction": "restart"}, axis_name=axis_name, models=1)

@@ -7,8 +7,9 @@ from typing import Any
 import optax
 
 from gossipjax.algorithms.gossip import Node, gossip
-from gossipjax.algorithms.quasi_global import add_scaled, rate_at
 from gossipjax.collectives import require_doubly_stochastic
+from gossipjax.exchanges.model import add_scaled, rate_at
+from gossipjax.exchanges.transform import require_scalar
 from gossipjax.topology.schedule import Schedule
 
 
@@ -20,7 +21,7 @@ def mixed_momentum(
     nesterov: bool = False,
     axis_name: str = "nodes",
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD that mixes the momentum, too. Put it *last*, in the place of SGD.
+    """D-PSGD that mixes the momentum, too. Put it *last*, instead of SGD.
 
     The chain hands on gradients `g`. If `x` are the parameters and `m` is their momentum, 0 at the
     start:
@@ -49,6 +50,8 @@ def mixed_momentum(
     ([0.0, 0.0], [2.0, 2.0])
     """
     require_doubly_stochastic(schedule, "mixed_momentum")
+    what = "momentum of mixed_momentum"
+    require_scalar(momentum, what, "from 0 to below 1", lambda b: 0 <= b < 1)
 
     def combine(x: Any, g: Any, node: Node) -> tuple[Any, dict[str, Any]]:
         m = add_scaled(g, momentum, node.kept["momentum"])
@@ -57,5 +60,10 @@ def mixed_momentum(
         return x, {"momentum": m}
 
     return gossip(
-        schedule, combine, keeps={"momentum": "average"}, axis_name=axis_name, takes_gradients=True
+        schedule,
+        combine,
+        keeps={"momentum": "average"},
+        axis_name=axis_name,
+        takes_gradients=True,
+        models=2,
     )

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.algorithms.gossip import Node, Rule, gossip
-from gossipjax.algorithms.quasi_global import add_scaled, interpolate, rate_at
 from gossipjax.collectives import require_doubly_stochastic
+from gossipjax.exchanges.model import add_scaled, interpolate, rate_at
+from gossipjax.exchanges.transform import require_scalar
 from gossipjax.topology.schedule import Schedule
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
@@ -60,6 +61,9 @@ def quasi_global_adam(
     [0.5, 0.5, -0.1, 0.1]
     """
     require_doubly_stochastic(schedule, "quasi_global_adam")
+    for name, value in (("b1", b1), ("b2", b2)):
+        what = f"{name} of quasi_global_adam"
+        require_scalar(value, what, "from 0 to below 1", lambda b: 0 <= b < 1)
     weight = 1 - b1 if gradient_weight is None else gradient_weight
 
     def combine(x: Any, g: Any, node: Node) -> tuple[Any, dict[str, Any]]:
@@ -81,4 +85,6 @@ def quasi_global_adam(
         return new, {"mean": mean, "square": square}
 
     kept: dict[str, Rule] = {"mean": "average", "square": "average"}
-    return gossip(schedule, combine, keeps=kept, axis_name=axis_name, takes_gradients=True)
+    return gossip(
+        schedule, combine, keeps=kept, axis_name=axis_name, takes_gradients=True, models=1
+    )

@@ -65,7 +65,7 @@ def sparta(
         values = node.mix(list(map(_take, leaves, slices)))
         return jax.tree.unflatten(structure, list(map(_put, leaves, slices, values)))
 
-    return gossip(schedule, combine, axis_name=axis_name)
+    return gossip(schedule, combine, axis_name=axis_name, models=1 / period)
 
 
 def draw_slice(size: int, period: int, seed: int, leaf: int, count: jax.Array) -> jax.Array:

@@ -87,6 +87,7 @@ class Exchange(plan.Exchange):
     [0.1, 0.1]
     """
 
+    models: float = dataclasses.field(default=1, kw_only=False)  # known here, and not None
     kind: Kind = "ring"
     layers: int = 0
     fragment: int = 0

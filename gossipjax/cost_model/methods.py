@@ -146,6 +146,12 @@ def _time(
     """Adds to the exchanges of a plan how they travel."""
     timed: list[Exchange] = []
     for exchange in exchanges:
+        if exchange.models is None:
+            raise ValueError(
+                "models must be known to the cost model, got an algorithm of gx.gossip without: "
+                "write gx.gossip(..., models=2) if node.mix sends two trees like the parameters. "
+                "gx.bytes_per_step counts what a transform sends."
+            )
         is_average = exchange.schedule is None
         fragment = sum(other.schedule is None for other in timed) if is_average else 0
         timed.append(

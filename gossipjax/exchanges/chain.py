@@ -112,14 +112,14 @@ def require_order(opt_state: optax.OptState) -> None:
     gradients over the axis of its gossip. What is not known passes.
     """
     for chain, inside in _find_chains(opt_state, None):
-        for place, part in enumerate(chain):
+        for i, part in enumerate(chain):
             if isinstance(part, WeightedState):
-                _require_next_exchange(chain[place + 1 :], inside)
+                _require_next_exchange(chain[i + 1 :], inside)
             unmasked = find_parts(part, Exchanging, *MASKS)
             for exchange in find_parts(part, Exchanging):
                 # What optax.masked stands around may be of other parameters.
                 passes = () if any(exchange is one for one in unmasked) else MASKS
-                _require_place(exchange, chain[:place], chain[place + 1 :], passes)
+                _require_place(exchange, chain[:i], chain[i + 1 :], passes)
     _require_one_exchange(opt_state)
 
 
@@ -403,7 +403,7 @@ def exchange(
     state = find_exchange(opt_state)
     if state is None or state.plan.lead() is None:
         raise ValueError(
-            "the exchange must need nothing of its step, as that of gx.osgp, gx.dpsgd or gx.sgp("
+            "the exchange must need nothing of its step, as of gx.osgp, gx.dpsgd or gx.sgp("
             'order="combine-while-adapting"), got the state of another algorithm, which exchanges '
             "inside tx.update."
         )

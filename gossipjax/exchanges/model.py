@@ -125,6 +125,25 @@ def scale(x: Any, factor: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(factor, leaf.dtype) * leaf, x)
 
 
+def interpolate(old: Any, new: Any, keep: Any) -> Any:
+    """Returns `keep old + (1 - keep) new`, leaf by leaf."""
+
+    def interpolate(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.asarray(keep, a.dtype) * a + jnp.asarray(1 - keep, a.dtype) * b
+
+    return jax.tree.map(interpolate, old, new)
+
+
+def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
+    """The learning rate after `count` updates."""
+    return jnp.asarray(rate(count) if callable(rate) else rate)
+
+
+def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
+    """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
+    return add(scale(tree, factor), gradients)
+
+
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
     """`optax.apply_updates` that also takes updates wider than the parameters, if JAX is strict.
 

@@ -33,7 +33,8 @@ class Exchange:
 
     Attributes:
       schedule: number m is made by its round m; None if all nodes average at once.
-      models: the trees like the parameters in a message; below 1 for a part of one.
+      models: the trees like the parameters in a message, below 1 for a part of one; None if the
+        algorithm does not say.
       wire: the codec of the values; None for their type.
       every: the steps from one exchange to the next.
       phase: the step at whose end the first exchange starts.
@@ -47,7 +48,7 @@ class Exchange:
     """
 
     schedule: Schedule | None
-    models: float = 1
+    models: float | None = 1
     wire: Codec | None = None
     every: int = 1
     phase: int = 0
@@ -135,7 +136,10 @@ class Plan:
         return self.lead() is not None
 
     def fields(self, step: int) -> dict[str, Used]:
-        """The fields of the state that only some steps use, and their use at `step`."""
+        """The fields of the state that only some steps use, and their use at `step`.
+
+        Such a field is a tuple with an entry for each fragment.
+        """
         return {}
 
     def in_words(self) -> str:
@@ -185,9 +189,12 @@ class ExchangePlan(Plan):
     wire: Wire = DEFAULT_WIRE
     period: int = 1  # steps from one exchange to the next, if `schedule` is None
     order: Order = "adapt-then-combine"
-    models: int = 1  # trees like the parameters in a message
+    models: float | None = 1  # trees like the parameters that a step sends; None if not known
     takes_gradients: bool = False
     moves_by_zeros: bool = False
+    # Whether it moves a model by any update and then mixes it, also with parts that it keeps: outer
+    # steps can then be its updates.
+    mixes_any_update: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def exchanges_early(self) -> bool:

@@ -100,8 +100,9 @@ class _Sharded:
         for part in _find_exchanges(state):
             if part.plan.wire.axis_name != self.axis_name:
                 raise ValueError(
-                    f"axis_name of sharded must be that of tx, {part.plan.wire.axis_name!r}, got "
-                    f"{self.axis_name!r}: give both the axis of the nodes."
+                    "axis_name of sharded must be the axis_name of tx, "
+                    f"{part.plan.wire.axis_name!r}, got {self.axis_name!r}: give both "
+                    "the axis of the nodes."
                 )
         _require_same_copies(specs, params, state)
         _require_no_optimizer(specs, state)

@@ -46,6 +46,9 @@ OnResize = Literal["average", "max", "first", "restart"]
 class Exchanging(abc.ABC):
     """What the state of a transform that exchanges answers; its class is registered here.
 
+    A state that mixes models contains one `GossipState`. A transform that wraps a chain without
+    gossip ends it by `move_locally`, whose state keeps what 16-bit parameters round away.
+
     Attributes:
       plan: the `Plan` of the exchange.
       mixes_models: whether models are exchanged; False for an average of gradients.
@@ -203,7 +206,7 @@ class GossipState(NamedTuple):
         if specs is None:
             if inner_axes(axis_name):
                 raise ValueError(
-                    "opt_state must be the state of the whole chain, with that of gx.sharded, "
+                    "opt_state must be the state of the whole chain, with the state of gx.sharded, "
                     "where a node has further axes, got the gossip state inside: its specs are "
                     "needed."
                 )

@@ -121,6 +121,20 @@ def mix_updated(
     return gossip_transform(name, plan, init, combine)
 
 
+def move_locally(name: str, wire: Wire) -> optax.GradientTransformationExtraArgs:
+    """The end of a chain that a transform wraps: `x <- x + u`, with residuals for 16 bits.
+
+    It exchanges nothing. Its `GossipState` keeps what rounding leaves over.
+    """
+    plan = ExchangePlan(wire=wire)
+
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        del step
+        return Combined(add(x, updates), state)
+
+    return gossip_transform(name, plan, partial(init_state, plan=plan), combine)
+
+
 def _finish(
     name: str, params: Any, old: GossipState, result: Combined
 ) -> tuple[optax.Updates, GossipState]:

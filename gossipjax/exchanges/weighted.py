@@ -38,7 +38,7 @@ def weighted(
 
     - `chain(gx.weighted(n), gx.allreduce(), optimizer)`, with any optimizer, because the average is
       the gradient of the pooled data.
-    - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, or another gossip in the place of
+    - `chain(optimizer, gx.weighted(n), gx.sgp(schedule))`, or another gossip instead of
       `gx.sgp`. With SGD, with or without momentum, nodes with uneven data stay at a distance from
       the minimum if the rate is constant; with `gx.gradient_tracking` they do not. Do not use Adam,
       because its updates have one size wherever a node is, so nodes end where

@@ -32,7 +32,6 @@ from gossipjax.exchanges.model import debias, push_sum_weight
 from gossipjax.models import on_axis, require_inside
 from gossipjax.nodes import Nodes
 from gossipjax.renamed import renamed
-from gossipjax.wire import Wire
 
 
 def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> Any:
@@ -64,12 +63,13 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     """
     require_floats(stats, "stats")
     state = gossip_state(opt_state)
-    wire = Wire() if state is None else state.wire
+    plan = step_plan(opt_state)
+    wire = plan.wire
     axis_name = wire.axis_name
     require_step(step, axis_name)
     if wire.local_axis_name is not None:
         stats = node_mean(stats, wire.local_axis_name)
-    is_now, number, schedule = step_plan(opt_state).when(step)
+    is_now, number, schedule = plan.when(step)
 
     def mix_stats(stats: Any) -> Any:
         """The statistics mixed by a round, each with the weight of its node."""

@@ -45,7 +45,7 @@ def decentralize(
     `u`, as if an optimizer before `tx` had made `u`:
 
         s' = train_step(s, batch);    u = params(s') - params(s)
-        params(s) <- params(s) + tx(u),    all else of s <- that of s'
+        params(s) <- params(s) + tx(u),    all else of s <- all else of s'
 
     `tx` is any gossip, such as `gx.sgp(schedule)` (then adapt-then-combine). You can put
     `gx.weighted(...)` before the gossip, or use `gx.outer(optax.identity(), outer_tx, every)`.
@@ -173,7 +173,7 @@ class DecentralizedStep:
         """The parameters, as `params` returns them, and the rest of the state."""
         leaves, structure = jax.tree.flatten(state)
         # `params` returns tracers of the state. So each leaf is known, in any structure that it
-        # returns, and even if one array stands in two places.
+        # returns, and even if the state has one array twice.
         try:
             jaxpr, shapes = jax.make_jaxpr(self._params, return_shape=True)(state)
         except (AttributeError, LookupError, TypeError) as error:
@@ -183,9 +183,9 @@ class DecentralizedStep:
                 "params=lambda state: ..., of NNX "
                 "lambda state: nnx.filter_state(state, nnx.Param)."
             ) from error
-        places = {var: place for place, var in enumerate(jaxpr.jaxpr.invars)}
-        found = [v for v in jaxpr.jaxpr.outvars if not isinstance(v, Literal) and v in places]
-        picked = [places[var] for var in found]
+        numbers = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}
+        found = [v for v in jaxpr.jaxpr.outvars if not isinstance(v, Literal) and v in numbers]
+        picked = [numbers[var] for var in found]
         if not picked or len({*picked}) < len(jaxpr.jaxpr.outvars):
             raise ValueError(
                 "params must return leaves of the state as they are, each once, got "
@@ -193,8 +193,8 @@ class DecentralizedStep:
                 "as lambda state: state.params, of NNX nnx.filter_state(state, nnx.Param)."
             )
         params = jax.tree.unflatten(jax.tree.structure(shapes), [leaves[i] for i in picked])
-        for number, place in enumerate(picked):
-            leaves[place] = Parameter(number)
+        for i, number in enumerate(picked):
+            leaves[number] = Parameter(i)
         return params, jax.tree.unflatten(structure, leaves)
 
     def __call__(self, state: Any, *inputs: Any, **named: Any) -> tuple[TrainState, Any]:
@@ -271,9 +271,9 @@ def _split(state: Any, rest: Any) -> tuple[list[Any], Any]:
     """Takes the leaves of the parameters out of a state; the rest has the form of `rest`."""
     parts, structure = jax.tree.flatten(rest, is_leaf=_is_parameter)
     leaves = jax.tree.leaves(state)
-    places = {part.number: place for place, part in enumerate(parts) if _is_parameter(part)}
+    found = {p.number: leaf for p, leaf in zip(parts, leaves, strict=True) if _is_parameter(p)}
     others = [p if _is_parameter(p) else x for p, x in zip(parts, leaves, strict=True)]
-    return [leaves[places[i]] for i in range(len(places))], jax.tree.unflatten(structure, others)
+    return [found[i] for i in range(len(found))], jax.tree.unflatten(structure, others)
 
 
 def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:

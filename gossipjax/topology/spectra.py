@@ -1,6 +1,6 @@
 """How fast a schedule averages, from the spectra of its mixing matrices. NumPy only.
 
-Public as `gossipjax.topology` and `gossipjax.diagnostics`.
+Public as `gossipjax.topology`.
 """
 
 from __future__ import annotations

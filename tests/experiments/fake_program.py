@@ -1,4 +1,4 @@
-"""A program that takes no time, in the place of one that trains."""
+"""A program that takes no time, instead of one that trains."""
 
 import inspect
 import time

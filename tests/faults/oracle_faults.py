@@ -54,7 +54,7 @@ def push_sum(matrices, starts, updates, arrives, delay, active, running_sums):
 
 
 def row_stochastic(matrices, x, updates, arrives, delay, active):
-    """D-PSGD in which a receiver has its own model in the place of one that does not come."""
+    """D-PSGD in which a receiver has its own model instead of one that does not come."""
     n = len(x)
     mail = []
     newest = np.full((n, n), -1)

@@ -1,9 +1,10 @@
-"""Outer optimizers: `gx.outer`, its plan and its average.
+"""Outer optimizers: `gx.outer`.
 
-- plan: when an outer optimizer averages which fragment; its state.
-- average: the average over all nodes, or by a round.
+- plan: when an outer optimizer averages which fragment.
+- state: its state, and the average over all nodes or by a round.
 - outer: the transform.
 - checks: what `gx.outer` refuses.
+- stability: whether nodes with different anchors come to agree.
 """
 
 __all__: list[str] = []

@@ -37,10 +37,8 @@ def require_gossip(
     with contextlib.suppress(Exception):  # it may take no such number
         state = jax.eval_shape(gossip.init, jax.ShapeDtypeStruct((), jnp.float32))
     plan = state.plan if isinstance(state, GossipState) else ExchangePlan()
-    kept = set((state.extra or {}) if isinstance(state, GossipState) else ())
-    is_tracking = "correction" in kept and plan.models == 2
-    others = kept - ({"correction", "damped"} if is_tracking else {"held_back"})
-    if plan.schedule is None or plan.exchanges_early or others:
+    keeps_parts = isinstance(state, GossipState) and state.extra is not None
+    if plan.schedule is None or plan.exchanges_early or (keeps_parts and not plan.mixes_any_update):
         raise ValueError(
             "average of outer must be 'exact', 'none', a gx.Schedule, or one of gx.sgp, gx.dpsgd "
             "and gx.gradient_tracking by itself that adapts, then combines, got another transform: "

@@ -52,11 +52,10 @@ from gossipjax.exchanges.model import (
     zeros_like_model,
 )
 from gossipjax.exchanges.plan import ExchangePlan
-from gossipjax.exchanges.state import GossipState, init_state, mass_in_flight
+from gossipjax.exchanges.state import GossipState, mass_in_flight
 from gossipjax.exchanges.transform import (
-    Combined,
-    gossip_transform,
     make_route,
+    move_locally,
     require_like,
     require_number,
     require_params,
@@ -219,13 +218,14 @@ class _OuterSteps:
     inner: optax.GradientTransformationExtraArgs
     outer_tx: optax.GradientTransformationExtraArgs
     reset_inner: bool
-    gossip: optax.GradientTransformationExtraArgs | None = None  # in the place of an average
+    gossip: optax.GradientTransformationExtraArgs | None = None  # replaces the average
 
     def init(self, params: Any) -> OuterState:
         plan = self.plan
         inner = self.inner.init(params)
         gossip = gossip_state(inner)
-        local = (self.gossip or self._local()).init(params) if gossip is None else None
+        end = self.gossip or move_locally("outer", plan.wire)
+        local = end.init(params) if gossip is None else None
         require_inner(plan, inner, params)
         if gossip is not None:
             plan = dataclasses.replace(plan, inner=gossip.plan)
@@ -261,20 +261,6 @@ class _OuterSteps:
     def constrain(self, outer_state: Any, part: Any) -> Any:
         """Shards pieces of parameters, and arrays like them, as the parameters inside a node."""
         return constrain(outer_state, specs_here(), self.plan.wire.axis_name, part)
-
-    @property
-    def _local_plan(self) -> ExchangePlan:
-        return ExchangePlan(wire=self.plan.wire)
-
-    def _local(self) -> optax.GradientTransformationExtraArgs:
-        """Ends a chain without gossip: `x <- x + u`, with residuals for parameters of 16 bits."""
-        plan = self._local_plan
-
-        def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Any:
-            del step
-            return Combined(add(x, updates), state)
-
-        return gossip_transform("outer", plan, partial(init_state, plan=plan), combine)
 
     def update(
         self,
@@ -323,11 +309,11 @@ class _OuterSteps:
         """Moves the model by `u`, `z <- z + u`, at any weight, with residuals for 16 bits."""
         plain = local
         if self.gossip is not None:
-            plain = GossipState(
-                local.count, residual=local.residual, plan=self._local_plan, mask=local.mask
-            )
+            plan = ExchangePlan(wire=self.plan.wire)
+            plain = GossipState(local.count, residual=local.residual, plan=plan, mask=local.mask)
         moved: Any
-        change, moved = self._local().update(change, plain, params, step=step)
+        end = move_locally("outer", self.plan.wire)
+        change, moved = end.update(change, plain, params, step=step)
         return change, moved if self.gossip is None else local._replace(residual=moved.residual)
 
     def _require_own_state(self, state: Any) -> OuterState:

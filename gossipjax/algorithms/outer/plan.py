@@ -29,7 +29,7 @@ class OuterPlan(Plan):
     """When an outer optimizer averages which fragment: arguments of `gx.outer`."""
 
     every: int
-    average: Average = "exact"  # or the plan of the gossip in its place
+    average: Average = "exact"  # or the plan of the gossip that replaces it
     fragments: int | LayerFragments = 1
     delay: int = 0
     mix: float = 0.0
@@ -132,7 +132,7 @@ class OuterPlan(Plan):
         averages = (
             Exchange(
                 self.schedule,
-                models / self.fragment_count,
+                None if models is None else models / self.fragment_count,
                 codec,
                 every=self.every,
                 phase=phase,
@@ -160,7 +160,7 @@ class OuterPlan(Plan):
         return self.inner is not None and self.inner.mixes_in_place()
 
     def lead(self, is_static: bool = True) -> int | None:
-        """That of the gossip inside; else an average starts in the step after its sending."""
+        """The lead of the gossip inside; else an average starts in the step after its sending."""
         if self.inner is not None:
             return self.inner.lead(is_static)
         is_late = self.delay > 0 and self.average != "none"

@@ -92,6 +92,8 @@ def average_fragment(
     codec that draws random numbers.
     """
     if plan.average == "none" or isinstance(plan.average, ExchangePlan):
+        # Alone, or with a gossip that mixes after the outer step: the optimizer gets the node's own
+        # outer gradient.
         return sent, None
     round_number = plan.round_number(step)
     average = partial(_average_parts, plan)
@@ -111,6 +113,7 @@ def _average_parts(
     if plan.error_feedback is not None:
         return mean_of_encoded(sent, plan.wire, key, plan.mean_over)
     if plan.average == "exact":
+        # With a delay the average may run during the next steps, which must not wait for it.
         return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0), None
     assert isinstance(plan.average, Schedule)
     mix_nodes = partial(
@@ -121,6 +124,8 @@ def _average_parts(
         **plan.wire.arguments(),
         key=key,
     )
+    # `sent` is `a - x`, and `D = P (a - x) + s (a - P a)`. At `s = 1` this is `a - P x`, so only
+    # the model `x` travels; at other `s` the anchor travels, too.
     if plan.pull == 1:
         return subtract(anchor, mix_nodes(subtract(anchor, sent))[0]), None
     mean, center = mix_nodes((sent, anchor))[0]
