@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
-import socket
 import time
 import uuid
 import warnings
@@ -36,18 +34,17 @@ from gossipjax.asynchronous._model import (
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._saving import Saves
 from gossipjax.asynchronous._service import Service
-from gossipjax.asynchronous._settings import Settings, may_connect
+from gossipjax.asynchronous._settings import Settings
+from gossipjax.asynchronous._silence import MAX_SHOWN, explain_silence, is_node
 from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import make_key, wire_types
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
 
-GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # bytes with which ZeroMQ begins each connection
 LIFE_LETTERS = 16  # letters in the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 AVERAGE_SECONDS = 600.0
 MIN_NODES = 4  # from this size on, a node that holds more than half is reported
-MAX_SHOWN = 8  # nodes that an error names
 # Models of which a larger one has a single message on its way at a time, and others one for each
 # peer: a node needs memory for what is on its way.
 MAX_BYTES_ON_WAY = 1 << 24
@@ -179,33 +176,36 @@ class Node:
     def members(self) -> list[int]:
         """The places of this node and of the nodes that it hears and that hold mass."""
         with self._service.lock:
-            return sorted([self.place, *(peer.place for peer in self._participant.list_members())])
+            return sorted(
+                [self.place, *(peer.place for peer in self._participant.members.list_members())]
+            )
 
     @property
     def steps(self) -> int:
         """The local steps that all lives of this place have made with its data, as far as known."""
         with self._service.lock:
-            return self._participant.steps[self.place]
+            return self._participant.members.steps[self.place]
 
     @property
     def total_steps(self) -> int:
         """The local steps of all lives of all nodes, as far as this node knows."""
         with self._service.lock:
-            return sum(self._participant.steps.values())
+            return sum(self._participant.members.steps.values())
 
     @property
     def statistics(self) -> Statistics:
         """What this node has done so far."""
+        post = self._participant.post
         with self._service.lock:
             return Statistics(
                 self._steps,
                 self._skipped,
                 self._sent,
                 self._kept,
-                self._participant.staleness / max(1, self._participant.acknowledged),
+                post.staleness / max(1, post.acknowledged),
                 self._service.sent_bytes,
                 self._holding.total.weight,
-                self._participant.dropped | self._service.all_dropped,
+                post.dropped | self._service.all_dropped,
             )
 
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
@@ -231,7 +231,7 @@ class Node:
             written off in either case, and the node goes on as if it had just joined.
         """
         self._warn()
-        self._participant.is_finished = self._is_over
+        self._participant.ending.is_finished = self._is_over
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
         update = self._updates[gradients]
@@ -244,21 +244,21 @@ class Node:
             self._skipped += not is_finite
             participant = self._participant
             # Else the node was declared dead during the step, and has given up its old mass.
-            if participant.identity.life == life:
-                participant.count_step()
+            if participant.life == life:
+                participant.members.count_step()
                 if is_finite:
                     self._journal.add("end", life, self._steps - 1, None)
                 outer = self._algorithm.outer
                 self._moved = moved if outer else None
                 if not is_finite and not self._holding.is_finite():
-                    participant.write_off(time.monotonic())
+                    participant.write_off()
                 elif self._steps % (outer.every if outer else 1) == 0:
                     self._send(moved)
         self._service.wake()
         if not (is_finite or self._settings.nonfinite == "skip"):
             # Until its next step: the others need not wait for one that may never come.
             with self._service.lock:
-                participant.finish(time.monotonic())
+                participant.ending.finish()
             self._service.wake()
             raise FloatingPointError(
                 f"the update of step {self._steps - 1} must be finite, got NaN or infinity at "
@@ -270,7 +270,7 @@ class Node:
 
     def _warn(self) -> None:
         """Warns once about each problem that the protocol has noted."""
-        for text in list(self._participant.notes.values())[self._warned :]:
+        for text in list(self._participant.members.notes.values())[self._warned :]:
             self._warned += 1
             warnings.warn(text, stacklevel=3)
 
@@ -281,13 +281,14 @@ class Node:
             launch.advance(self._steps)
             with self._service.lock:
                 self._service.require_running()
-                if not self._participant.wants_mass:  # it may have been given up meanwhile
-                    joined_at = self._participant.joined_at
-                    if joined_at is not None:  # schedules go on at the step of the node that gave
-                        self.opt_state = set_schedules(self.opt_state, joined_at)
-                        self._participant.joined_at = None
+                founding = self._participant.founding
+                if not founding.wants_mass:  # it may have been given up meanwhile
+                    if founding.joined_at is not None:
+                        # Schedules go on at the step of the node that gave.
+                        self.opt_state = set_schedules(self.opt_state, founding.joined_at)
+                        founding.joined_at = None
                     mass = self._holding.merge()
-                    life = self._participant.identity.life
+                    life = self._participant.life
                     self._journal.add("begin", life, self._steps, mass)
                     return mass, self._moved, life
 
@@ -298,11 +299,11 @@ class Node:
             return
         steps = self.steps
         if saves.is_asked_to_end or steps % saves.every == 0:
-            participant = self._participant
             with self._service.lock:
                 mass = self._holding.merge()
                 moved = self._moved
-                metadata = {"life": participant.identity.life, "clock": participant.clock}
+                clock = self._participant.members.clock
+                metadata = {"life": self._participant.life, "clock": clock}
             saves.save(steps, mass, moved, self.opt_state, metadata)
         self._end_if_asked()
 
@@ -313,14 +314,14 @@ class Node:
     def _end_if_asked(self) -> None:
         if self._saves is not None and self._saves.is_asked_to_end:
             with self._service.lock:
-                has_heir = bool(self._participant.list_heirs())
+                has_heir = bool(self._participant.ending.list_heirs())
             self._saves.end(self.place, has_heir)
 
     @property
     def final_models(self) -> dict[int, Any]:
         """The models at the end, by place, of all nodes that lived then. Call `average` first."""
         with self._service.lock:
-            finals = self._participant.finals.items()
+            finals = self._participant.ending.finals.items()
             masses = {who.place: mass for who, (_, mass) in finals if mass.w}
         return {place: self._unpack(masses[place].x, masses[place].w) for place in sorted(masses)}
 
@@ -353,7 +354,7 @@ class Node:
         Returns False after `timeout` seconds.
         """
         with self._service.lock:
-            self._participant.set_ready(time.monotonic())
+            self._participant.set_ready()
         self._service.wake()
         return self._service.wait_until(lambda: self._participant.all_are_ready(count), timeout)
 
@@ -370,76 +371,37 @@ class Node:
             raise RuntimeError("the node has left: join again.")
         start = time.monotonic()
         end = start + (10 * self._patience if timeout is None else timeout)
-        participant = self._participant
+        members, founding = self._participant.members, self._participant.founding
         service = self._service
-        misfits = service.misfits
 
         def list_refusals() -> list[str]:
-            addresses = () if participant.may_go_on_alone else participant.contacts
-            return service.list_refusals(addresses)
+            return service.list_refusals(() if founding.may_go_on_alone else members.contacts)
 
         def is_over() -> bool:
-            refusing = {*misfits, *list_refusals()}
-            is_refused = bool(refusing) and refusing >= participant.contacts.keys()
-            is_refused |= participant.twin is not None or self._is_asked_to_end
-            return not participant.wants_mass or is_refused
+            refusing = {*service.misfits, *list_refusals()}
+            is_refused = bool(refusing) and refusing >= members.contacts.keys()
+            is_refused |= members.twin is not None or self._is_asked_to_end
+            return not founding.wants_mass or is_refused
 
         service.wait_until(is_over, end - start)
         # A tunnel lets everybody in, and then closes what it cannot pass on yet.
-        while not all(map(_is_node, refusing := list_refusals())) and time.monotonic() < end:
+        while not all(map(is_node, list_refusals())) and time.monotonic() < end:
             service.forget_refusals()
             service.wait_until(is_over, end - time.monotonic())
-        if participant.wants_mass:
-            self._end_if_asked()
-        if participant.twin is not None:
+        if members.twin is not None:
             raise ValueError(
                 f"place must be nobody else's, got {self.place}, and the node at "
-                f"{participant.twin.address}, which lives, has it: give each node a place of its "
+                f"{members.twin.address}, which lives, has it: give each node a place of its "
                 "own, by GOSSIPJAX_NODE or place=, and all the same addresses."
             )
-        if participant.wants_mass:
+        if founding.wants_mass:
+            self._end_if_asked()
             seconds = time.monotonic() - start
-            with service.lock:
-                contacts = sorted(participant.contacts)
-                is_heard = bool(participant.peers)
-            answers = "; ".join(map(self._explain_silence, contacts[:MAX_SHOWN]))
-            num_nodes = self._settings.num_nodes
-            if misfits:
-                way_out = "Give all nodes of the job the same"
-            elif refusing:
-                way_out = (
-                    "Compare GOSSIPJAX_SECRET, or secret=, on both machines: "
-                    "`echo $GOSSIPJAX_SECRET | sha256sum` must print the same"
-                )
-            elif num_nodes and self._settings.is_founder is None:
-                way_out = (
-                    f"A job of {num_nodes} nodes begins when most of them are there and none has "
-                    "made a step, or all. Start the others"
-                )
-            elif is_heard or not contacts:
-                way_out = "One node must found the job: give it no address, or is_founder=True"
-            else:
-                way_out = "Give the address of one that lives"
+            why = explain_silence(self._participant, service, self._settings)
             raise TimeoutError(
-                f"another node must give this one half of what it holds, got nothing in "
-                f"{seconds:.3g} seconds: {answers or 'there is no address'}. {way_out}."
+                "another node must give this one half of what it holds, got nothing in "
+                f"{seconds:.3g} seconds: {why}"
             )
-
-    def _explain_silence(self, address: str) -> str:
-        """Explains why nothing came from an address."""
-        if address in self._service.misfits:
-            return f"{address} says that this node is {self._service.misfits[address]}"
-        with self._service.lock:
-            heard = [p for p in self._participant.peers.values() if p.identity.address == address]
-        if heard:
-            return f"{address} answers, but has nothing to give"
-        if not may_connect(address, self._settings.secret):
-            return f"{address} is on another machine, and needs a secret"
-        if self._service.list_refusals([address]) and _is_node(address):
-            return f"the node at {address} refuses this one, which has another secret"
-        if _read_greeting(address) is None:
-            return f"nobody listens at {address}"
-        return f"{address} listens, but does not speak with this node"
 
     def _send(self, moved: Any) -> None:
         """Moves the mass by the node's own movement, and sends as the algorithm says."""
@@ -447,17 +409,12 @@ class Node:
         outer = self._algorithm.outer
         averages = self._algorithm.averages
         turn = self._steps // outer.every if outer else self._steps
-        peer = self._algorithm.choose(
-            participant.list_reachable(),
-            participant.identity,
-            turn - 1,
-            participant.measure_seconds(),
-        )
+        peer = participant.choose(self._algorithm.choose, turn - 1)
+        may_send = participant.may_ask if averages else participant.may_share
+        is_free = peer is not None and may_send(peer)
         now = time.monotonic()
-        is_free = peer is not None and participant.is_free(peer)
-        is_free = is_free and (averages or participant.spares_share())
         if outer:
-            self._journal.add("outer", participant.identity.life, self._steps - 1, None)
+            self._journal.add("outer", participant.life, self._steps - 1, None)
         wires = self._wires if is_free and not averages else None
         # From place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
@@ -469,7 +426,7 @@ class Node:
         if averages:
             self._sent += participant.ask(peer, now)
         elif half is None:  # what it holds is not finite
-            participant.write_off(now)
+            participant.write_off()
         else:
             participant.share(peer, half, now)
             self._sent += 1
@@ -482,8 +439,8 @@ class Node:
         moved = self._moved
         self._moved = self._make_moved()
         participant = self._participant
-        if moved is not None and not (participant.wants_mass or participant.is_finished):
-            self._journal.add("finish", participant.identity.life, self._steps, None)
+        if moved is not None and participant.may_change:
+            self._journal.add("finish", participant.life, self._steps, None)
             self._holding.move(moved, None, None)
 
     def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
@@ -500,22 +457,22 @@ class Node:
           RuntimeError: if no node holds mass, or if large messages do not pass between this node
             and the other nodes, which then end without this one.
         """
-        participant = self._participant
+        ending = self._participant.ending
         with self._service.lock:
             self._finish()
             self._is_over = True
-            participant.finish(time.monotonic())
+            ending.finish()
         self._service.wake()
 
         def is_over() -> bool:
-            return participant.is_ended or participant.is_cut_off or self._is_asked_to_end
+            return ending.is_ended or ending.is_cut_off or self._is_asked_to_end
 
         is_over_in_time = self._service.wait_until(is_over, timeout)
-        if not participant.is_ended:
+        if not ending.is_ended:
             self._end_if_asked()
         if not is_over_in_time:
             with self._service.lock:
-                reasons = participant.explain_missing()
+                reasons = ending.explain_missing()
             missing = "; ".join(reasons[:MAX_SHOWN])
             if len(reasons) > MAX_SHOWN:
                 missing += f"; and {len(reasons) - MAX_SHOWN} more"
@@ -523,7 +480,7 @@ class Node:
                 f"all nodes must end within {timeout:g} seconds, got no end of these: "
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
             )
-        if participant.is_cut_off:
+        if ending.is_cut_off:
             raise RuntimeError(
                 "all nodes must hear what each holds at the end, got nothing over most paths of "
                 f"place {self.place}: the others end without it. If a path loses large packets, "
@@ -531,7 +488,7 @@ class Node:
             )
         with self._service.lock:
             # In the same order on all nodes: their sums are equal to the bit.
-            finals = sorted(participant.finals.items(), key=lambda item: item[0])
+            finals = sorted(ending.finals.items(), key=lambda item: item[0])
             masses = [mass for _, (_, mass) in finals]
         total = functools.reduce(Mass.__add__, masses)
         if not total.w:
@@ -556,11 +513,11 @@ class Node:
         self._is_open = False
         with self._service.lock:
             self._finish()
-            self._participant.leave()
+            self._participant.ending.leave()
         self._service.wake()
         seconds = self._patience if timeout is None else timeout
         try:
-            self._service.wait_until(lambda: self._participant.has_left, seconds)
+            self._service.wait_until(lambda: self._participant.ending.has_left, seconds)
         finally:
             self._service.close()
             self._journal.close(seconds)
@@ -579,20 +536,3 @@ class Node:
         finally:
             if self._saves is not None:
                 self._saves.checkpoints.__exit__(*error)
-
-
-def _read_greeting(address: str) -> bytes | None:
-    """Connects to an address and returns the first bytes that it sends; None if nobody listens."""
-    host, _, port = address.rpartition(":")
-    try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), 1)
-    except OSError:
-        return None
-    with connection, contextlib.suppress(OSError):
-        return connection.recv(len(GREETING))
-    return b""
-
-
-def _is_node(address: str) -> bool:
-    """Whether a node of any job listens at an address."""
-    return _read_greeting(address) == GREETING

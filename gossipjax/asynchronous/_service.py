@@ -134,19 +134,15 @@ class Service:
         # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
-            for receiver, _, _ in self._held:  # no path is to blame for what has not left yet
-                if receiver in node.peers:
-                    node.peers[receiver].progress = now
+            for life, _, _ in self._held:  # no path is to blame for what has not left yet
+                node.members.note_held(life, now)
             for life, has_arrived in heard:
-                node.note_progress(life, now, has_arrived)
+                node.members.note_progress(life, now, has_arrived)
             for message in messages:
                 with self._survive():
                     node.receive(message, now)
             node.tick(now)
-            outbox = node.outbox
-            node.outbox = []
-            gone = node.gone
-            node.gone = []
+            outbox, gone = node.post.take()
             self.lock.notify_all()
         # A step does not wait for sockets either.
         for address in gone:
@@ -207,14 +203,14 @@ class Service:
     def _note_stranger(self, address: str, now: float) -> None:
         """If many strangers were answered, drops what waits for the one answered first."""
         assert self._node is not None
-        if address in self._node.contacts:
+        if address in self._node.members.contacts:
             return
         self._strangers.pop(address, None)
         self._strangers[address] = now
         if len(self._strangers) > MAX_STRANGERS:
             first = next(iter(self._strangers))
             del self._strangers[first]
-            if first not in self._node.contacts:
+            if first not in self._node.members.contacts:
                 self._sockets.forget(first)
 
     def _answer_misfit(self, error: MisfitError, now: float) -> None:
@@ -230,7 +226,7 @@ class Service:
             match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
                 case [str() as address, str() as reason] if (address + reason).isprintable():
                     with self.lock:
-                        if self._node is not None and address in self._node.contacts:
+                        if self._node is not None and address in self._node.members.contacts:
                             self.misfits[address] = reason
                         self.lock.notify_all()
 

@@ -134,7 +134,7 @@ class Process:
         return Identity(self.place, f"life{number}", self.address)
 
     def record(self, kind, life, number, mass):
-        own = self.node.identity.life if hasattr(self, "node") else None
+        own = self.node.life if hasattr(self, "node") else None
         self.network.account.add(kind, (own, life, number), (life, own, number), mass)
 
     def kill(self):
@@ -144,22 +144,19 @@ class Process:
     def make_step(self, algorithm):
         """A local step, and what its algorithm sends."""
         node = self.node
-        if node.wants_mass or node.is_finished:
+        if not node.may_change:
             return
         update = Fraction(self.place - 2, 8)
         self.holder.mass = self.holder.mass + Mass((update,), Fraction(0))
         self.network.account.brought += Mass((update,), Fraction(0))
-        node.count_step()
+        node.members.count_step()
         self.step += 1
-        members = node.list_reachable()
-        if not members:
-            return
-        peer = choose_exponential(members, node.identity, self.step, {})
-        if not node.is_free(peer):
+        peer = node.choose(choose_exponential, self.step)
+        if peer is None or not node.may_ask(peer):
             return
         if algorithm == "adpsgd":
             node.ask(peer, self.network.now)
-        elif node.spares_share():
+        elif node.may_share(peer):
             node.share(peer, self.holder.halve(), self.network.now)
 
 
@@ -182,13 +179,13 @@ class Network:
     def collect(self):
         for process in self.processes:
             if process.is_running:
-                for address, message in process.node.outbox:
+                for address, message in process.node.post.outbox:
                     path = process.place, find_place(address)
                     is_lost = message.mass is not None and path in self.narrow
                     is_kept = process.place in self.silent and message.kind in ACKNOWLEDGES
                     if not (is_lost or is_kept or frozenset(path) in self.cut):
                         self.messages.append((address, message))
-            process.node.outbox.clear()
+            process.node.post.outbox.clear()
 
     def deliver(self, index, keep=False):
         if not self.messages:

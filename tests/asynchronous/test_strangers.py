@@ -201,7 +201,7 @@ def send_mutated(secret, count, seed=0):
             stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
             stranger.curve_serverkey, _ = make_keys(secret)
         stranger.connect(f"tcp://{a.address}")
-        life = a._participant.identity.life
+        life = a._participant.life
         mass = Mass((np.ones(3, np.float32),), 0.5)
         # Right ones change nothing, either: the numbers of parcels are out of order.
         kinds = [kind for kind in KINDS if kind != "dead"]
@@ -280,7 +280,7 @@ def test_what_to_do_where_nobody_gives():
         a.wait_for_mass(timeout=0.1)
     founds = r"One node must found the job: give it no address, or is_founder=True"
     with join(is_founder=False) as a, join(a.address, place=1) as b:
-        wait_for(lambda: b._participant.peers)
+        wait_for(lambda: b._participant.members.peers)
         with pytest.raises(TimeoutError, match=f"has nothing to give. {founds}"):
             b.wait_for_mass(timeout=0.1)
     with join(is_founder=False) as a, pytest.raises(TimeoutError, match=f"no address. {founds}"):
@@ -316,7 +316,7 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         form = a._service._job
         sender = Identity(1, "life", named)
         view = View(members=(Identity(2, "other", named),), beats=(1,))
-        life = a._participant.identity.life
+        life = a._participant.life
         met = Message("view", sender, life, view=view)
         for message in (met._replace(receiver=None), met, Message("dead", sender, "other")):
             stranger.send_multipart([bytes(f) for f in encode(message, form)])
@@ -339,14 +339,14 @@ def test_two_living_nodes_with_one_place_are_told_so():
         with join(a.address, place=1, patience=1.0) as b:
             b.step(gradients, 1.0)
             with join(b.address, place=1, patience=1.0) as c:
-                wait_for(lambda: b._participant.notes and c._participant.twin)
+                wait_for(lambda: b._participant.members.notes and c._participant.members.twin)
                 other = f"the node at {b.address}, which lives, has it: give each node a place of"
                 with pytest.raises(ValueError, match=f"nobody else's, got 1, .*{other}"):
                     c.step(gradients, 1.0)
             with pytest.warns(UserWarning, match=f"{c.address} was given place 1, .* is refused"):
                 b.step(gradients, 1.0)
             b.step(gradients, 1.0)
-        assert a._participant.twin is None
+        assert a._participant.members.twin is None
 
 
 def test_large_messages_are_encrypted():

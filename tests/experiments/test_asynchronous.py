@@ -49,7 +49,7 @@ def step_slowly(self, *arguments):
     return step(self, *arguments)
 def average_and_write(self, timeout=None):
     result = average(self, timeout)
-    finals = {who.place: mass.weight for who, (_, mass) in self._participant.finals.items()}
+    finals = {who.place: mass.weight for who, (_, mass) in self._participant.ending.finals.items()}
     with open(f"{os.environ['FINALS']}-{self.place}.json", "a") as file:
         file.write(json.dumps(finals) + chr(10))
     return result
