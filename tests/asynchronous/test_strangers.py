@@ -401,25 +401,20 @@ def test_an_update_with_nan_is_left_out(nonfinite, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "is_refused"), [(1e30, True), (1e6, True), (1e3, False)])
-def test_an_absurd_update_is_left_out(size, is_refused, tmp_path):
-    """`refuse_outliers` makes it one that is not finite; the replay leaves the same one out."""
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), ga.refuse_outliers())
-    path = tmp_path / "a.jsonl"
+def test_an_absurd_update_is_left_out(size, is_refused):
+    """`refuse_outliers` makes it one that is not finite."""
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.refuse_outliers())
 
     def scaled(params, target, scale):
         return scale * (params - target), None
 
-    options = {"algorithm": ga.sgp(), "nonfinite": "skip", "journal": path}
-    with ga.join(tx, jnp.zeros(3), **options) as node:
+    with ga.join(tx, jnp.zeros(3), algorithm=ga.sgp(), nonfinite="skip") as node:
         models = []
         for scale in (1.0, size, 1.0):
             models.append(np.asarray(node.params))
             node.step(scaled, 1.0, scale)
         assert node.statistics.skipped == is_refused
         assert (models[1] == models[2]).all() == is_refused
-    scales = [(1.0, 1.0), (1.0, size), (1.0, 1.0)]
-    replayed = ga.replay([path], tx, jnp.zeros(3), scaled, lambda place, step: scales[step])
-    np.testing.assert_allclose([step.params for step in replayed], models, rtol=1e-6)
 
 
 def test_nobody_waits_for_a_node_whose_step_failed():
