@@ -114,7 +114,9 @@ class _Job:
     def begin_life(self, node: Node, line: dict[str, Any]) -> None:
         """Begins a life, and at its first a process."""
         if line["process"] != node.process:
-            node.process, node.place, node.outer = line["process"], line["place"], line["outer"]
+            node.process = line["process"]
+            node.place = line["place"]
+            node.outer = line["outer"]
             node.opt_state = self._tx.init(self._params)
 
     def begin_step(self, node: Node, number: int) -> ReplayedStep:
@@ -132,13 +134,16 @@ class _Job:
         match line["event"]:
             case "found":
                 start = np.asarray(self._start, np.float64)
-                node.held, node.moved = np.array([start, 0 * start, 1 + 0 * start]), 0.0
+                node.held = np.array([start, 0 * start, 1 + 0 * start])
+                node.moved = 0.0
             case "join":
-                node.held, node.moved = np.zeros((3, self._start.size)), 0.0
+                node.held = np.zeros((3, self._start.size))
+                node.moved = 0.0
             case "share" | "grant":
                 self._sent[sent] = node.held = node.held / 2
             case "hand over":
-                self._sent[sent], node.held = node.held, 0 * node.held
+                self._sent[sent] = node.held
+                node.held = 0 * node.held
             case "ask":
                 self._sent[sent] = node.held
             case "receive":

@@ -228,9 +228,8 @@ class Ending:
             place = peer.identity.place
             reason = None
             if not peer.view.is_finished:
-                seconds = members.seconds_since_step(place)
-                steps = members.steps.get(place, 0)
-                reason = f"still trains, at step {steps} for {seconds:.0f} s"
+                seconds = members.now - members.stepped.get(place, members.now)
+                reason = f"still trains, at step {members.steps.get(place)} for {seconds:.0f} s"
             elif not peer.view.is_drained:
                 reason = "waits until what it sent has arrived"
             elif peer.identity not in self.finals:
@@ -242,8 +241,9 @@ class Ending:
 
     def _list_indirect(self) -> Iterator[Identity]:
         """Yields the lives that only a peer hears, and whose end this node does not know."""
-        members, over = self._members, self._members.over
-        heard = {who for peer in members.peers.values() for who in peer.view.members}
-        for who in sorted(heard - self.finals.keys() - {members.identity}):
-            if who.life not in members.peers.keys() | over.declared.keys() | over.left.keys():
+        members = self._members
+        told = {who for peer in members.peers.values() for who in peer.view.members}
+        known = members.peers.keys() | members.over.declared.keys() | members.over.left
+        for who in sorted(told - self.finals.keys() - {members.identity}):
+            if who.life not in known:
                 yield who

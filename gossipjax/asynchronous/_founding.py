@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import itertools
 
 from gossipjax.asynchronous._ending import Holder
 from gossipjax.asynchronous._membership import BEATS, Membership, Peer
@@ -46,7 +45,6 @@ class Founding:
         self._is_founder = bool(settings.is_founder)
         self._wants_since = None if settings.is_founder else members.now
         self._estate: tuple[Estate, Mass] | None = None  # a model for the case that nobody gives
-        self._turns = itertools.count()
         self._last_beg = members.now - settings.patience
         add("found" if settings.is_founder else "join", members.identity.life, 0, None)
 
@@ -80,12 +78,11 @@ class Founding:
         An earlier life made them. It founded the job, and its model is in what the others hold: a
         second founder would add another model.
         """
-        place = self._members.identity.place
-        if not self._is_founder or self._members.steps[place] <= made:
+        if not self._is_founder or self._members.own_steps <= made:
             return False
         self._members.note(
             "founds",
-            f"place {place} founds once: an earlier life of it has made steps, "
+            f"place {self._members.identity.place} founds once: an earlier life has made steps, "
             "which are in what the others hold. It gave up the model that it brought, and asks "
             "for half of theirs: leave out is_founder=True where it is started again.",
         )
@@ -102,14 +99,7 @@ class Founding:
         self._wants_since = self._estate = None
         self._members.next_beat = self._members.now  # others may send it shares from now on
 
-    def beg_in_turn(self) -> None:
-        """Asks the next of the nodes that hold mass."""
-        peers = self._members.peers.values()
-        givers = [peer for peer in peers if not peer.view.wants_mass]
-        if givers and self.wants_mass:
-            self.beg(givers[next(self._turns) % len(givers)])
-
-    def beg(self, peer: Peer) -> None:
+    def _beg(self, peer: Peer) -> None:
         """Asks one node at a time for half of its mass, unless both may found the job together."""
         founds_too = peer.wanted and self._estate and self._estate[0] is not Estate.GIVEN_UP
         if founds_too and not self._is_calm():
@@ -177,6 +167,6 @@ class Founding:
         """Learns from a view whether a peer has mass, and whether it waits for some."""
         peer.wanted |= view.wants_mass
         if self.wants_mass and not view.wants_mass:
-            self.beg(peer)
+            self._beg(peer)
         else:
             peer.waits = view.wants_mass and (view.begs or peer.waits)

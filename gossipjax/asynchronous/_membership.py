@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,6 @@ from gossipjax.asynchronous._settings import Settings
 
 BEATS = 10  # messages "I live" during the time after which a node is declared dead
 EARLY_BEATS = 50  # the same while nodes meet
-MAX_LIVES = 100_000  # lives whose deaths a node remembers
 # In units of the time after which a node is declared dead: for how long its death is told, and
 # addresses of which nothing is heard are tried.
 MEMORY = 10
@@ -75,7 +75,7 @@ class Peer:
 class Over:
     """The lives that are over, as far as one life of this node knows."""
 
-    left: dict[str, None] = dataclasses.field(default_factory=dict)  # that said goodbye
+    left: set[str] = dataclasses.field(default_factory=set)  # that said goodbye
     declared: dict[str, Identity] = dataclasses.field(default_factory=dict)  # dead, by this life
     # Those that declared this life dead, but others hear, and since when it knows.
     disputes: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -87,13 +87,6 @@ class Over:
         """Notes a death, which this life or another has declared."""
         if life not in self.deaths or declarer < self.deaths[life][0]:
             self.deaths[life] = declarer, time
-
-    @staticmethod
-    def remember(lives: dict[str, Any], life: str, value: Any) -> None:
-        """Adds a life to some of those that are over, which are not more than `MAX_LIVES`."""
-        lives[life] = value
-        if len(lives) > MAX_LIVES:
-            del lives[next(iter(lives))]
 
 
 class Membership:
@@ -119,11 +112,16 @@ class Membership:
         self._patience = settings.patience
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
-        self._stepped: dict[int, float] = {}  # place -> when its number of steps last grew
+        self.stepped: dict[int, float] = {}  # place -> when its number of steps last grew
 
     def list_members(self) -> list[Identity]:
         """Returns the nodes that this node hears and that hold mass."""
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
+
+    @property
+    def own_steps(self) -> int:
+        """The local steps of all lives of this node."""
+        return self.steps[self.identity.place]
 
     # What this node hears.
 
@@ -134,17 +132,11 @@ class Membership:
 
     def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
         """Notes that a life has sent a piece of a message, or has acknowledged one."""
-        peer = None if life is None else self.peers.get(life)
-        if peer is not None:
+        if life in self.peers:
+            peer = self.peers[life]
             peer.heard = peer.spoke = now
             if has_arrived and peer.parcel is not None:
                 peer.parcel.repeated = peer.parcel.progress = now
-
-    def note_held(self, life: str | None, now: float) -> None:
-        """Notes that the parcel to a life has not left this machine yet."""
-        parcel = self.peers[life].parcel if life in self.peers else None
-        if parcel is not None:
-            parcel.progress = now
 
     def meet(self, sender: Identity) -> Peer:
         """Begins to hear a life."""
@@ -198,11 +190,7 @@ class Membership:
         # A count near the largest in a message could not grow any more.
         if has_room and self.steps.get(place, -1) < count < MAX_STEPS:
             self.steps[place] = count
-            self._stepped[place] = self.now
-
-    def seconds_since_step(self, place: int) -> float:
-        """Returns the seconds since the steps of a place last grew, as far as known."""
-        return self.now - self._stepped.get(place, self.now)
+            self.stepped[place] = self.now
 
     def note(self, about: str, text: str) -> None:
         """Notes a problem, once, of which the program is then warned."""
@@ -229,34 +217,24 @@ class Membership:
 
     def is_dead_to_others(self, view: View, is_finished: bool) -> bool:
         """Whether, by a view, a life has declared this life dead and goes on in place of it."""
-        return any(
-            self._is_dead_to(declarer, view, is_finished)
-            for declarer, life, _ in view.deaths
-            if life == self.identity.life
-        )
-
-    def _is_dead_to(self, declarer: Identity, view: View, is_finished: bool) -> bool:
-        if declarer.life not in self.over.declared:
-            return True
-        # Two that declared each other dead settle that as soon as they hear each other. If only
-        # others hear both, the elder goes on.
-        if declarer not in view.members:
-            return False
-        since = self.over.disputes.setdefault(declarer.life, self.now)
-        is_late = is_finished or self.now - since > self._patience / 2
-        return is_late and declarer < self.identity
+        for declarer in (who for who, life, _ in view.deaths if life == self.identity.life):
+            if declarer.life not in self.over.declared:
+                return True
+            # Two that declared each other dead settle that as soon as they hear each other. If only
+            # others hear both, the elder goes on.
+            if declarer in view.members:
+                since = self.over.disputes.setdefault(declarer.life, self.now)
+                is_late = is_finished or self.now - since > self._patience / 2
+                if is_late and declarer < self.identity:
+                    return True
+        return False
 
     def declare_dead(self, peer: Peer) -> None:
         """Does not hear a life any more, and tells the others that it is dead."""
         life = peer.identity.life
         del self.peers[life]
-        self.over.remember(self.over.declared, life, peer.identity)
+        self.over.declared[life] = peer.identity
         self.over.note_death(self.identity, life, self.now)
-
-    def part(self, peer: Peer) -> None:
-        """Does not hear a life any more, which has said goodbye."""
-        del self.peers[peer.identity.life]
-        self.over.remember(self.over.left, peer.identity.life, None)
 
     def begin_life(self, identity: Identity) -> None:
         """Begins a new life, which knows no other life yet, and no death.
@@ -303,20 +281,16 @@ class Membership:
         """Tells the nodes that it hears that it lives; returns silent addresses to call."""
         for peer in self._take_turns(list(self.peers.values())):
             peer.owe_view()
-        calls = self.now >= self._next_call
-        if calls:
-            # A node that waits that long for calls is heard.
-            self._next_call = self.now + self._patience / 2
+        oldest = self.now - MEMORY * self._patience
+        if self.now >= self._next_call:
+            self._next_call = self.now + self._patience / 2  # who waits so long for calls is heard
+            oldest = -math.inf
         heard = {peer.identity.address for peer in self.peers.values()}
-        recent = self.now - MEMORY * self._patience
-        silent = [
-            address
-            for address, time in self.contacts.items()
-            if address not in heard and (calls or time >= recent)
-        ]
-        chosen = self._take_turns(silent)
+        last = self.contacts.items()
+        silent = [one for one, time in last if one not in heard and time >= oldest]
+        silent = self._take_turns(silent)
         self._beats += 1
-        return chosen
+        return silent
 
     def _take_turns(self, others: list[Any]) -> list[Any]:
         """Returns all others if they are few, else some of them, and at each beat the next ones."""

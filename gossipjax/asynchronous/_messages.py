@@ -29,13 +29,9 @@ MIN_EXPONENT = -(1 << 30)
 MAX_COUNT = 2**53
 MAX_PORT = 65535
 CHECKED = 1 << 16  # numbers that are checked together
-KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
-KINDS += ("withdraw",)
-IN_COMMON = ("job", "model", "algorithm", "wire")
 WITH_MASS = ("share", "ask", "final")
-VIEW_FLAGS = {
-    "wants_mass", "begs", "is_ready", "is_finished", "is_drained", "is_ending", "is_ended",
-}  # fmt: skip
+KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "bye", "withdraw", *WITH_MASS)
+IN_COMMON = ("job", "model", "algorithm", "wire")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +115,9 @@ class View(NamedTuple):
     beat: int = 0  # how often it has said that it lives
     query: int = 0  # the receiver sends it back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query
+
+
+VIEW_FLAGS = [name for name, default in View._field_defaults.items() if default is False]
 
 
 class Message(NamedTuple):
@@ -300,38 +299,29 @@ def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
 
 
 def _read_view(view: object) -> View:
-    match view:
-        case {
-            "members": [*members],
-            "beats": [*beats],
-            "deaths": [*deaths],
-            "steps": [*steps],
-            "finals": [*finals],
-            "beat": beat,
-            "query": query,
-            "echo": echo,
-            **flags,
-        } if (
-            max(map(len, (members, deaths, steps, finals))) <= MAX_ENTRIES
-            and len(members) == len(beats)
-            and flags.keys() == VIEW_FLAGS
-            and all(isinstance(flag, bool) for flag in flags.values())
-        ):
-            require_counts([beat, query, echo])
-            places, counts = _read_pairs(steps)
-            lives, versions = _read_pairs(finals)
-            return View(
-                tuple(map(_read_identity, members)),
-                require_counts(beats),
-                tuple(map(_read_death, deaths)),
-                tuple(zip(require_counts(places), require_counts(counts), strict=True)),
-                tuple(zip(map(require_name, lives), require_counts(versions), strict=True)),
-                beat=beat,
-                query=query,
-                echo=echo,
-                **flags,
-            )
-    raise MessageError("with a view that is none")
+    if not isinstance(view, dict) or view.keys() != set(View._fields):
+        raise MessageError("with a view that is none")
+    lists = {name: view[name] for name in ("members", "beats", "deaths", "steps", "finals")}
+    flags = [view[name] for name in VIEW_FLAGS]
+    if (
+        not all(
+            isinstance(values, list) and len(values) <= MAX_ENTRIES for values in lists.values()
+        )
+        or not all(isinstance(flag, bool) for flag in flags)
+        or len(view["members"]) != len(view["beats"])
+    ):
+        raise MessageError("with a view that is none")
+    require_counts([view["beat"], view["query"], view["echo"]])
+    places, counts = _read_pairs(view["steps"])
+    lives, versions = _read_pairs(view["finals"])
+    lists = {
+        "members": tuple(map(_read_identity, view["members"])),
+        "beats": require_counts(view["beats"]),
+        "deaths": tuple(map(_read_death, view["deaths"])),
+        "steps": tuple(zip(require_counts(places), require_counts(counts), strict=True)),
+        "finals": tuple(zip(map(require_name, lives), require_counts(versions), strict=True)),
+    }
+    return View(**view | lists)
 
 
 def _read_death(death: object) -> tuple[Identity, str, float]:

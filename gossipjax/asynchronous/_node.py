@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
 import time
 import uuid
 import warnings
@@ -38,6 +39,7 @@ from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._silence import MAX_SHOWN, explain_silence, is_node
 from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import make_key, wire_types
+from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
 
@@ -84,40 +86,37 @@ class Node:
 
     def __init__(self, tx: optax.GradientTransformation, params: Any, settings: Settings):
         self.place = settings.place
-        self._settings = settings
         self._algorithm = settings.algorithm
-        self._patience = settings.patience
         require_transform(tx, "tx")
         self._tx = tx
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._models = 1 + travels_twice(self._algorithm.outer)  # models in a message
+        self._models = 1 + travels_twice(self._outer)  # models in a message
         self._wires = wire_types(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
         self._updates: dict[Gradients, Any] = {}
         self._steps = self._skipped = self._sent = self._kept = 0
-        x = make_numerator(params, self._algorithm.outer, True)
+        x = make_numerator(params, self._outer, True)
+        estate = Mass(tuple(map(np.array, x)), 1.0) if settings.is_founder is None else None
+        saved = ()
         self._saves: Saves | None = None
         if settings.folder is not None:
-            self._saves = Saves(settings.folder / str(self.place), settings.every, x, opt_state)
-            opt_state = self._saves.opt_state
+            saves = Saves(settings.folder / str(self.place), settings.every, x, opt_state)
+            self._saves = saves
+            opt_state = saves.opt_state
+            if saves.estate is not None:
+                estate = saves.estate
+                saved = saves.steps, saves.clock
+                settings = dataclasses.replace(settings, is_founder=False)
+        self._settings = settings
         self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
-        estate = self._saves.estate if self._saves else None
-        is_continued = estate is not None
-        if is_continued:
-            settings = self._settings = dataclasses.replace(settings, is_founder=False)
-        elif settings.is_founder is None:
-            estate = Mass(tuple(map(np.array, x)), 1.0)
-        if not settings.is_founder:
-            x = tuple(map(jnp.zeros_like, x))
+        x = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
         self._holding = Holding(Mass(x, float(bool(settings.is_founder))))
         form = self._make_format()
         self._service = Service(settings.listen, form, settings.patience, settings.secret)
         self.address = self._service.address
-        self._journal = Journal(
-            settings.journal, is_continued=is_continued, outer=self._algorithm.outer
-        )
+        self._journal = Journal(settings.journal, is_continued=bool(saved), outer=self._outer)
         is_large = form.model_bytes > FIRST_PIECE
         self._participant = Participant(
             settings,
@@ -125,16 +124,19 @@ class Node:
             self._make_life,
             self._journal.add,
             time.monotonic(),
-            max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else None,
+            max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else math.inf,
         )
         if estate is not None:
-            saves = self._saves
-            self._participant.bring(estate, *((saves.steps, saves.clock) if saves else ()))
+            self._participant.bring(estate, *saved)
         self._is_open = True
         self._in_block = False
         self._is_over = False
         self._warned = 0  # number of notes of which it has warned
         self._service.start(self._participant, self._journal.has_written)
+
+    @property
+    def _outer(self) -> Outer | None:
+        return self._algorithm.outer
 
     def __repr__(self) -> str:
         weight = self.statistics.weight
@@ -146,7 +148,7 @@ class Node:
         text = f"{jax.tree.structure(self._like)} {shapes}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
-        algorithm = str(self._algorithm.outer or self._algorithm.name)
+        algorithm = str(self._outer or self._algorithm.name)
         sizes = tuple(self._layout.sizes) * self._models
         dtypes = tuple(self._layout.dtypes) * self._models
         names = " ".join(map(str, self._wires))
@@ -160,10 +162,8 @@ class Node:
 
     def _make_moved(self) -> tuple[jax.Array, ...] | None:
         """Makes the buffers of the model's own movement since its last outer step, all 0."""
-        if self._algorithm.outer is None:
-            return None
         layout = self._layout
-        return tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
+        return self._outer and tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
 
     @property
     def params(self) -> Any:
@@ -176,15 +176,14 @@ class Node:
     def members(self) -> list[int]:
         """The places of this node and of the nodes that it hears and that hold mass."""
         with self._service.lock:
-            return sorted(
-                [self.place, *(peer.place for peer in self._participant.members.list_members())]
-            )
+            others = self._participant.members.list_members()
+            return sorted([self.place, *(peer.place for peer in others)])
 
     @property
     def steps(self) -> int:
         """The local steps that all lives of this place have made with its data, as far as known."""
         with self._service.lock:
-            return self._participant.members.steps[self.place]
+            return self._participant.members.own_steps
 
     @property
     def total_steps(self) -> int:
@@ -205,7 +204,7 @@ class Node:
                 post.staleness / max(1, post.acknowledged),
                 self._service.sent_bytes,
                 self._holding.total.weight,
-                post.dropped | self._service.all_dropped,
+                dict(post.dropped),
             )
 
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
@@ -230,7 +229,9 @@ class Node:
             model and the optimizer state do not change. If the model itself is not finite, it is
             written off in either case, and the node goes on as if it had just joined.
         """
-        self._warn()
+        for text in list(self._participant.members.notes.values())[self._warned :]:
+            self._warned += 1
+            warnings.warn(text, stacklevel=2)
         self._participant.ending.is_finished = self._is_over
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
@@ -248,11 +249,10 @@ class Node:
                 participant.members.count_step()
                 if is_finite:
                     self._journal.add("end", life, self._steps - 1, None)
-                outer = self._algorithm.outer
-                self._moved = moved if outer else None
+                self._moved = moved if self._outer else None
                 if not is_finite and not self._holding.is_finite():
                     participant.write_off()
-                elif self._steps % (outer.every if outer else 1) == 0:
+                elif self._steps % (self._outer.every if self._outer else 1) == 0:
                     self._send(moved)
         self._service.wake()
         if not (is_finite or self._settings.nonfinite == "skip"):
@@ -267,12 +267,6 @@ class Node:
             )
         self._save()
         return aux
-
-    def _warn(self) -> None:
-        """Warns once about each problem that the protocol has noted."""
-        for text in list(self._participant.members.notes.values())[self._warned :]:
-            self._warned += 1
-            warnings.warn(text, stacklevel=3)
 
     def _begin(self) -> tuple[Mass, Any, str]:
         """Waits until the node holds mass; returns it, the node's own movement, and the life."""
@@ -341,10 +335,9 @@ class Node:
         update.lower(mass.x, mass.w or 1.0, self._moved, self.opt_state, *inputs).compile()
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
-        outer = self._algorithm.outer
         key = make_key(self._wires, self.place, 0)
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
-            advance.lower(mass.x, arrays, moved, 1.0, outer, wires, key).compile()
+            advance.lower(mass.x, arrays, moved, 1.0, self._outer, wires, key).compile()
         add.lower(mass.x, arrived).compile()
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
@@ -370,8 +363,9 @@ class Node:
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
         start = time.monotonic()
-        end = start + (10 * self._patience if timeout is None else timeout)
-        members, founding = self._participant.members, self._participant.founding
+        end = start + (10 * self._settings.patience if timeout is None else timeout)
+        members = self._participant.members
+        founding = self._participant.founding
         service = self._service
 
         def list_refusals() -> list[str]:
@@ -406,19 +400,17 @@ class Node:
     def _send(self, moved: Any) -> None:
         """Moves the mass by the node's own movement, and sends as the algorithm says."""
         participant = self._participant
-        outer = self._algorithm.outer
         averages = self._algorithm.averages
-        turn = self._steps // outer.every if outer else self._steps
+        turn = self._steps // self._outer.every if self._outer else self._steps
         peer = participant.choose(self._algorithm.choose, turn - 1)
-        may_send = participant.may_ask if averages else participant.may_share
-        is_free = peer is not None and may_send(peer)
+        is_free = peer is not None and participant.may_send(peer, is_share=not averages)
         now = time.monotonic()
-        if outer:
+        if self._outer:
             self._journal.add("outer", participant.life, self._steps - 1, None)
         wires = self._wires if is_free and not averages else None
         # From place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
-        half = self._holding.move(moved, outer, wires, key)
+        half = self._holding.move(moved, self._outer, wires, key)
         self._moved = self._make_moved()
         self._kept += peer is not None and not is_free
         if peer is None or not is_free:
@@ -470,9 +462,11 @@ class Node:
         is_over_in_time = self._service.wait_until(is_over, timeout)
         if not ending.is_ended:
             self._end_if_asked()
+        with self._service.lock:
+            reasons = ending.explain_missing()
+            # In the same order on all nodes: their sums are equal to the bit.
+            masses = sorted((who, mass) for who, (_, mass) in ending.finals.items())
         if not is_over_in_time:
-            with self._service.lock:
-                reasons = ending.explain_missing()
             missing = "; ".join(reasons[:MAX_SHOWN])
             if len(reasons) > MAX_SHOWN:
                 missing += f"; and {len(reasons) - MAX_SHOWN} more"
@@ -486,16 +480,12 @@ class Node:
                 f"place {self.place}: the others end without it. If a path loses large packets, "
                 "lower the MTU of both machines."
             )
-        with self._service.lock:
-            # In the same order on all nodes: their sums are equal to the bit.
-            finals = sorted(ending.finals.items(), key=lambda item: item[0])
-            masses = [mass for _, (_, mass) in finals]
-        total = functools.reduce(Mass.__add__, masses)
+        total = functools.reduce(Mass.__add__, [mass for _, mass in masses])
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")
-        who, (_, heaviest) = max(finals, key=lambda item: item[1][1].weight)
+        who, heaviest = max(masses, key=lambda item: item[1].weight)
         part = heaviest.weight / total.weight if total.weight else 0.0
-        if len(finals) >= MIN_NODES and part > 0.5:
+        if len(masses) >= MIN_NODES and part > 0.5:
             warnings.warn(
                 f"place {who.place} holds {100 * part:.0f} % of the weight at the end: the average "
                 "is its model, for the most part. Did its loop hang?",
@@ -515,7 +505,7 @@ class Node:
             self._finish()
             self._participant.ending.leave()
         self._service.wake()
-        seconds = self._patience if timeout is None else timeout
+        seconds = self._settings.patience if timeout is None else timeout
         try:
             self._service.wait_until(lambda: self._participant.ending.has_left, seconds)
         finally:

@@ -8,6 +8,7 @@ as taken out of its mass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +39,7 @@ class Participant:
         new_life: Callable[[], Identity],
         journal: JournalAdd,
         now: float,
-        max_on_way: int | None = None,
+        max_on_way: float = math.inf,
     ):
         self.members = Membership(settings, new_life(), now)
         self.post = Post(self.members, settings.patience, max_on_way, journal)
@@ -93,16 +94,12 @@ class Participant:
         seconds = {peer.identity: peer.seconds for peer in peers if peer.seconds}
         return choose(reachable, self.members.identity, turn, seconds)
 
-    def may_ask(self, identity: Identity) -> bool:
-        """Whether a node may be sent a parcel, which is so if no other is on its way to it."""
+    def may_send(self, identity: Identity, is_share: bool) -> bool:
+        """Whether a node may be sent a share, or an ask: if no parcel is on its way to it."""
         peer = self.members.peers.get(identity.life)  # None for this node itself
         if peer is None or peer.view.wants_mass or peer.view.is_finished:
             return False
-        return self.post.is_free(peer)
-
-    def may_share(self, identity: Identity) -> bool:
-        """Whether a node may be sent a share."""
-        return self.may_ask(identity) and self._spares_share()
+        return self.post.is_free(peer) and not (is_share and not self._spares_share())
 
     def _spares_share(self) -> bool:
         """Whether this node may send half of its mass.
@@ -135,7 +132,8 @@ class Participant:
 
     def receive(self, message: Message, now: float) -> None:
         """Acts on a message."""
-        members, post = self.members, self.post
+        members = self.members
+        post = self.post
         members.notice_absence(now)
         sender = message.sender
         if sender.life == self.life:
@@ -267,7 +265,8 @@ class Participant:
         parcel = self.post.settle(peer, message)
         if parcel is None:
             return
-        life, number = peer.identity.life, message.number
+        life = peer.identity.life
+        number = message.number
         if message.kind == "refuse":
             self.post.drop(f"refused by place {peer.identity.place}: {message.text}")
             if parcel.kind == "ask":
@@ -291,7 +290,7 @@ class Participant:
             self._holder.add(parcel.mass)
 
     def _learn(self, peer: Peer, view: View) -> None:
-        made = self.members.steps[self.members.identity.place]
+        made = self.members.own_steps
         self.members.learn(peer, view)
         self.ending.learn(peer, view)
         if self.founding.has_founded_before(made):
@@ -365,7 +364,8 @@ class Participant:
             # it left now, this node could not make the opposite change.
             self.post.send(peer, parcel)
             return False
-        self.members.part(peer)
+        del self.members.peers[peer.identity.life]
+        self.members.over.left.add(peer.identity.life)
         return True
 
     # Time, and what is sent.
@@ -384,8 +384,6 @@ class Participant:
         if now >= members.next_beat:
             members.next_beat = now + self._patience / BEATS
             self.post.gone += members.forget()
-            if not self.ending.is_finished:
-                self.founding.beg_in_turn()
             calls = members.beat()
         self._send_views(calls)
 

@@ -21,7 +21,7 @@ class Post:
     """Sends messages, among them to each peer one parcel at a time."""
 
     def __init__(
-        self, members: Membership, patience: float, max_on_way: int | None, journal: JournalAdd
+        self, members: Membership, patience: float, max_on_way: float, journal: JournalAdd
     ):
         self.outbox: list[tuple[str, Message]] = []  # messages to send, by address
         self.gone: list[str] = []  # addresses for which waiting messages can be dropped
@@ -30,7 +30,7 @@ class Post:
         self.staleness = 0  # local steps that these were on their way, in total
         self._members = members
         self._patience = patience
-        self._max_on_way = max_on_way  # parcels with a mass; None is one for each peer
+        self._max_on_way = max_on_way  # parcels, as memory is limited
         self._journal = journal
         # Addresses to which parcels did not come: until when these get none, and for how long. A
         # node that begins another life there is not fed at once again.
@@ -38,19 +38,12 @@ class Post:
 
     def send(self, peer: Peer, message: Message) -> None:
         """Sends a message, which the peer may lose."""
-        steps = self._members.steps[self._members.identity.place]
-        self.outbox.append((peer.identity.address, message._replace(steps=steps)))
+        message = message._replace(steps=self._members.own_steps)
+        self.outbox.append((peer.identity.address, message))
 
     def reply(self, to: Identity, kind: str, **more: Any) -> None:
         """Sends a message to a life that this node does not hear."""
-        message = Message(kind, self._members.identity, to.life, **more)
-        self.outbox.append((to.address, message))
-
-    def take(self) -> tuple[list[tuple[str, Message]], list[str]]:
-        """Takes out the messages to send, and the addresses that are gone."""
-        outbox, gone = self.outbox, self.gone
-        self.outbox, self.gone = [], []
-        return outbox, gone
+        self.outbox.append((to.address, Message(kind, self._members.identity, to.life, **more)))
 
     def drop(self, reason: str) -> None:
         """Counts a message that is dropped. A reason may contain texts of other nodes."""
@@ -76,16 +69,14 @@ class Post:
         more = {"version": members.clock, "applied": peer.applied} | more
         message = Message(kind, members.identity, receiver, peer.sent, mass, **more)
         since = members.now if since is None else since
-        step = members.steps[members.identity.place]
-        peer.parcel = Parcel(message, since, step, repeated=since, progress=since)
+        peer.parcel = Parcel(message, since, members.own_steps, repeated=since, progress=since)
         if kind in ("share", "ask"):
             self._journal(event or kind, receiver, peer.sent, mass)
         self.send(peer, message)
 
     def is_free(self, peer: Peer) -> bool:
         """Whether a peer may be sent a parcel with a mass now."""
-        # Memory limits how many messages with a large model are on their way at a time.
-        is_full = self._max_on_way is not None and len(self.list_moving()) >= self._max_on_way
+        is_full = len(self.list_moving()) >= self._max_on_way
         return peer.parcel is None and not is_full and not self.shuns(peer)
 
     def list_moving(self) -> list[Message]:
@@ -119,7 +110,7 @@ class Post:
         peer.parcel = None
         if message.kind != "refuse" and parcel.message.mass is not None:
             self.acknowledged += 1
-            self.staleness += self._members.steps[self._members.identity.place] - parcel.step
+            self.staleness += self._members.own_steps - parcel.step
             self._shunned.pop(peer.identity.address, None)
             took = max(peer.spoke - parcel.since, MIN_SECONDS)
             peer.seconds = (peer.seconds + took) / 2 if peer.seconds else took
@@ -171,6 +162,5 @@ class Post:
             )
             self.drop(f"not acknowledged by place {place} at {address}")
             self.gone.append(address)  # the pieces that are still to be sent
-        number = parcel.message.number
-        own = self._members.identity
-        self.send(peer, Message("withdraw", own, life, number, text=TAKEN_BACK))
+        message = Message("withdraw", self._members.identity, life, parcel.message.number)
+        self.send(peer, message._replace(text=TAKEN_BACK))

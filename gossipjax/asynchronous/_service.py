@@ -41,7 +41,6 @@ class Service:
     def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
         # Held while the protocol or what the node holds is used.
         self.lock = threading.Condition(threading.RLock())
-        self.dropped: dict[str, int] = {}  # reason -> messages that were not of this job
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
         self._sockets = _open_sockets(listen, secret)
         self.address = self._sockets.address
@@ -54,14 +53,7 @@ class Service:
         self._interval = patience / TICKS
         self._is_closed = False
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._node: Participant | None = None
-
-    @property
-    def all_dropped(self) -> dict[str, int]:
-        """Counts of dropped messages, and of connections that were not from nodes."""
-        failed = self._sockets.failed_handshakes
-        return self.dropped | ({"failed handshakes": failed} if failed else {})
+        self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
 
     def list_refusals(self, addresses: Iterable[str]) -> list[str]:
         """Returns which of these addresses refuse connections of this node."""
@@ -81,7 +73,6 @@ class Service:
         """Starts the thread; it calls `has_written(seconds)` to wait for the journal."""
         self._node = node
         self._has_written = has_written
-        self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -112,8 +103,7 @@ class Service:
         """Ends the thread after it has sent the outbox."""
         self._is_closed = True
         self._sockets.wake()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
         self._sockets.close(LINGER_SECONDS)
 
     def _run(self) -> None:
@@ -128,21 +118,25 @@ class Service:
 
     def _exchange(self, arrived: list[list[Any]]) -> None:
         node = self._node
-        assert node is not None
         now = time.monotonic()
         heard: list[tuple[str | None, bool]] = []
         # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
             for life, _, _ in self._held:  # no path is to blame for what has not left yet
-                node.members.note_held(life, now)
+                held = node.members.peers.get(str(life))
+                if held is not None and held.parcel is not None:
+                    held.parcel.progress = now
             for life, has_arrived in heard:
                 node.members.note_progress(life, now, has_arrived)
             for message in messages:
                 with self._survive():
                     node.receive(message, now)
             node.tick(now)
-            outbox, gone = node.post.take()
+            outbox = node.post.outbox
+            node.post.outbox = []
+            gone = node.post.gone
+            node.post.gone = []
             self.lock.notify_all()
         # A step does not wait for sockets either.
         for address in gone:
@@ -172,9 +166,9 @@ class Service:
         try:
             yield
         except MessageError as error:
-            self._count_dropped(str(error))
+            self._node.post.drop(str(error))
         except Exception as error:
-            self._count_dropped(f"raising {type(error).__name__}")
+            self._node.post.drop(f"raising {type(error).__name__}")
 
     def _read(
         self, frames: list[Any], now: float, heard: list[tuple[str | None, bool]]
@@ -193,16 +187,12 @@ class Service:
             try:
                 return decode(frames, self._job)
             except MisfitError as error:
-                self._count_dropped(str(error))
+                self._node.post.drop(str(error))
                 self._answer_misfit(error, now)
         return None
 
-    def _count_dropped(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-
     def _note_stranger(self, address: str, now: float) -> None:
         """If many strangers were answered, drops what waits for the one answered first."""
-        assert self._node is not None
         if address in self._node.members.contacts:
             return
         self._strangers.pop(address, None)
@@ -226,7 +216,7 @@ class Service:
             match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
                 case [str() as address, str() as reason] if (address + reason).isprintable():
                     with self.lock:
-                        if self._node is not None and address in self._node.members.contacts:
+                        if address in self._node.members.contacts:
                             self.misfits[address] = reason
                         self.lock.notify_all()
 

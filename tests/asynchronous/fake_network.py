@@ -152,11 +152,11 @@ class Process:
         node.members.count_step()
         self.step += 1
         peer = node.choose(choose_exponential, self.step)
-        if peer is None or not node.may_ask(peer):
+        if peer is None or not node.may_send(peer, is_share=algorithm != "adpsgd"):
             return
         if algorithm == "adpsgd":
             node.ask(peer, self.network.now)
-        elif node.may_share(peer):
+        else:
             node.share(peer, self.holder.halve(), self.network.now)
 
 

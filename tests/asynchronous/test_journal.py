@@ -50,8 +50,8 @@ class BadDisk:
         self.thaws.wait()
         return self.file.write(data)
 
-    def close(self):
-        self.file.close()
+    def __getattr__(self, name):
+        return getattr(self.file, name)
 
 
 def write_two(journal):

@@ -451,6 +451,6 @@ def test_a_parcel_that_is_refused_returns():
     deliver_all(network)
     network.check()
     assert list(one.node.post.dropped) == ["refused by place 1: with NaN or infinity"]
-    assert one.node.may_ask(two.node.members.identity)
+    assert one.node.may_send(two.node.members.identity, is_share=True)
     run_calmly(network, 2)  # the numbers of parcels go on
     assert len(network.account.returned) == 1

@@ -216,8 +216,7 @@ def send_mutated(secret, count, seed=0):
         host, port = a.address.split(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(b"\xff" * 64)
-            wait_for(lambda: a.statistics.dropped.get("failed handshakes"))
-        dropped = a._service.dropped
+        dropped = a._participant.post.dropped
         wait_for(lambda: sum(a.statistics.dropped.values()) > count / 2, 60)
         assert a._service._error is None
         assert not [reason for reason in dropped if reason.startswith("raising")]

@@ -52,10 +52,11 @@ def test_a_node_measures_how_long_its_shares_take():
         network.advance(PATIENCE / 50)
         deliver_all(network)
     first = network.processes[0]
+    other = network.processes[1].node.members.identity
     for seconds, before, after in ((0.1, [], 0.1), (0.3, [pytest.approx(0.1)], 0.2)):
         first.make_step("sgp")
         network.collect()
-        assert not first.node.may_ask(network.processes[1].node.members.identity)
+        assert not first.node.may_send(other, is_share=True)
         assert measured(first) == before
         network.now += seconds
         deliver_all(network)
