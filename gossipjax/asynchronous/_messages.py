@@ -174,7 +174,7 @@ class Format(NamedTuple):
 
     def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
         """The wire forms of the buffers in a message."""
-        return self.wires if is_narrow else self.dtypes
+        return self.wires if is_narrow else (None,) * len(self.wires)
 
     @property
     def max_bytes(self) -> int:
@@ -198,8 +198,8 @@ def encode(message: Message, job: Format) -> list[Any]:
     if message.mass is not None:
         mass = message.mass
         header["weight"] = [float(mass.w), mass.exponent]
-        arrays = zip(mass.x, job.frame_wires(message.is_narrow), strict=True)
-        frames = [as_bytes(x, wire) for x, wire in arrays]
+        forms = zip(mass.x, job.frame_wires(message.is_narrow), job.dtypes, strict=True)
+        frames = [as_bytes(*form) for form in forms]
     return [json.dumps(header).encode(), *frames]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from gossipjax.asynchronous._messages import Mass, is_finite
-from gossipjax.asynchronous._wire import Wire, narrow, to_host
+from gossipjax.asynchronous._wire import Wire, Words
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
 from gossipjax.wire import fold_in
@@ -154,10 +154,9 @@ def split(x: tuple[Any, ...], wires: tuple[Wire, ...], key: Any = None) -> tuple
     kept = []
     shared = []
     for number, (a, wire) in enumerate(zip(x, wires, strict=True)):
-        sent, arrives = narrow(a / 2, wire, fold_in(key, number))
-        is_exact = wire == a.dtype
-        kept.append(arrives if is_exact else a - arrives)
-        shared.append(None if is_exact else sent)
+        words = None if wire is None else wire.encode(a / 2, fold_in(key, number))
+        kept.append(a / 2 if wire is None else a - wire.decode(words, a))
+        shared.append(words)
     return tuple(kept), tuple(shared)
 
 
@@ -269,10 +268,11 @@ class Holding:
         if wires is None:
             return None
         shares = zip(kept, shared, wires, strict=True)
-        half = dataclasses.replace(
-            total / 2,
-            x=tuple(np.asarray(a) if b is None else to_host(b, wire, a) for a, b, wire in shares),
+        x = (
+            np.asarray(a) if wire is None else Words(np.asarray(b), wire, a.size, a.dtype)
+            for a, b, wire in shares
         )
+        half = dataclasses.replace(total / 2, x=tuple(x))
         if not all(is_finite(np.asarray(x), half.w) for x in half.x):
             return None
         self.mass = dataclasses.replace(half, x=kept)

@@ -38,7 +38,7 @@ from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._silence import MAX_SHOWN, explain_silence, is_node
 from gossipjax.asynchronous._transfer import FIRST_PIECE
-from gossipjax.asynchronous._wire import make_key, wire_types
+from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
@@ -92,7 +92,7 @@ class Node:
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._models = 1 + travels_twice(self._outer)  # models in a message
-        self._wires = wire_types(self._layout.dtypes, settings.wire) * self._models
+        self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
         self._updates: dict[Gradients, Any] = {}
@@ -151,7 +151,11 @@ class Node:
         algorithm = str(self._outer or self._algorithm.name)
         sizes = tuple(self._layout.sizes) * self._models
         dtypes = tuple(self._layout.dtypes) * self._models
-        names = " ".join(map(str, self._wires))
+        # A floating-point codec is named by its type, as a buffer that travels as it is.
+        wires = zip(self._wires, dtypes, strict=True)
+        names = " ".join(
+            str(getattr(wire or dtype, "dtype", wire or dtype)) for wire, dtype in wires
+        )
         return Format(self._settings.job, model, algorithm, names, sizes, dtypes, self._wires)
 
     def _make_life(self) -> Identity:

@@ -7,10 +7,10 @@ import pytest
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._wire import make_key
-from gossipjax.wire import int4, int8
+from gossipjax.wire import bfloat16, float16, int4, int8
 
-EXACT = (np.dtype(np.float32),)
-NARROW = (np.dtype(jnp.bfloat16),)
+EXACT = (None,)
+NARROW = (bfloat16(),)
 
 
 def make_holding(value=4.0):
@@ -36,7 +36,7 @@ def test_an_exact_share_has_the_memory_of_what_is_kept_and_stays_as_it_was():
     assert (half.x[0] == 3.0).all()
 
 
-@pytest.mark.parametrize("wires", [EXACT, NARROW, (int8(),), (int4(block=8),)])
+@pytest.mark.parametrize("wires", [EXACT, NARROW, (float16(),), (int8(),), (int4(block=8),)])
 def test_the_halves_are_the_whole(wires):
     holding = make_holding(1 / 3)
     half = holding.move((jnp.zeros(100),), None, wires, make_key(wires, 0, 0))

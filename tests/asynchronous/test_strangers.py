@@ -27,17 +27,24 @@ from gossipjax.asynchronous._messages import (
     encode,
 )
 from gossipjax.asynchronous._sockets import make_keys
+from gossipjax.asynchronous._wire import Words
 
 SECRET = "a secret that is long"
 SIZES = (3, 2)
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
-FORM = Format(
-    "job", "model", "sgp", "wire", SIZES, (FLOAT32, FLOAT64), (np.dtype(jnp.bfloat16), FLOAT32)
-)
+FORM = Format("job", "model", "sgp", "wire", SIZES, (FLOAT32, FLOAT64), (gx.wire.bfloat16(), None))
 SENDER = Identity(3, "life", "127.0.0.1:5000")
 X = (np.array([1.0, 2.0, -3.0], np.float32), np.array([0.5, 4.0]))
 MASS = Mass(X, 0.5, -700)
-SHARE = Message("share", SENDER, "other", 7, MASS, is_narrow=True)
+
+
+def make_narrow(x, w=0.5, exponent=0):
+    """A mass of which the first buffer is in the form of the wire."""
+    words = Words(np.asarray(FORM.wires[0].encode(jnp.asarray(x[0]))), FORM.wires[0], 3, FLOAT32)
+    return Mass((words, x[1]), w, exponent)
+
+
+SHARE = Message("share", SENDER, "other", 7, make_narrow(X, exponent=-700), is_narrow=True)
 OWN_VIEW = View(
     (SENDER,),
     (9,),
@@ -63,7 +70,7 @@ def encoded(message, **changes):
     [
         SHARE,
         VIEW,
-        SHARE._replace(is_narrow=False),
+        SHARE._replace(is_narrow=False, mass=MASS),
         Message("ask", SENDER, "other", 1, MASS),
         Message("answer", SENDER, "other", 1),
         Message("final", SENDER, "other", 2, MASS, origin=SENDER, version=3),
@@ -122,7 +129,7 @@ def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
         (encoded(SHARE, weight=[1e-300, 0]), "with NaN"),
         (encoded(SHARE, is_narrow=False), "of another shape"),
         ([*encoded(SHARE), b"1234"], "of another shape"),
-        (encoded(SHARE._replace(mass=Mass((X[0], X[1] * np.inf), 1.0))), "with NaN"),
+        (encoded(SHARE._replace(mass=make_narrow((X[0], X[1] * np.inf)))), "with NaN"),
     ],
 )
 def test_a_parcel_that_cannot_be_read_has_a_reason_that_its_sender_is_told(frames, reason):
@@ -467,7 +474,7 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
         ({"tx": None}, "tx must be an optax.GradientTransformation, got NoneType"),
         ({"tx": optax.chain(gx.allreduce(), optax.sgd(0.1))}, "tx must update one node by itself"),
         ({"algorithm": gx.sgp(gx.topology.ring(4))}, "algorithm must be gx.asynchronous.sgp"),
-        ({"wire": "float16"}, "wire must be"),
+        ({"wire": gx.wire.top_k(0.1)}, "wire must be"),
         ({"wire": "bfloat16", "algorithm": ga.adpsgd()}, "wire must be None with adpsgd"),
     ],
 )
