@@ -83,6 +83,11 @@ class Mass:
         return 2.0 ** min(self.exponent - exponent, 1000)
 
     @property
+    def bare(self) -> Mass:
+        """The weight, without the numerator."""
+        return dataclasses.replace(self, x=())
+
+    @property
     def weight(self) -> float:
         """`w 2^exponent`, or 0 if a float cannot hold so small a number."""
         return math.ldexp(float(self.w), self.exponent)

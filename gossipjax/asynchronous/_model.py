@@ -113,12 +113,6 @@ def _make_update(
     return jax.jit(update, donate_argnums=3)
 
 
-def rescale(mass: Mass) -> Mass:
-    """Changes the units of a mass whose weight is far from 1, so that it is near 1."""
-    digits = math.log2(mass.w) if mass.w > 0 else 0
-    return mass if abs(digits) < MAX_DIGITS else mass.at(mass.exponent + round(digits))
-
-
 @jax.jit
 def add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns `x + change` in the types of `x`; `change` may be on the host."""
@@ -145,21 +139,6 @@ def move(
     return tuple(a + outer.learning_rate * b for a, b in zip(x, pulls, strict=True)) + m
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def split(x: tuple[Any, ...], wires: tuple[Wire, ...], key: Any = None) -> tuple[Any, Any]:
-    """Halves buffers; returns the half to keep, and the half to send in the form of the wire.
-
-    The half to send is None if it equals the half to keep, so that both use the same memory.
-    """
-    kept = []
-    shared = []
-    for number, (a, wire) in enumerate(zip(x, wires, strict=True)):
-        words = None if wire is None else wire.encode(a / 2, fold_in(key, number))
-        kept.append(a / 2 if wire is None else a - wire.decode(words, a))
-        shared.append(words)
-    return tuple(kept), tuple(shared)
-
-
 @functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=2)
 def advance(
     x: tuple[Any, ...],
@@ -172,12 +151,21 @@ def advance(
 ) -> tuple[Any, Any]:
     """Adds what has arrived, and moves; with `wires`, also halves the sum.
 
-    Returns the half to keep, in the memory of `moved`, and the half to send, as `split` does.
+    Returns the half to keep, in the memory of `moved`, and the words of the half to send. None
+    stands for the words of a buffer that travels as it is: both halves then use the same memory.
     """
     if arrived is not None:
         x = add(x, arrived)
     x = move(x, moved, w, outer)
-    return (x, None) if wires is None else split(x, wires, key)
+    if wires is None:
+        return x, None
+    forms = enumerate(zip(x, wires, strict=True))
+    words = [
+        None if wire is None else wire.encode(a / 2, fold_in(key, i)) for i, (a, wire) in forms
+    ]
+    parts = zip(x, wires, words, strict=True)
+    kept = (a / 2 if wire is None else a - wire.decode(sent, a) for a, wire, sent in parts)
+    return tuple(kept), tuple(words)
 
 
 def _join(one: Mass, two: Mass) -> Mass:
@@ -185,8 +173,7 @@ def _join(one: Mass, two: Mass) -> Mass:
     one, two = (two, one) if two.is_fresh else (one, two)
     pairs = zip(one.x, two.x, strict=True)
     x = tuple(np.add(a, b, out=a if one.is_fresh else None) for a, b in pairs)
-    sums = dataclasses.replace(one, x=()) + dataclasses.replace(two, x=())
-    return dataclasses.replace(sums, x=x, is_fresh=True)
+    return dataclasses.replace(one.bare + two.bare, x=x, is_fresh=True)
 
 
 class Holding:
@@ -203,8 +190,7 @@ class Holding:
     @property
     def total(self) -> Mass:
         """The weight of the mass, without the numerator."""
-        own = dataclasses.replace(self.mass, x=())
-        return own if self._change is None else own + dataclasses.replace(self._change, x=())
+        return self.mass.bare if self._change is None else self.mass.bare + self._change.bare
 
     def read(self) -> Mass:
         """Returns a copy of the mass on the host."""
@@ -244,7 +230,9 @@ class Holding:
             x = add(self.mass.x, self._change.x)
             self.mass = dataclasses.replace(self.total, x=x)
             self._change = None
-        self.mass = rescale(self.mass)
+        digits = math.log2(self.mass.w) if self.mass.w > 0 else 0
+        if abs(digits) >= MAX_DIGITS:  # in other units the weight is near 1
+            self.mass = self.mass.at(self.mass.exponent + round(digits))
         return self.mass
 
     def is_finite(self) -> bool:
@@ -267,10 +255,9 @@ class Holding:
         self.mass = dataclasses.replace(total, x=kept)
         if wires is None:
             return None
-        shares = zip(kept, shared, wires, strict=True)
         x = (
-            np.asarray(a) if wire is None else Words(np.asarray(b), wire, a.size, a.dtype)
-            for a, b, wire in shares
+            np.asarray(a) if wire is None else Words(np.asarray(words), wire, a.size, a.dtype)
+            for a, words, wire in zip(kept, shared, wires, strict=True)
         )
         half = dataclasses.replace(total / 2, x=tuple(x))
         if not all(is_finite(np.asarray(x), half.w) for x in half.x):

@@ -47,7 +47,7 @@ class Service:
         self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)
         self._sent_bytes = 0
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
-        self._held: dict[tuple[str | None, str, int], tuple[str, Message]] = {}
+        self._held: list[tuple[str, Message]] = []  # until the journal is written
         self._patience = patience
         self._job = job
         self._interval = patience / TICKS
@@ -123,10 +123,10 @@ class Service:
         # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
-            for life, _, _ in self._held:  # no path is to blame for what has not left yet
-                held = node.members.peers.get(str(life))
-                if held is not None and held.parcel is not None:
-                    held.parcel.progress = now
+            for _, message in self._held:  # no path is to blame for what has not left yet
+                peer = node.members.peers.get(str(message.receiver))
+                if peer is not None and peer.parcel is not None:
+                    peer.parcel.repeated = peer.parcel.progress = now
             for life, has_arrived in heard:
                 node.members.note_progress(life, now, has_arrived)
             for message in messages:
@@ -144,16 +144,12 @@ class Service:
             self._transfers.forget(address)
         # What leaves is in the journal, or a kill would spoil the account. While the disk freezes,
         # all that has no mass goes on.
-        if self._held or any(message.mass is not None for _, message in outbox):
-            outbox = [*self._held.values(), *outbox]
-            self._held = {}
-            if not self._has_written(self._interval):
-                self._held = {
-                    (message.receiver, message.kind, message.number): (address, message)
-                    for address, message in outbox
-                    if message.mass is not None
-                }
-                outbox = [item for item in outbox if item[1].mass is None]
+        outbox = self._held + outbox
+        self._held = [item for item in outbox if item[1].mass is not None]
+        if self._held and not self._has_written(self._interval):
+            outbox = [item for item in outbox if item[1].mass is None]
+        else:
+            self._held = []
         for address, message in outbox:
             with self._survive():
                 self._note_stranger(address, now)

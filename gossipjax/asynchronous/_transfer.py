@@ -19,6 +19,7 @@ import numpy as np
 
 from gossipjax.asynchronous._messages import MessageError, is_address, require_counts, require_name
 
+MIN_SECONDS = 1e-4  # that clocks can measure
 MIN_PIECE = 1 << 14  # bytes
 MAX_PIECE = 1 << 20
 FIRST_PIECE = 1 << 16  # while the rate is not known; smaller messages travel whole
@@ -46,6 +47,10 @@ class _Stream:
     buffers: list[memoryview]
     acknowledged: int = 0
     sent: int = 0
+    # When the measurement of the rate that goes on began, and what was acknowledged before; the
+    # rest of a message is measured anew after a connection broke.
+    since: float | None = None
+    before: int = 0
 
     def __post_init__(self) -> None:
         self.lengths = [len(buffer) for buffer in self.buffers]
@@ -70,25 +75,8 @@ class _Queue:
     """The messages for one address. The first is on its way, and the others wait."""
 
     streams: deque[_Stream] = dataclasses.field(default_factory=deque)
-    rate: float = 0.0  # bytes per second, as measured; 0 is unknown
+    rate: float = 0.0  # bytes per second of the newest message, as measured; 0 is unknown
     moved: float = 0.0  # when the last progress was made
-    since: float = 0.0  # when the measurement that goes on began
-    measured: int = 0  # bytes that were acknowledged since then
-
-    def start(self, now: float) -> None:
-        """Begins to measure the rate."""
-        self.moved = self.since = now
-        self.measured = 0
-
-    def note(self, count: int, now: float, min_seconds: float) -> None:
-        """Notes acknowledged bytes; measures the rate over at least `min_seconds`."""
-        self.moved = now
-        self.measured += count
-        seconds = now - self.since
-        if seconds >= min_seconds:
-            rate = self.measured / seconds
-            self.rate = 0.5 * (self.rate + rate) if self.rate else rate
-            self.start(now)
 
 
 @dataclasses.dataclass
@@ -128,9 +116,7 @@ class Transfers:
         buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
         self._count += 1
         queue.streams.append(_Stream(life, key, self._count, buffers))
-        if len(queue.streams) == 1:
-            queue.start(time.monotonic())
-        self._go_on(address, queue)
+        self._go_on(address, queue, time.monotonic())
 
     def forget(self, address: str) -> None:
         """Drops what is on its way to an address."""
@@ -144,9 +130,9 @@ class Transfers:
                 on_way = stream.sent - stream.acknowledged
                 seconds = on_way / queue.rate if queue.rate else self._patience
                 if now - queue.moved > max(self._patience, MAX_SLOWNESS * seconds):
-                    queue.start(now)  # lost pieces say nothing about the rate
+                    stream.since = None  # lost pieces say nothing about the rate
                     stream.sent = stream.acknowledged
-                self._go_on(address, queue)
+                self._go_on(address, queue, now)
         for life, arrival in list(self._arrivals.items()):
             if now - arrival.moved > 10 * self._patience:
                 del self._arrivals[life]
@@ -182,11 +168,14 @@ class Transfers:
                 return life, self._take(address, life, number, offset, lengths, frames[1:], now)
         raise MessageError("a piece that is none")
 
-    def _go_on(self, address: str, queue: _Queue) -> None:
+    def _go_on(self, address: str, queue: _Queue, now: float) -> None:
         """Sends pieces of the first message as long as few are on their way."""
         if not queue.streams:
             return
         stream = queue.streams[0]
+        if stream.since is None:
+            stream.since = queue.moved = now
+            stream.before = stream.acknowledged
         size = FIRST_PIECE
         window = 1
         if queue.rate:
@@ -214,14 +203,15 @@ class Transfers:
             return None
         if not stream.acknowledged < offset <= stream.total:
             return stream.key[0]
-        is_over = offset == stream.total
-        shortest = 1e-4 if is_over or not queue.rate else self._patience / PIECES_IN_PATIENCE
-        queue.note(offset - stream.acknowledged, now, shortest)
+        queue.moved = now
+        measured = offset - stream.before
+        if measured >= FIRST_PIECE:  # less says more about the delay of a path than about its rate
+            queue.rate = measured / max(now - (stream.since or 0.0), MIN_SECONDS)
         stream.acknowledged = offset
         stream.sent = max(stream.sent, offset)
-        if is_over:
+        if offset == stream.total:
             queue.streams.popleft()
-        self._go_on(address, queue)
+        self._go_on(address, queue, now)
         return stream.key[0]
 
     def _take(
