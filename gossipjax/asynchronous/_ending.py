@@ -6,34 +6,20 @@ docs/internals/asynchronous_protocol.md describes the messages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from gossipjax.asynchronous._membership import MAX_PLACES, Membership, Peer
 from gossipjax.asynchronous._messages import Identity, Mass, View
+from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._post import RETURNED, STUCK, Post
 
 OVER = 1 << 40  # the version of the final mass of a life that is over
 
 
-@runtime_checkable  # the tests check types
-class Holder(Protocol):
-    """The mass of a node: `read` copies it, `add` adds to it, `halve` takes half, `take` takes all.
-
-    The protocol changes the mass only by these methods.
-    """
-
-    def read(self) -> Mass: ...
-    @property
-    def total(self) -> Mass: ...  # the weight, without the numerator
-    def add(self, mass: Mass) -> None: ...
-    def halve(self) -> Mass: ...
-    def take(self) -> Mass: ...
-
-
 class Ending:
     """Ends a life of this node, alone or together with all other lives."""
 
-    def __init__(self, members: Membership, post: Post, holder: Holder, patience: float):
+    def __init__(self, members: Membership, post: Post, holder: Holding, patience: float):
         # The final mass of each life, once it is known, and its version.
         self.finals: dict[Identity, tuple[int, Mass]] = {}
         self.is_ended = False  # whether `finals` are the masses that count, the same on all nodes
@@ -99,8 +85,6 @@ class Ending:
         """Learns from a peer's view how far it is with the end."""
         if view.is_ending and self._since is None:
             self._since = self._members.now
-        if self._since is not None:
-            peer.lacks = self._list_lacking(peer, self._members.now - self._since)
         if view.is_ended and self.is_finished and not (self.is_ended or self.is_cut_off):
             self._end(view)
 
@@ -175,15 +159,16 @@ class Ending:
         if said is None or (said.w, said.exponent) != (total.w, total.exponent):
             self.finals[own] = version + 1, self._holder.read()
         for peer in near:
-            for origin in (own, *peer.lacks):
+            for origin in (own, *self._list_lacking(peer)):
                 version, final = self.finals[origin]
                 if peer.parcel is None and peer.finals.get(origin.life) != version:
                     peer.finals[origin.life] = version
                     self._post.put("final", peer, final, origin=origin, version=version)
 
-    def _list_lacking(self, peer: Peer, late: float) -> list[Identity]:
+    def _list_lacking(self, peer: Peer) -> list[Identity]:
         """Lists the ends that a peer does not know, by its view, nor can hear from others."""
         own = self._members.identity
+        late = self._members.now - (self._since or self._members.now)
         # A path between two others may be bad: the eldest passes on what is late, as it hears all.
         is_eldest = own < min(peer.view.members, default=own)
         passes_all = is_eldest and late > (STUCK + 1) * self._patience

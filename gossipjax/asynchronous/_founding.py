@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 
-from gossipjax.asynchronous._ending import Holder
 from gossipjax.asynchronous._membership import BEATS, Membership, Peer
 from gossipjax.asynchronous._messages import Mass, View
+from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._post import JournalAdd
 from gossipjax.asynchronous._settings import Settings
 
@@ -35,7 +35,7 @@ class Founding:
     that is lost from a job that it is cut off from.
     """
 
-    def __init__(self, settings: Settings, members: Membership, holder: Holder, add: JournalAdd):
+    def __init__(self, settings: Settings, members: Membership, holder: Holding, add: JournalAdd):
         self.joined_at: int | None = None  # the clock of who gave, until the loop has taken note
         self._members = members
         self._holder = holder

@@ -60,7 +60,6 @@ class Peer:
     query: int = 0
     # Life -> the version of what that held at the end, which this peer was sent.
     finals: dict[str, int] = dataclasses.field(default_factory=dict)
-    lacks: list[Identity] = dataclasses.field(default_factory=list)  # whose end it must learn
     fails: bool = False  # whether the final mass of this node did not arrive there
     wanted: bool = False  # whether it was heard before it held mass
     waits: bool = False  # whether it asked for half of this node's mass, and has none yet

@@ -55,13 +55,10 @@ class Mass:
         factor = self._factor(exponent)
         return Mass(tuple(a * factor for a in self.x), self.w * factor, exponent)
 
-    def _in_same_units(self, other: Mass) -> tuple[Mass, Mass]:
-        """Returns two masses in the units of the larger; a mass without weight takes any units."""
-        exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
-        return self.at(max(exponents)), other.at(max(exponents))
-
     def __add__(self, other: Mass) -> Mass:
-        one, two = self._in_same_units(other)
+        # In the units of the larger; a mass without weight takes any units.
+        exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
+        one, two = (mass.at(max(exponents)) for mass in (self, other))
         x = tuple(a + b for a, b in zip(one.x, two.x, strict=True))
         return Mass(x, one.w + two.w, one.exponent)
 
@@ -180,11 +177,6 @@ class Format(NamedTuple):
     def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
         """The wire forms of the buffers in a message."""
         return self.wires if is_narrow else (None,) * len(self.wires)
-
-    @property
-    def max_bytes(self) -> int:
-        """The size of the largest message that is read."""
-        return MAX_HEADER_BYTES + self.model_bytes
 
     @property
     def model_bytes(self) -> int:

@@ -26,7 +26,6 @@ SCHEDULED = {  # names, as not all of these types are public
     "ScaleByScheduleState", "WrappedScheduleState",
     "InjectHyperparamsState", "InjectStatefulHyperparamsState",
 }  # fmt: skip
-MAX_PROGRAMS = 16  # programs that are kept for later nodes
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
@@ -77,40 +76,36 @@ def set_schedules(opt_state: Any, step: int) -> Any:
     return jax.tree.map(put, opt_state, is_leaf=lambda state: type(state).__name__ in whole)
 
 
-def make_update(tx: optax.GradientTransformation, params: Any, gradients: Gradients) -> Any:
-    """Returns `(x, w, moved, opt_state, *inputs) -> (moved + u, opt_state, aux, is_finite)`.
-
-    u is the update, and `moved` may be None. If u is not finite, 0 is added and `opt_state` stays.
-    Nodes in one process that get the same `tx` and `gradients` share one compiled program.
-    """
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
-    return _make_update(tx, structure, tuple(leaves), gradients)
-
-
-@functools.lru_cache(MAX_PROGRAMS)
-def _make_update(
-    tx: optax.GradientTransformation, structure: Any, leaves: Any, gradients: Gradients
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=7)
+def update(
+    tx: optax.GradientTransformation,
+    gradients: Gradients,
+    structure: Any,  # of the model
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+    x: Any,
+    w: Any,
+    moved: Any,
+    opt_state: Any,
+    *inputs: Any,
 ) -> Any:
+    """Returns `(moved + u, opt_state, aux, is_finite)` for the update u; `moved` may be None.
+
+    If u is not finite, 0 is added and `opt_state` stays. Nodes in one process that have the same
+    `tx` and `gradients` share one compiled program.
+    """
     like = jax.tree.unflatten(structure, leaves)
     layout = Layout(like)
-    tx = optax.with_extra_args_support(tx)
-
-    def update(x: Any, w: Any, moved: Any, opt_state: Any, *inputs: Any) -> Any:
-        params = unpack(layout, like, x, w, moved)
-        grads, aux = gradients(params, *inputs)
-        updates, new_state = tx.update(grads, opt_state, params)
-        buffers = tuple(layout.pack(updates))
-        is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
-
-        def keep(new: Any, old: Any) -> Any:
-            return jnp.where(is_finite, new, old)
-
-        # Chosen on the device: the optimizer's old state is donated, and is not there afterwards.
-        zeros = jax.tree.map(jnp.zeros_like, buffers)
-        change, state = jax.tree.map(keep, (buffers, new_state), (zeros, opt_state))
-        return change if moved is None else add(moved, change), state, aux, is_finite
-
-    return jax.jit(update, donate_argnums=3)
+    params = unpack(layout, like, x, w, moved)
+    grads, aux = gradients(params, *inputs)
+    updates, new_state = optax.with_extra_args_support(tx).update(grads, opt_state, params)
+    buffers = tuple(layout.pack(updates))
+    is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
+    # Chosen on the device: the optimizer's old state is donated, and is not there afterwards.
+    zeros = jax.tree.map(jnp.zeros_like, buffers)
+    new = (buffers, new_state)
+    old = (zeros, opt_state)
+    change, state = jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), new, old)
+    return change if moved is None else add(moved, change), state, aux, is_finite
 
 
 @jax.jit

@@ -26,11 +26,11 @@ from gossipjax.asynchronous._model import (
     add,
     advance,
     make_numerator,
-    make_update,
     require_local,
     set_schedules,
     travels_twice,
     unpack,
+    update,
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._saving import Saves
@@ -239,8 +239,8 @@ class Node:
         self._participant.ending.is_finished = self._is_over
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
-        update = self._updates[gradients]
-        result = update(mass.x, mass.w, moved, self.opt_state, *inputs)
+        static = self._updates[gradients]
+        result = update(*static, mass.x, mass.w, moved, self.opt_state, *inputs)
         moved, self.opt_state, aux, is_finite = result
         # This waits for the device. Without the lock: messages are taken in meanwhile.
         is_finite = bool(is_finite)
@@ -301,8 +301,7 @@ class Node:
                 mass = self._holding.merge()
                 moved = self._moved
                 clock = self._participant.members.clock
-                metadata = {"life": self._participant.life, "clock": clock}
-            saves.save(steps, mass, moved, self.opt_state, metadata)
+            saves.save(steps, mass, moved, self.opt_state, clock)
         self._end_if_asked()
 
     @property
@@ -335,8 +334,10 @@ class Node:
         launch.advance(slow=True)
         with self._service.lock:
             mass = self._holding.merge()
-        update = self._updates[gradients] = make_update(self._tx, self._like, gradients)
-        update.lower(mass.x, mass.w or 1.0, self._moved, self.opt_state, *inputs).compile()
+        leaves, structure = jax.tree.flatten(self._like)
+        static = self._updates[gradients] = (self._tx, gradients, structure, tuple(leaves))
+        state = (mass.x, mass.w or 1.0, self._moved, self.opt_state)
+        update.lower(*static, *state, *inputs).compile()
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
         key = make_key(self._wires, self.place, 0)

@@ -12,10 +12,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from gossipjax.asynchronous._ending import Ending, Holder
+from gossipjax.asynchronous._ending import Ending
 from gossipjax.asynchronous._founding import Founding
 from gossipjax.asynchronous._membership import BEATS, Membership, Peer
 from gossipjax.asynchronous._messages import Identity, Mass, Message, View
+from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._post import RETURNED, JournalAdd, Post
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import Choose
@@ -35,7 +36,7 @@ class Participant:
     def __init__(
         self,
         settings: Settings,
-        holder: Holder,
+        holder: Holding,
         new_life: Callable[[], Identity],
         journal: JournalAdd,
         now: float,
@@ -142,17 +143,17 @@ class Participant:
             post.drop("for nobody")
         elif message.receiver not in (None, self.life):
             post.drop("of an earlier life")
-            post.reply(sender, "gone", text=message.receiver)
+            post.say(sender, "gone", text=message.receiver)
         elif sender.life in members.over.left:
             post.drop("of a node that has left")
             if message.kind == "bye":  # this node has answered it, but the answer was lost
-                post.reply(sender, "ack", number=message.number)
+                post.say(sender, "ack", number=message.number)
         elif sender.life in members.over.declared:
             self._answer_the_dead(message)
         elif message.receiver is None and sender.life not in members.peers:
             # A call. Nothing of it is remembered before its sender, who may be anybody, names this
             # life, which none can guess.
-            post.reply(sender, "view", view=self._make_view())
+            post.say(sender, "view", view=self._make_view())
         else:
             peer = members.peers.get(sender.life) or members.meet(sender)
             peer.heard = peer.spoke = now
@@ -325,7 +326,7 @@ class Participant:
             return
         self.post.drop("of the dead")
         if message.kind != "dead":
-            self.post.reply(sender, "dead")
+            self.post.say(sender, "dead")
 
     def _declare_dead(self, peer: Peer) -> None:
         self.members.declare_dead(peer)
@@ -398,8 +399,7 @@ class Participant:
         for peer, says in owing:
             peer.owed = None
             own = view._replace(query=peer.query, **says)
-            message = Message("view", self.members.identity, peer.identity.life, view=own)
-            self.post.send(peer, message)
+            self.post.say(peer.identity, "view", view=own)
         call = Message("view", self.members.identity, None, view=view)
         self.post.outbox += [(address, call) for address in calls]
         self.post.outbox += later

@@ -41,8 +41,9 @@ class Post:
         message = message._replace(steps=self._members.own_steps)
         self.outbox.append((peer.identity.address, message))
 
-    def reply(self, to: Identity, kind: str, **more: Any) -> None:
-        """Sends a message to a life that this node does not hear."""
+    def say(self, to: Identity, kind: str, **more: Any) -> None:
+        """Makes a message, and sends it to a life, also to one that this node does not hear."""
+        more |= {"steps": self._members.own_steps}
         self.outbox.append((to.address, Message(kind, self._members.identity, to.life, **more)))
 
     def drop(self, reason: str) -> None:
@@ -147,7 +148,7 @@ class Post:
         for a while, and each time for longer.
         """
         peer.fails |= parcel.message.kind == "final"
-        place, life, address = peer.identity
+        place, _, address = peer.identity
         if not parcel.is_stuck:
             parcel.is_stuck = True
             _, seconds = self._shunned.get(address, (0.0, 0.0))
@@ -162,5 +163,4 @@ class Post:
             )
             self.drop(f"not acknowledged by place {place} at {address}")
             self.gone.append(address)  # the pieces that are still to be sent
-        message = Message("withdraw", self._members.identity, life, parcel.message.number)
-        self.send(peer, message._replace(text=TAKEN_BACK))
+        self.say(peer.identity, "withdraw", number=parcel.message.number, text=TAKEN_BACK)

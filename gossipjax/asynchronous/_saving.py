@@ -50,12 +50,11 @@ class Saves:
         """Whether this process has got SIGTERM."""
         return self.checkpoints.is_preempted
 
-    def save(
-        self, steps: int, mass: Mass, moved: Any, opt_state: Any, metadata: dict[str, Any]
-    ) -> None:
+    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, clock: int) -> None:
         """Begins to write, unless there is no mass; returns when the arrays are on the host."""
         if mass.w:
-            self.checkpoints.save(steps, (divide(mass.x, mass.w, moved), opt_state), metadata)
+            state = divide(mass.x, mass.w, moved), opt_state
+            self.checkpoints.save(steps, state, {"clock": clock})
 
     def end(self, place: int, has_heir: bool) -> NoReturn:
         """After SIGTERM, waits for the write, says what the node does, and raises `Preempted`."""

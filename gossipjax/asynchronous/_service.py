@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossipjax import launch
 from gossipjax.asynchronous._messages import (
+    MAX_HEADER_BYTES,
     MAX_TEXT,
     Format,
     Message,
@@ -44,7 +45,8 @@ class Service:
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
         self._sockets = _open_sockets(listen, secret)
         self.address = self._sockets.address
-        self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)
+        max_bytes = MAX_HEADER_BYTES + job.model_bytes
+        self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
         self._sent_bytes = 0
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
         self._held: list[tuple[str, Message]] = []  # until the journal is written

@@ -8,6 +8,7 @@ import itertools
 from fractions import Fraction
 
 from gossipjax.asynchronous._messages import Identity, Mass
+from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import choose_exponential, sgp
@@ -26,7 +27,7 @@ def find_place(address):
 
 
 @dataclasses.dataclass
-class Holder:
+class Holder(Holding):
     mass: Mass = NOTHING
 
     def read(self):
