@@ -134,10 +134,10 @@ gossipjax/asynchronous/_journal.py | asynchronous/test_delays.py | delays count 
 gossipjax/asynchronous/_settings.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if not may_connect(value, self.secret): => if False:
 gossipjax/asynchronous/_sockets.py | asynchronous/test_strangers.py -k nothing_is_sent | strangers say where it connects | if not may_connect(address, self._secret): => if False:
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
-gossipjax/asynchronous/_founding.py | asynchronous/test_founding.py -k place_founds_once | a place founds again | if not self._is_founder or self._members.steps[place] <= made: => if True:
+gossipjax/asynchronous/_founding.py | asynchronous/test_founding.py -k place_founds_once | a place founds again | if not self._is_founder or self._members.own_steps <= made: => if True:
 gossipjax/asynchronous/_founding.py | asynchronous/test_founding.py -k comes_back | who is cut off founds | if 2 * count > self._num_nodes else => if True else
 gossipjax/asynchronous/_model.py | asynchronous/test_saving.py -k optimizer_back | a warm-up begins anew | return state._replace(**inner | {"count": count}) => return state
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k asks_that_cross | crossing averages swap | if change is None or is_won or not => if change is None or not
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k asks_that_cross | crossing averages swap | if is_won or not self._is_affordable => if not self._is_affordable
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._take_back(peer.parcel.message) => peer.parcel = None
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | a hung node takes all weight | return is_over and self.may_change => return False
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | halves that go back count as given | parcel.mass is not None and parcel.text != RETURNED: => parcel.mass is not None:

@@ -159,7 +159,8 @@ class Ending:
         if said is None or (said.w, said.exponent) != (total.w, total.exponent):
             self.finals[own] = version + 1, self._holder.read()
         for peer in near:
-            for origin in (own, *self._list_lacking(peer)):
+            origins = (own, *self._list_lacking(peer)) if peer.parcel is None else ()
+            for origin in origins:
                 version, final = self.finals[origin]
                 if peer.parcel is None and peer.finals.get(origin.life) != version:
                     peer.finals[origin.life] = version
@@ -211,7 +212,6 @@ class Ending:
         members = self._members
         for peer in sorted(members.peers.values(), key=lambda peer: peer.identity.place):
             place = peer.identity.place
-            reason = None
             if not peer.view.is_finished:
                 seconds = members.now - members.stepped.get(place, members.now)
                 reason = f"still trains, at step {members.steps.get(place)} for {seconds:.0f} s"
@@ -221,7 +221,9 @@ class Ending:
                 reason = "has not said what it holds"
             elif not self._knows_all(peer):
                 reason = "does not know the end of all others"
-            reasons += [f"place {place}: {reason}"] if reason else []
+            else:
+                continue
+            reasons.append(f"place {place}: {reason}")
         return reasons
 
     def _list_indirect(self) -> Iterator[Identity]:

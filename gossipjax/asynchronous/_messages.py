@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -250,13 +250,18 @@ def _require_same(header: dict[str, Any], name: str, own: object) -> None:
 def _read_header(frame: Any) -> dict[str, Any]:
     if len(frame) > MAX_HEADER_BYTES:
         raise MessageError("too large")
-    try:
-        header = json.loads(bytes(frame).decode())
-    except (ValueError, RecursionError) as error:
-        raise MessageError("not readable") from error
+    header = read_json(frame)
     if not isinstance(header, dict):
         raise MessageError("not readable")
     return header
+
+
+def read_json(frame: Any) -> Any:
+    """Reads a frame of JSON."""
+    try:
+        return json.loads(bytes(frame).decode())
+    except (ValueError, RecursionError) as error:
+        raise MessageError("not readable") from error
 
 
 def _read_mass(
@@ -298,27 +303,23 @@ def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
 def _read_view(view: object) -> View:
     if not isinstance(view, dict) or view.keys() != set(View._fields):
         raise MessageError("with a view that is none")
-    lists = {name: view[name] for name in ("members", "beats", "deaths", "steps", "finals")}
+    lists = [view[name] for name in ("members", "beats", "deaths", "steps", "finals")]
     flags = [view[name] for name in VIEW_FLAGS]
     if (
-        not all(
-            isinstance(values, list) and len(values) <= MAX_ENTRIES for values in lists.values()
-        )
+        not all(isinstance(values, list) and len(values) <= MAX_ENTRIES for values in lists)
         or not all(isinstance(flag, bool) for flag in flags)
         or len(view["members"]) != len(view["beats"])
     ):
         raise MessageError("with a view that is none")
     require_counts([view["beat"], view["query"], view["echo"]])
-    places, counts = _read_pairs(view["steps"])
-    lives, versions = _read_pairs(view["finals"])
-    lists = {
+    read = {
         "members": tuple(map(_read_identity, view["members"])),
         "beats": require_counts(view["beats"]),
         "deaths": tuple(map(_read_death, view["deaths"])),
-        "steps": tuple(zip(require_counts(places), require_counts(counts), strict=True)),
-        "finals": tuple(zip(map(require_name, lives), require_counts(versions), strict=True)),
+        "steps": _read_pairs(view["steps"], lambda place: require_counts([place])[0]),
+        "finals": _read_pairs(view["finals"], require_name),
     }
-    return View(**view | lists)
+    return View(**view | read)
 
 
 def _read_death(death: object) -> tuple[Identity, str, float]:
@@ -354,11 +355,12 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
     return is_host and is_port and (may_be_any or int(port) > 0)
 
 
-def _read_pairs(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Splits pairs into the first values and the second values."""
+def _read_pairs(values: Sequence[Any], read: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Reads pairs of something and a number."""
     if set(map(type, values)) - {list} or set(map(len, values)) - {2}:
         raise MessageError("with a view that is none")
-    return [a for a, _ in values], [b for _, b in values]
+    counts = require_counts([count for _, count in values])
+    return tuple(zip([read(value) for value, _ in values], counts, strict=True))
 
 
 def require_counts(values: Sequence[Any]) -> tuple[int, ...]:

@@ -79,9 +79,9 @@ def set_schedules(opt_state: Any, step: int) -> Any:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=7)
 def update(
     tx: optax.GradientTransformation,
-    gradients: Gradients,
     structure: Any,  # of the model
     leaves: tuple[jax.ShapeDtypeStruct, ...],
+    gradients: Gradients,
     x: Any,
     w: Any,
     moved: Any,

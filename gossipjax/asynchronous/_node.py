@@ -39,7 +39,6 @@ from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._silence import MAX_SHOWN, explain_silence, is_node
 from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import choose_wires, make_key
-from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
 
@@ -87,36 +86,35 @@ class Node:
     def __init__(self, tx: optax.GradientTransformation, params: Any, settings: Settings):
         self.place = settings.place
         self._algorithm = settings.algorithm
+        self._outer = settings.algorithm.outer
         require_transform(tx, "tx")
-        self._tx = tx
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._models = 1 + travels_twice(self._outer)  # models in a message
         self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
-        self._updates: dict[Gradients, Any] = {}
+        leaves, structure = jax.tree.flatten(self._like)
+        self._update = functools.partial(update, tx, structure, tuple(leaves))
+        self._compiled: set[Gradients] = set()
         self._steps = self._skipped = self._sent = self._kept = 0
         x = make_numerator(params, self._outer, True)
-        estate = Mass(tuple(map(np.array, x)), 1.0) if settings.is_founder is None else None
-        saved = ()
-        self._saves: Saves | None = None
-        if settings.folder is not None:
-            saves = Saves(settings.folder / str(self.place), settings.every, x, opt_state)
-            self._saves = saves
-            opt_state = saves.opt_state
-            if saves.estate is not None:
-                estate = saves.estate
-                saved = saves.steps, saves.clock
-                settings = dataclasses.replace(settings, is_founder=False)
+        folder = settings.folder and settings.folder / str(self.place)
+        self._saves = saves = Saves(folder, settings.every, x, opt_state)
+        self.opt_state = jax.tree.map(jnp.copy, saves.opt_state)  # a step donates it
+        estate = saves.estate
+        if estate is not None:
+            settings = dataclasses.replace(settings, is_founder=False)
+        elif settings.is_founder is None:
+            estate = Mass(tuple(map(np.array, x)), 1.0)
         self._settings = settings
-        self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         x = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
         self._holding = Holding(Mass(x, float(bool(settings.is_founder))))
         form = self._make_format()
         self._service = Service(settings.listen, form, settings.patience, settings.secret)
         self.address = self._service.address
-        self._journal = Journal(settings.journal, is_continued=bool(saved), outer=self._outer)
+        is_continued = saves.estate is not None
+        self._journal = Journal(settings.journal, is_continued=is_continued, outer=self._outer)
         is_large = form.model_bytes > FIRST_PIECE
         self._participant = Participant(
             settings,
@@ -127,16 +125,12 @@ class Node:
             max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else math.inf,
         )
         if estate is not None:
-            self._participant.bring(estate, *saved)
+            self._participant.bring(estate, saves.steps, saves.clock)
         self._is_open = True
         self._in_block = False
         self._is_over = False
         self._warned = 0  # number of notes of which it has warned
         self._service.start(self._participant, self._journal.has_written)
-
-    @property
-    def _outer(self) -> Outer | None:
-        return self._algorithm.outer
 
     def __repr__(self) -> str:
         weight = self.statistics.weight
@@ -181,7 +175,7 @@ class Node:
         """The places of this node and of the nodes that it hears and that hold mass."""
         with self._service.lock:
             others = self._participant.members.list_members()
-            return sorted([self.place, *(peer.place for peer in others)])
+        return sorted([self.place, *(peer.place for peer in others)])
 
     @property
     def steps(self) -> int:
@@ -239,8 +233,7 @@ class Node:
         self._participant.ending.is_finished = self._is_over
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
-        static = self._updates[gradients]
-        result = update(*static, mass.x, mass.w, moved, self.opt_state, *inputs)
+        result = self._update(gradients, mass.x, mass.w, moved, self.opt_state, *inputs)
         moved, self.opt_state, aux, is_finite = result
         # This waits for the device. Without the lock: messages are taken in meanwhile.
         is_finite = bool(is_finite)
@@ -278,7 +271,6 @@ class Node:
             self.wait_for_mass()
             launch.advance(self._steps)
             with self._service.lock:
-                self._service.require_running()
                 founding = self._participant.founding
                 if not founding.wants_mass:  # it may have been given up meanwhile
                     if founding.joined_at is not None:
@@ -292,24 +284,17 @@ class Node:
 
     def _save(self) -> None:
         """Saves if a save is due, and ends after SIGTERM."""
-        saves = self._saves
-        if saves is None:
-            return
         steps = self.steps
-        if saves.is_asked_to_end or steps % saves.every == 0:
+        if self._saves.is_due(steps):
             with self._service.lock:
                 mass = self._holding.merge()
                 moved = self._moved
                 clock = self._participant.members.clock
-            saves.save(steps, mass, moved, self.opt_state, clock)
+            self._saves.save(steps, mass, moved, self.opt_state, clock)
         self._end_if_asked()
 
-    @property
-    def _is_asked_to_end(self) -> bool:
-        return self._saves is not None and self._saves.is_asked_to_end
-
     def _end_if_asked(self) -> None:
-        if self._saves is not None and self._saves.is_asked_to_end:
+        if self._saves.is_asked_to_end:
             with self._service.lock:
                 has_heir = bool(self._participant.ending.list_heirs())
             self._saves.end(self.place, has_heir)
@@ -324,9 +309,9 @@ class Node:
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
         """Compiles a step now, which the first step with these `gradients` would do otherwise."""
-        if gradients in self._updates:
+        if gradients in self._compiled:
             return
-        if len(self._updates) == MAX_GRADIENTS:
+        if len(self._compiled) == MAX_GRADIENTS:
             raise ValueError(
                 f"gradients must be one of at most {MAX_GRADIENTS} functions, each of which is "
                 "compiled, got another one: define it once, outside of the loop."
@@ -334,10 +319,9 @@ class Node:
         launch.advance(slow=True)
         with self._service.lock:
             mass = self._holding.merge()
-        leaves, structure = jax.tree.flatten(self._like)
-        static = self._updates[gradients] = (self._tx, gradients, structure, tuple(leaves))
+        self._compiled.add(gradients)
         state = (mass.x, mass.w or 1.0, self._moved, self.opt_state)
-        update.lower(*static, *state, *inputs).compile()
+        update.lower(*self._update.args, gradients, *state, *inputs).compile()
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
         key = make_key(self._wires, self.place, 0)
@@ -379,7 +363,7 @@ class Node:
         def is_over() -> bool:
             refusing = {*service.misfits, *list_refusals()}
             is_refused = bool(refusing) and refusing >= members.contacts.keys()
-            is_refused |= members.twin is not None or self._is_asked_to_end
+            is_refused |= members.twin is not None or self._saves.is_asked_to_end
             return not founding.wants_mass or is_refused
 
         service.wait_until(is_over, end - start)
@@ -462,7 +446,7 @@ class Node:
         self._service.wake()
 
         def is_over() -> bool:
-            return ending.is_ended or ending.is_cut_off or self._is_asked_to_end
+            return ending.is_ended or ending.is_cut_off or self._saves.is_asked_to_end
 
         is_over_in_time = self._service.wait_until(is_over, timeout)
         if not ending.is_ended:
@@ -516,18 +500,16 @@ class Node:
         finally:
             self._service.close()
             self._journal.close(seconds)
-            if self._saves is not None and not self._in_block:
+            if self._saves.checkpoints is not None and not self._in_block:
                 self._saves.checkpoints.close()
 
     def __enter__(self) -> Self:
-        if self._saves is not None:
-            self._saves.checkpoints.__enter__()
-            self._in_block = True
+        self._saves.block.__enter__()
+        self._in_block = True
         return self
 
     def __exit__(self, *error: Any) -> None:
         try:
             self.leave()
         finally:
-            if self._saves is not None:
-                self._saves.checkpoints.__exit__(*error)
+            self._saves.block.__exit__(*error)

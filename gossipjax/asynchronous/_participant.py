@@ -84,9 +84,8 @@ class Participant:
         """Whether `count` nodes, with this one, are ready to begin, or a node has begun."""
         peers = self.members.peers.values()
         views = [peer.view for peer in peers if peer.view.is_ready]
-        heard = [len(views), *(len(view.members) for view in views)]
         has_begun = any(self.members.steps.get(peer.identity.place) for peer in peers)
-        return self.is_ready and (has_begun or min(heard) + 1 >= count)
+        return has_begun or min([len(views), *(len(view.members) for view in views)]) + 1 >= count
 
     def choose(self, choose: Choose, turn: int) -> Identity | None:
         """Returns the node to which an algorithm sends at a turn, among those that it reaches."""
@@ -100,13 +99,10 @@ class Participant:
         peer = self.members.peers.get(identity.life)  # None for this node itself
         if peer is None or peer.view.wants_mass or peer.view.is_finished:
             return False
-        return self.post.is_free(peer) and not (is_share and not self._spares_share())
+        return self.post.is_free(peer) and (self._spares_share() or not is_share)
 
     def _spares_share(self) -> bool:
-        """Whether this node may send half of its mass.
-
-        A mass on its way gets no updates. So at most two thirds of a node's mass may be on its way.
-        """
+        # A mass on its way gets no updates. So at most two thirds of a node's may be on its way.
         total = self._holder.total
         masses = [parcel.mass for parcel in self.post.list_moving() if parcel.mass is not None]
         return MAX_ON_WAY * sum(mass.weight_at(total.exponent) for mass in masses) <= total.w
@@ -227,18 +223,16 @@ class Participant:
         self.post.put("share", peer, self._holder.halve(), event="grant", text=text)
 
     def _average(self, peer: Peer, message: Message) -> Mass | None:
+        assert message.mass is not None
         mine = self._holder.read()
-        change = (message.mass - mine) / 2 if message.mass is not None else None
         # If two nodes ask each other at once and both answer, they swap models and do not average.
         # So the one with the smaller identity declines, and only its ask is answered.
         crosses = peer.parcel is not None and peer.parcel.message.kind == "ask"
         is_won = crosses and self.members.identity < peer.identity
-        is_affordable = message.mass is not None and self._is_affordable(
-            mine, message.mass.weight_at(mine.exponent)
-        )
-        if change is None or is_won or not is_affordable:
+        if is_won or not self._is_affordable(mine, message.mass.weight_at(mine.exponent)):
             self._journal("decline", peer.identity.life, message.number, None)
             return None
+        change = (message.mass - mine) / 2
         self._journal("average", peer.identity.life, message.number, change)
         self._holder.add(change)
         return change
@@ -278,11 +272,11 @@ class Participant:
             self._received = 0
         if parcel.kind == "bye":
             del self.members.peers[life]
-        elif parcel.kind == "ask" and message.mass is None:
-            self._journal("declined", life, number, None)
         elif parcel.kind == "ask" and message.mass is not None:
             self._journal("averaged", life, number, -message.mass)
             self._holder.add(-message.mass)
+        elif parcel.kind == "ask":
+            self._journal("declined", life, number, None)
 
     def _take_back(self, parcel: Message) -> None:
         """Adds the mass of a parcel that its receiver has not applied, and will never apply."""

@@ -93,13 +93,9 @@ class Service:
 
         with self.lock:
             self.lock.wait_for(is_over, timeout)
-            self.require_running()
+            if self._error is not None:
+                raise RuntimeError(f"gossip stopped: {self._error!r}.") from self._error
             return condition()
-
-    def require_running(self) -> None:
-        """Raises `RuntimeError` if an error ended the thread."""
-        if self._error is not None:
-            raise RuntimeError(f"gossip stopped: {self._error!r}.") from self._error
 
     def close(self) -> None:
         """Ends the thread after it has sent the outbox."""

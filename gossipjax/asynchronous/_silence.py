@@ -7,7 +7,7 @@ import socket
 
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._service import Service
-from gossipjax.asynchronous._settings import Settings, may_connect
+from gossipjax.asynchronous._settings import Settings
 
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # bytes with which ZeroMQ begins each connection
 MAX_SHOWN = 8  # nodes that an error names
@@ -24,8 +24,6 @@ def explain_silence(node: Participant, service: Service, settings: Settings) -> 
             return f"{address} says that this node is {service.misfits[address]}"
         if address in heard:
             return f"{address} answers, but has nothing to give"
-        if not may_connect(address, settings.secret):
-            return f"{address} is on another machine, and needs a secret"
         if service.list_refusals([address]) and is_node(address):
             return f"the node at {address} refuses this one, which has another secret"
         if _read_greeting(address) is None:

@@ -48,15 +48,19 @@ class Sockets:
         self.refusals: dict[str, float] = {}  # by addresses, and since when they refuse this node
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        self._is_ipv6 = address.startswith("[")
+        # These are the defaults of all sockets.
+        self._context.linger = 0
+        self._context.ipv6 = address.startswith("[")
+        self._context.sndhwm = self._context.rcvhwm = QUEUED
         self._secret = secret
         self._keys = None if secret is None else make_keys(secret)
+        if self._keys:
+            self._context.curve_publickey, self._context.curve_secretkey = self._keys
         self._outgoing: dict[tuple[str, bool], zmq.Socket[bytes]] = {}
-        self._incoming = self._make_socket(zmq.PULL)
+        self._incoming = self._context.socket(zmq.PULL)
         self._incoming.maxmsgsize = MAX_FRAME_BYTES + (ENCRYPTION_BYTES if self._keys else 0)
         self._incoming.handshake_ivl = HANDSHAKE_MS
-        if self._keys:
-            self._incoming.curve_server = True
+        self._incoming.curve_server = self._keys is not None
         # What ZeroMQ says of handshakes, by address until there was one.
         self._monitors: dict[str, zmq.Socket[bytes]] = {}
         try:
@@ -77,16 +81,6 @@ class Sockets:
         self._poller.register(self._incoming, zmq.POLLIN)
         self._poller.register(self._wake_receiver, zmq.POLLIN)
 
-    def _make_socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.linger = 0
-        socket.ipv6 = self._is_ipv6
-        socket.sndhwm = QUEUED
-        socket.rcvhwm = QUEUED
-        if self._keys:
-            socket.curve_publickey, socket.curve_secretkey = self._keys
-        return socket
-
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many frames wait."""
         key = address, is_bulk
@@ -104,7 +98,7 @@ class Sockets:
         return True
 
     def _connect(self, address: str, is_bulk: bool) -> None:
-        socket = self._outgoing[address, is_bulk] = self._make_socket(zmq.PUSH)
+        socket = self._outgoing[address, is_bulk] = self._context.socket(zmq.PUSH)
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = MAX_RECONNECT_MS
         if self._keys:

@@ -9,6 +9,7 @@ that were not acknowledged.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections import deque
@@ -17,7 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.asynchronous._messages import MessageError, is_address, require_counts, require_name
+from gossipjax.asynchronous._messages import (
+    MessageError,
+    is_address,
+    read_json,
+    require_counts,
+    require_name,
+)
 
 MIN_SECONDS = 1e-4  # that clocks can measure
 MIN_PIECE = 1 << 14  # bytes
@@ -152,11 +159,7 @@ class Transfers:
         kind = bytes(frames[0][:1])
         if kind not in (PIECE, PROGRESS):
             return None
-        try:
-            said = json.loads(bytes(frames[0][1:]).decode())
-        except (ValueError, RecursionError) as error:
-            raise MessageError("not readable") from error
-        match said:
+        match read_json(frames[0][1:]):
             case [str() as address, str() as life, number, offset] if kind == PROGRESS:
                 require_counts([number, offset])
                 return self._acknowledge(address, life, number, offset, now), None
@@ -164,8 +167,8 @@ class Transfers:
                 kind == PIECE and is_address(address) and 0 < len(lengths) <= MAX_BUFFERS
             ):
                 require_counts([number, offset, *lengths])
-                life = require_name(life)
-                return life, self._take(address, life, number, offset, lengths, frames[1:], now)
+                sender = address, require_name(life)
+                return life, self._take(sender, number, offset, lengths, frames[1:], now)
         raise MessageError("a piece that is none")
 
     def _go_on(self, address: str, queue: _Queue, now: float) -> None:
@@ -216,15 +219,15 @@ class Transfers:
 
     def _take(
         self,
-        address: str,
-        life: str,
+        sender: tuple[str, str],
         number: int,
         offset: int,
         lengths: list[int],
-        parts: Sequence[Any],
+        parts: Any,
         now: float,
     ) -> list[Any] | None:
         """Adds a piece to its message; returns the frames of the message when it is whole."""
+        address, life = sender
         total = sum(lengths)
         arrival = self._arrivals.get(life)
         if arrival is None or arrival.number < number:
@@ -252,12 +255,9 @@ class Transfers:
             return None
         whole = arrival.buffer.data
         arrival.buffer = None
-        frames = []
-        at = 0
-        for length in lengths:
-            frames.append(whole[at : at + length])
-            at += length
-        return frames if at == len(whole) else None
+        ends = list(itertools.accumulate(lengths))
+        frames = [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        return frames if total == len(whole) else None
 
     def _has_room(self, size: int, life: str, now: float) -> bool:
         """Whether another message may arrive, because memory is limited.
