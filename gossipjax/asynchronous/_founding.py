@@ -19,14 +19,6 @@ class Estate(enum.Enum):
     GIVEN_UP = enum.auto()  # from this process, which was declared dead
 
 
-class Heard(enum.Enum):
-    """How many of the nodes with which a job begins are here or heard."""
-
-    ALL = enum.auto()
-    MOST = enum.auto()
-    FEW = enum.auto()
-
-
 class Founding:
     """Gets mass for a node that has none, and says who founds the job.
 
@@ -128,34 +120,23 @@ class Founding:
         self._end_want()
 
     def _may_bring(self, kind: Estate) -> bool:
-        nobody_gives = all(peer.wanted for peer in self._members.peers.values())
-        match kind, self._count_heard():
-            case Estate.GIVEN_UP, _:
-                # Who declared it dead goes on with the job, unless that has died, too.
-                return self._is_calm() and not self._members.list_members()
-            case Estate.SAVED, heard:
-                # Nodes that were heard without mass found the job together, each with its model.
-                return nobody_gives and (heard is Heard.ALL or self._is_calm())
-            case Estate.FIRST, Heard.ALL if self._is_new_job():
-                return True
-            case Estate.FIRST, Heard.ALL:  # the job has lost all its mass, and begins anew
-                return nobody_gives and self._is_calm()
-            case Estate.FIRST, Heard.MOST if self._is_new_job():
-                return nobody_gives and self._is_calm()
-            case _:  # it may be cut off from a job that goes on
-                return False
-
-    def _is_new_job(self) -> bool:
-        return not any(self._members.steps.values())
-
-    def _count_heard(self) -> Heard:
         peers = self._members.peers.values()
-        count = len({self._members.identity.place, *(peer.identity.place for peer in peers)})
+        places = {self._members.identity.place, *(peer.identity.place for peer in peers)}
         # Long enough ago that the node met last has heard that this one holds nothing.
         is_known = self._members.now - self._members.met > self._patience / BEATS
-        if 0 < self._num_nodes <= count and is_known:
-            return Heard.ALL
-        return Heard.MOST if 2 * count > self._num_nodes else Heard.FEW
+        all_are_heard = 0 < self._num_nodes <= len(places) and is_known
+        # Nodes that were heard without mass found the job together, each with its model.
+        nobody_gives = self._is_calm() and all(peer.wanted for peer in peers)
+        is_new = not any(self._members.steps.values())
+        match kind:
+            case Estate.GIVEN_UP:  # who declared it dead goes on with the job, unless it died, too
+                return self._is_calm() and not self._members.list_members()
+            case Estate.SAVED:
+                return nobody_gives or (all_are_heard and all(peer.wanted for peer in peers))
+            case Estate.FIRST if all_are_heard:  # else the job has lost all mass, and begins anew
+                return is_new or nobody_gives
+            case Estate.FIRST:  # a node that hears few may be cut off from a job that goes on
+                return is_new and nobody_gives and 2 * len(places) > self._num_nodes
 
     def _is_calm(self) -> bool:
         """Whether it has wanted mass for long, and met no other node meanwhile."""

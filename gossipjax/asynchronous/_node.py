@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 import time
 import uuid
 import warnings
@@ -37,7 +36,6 @@ from gossipjax.asynchronous._saving import Saves
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._silence import MAX_SHOWN, explain_silence, is_node
-from gossipjax.asynchronous._transfer import FIRST_PIECE
 from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
@@ -46,9 +44,6 @@ LIFE_LETTERS = 16  # letters in the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 AVERAGE_SECONDS = 600.0
 MIN_NODES = 4  # from this size on, a node that holds more than half is reported
-# Models of which a larger one has a single message on its way at a time, and others one for each
-# peer: a node needs memory for what is on its way.
-MAX_BYTES_ON_WAY = 1 << 24
 
 
 class Statistics(NamedTuple):
@@ -110,19 +105,12 @@ class Node:
         self._settings = settings
         x = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
         self._holding = Holding(Mass(x, float(bool(settings.is_founder))))
-        form = self._make_format()
-        self._service = Service(settings.listen, form, settings.patience, settings.secret)
+        self._service = Service(settings, self._make_format())
         self.address = self._service.address
         is_continued = saves.estate is not None
         self._journal = Journal(settings.journal, is_continued=is_continued, outer=self._outer)
-        is_large = form.model_bytes > FIRST_PIECE
         self._participant = Participant(
-            settings,
-            self._holding,
-            self._make_life,
-            self._journal.add,
-            time.monotonic(),
-            max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else math.inf,
+            settings, self._holding, self._make_life, self._journal.add, time.monotonic()
         )
         if estate is not None:
             self._participant.bring(estate, saves.steps, saves.clock)

@@ -8,7 +8,6 @@ as taken out of its mass.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,10 +39,9 @@ class Participant:
         new_life: Callable[[], Identity],
         journal: JournalAdd,
         now: float,
-        max_on_way: float = math.inf,
     ):
         self.members = Membership(settings, new_life(), now)
-        self.post = Post(self.members, settings.patience, max_on_way, journal)
+        self.post = Post(self.members, settings.patience, journal)
         self.founding = Founding(settings, self.members, holder, journal)
         self.ending = Ending(self.members, self.post, holder, settings.patience)
         self.is_ready = False  # to begin
@@ -102,10 +100,11 @@ class Participant:
         return self.post.is_free(peer) and (self._spares_share() or not is_share)
 
     def _spares_share(self) -> bool:
-        # A mass on its way gets no updates. So at most two thirds of a node's may be on its way.
+        # A mass on its way gets no updates, and needs memory. So at most two thirds of what a node
+        # has may be on their way.
         total = self._holder.total
-        masses = [parcel.mass for parcel in self.post.list_moving() if parcel.mass is not None]
-        return MAX_ON_WAY * sum(mass.weight_at(total.exponent) for mass in masses) <= total.w
+        shares = self.post.list_moving()
+        return MAX_ON_WAY * sum(mass.weight_at(total.exponent) for mass in shares) <= total.w
 
     def share(self, peer: Identity, mass: Mass, now: float) -> None:
         """Sends a share, which was taken out of this node's mass and is in the form of the wire."""
@@ -242,7 +241,9 @@ class Participant:
 
         An answer to an ask takes at most half of the mass that this node held when it asked.
         """
-        promised = sum(mass.weight_at(mine.exponent) for mass in self.post.list_asked())
+        parcels = [peer.parcel for peer in self.members.peers.values()]
+        asks = [p.message for p in parcels if p and not p.is_stuck and p.message.kind == "ask"]
+        promised = sum(ask.mass.weight_at(mine.exponent) for ask in asks if ask.mass is not None)
         return (mine.w + weight) / 2 - promised / 2 >= mine.w / MIN_KEPT > 0
 
     def _undo(self, peer: Peer) -> None:
@@ -303,8 +304,8 @@ class Participant:
         if self.founding.wants_mass or ending.is_leaving or ending.finals:
             return
         for peer in self.members.peers.values():
-            is_free = peer.waits and self.post.is_free(peer)
-            if is_free and self._is_affordable(self._holder.total, 0):
+            may_send = peer.waits and self.post.is_free(peer) and self._spares_share()
+            if may_send and self._is_affordable(self._holder.total, 0):
                 peer.waits = False  # it asks again if it still has no mass
                 self._send_half(peer)
 

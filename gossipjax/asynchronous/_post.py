@@ -20,9 +20,7 @@ JournalAdd = Callable[[str, str, int, Mass | None], None]
 class Post:
     """Sends messages, among them to each peer one parcel at a time."""
 
-    def __init__(
-        self, members: Membership, patience: float, max_on_way: float, journal: JournalAdd
-    ):
+    def __init__(self, members: Membership, patience: float, journal: JournalAdd):
         self.outbox: list[tuple[str, Message]] = []  # messages to send, by address
         self.gone: list[str] = []  # addresses for which waiting messages can be dropped
         self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
@@ -30,7 +28,6 @@ class Post:
         self.staleness = 0  # local steps that these were on their way, in total
         self._members = members
         self._patience = patience
-        self._max_on_way = max_on_way  # parcels, as memory is limited
         self._journal = journal
         # Addresses to which parcels did not come: until when these get none, and for how long. A
         # node that begins another life there is not fed at once again.
@@ -77,20 +74,14 @@ class Post:
 
     def is_free(self, peer: Peer) -> bool:
         """Whether a peer may be sent a parcel with a mass now."""
-        is_full = len(self.list_moving()) >= self._max_on_way
-        return peer.parcel is None and not is_full and not self.shuns(peer)
+        return peer.parcel is None and not self.shuns(peer)
 
-    def list_moving(self) -> list[Message]:
-        """Returns the parcels on their way, except parcels that one bad path holds up."""
+    def list_moving(self) -> list[Mass]:
+        """Returns the shares on their way, except shares that one bad path holds up."""
         since = self._members.now - self._patience / 2
-        parcels = (peer.parcel for peer in self._members.peers.values())
-        return [parcel.message for parcel in parcels if parcel and parcel.progress > since]
-
-    def list_asked(self) -> list[Mass]:
-        """Returns the masses of the asks that are not answered, and may be yet."""
         parcels = [peer.parcel for peer in self._members.peers.values()]
-        asks = [p.message for p in parcels if p and not p.is_stuck and p.message.kind == "ask"]
-        return [ask.mass for ask in asks if ask.mass is not None]
+        moving = [p.message for p in parcels if p and p.progress > since]
+        return [one.mass for one in moving if one.kind == "share" and one.mass is not None]
 
     def shuns(self, peer: Peer) -> bool:
         """Whether parcels do not reach a peer, as far as this node knows."""

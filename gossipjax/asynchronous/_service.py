@@ -22,6 +22,7 @@ from gossipjax.asynchronous._messages import (
     encode,
 )
 from gossipjax.asynchronous._participant import Participant
+from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
 
 if TYPE_CHECKING:
@@ -39,11 +40,12 @@ LINGER_SECONDS = 0.2  # time to send the rest when a node leaves
 class Service:
     """Runs the protocol of a node on its sockets, in a thread."""
 
-    def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
+    def __init__(self, settings: Settings, job: Format):
+        patience = settings.patience
         # Held while the protocol or what the node holds is used.
         self.lock = threading.Condition(threading.RLock())
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
-        self._sockets = _open_sockets(listen, secret)
+        self._sockets = _open_sockets(settings.listen, settings.secret)
         self.address = self._sockets.address
         max_bytes = MAX_HEADER_BYTES + job.model_bytes
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
