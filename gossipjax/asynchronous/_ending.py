@@ -230,7 +230,7 @@ class Ending:
         """Yields the lives that only a peer hears, and whose end this node does not know."""
         members = self._members
         told = {who for peer in members.peers.values() for who in peer.view.members}
-        known = members.peers.keys() | members.over.declared.keys() | members.over.left
+        known = members.peers.keys() | members.over.declared | members.over.left
         for who in sorted(told - self.finals.keys() - {members.identity}):
             if who.life not in known:
                 yield who

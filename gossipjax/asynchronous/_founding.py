@@ -50,9 +50,14 @@ class Founding:
         """Whether it has a model other than a first one, to go on with if nobody gives mass."""
         return self._estate is not None and self._estate[0] is not Estate.FIRST
 
-    def bring(self, mass: Mass, is_saved: bool) -> None:
-        """Keeps a model, a first one or a saved one, for a job in which no node holds mass."""
-        self._estate = (Estate.SAVED if is_saved else Estate.FIRST), mass
+    def bring(self, mass: Mass, steps: int = 0, clock: int = 0) -> None:
+        """Keeps a model, a first one or a saved one, for a job in which no node holds mass.
+
+        With a saved model, `steps` are the steps that all lives of this node had made by then.
+        """
+        self._estate = (Estate.SAVED if steps else Estate.FIRST), mass
+        self._members.learn_steps(self._members.identity.place, steps)
+        self._members.clock = clock
 
     def want(self, given_up: Mass | None = None) -> None:
         """Begins to want mass, and keeps the mass that it gave up in case nobody gives any.
@@ -126,13 +131,14 @@ class Founding:
         is_known = self._members.now - self._members.met > self._patience / BEATS
         all_are_heard = 0 < self._num_nodes <= len(places) and is_known
         # Nodes that were heard without mass found the job together, each with its model.
-        nobody_gives = self._is_calm() and all(peer.wanted for peer in peers)
+        nobody_had = all(peer.wanted for peer in peers)
+        nobody_gives = nobody_had and self._is_calm()
         is_new = not any(self._members.steps.values())
         match kind:
             case Estate.GIVEN_UP:  # who declared it dead goes on with the job, unless it died, too
                 return self._is_calm() and not self._members.list_members()
             case Estate.SAVED:
-                return nobody_gives or (all_are_heard and all(peer.wanted for peer in peers))
+                return nobody_gives or (all_are_heard and nobody_had)
             case Estate.FIRST if all_are_heard:  # else the job has lost all mass, and begins anew
                 return is_new or nobody_gives
             case Estate.FIRST:  # a node that hears few may be cut off from a job that goes on

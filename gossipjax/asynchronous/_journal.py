@@ -193,9 +193,7 @@ def account(journals: Iterable[Path]) -> Account:
     sent: dict[Parcel, Fraction] = {}
     received: dict[Parcel, Fraction] = {}
     returned: dict[Parcel, Fraction] = {}
-    averaged: dict[Parcel, Fraction] = {}  # what the answering nodes gained
     sums: dict[str, Fraction] = defaultdict(Fraction)  # event -> weight
-    founded = 0
     for line in (line for path in journals for line in read_journal(path)):
         life = line["life"]
         event = line["event"]
@@ -208,23 +206,16 @@ def account(journals: Iterable[Path]) -> Account:
         match event:
             case "found":
                 weight = Fraction(1)
-                founded += 1
             case "begin" if "w" in line:
                 held[life] = weight
             case "share" | "grant" | "hand over":
                 sent[outgoing] = weight
-            case "receive" | "average":
-                known = received if event == "receive" else averaged
-                if incoming in known:
-                    raise ValueError(
-                        f"a parcel must be received once, got number {line['number']} of "
-                        f"{line['peer']} twice in life {life}."
-                    )
-                known[incoming] = weight
+            case "receive" if incoming in received:
+                raise ValueError(f"a parcel must be received once, got {incoming} twice.")
+            case "receive":
+                received[incoming] = weight
             case "return":
                 returned[outgoing] = weight
-            case "undo":
-                averaged[incoming] += weight
         sums[event] += weight
         if event in TAKES:
             held[life] -= weight
@@ -238,11 +229,12 @@ def account(journals: Iterable[Path]) -> Account:
         )
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
     arrived = received.keys() | returned.keys()
-    in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), -sums["averaged"])
-    in_flight -= sum(averaged.values())
+    in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), Fraction())
+    # What the answering nodes gained and have not undone, and what the asking nodes gained.
+    in_flight -= sums["average"] + sums["undo"] + sums["averaged"]
     living = {place: held.pop(life, Fraction()) for place, life in sorted(last.items())}
     dead = sum(held.values(), sums["give up"] - sums["revive"]) - doubled
-    return Account(Fraction(founded), living, in_flight, dead, sums["write off"])
+    return Account(sums["found"], living, in_flight, dead, sums["write off"])
 
 
 def measure_delays(journals: Iterable[Path]) -> np.ndarray:

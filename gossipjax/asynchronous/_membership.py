@@ -70,17 +70,17 @@ class Peer:
         self.owed = (self.owed or {}) | says
 
 
-@dataclasses.dataclass
 class Over:
     """The lives that are over, as far as one life of this node knows."""
 
-    left: set[str] = dataclasses.field(default_factory=set)  # that said goodbye
-    declared: dict[str, Identity] = dataclasses.field(default_factory=dict)  # dead, by this life
-    # Those that declared this life dead, but others hear, and since when it knows.
-    disputes: dict[str, float] = dataclasses.field(default_factory=dict)
-    # A life, the smallest of those that declared it dead, and when; for a while. Each of these
-    # tells the life so itself, too.
-    deaths: dict[str, tuple[Identity, float]] = dataclasses.field(default_factory=dict)
+    def __init__(self):
+        self.left: set[str] = set()  # that said goodbye
+        self.declared: set[str] = set()  # dead, by this life
+        # Those that declared this life dead, but others hear, and since when it knows.
+        self.disputes: dict[str, float] = {}
+        # A life, the smallest of those that declared it dead, and when; for a while. Each of these
+        # tells the life so itself, too.
+        self.deaths: dict[str, tuple[Identity, float]] = {}
 
     def note_death(self, declarer: Identity, life: str, time: float) -> None:
         """Notes a death, which this life or another has declared."""
@@ -232,7 +232,7 @@ class Membership:
         """Does not hear a life any more, and tells the others that it is dead."""
         life = peer.identity.life
         del self.peers[life]
-        self.over.declared[life] = peer.identity
+        self.over.declared.add(life)
         self.over.note_death(self.identity, life, self.now)
 
     def begin_life(self, identity: Identity) -> None:

@@ -35,15 +35,14 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
     return cast_like(layout.unpack(z), like)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def make_numerator(params: Any, outer: Outer | None, is_founder: bool) -> tuple[Any, ...]:
-    """Returns new buffers, of a model with weight 1 or of zeros, and of momentum if it travels."""
-    x = tuple(Layout(params).pack(params))
-    zeros = tuple(map(jnp.zeros_like, x))
-    return (tuple(map(jnp.copy, x)) if is_founder else zeros) + zeros * travels_twice(outer)
+@functools.partial(jax.jit, static_argnums=1)
+def make_numerator(params: Any, outer: Outer | None) -> tuple[Any, ...]:
+    """Returns new buffers, of a model with weight 1, and of momentum if it travels."""
+    x = tuple(map(jnp.copy, Layout(params).pack(params)))
+    return x + tuple(map(jnp.zeros_like, x)) * has_momentum(outer)
 
 
-def travels_twice(outer: Outer | None) -> bool:
+def has_momentum(outer: Outer | None) -> bool:
     """Whether a message contains momentum besides the model."""
     return outer is not None and outer.momentum > 0
 

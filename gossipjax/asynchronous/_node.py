@@ -24,10 +24,10 @@ from gossipjax.asynchronous._model import (
     Holding,
     add,
     advance,
+    has_momentum,
     make_numerator,
     require_local,
     set_schedules,
-    travels_twice,
     unpack,
     update,
 )
@@ -85,7 +85,7 @@ class Node:
         require_transform(tx, "tx")
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._models = 1 + travels_twice(self._outer)  # models in a message
+        self._models = 1 + has_momentum(self._outer)  # models in a message
         self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
@@ -93,7 +93,7 @@ class Node:
         self._update = functools.partial(update, tx, structure, tuple(leaves))
         self._compiled: set[Gradients] = set()
         self._steps = self._skipped = self._sent = self._kept = 0
-        x = make_numerator(params, self._outer, True)
+        x = make_numerator(params, self._outer)
         folder = settings.folder and settings.folder / str(self.place)
         self._saves = saves = Saves(folder, settings.every, x, opt_state)
         self.opt_state = jax.tree.map(jnp.copy, saves.opt_state)  # a step donates it
@@ -113,7 +113,7 @@ class Node:
             settings, self._holding, self._make_life, self._journal.add, time.monotonic()
         )
         if estate is not None:
-            self._participant.bring(estate, saves.steps, saves.clock)
+            self._participant.founding.bring(estate, saves.steps, saves.clock)
         self._is_open = True
         self._in_block = False
         self._is_over = False
@@ -324,7 +324,8 @@ class Node:
         Returns False after `timeout` seconds.
         """
         with self._service.lock:
-            self._participant.set_ready()
+            self._participant.is_ready = True
+            self._participant.members.next_beat = 0.0  # tells the others now
         self._service.wake()
         return self._service.wait_until(lambda: self._participant.all_are_ready(count), timeout)
 

@@ -62,21 +62,7 @@ class Participant:
         """Whether this node holds mass that its own steps may still move."""
         return not (self.founding.wants_mass or self.ending.is_finished)
 
-    def bring(self, estate: Mass, steps: int = 0, clock: int = 0) -> None:
-        """Keeps a model, a first one or a saved one, for a job in which no node holds mass.
-
-        With a saved model, `steps` are the steps that all lives of this node had made by then.
-        """
-        self.founding.bring(estate, is_saved=steps > 0)
-        self.members.learn_steps(self.members.identity.place, steps)
-        self.members.clock = clock
-
     # What the training loop asks for.
-
-    def set_ready(self) -> None:
-        """Tells the other nodes that this node is ready to begin."""
-        self.is_ready = True
-        self.members.next_beat = self.members.now
 
     def all_are_ready(self, count: int) -> bool:
         """Whether `count` nodes, with this one, are ready to begin, or a node has begun."""
@@ -120,9 +106,7 @@ class Participant:
 
     def write_off(self) -> None:
         """Begins a new life after a model that is not finite; the weight of the model is lost."""
-        self._journal("write off", self.life, 0, self._holder.take())
-        self.founding.want()
-        self._begin_life()
+        self._give_up("write off", keeps=False)
 
     # Which messages arrive.
 
@@ -338,14 +322,11 @@ class Participant:
             self._declare_dead(peer)
             self.ending.forget_final(peer.identity)
 
-    def _give_up(self, keeps: bool = True) -> None:
-        """Begins a new life without mass, and keeps the old mass in case nobody gives any."""
+    def _give_up(self, event: str = "give up", keeps: bool = True) -> None:
+        """Begins a new life without mass, and may keep the old mass in case nobody gives any."""
         mass = self._holder.take()
-        self._journal("give up", self.life, 0, mass)
+        self._journal(event, self.life, 0, mass)
         self.founding.want(mass if keeps else None)
-        self._begin_life()
-
-    def _begin_life(self) -> None:
         self.ending.forget_final(self.members.identity)
         self.members.begin_life(self._new_life())
         self._journal("join", self.life, 0, None)

@@ -44,12 +44,12 @@ class Service:
         patience = settings.patience
         # Held while the protocol or what the node holds is used.
         self.lock = threading.Condition(threading.RLock())
+        self.sent_bytes = 0  # of messages with a mass
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
         self._sockets = _open_sockets(settings.listen, settings.secret)
         self.address = self._sockets.address
         max_bytes = MAX_HEADER_BYTES + job.model_bytes
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
-        self._sent_bytes = 0
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
         self._held: list[tuple[str, Message]] = []  # until the journal is written
         self._patience = patience
@@ -67,11 +67,6 @@ class Service:
     def forget_refusals(self) -> None:
         """Gives addresses more time to let this node in."""
         self._sockets.refusals.clear()
-
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes of messages with a mass; bytes that were sent twice count twice."""
-        return self._sent_bytes + self._transfers.sent_bytes
 
     def start(self, node: Participant, has_written: Callable[[float], bool]) -> None:
         """Starts the thread; it calls `has_written(seconds)` to wait for the journal."""
@@ -219,14 +214,14 @@ class Service:
     def _send(self, address: str, message: Message) -> None:
         frames = encode(message, self._job)
         size = sum(memoryview(frame).nbytes for frame in frames)
-        if message.mass is not None and size > FIRST_PIECE:
-            key = message.receiver, message.kind, message.number
-            self._transfers.put(address, message.sender.life, key, frames)
-            return
-        # Where a path loses full packets, the small ones that say that a node lives still pass.
         has_mass = message.mass is not None
-        if self._sockets.send(address, frames, has_mass and size > PACKET) and has_mass:
-            self._sent_bytes += size
+        if has_mass and size > FIRST_PIECE:
+            key = message.receiver, message.kind, message.number
+            is_sent = self._transfers.put(address, message.sender.life, key, frames)
+        else:
+            # Where a path loses full packets, the small ones that say that a node lives still pass.
+            is_sent = self._sockets.send(address, frames, has_mass and size > PACKET)
+        self.sent_bytes += size * (has_mass and is_sent)
 
 
 def _open_sockets(listen: str, secret: str | None) -> Sockets:

@@ -100,7 +100,6 @@ class Transfers:
     """Sends and receives large messages of one process."""
 
     def __init__(self, address: str, patience: float, max_bytes: int, send: Send):
-        self.sent_bytes = 0  # bytes of pieces that were sent
         self._address = address
         self._patience = patience
         self._max_bytes = max_bytes
@@ -111,12 +110,12 @@ class Transfers:
 
     def put(
         self, address: str, life: str, key: tuple[str | None, str, int], frames: Sequence[Any]
-    ) -> None:
-        """Sends a message in pieces, unless the message is on its way already."""
+    ) -> bool:
+        """Sends a message in pieces; False if the message is on its way already."""
         queue = self._queues.setdefault(address, _Queue())
         # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
         if any(stream.key == key for stream in queue.streams):
-            return
+            return False
         header = bytes(frames[0])
         # The buffers that follow are then aligned where they arrive; JSON ignores spaces.
         header += b" " * (-len(header) % ALIGNMENT)
@@ -124,6 +123,7 @@ class Transfers:
         self._count += 1
         queue.streams.append(_Stream(life, key, self._count, buffers))
         self._go_on(address, queue, time.monotonic())
+        return True
 
     def forget(self, address: str) -> None:
         """Drops what is on its way to an address."""
@@ -163,12 +163,11 @@ class Transfers:
             case [str() as address, str() as life, number, offset] if kind == PROGRESS:
                 require_counts([number, offset])
                 return self._acknowledge(address, life, number, offset, now), None
-            case [str() as address, life, number, offset, [*lengths]] if (
+            case [str() as address, life, number, offset, [*lengths]] as said if (
                 kind == PIECE and is_address(address) and 0 < len(lengths) <= MAX_BUFFERS
             ):
                 require_counts([number, offset, *lengths])
-                sender = address, require_name(life)
-                return life, self._take(sender, number, offset, lengths, frames[1:], now)
+                return require_name(life), self._take(said, frames[1:], now)
         raise MessageError("a piece that is none")
 
     def _go_on(self, address: str, queue: _Queue, now: float) -> None:
@@ -192,17 +191,14 @@ class Transfers:
             if not self._send(address, [PIECE + json.dumps(said).encode(), *parts], True):
                 stream.sent = offset
                 return
-            self.sent_bytes += stream.sent - offset
 
     def _acknowledge(
         self, address: str, life: str, number: int, offset: int, now: float
     ) -> str | None:
         """Notes an acknowledgement; returns the life that receives, None if there is none."""
-        queue = self._queues.get(address)
-        if queue is None or not queue.streams:
-            return None
-        stream = queue.streams[0]
-        if (stream.life, stream.number) != (life, number):
+        queue = self._queues.get(address, _Queue())
+        stream = queue.streams[0] if queue.streams else None
+        if stream is None or (stream.life, stream.number) != (life, number):
             return None
         if not stream.acknowledged < offset <= stream.total:
             return stream.key[0]
@@ -217,17 +213,9 @@ class Transfers:
         self._go_on(address, queue, now)
         return stream.key[0]
 
-    def _take(
-        self,
-        sender: tuple[str, str],
-        number: int,
-        offset: int,
-        lengths: list[int],
-        parts: Any,
-        now: float,
-    ) -> list[Any] | None:
+    def _take(self, said: list[Any], parts: Sequence[Any], now: float) -> list[Any] | None:
         """Adds a piece to its message; returns the frames of the message when it is whole."""
-        address, life = sender
+        address, life, number, offset, lengths = said
         total = sum(lengths)
         arrival = self._arrivals.get(life)
         if arrival is None or arrival.number < number:
@@ -239,25 +227,22 @@ class Transfers:
         if arrival.number > number:
             return None
         arrival.moved = now
-        is_whole = False
-        if offset == arrival.received and arrival.buffer is not None:
+        buffer = arrival.buffer
+        if offset == arrival.received and buffer is not None:
             for part in parts:
                 end = arrival.received + len(part)
-                if end > len(arrival.buffer):
+                if end > len(buffer):
                     raise MessageError("a piece that is none")
-                arrival.buffer[arrival.received : end] = np.frombuffer(part, np.uint8)
+                buffer[arrival.received : end] = np.frombuffer(part, np.uint8)
                 arrival.received = end
-            is_whole = arrival.received == len(arrival.buffer)
         # Also for a piece that came twice or too early: the sender learns where to go on.
-        said = [self._address, life, number, arrival.received]
-        self._send(address, [PROGRESS + json.dumps(said).encode()], False)
-        if not is_whole or arrival.buffer is None:
+        progress = [self._address, life, number, arrival.received]
+        self._send(address, [PROGRESS + json.dumps(progress).encode()], False)
+        if buffer is None or not arrival.received == len(buffer) == total:
             return None
-        whole = arrival.buffer.data
         arrival.buffer = None
-        ends = list(itertools.accumulate(lengths))
-        frames = [whole[end - length : end] for end, length in zip(ends, lengths, strict=True)]
-        return frames if total == len(whole) else None
+        ends = itertools.accumulate(lengths)
+        return [buffer.data[end - size : end] for end, size in zip(ends, lengths, strict=True)]
 
     def _has_room(self, size: int, life: str, now: float) -> bool:
         """Whether another message may arrive, because memory is limited.

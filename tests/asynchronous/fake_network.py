@@ -128,7 +128,7 @@ class Process:
         )
         self.node = Participant(settings, self.holder, self.new_life, self.record, self.network.now)
         if founder is None:
-            self.node.bring(mass)
+            self.node.founding.bring(mass)
 
     def new_life(self):
         number = next(self.network.lives)

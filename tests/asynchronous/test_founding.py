@@ -40,7 +40,7 @@ def test_none_asks_another_that_has_just_begun(seed):
     network = make_network(3, [0, 1, 2])
     rng = random.Random(seed)
     for process in network.processes:
-        process.node.bring(Mass((Fraction(1),), Fraction(1)), steps=5 + process.place)
+        process.node.founding.bring(Mass((Fraction(1),), Fraction(1)), steps=5 + process.place)
     for _ in range(100):
         network.advance(PATIENCE / 50)
         for _ in range(rng.randrange(9)):
