@@ -192,6 +192,7 @@ def account(journals: Iterable[Path]) -> Account:
     last: dict[int, str] = {}
     sent: dict[Parcel, Fraction] = {}
     received: dict[Parcel, Fraction] = {}
+    averaged: dict[Parcel, Fraction] = {}
     returned: dict[Parcel, Fraction] = {}
     sums: dict[str, Fraction] = defaultdict(Fraction)  # event -> weight
     for line in (line for path in journals for line in read_journal(path)):
@@ -210,10 +211,14 @@ def account(journals: Iterable[Path]) -> Account:
                 held[life] = weight
             case "share" | "grant" | "hand over":
                 sent[outgoing] = weight
-            case "receive" if incoming in received:
-                raise ValueError(f"a parcel must be received once, got {incoming} twice.")
-            case "receive":
-                received[incoming] = weight
+            case "receive" | "average":
+                known = received if event == "receive" else averaged
+                if incoming in known:
+                    raise ValueError(
+                        f"a parcel must be received once, got number {incoming[2]} of "
+                        f"{incoming[0]} twice in life {life}."
+                    )
+                known[incoming] = weight
             case "return":
                 returned[outgoing] = weight
         sums[event] += weight
@@ -264,8 +269,7 @@ def measure_delays(journals: Iterable[Path]) -> np.ndarray:
     """
     steps: dict[int, list[tuple[float, float]]] = {}
     for path in journals:
-        begin: float | None = None
-        place = None
+        begin = place = None
         for line in read_journal(path):
             if line["event"] == "life":
                 place = line["place"]

@@ -35,7 +35,7 @@ from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._saving import Saves
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._settings import Settings
-from gossipjax.asynchronous._silence import MAX_SHOWN, explain_silence, is_node
+from gossipjax.asynchronous._silence import GREETING, MAX_SHOWN, explain_silence, read_greeting
 from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
@@ -357,7 +357,7 @@ class Node:
 
         service.wait_until(is_over, end - start)
         # A tunnel lets everybody in, and then closes what it cannot pass on yet.
-        while not all(map(is_node, list_refusals())) and time.monotonic() < end:
+        while {*map(read_greeting, list_refusals())} - {GREETING} and time.monotonic() < end:
             service.forget_refusals()
             service.wait_until(is_over, end - time.monotonic())
         if members.twin is not None:

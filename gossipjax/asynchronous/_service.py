@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gossipjax import launch
 from gossipjax.asynchronous._messages import (
@@ -25,9 +25,6 @@ from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
 
-if TYPE_CHECKING:
-    from gossipjax.asynchronous._sockets import Sockets
-
 TICKS = 50  # ticks during the time after which a node is declared dead
 MISFIT = b"M"  # the first byte of what tells a node of another job so
 MAX_MISFIT_BYTES = 4000
@@ -41,12 +38,18 @@ class Service:
     """Runs the protocol of a node on its sockets, in a thread."""
 
     def __init__(self, settings: Settings, job: Format):
+        try:
+            from gossipjax.asynchronous._sockets import Sockets
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "an asynchronous node needs pyzmq, which is not installed: pip install pyzmq."
+            ) from error
         patience = settings.patience
         # Held while the protocol or what the node holds is used.
         self.lock = threading.Condition(threading.RLock())
         self.sent_bytes = 0  # of messages with a mass
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
-        self._sockets = _open_sockets(settings.listen, settings.secret)
+        self._sockets = Sockets(settings.listen, settings.secret)
         self.address = self._sockets.address
         max_bytes = MAX_HEADER_BYTES + job.model_bytes
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
@@ -222,13 +225,3 @@ class Service:
             # Where a path loses full packets, the small ones that say that a node lives still pass.
             is_sent = self._sockets.send(address, frames, has_mass and size > PACKET)
         self.sent_bytes += size * (has_mass and is_sent)
-
-
-def _open_sockets(listen: str, secret: str | None) -> Sockets:
-    try:
-        from gossipjax.asynchronous._sockets import Sockets
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "an asynchronous node needs pyzmq, which is not installed: pip install pyzmq."
-        ) from error
-    return Sockets(listen, secret)

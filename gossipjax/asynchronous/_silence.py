@@ -24,9 +24,10 @@ def explain_silence(node: Participant, service: Service, settings: Settings) -> 
             return f"{address} says that this node is {service.misfits[address]}"
         if address in heard:
             return f"{address} answers, but has nothing to give"
-        if service.list_refusals([address]) and is_node(address):
+        greeting = read_greeting(address)
+        if service.list_refusals([address]) and greeting == GREETING:
             return f"the node at {address} refuses this one, which has another secret"
-        if _read_greeting(address) is None:
+        if greeting is None:
             return f"nobody listens at {address}"
         return f"{address} listens, but does not speak with this node"
 
@@ -50,7 +51,7 @@ def explain_silence(node: Participant, service: Service, settings: Settings) -> 
     return f"{answers or 'there is no address'}. {way_out}."
 
 
-def _read_greeting(address: str) -> bytes | None:
+def read_greeting(address: str) -> bytes | None:
     """Connects to an address and returns the first bytes that it sends; None if nobody listens."""
     host, _, port = address.rpartition(":")
     try:
@@ -60,8 +61,3 @@ def _read_greeting(address: str) -> bytes | None:
     with connection, contextlib.suppress(OSError):
         return connection.recv(len(GREETING))
     return b""
-
-
-def is_node(address: str) -> bool:
-    """Whether a node of any job listens at an address."""
-    return _read_greeting(address) == GREETING
