@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -106,7 +105,6 @@ class Membership:
         self.met = now  # when it last met another node
         self.reborn = now - settings.patience  # when it began another life
         self.next_beat = now
-        self._next_call = now  # when to call silent addresses next
         self._given = frozenset(self.contacts)
         self._patience = settings.patience
         self._beats = 0  # how often it has said that it lives
@@ -280,14 +278,8 @@ class Membership:
         """Tells the nodes that it hears that it lives; returns silent addresses to call."""
         for peer in self._take_turns(list(self.peers.values())):
             peer.owe_view()
-        oldest = self.now - MEMORY * self._patience
-        if self.now >= self._next_call:
-            self._next_call = self.now + self._patience / 2  # who waits so long for calls is heard
-            oldest = -math.inf
         heard = {peer.identity.address for peer in self.peers.values()}
-        last = self.contacts.items()
-        silent = [one for one, time in last if one not in heard and time >= oldest]
-        silent = self._take_turns(silent)
+        silent = self._take_turns([one for one in self.contacts if one not in heard])
         self._beats += 1
         return silent
 

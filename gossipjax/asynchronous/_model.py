@@ -162,14 +162,6 @@ def advance(
     return tuple(kept), tuple(words)
 
 
-def _join(one: Mass, two: Mass) -> Mass:
-    """Adds two masses on the host, in the same units, in the memory of one that is fresh."""
-    one, two = (two, one) if two.is_fresh else (one, two)
-    pairs = zip(one.x, two.x, strict=True)
-    x = tuple(np.add(a, b, out=a if one.is_fresh else None) for a, b in pairs)
-    return dataclasses.replace(one.bare + two.bare, x=x, is_fresh=True)
-
-
 class Holding:
     """A mass on the device, and on the host the changes that have arrived since.
 
@@ -192,7 +184,7 @@ class Holding:
         return mass if self._change is None else mass + self._change
 
     def add(self, mass: Mass) -> None:
-        """Adds a mass at the next merge; narrow values are widened first."""
+        """Adds a mass at the next merge, in memory that nobody else has."""
         if not self.total.w:  # a mass without weight takes any units
             self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
         # In units that are far too small for what has come, the sum could overflow.
@@ -200,9 +192,13 @@ class Holding:
             self.mass = self.merge().at(mass.exponent)
         mass = mass.at(self.mass.exponent)
         arrays = zip(mass.x, self.mass.x, strict=True)
-        x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
-        mass = dataclasses.replace(mass, x=x)
-        self._change = mass if self._change is None else _join(self._change, mass)
+        if self._change is None:
+            x = tuple(np.array(a, own.dtype) for a, own in arrays)
+            self._change = dataclasses.replace(mass, x=x)
+        else:
+            for a, b in zip(self._change.x, mass.x, strict=True):
+                a += np.asarray(b)
+            self._change = dataclasses.replace(self._change.bare + mass.bare, x=self._change.x)
 
     def halve(self) -> Mass:
         """Takes out half of the mass and returns it, in the memory of the half that stays."""

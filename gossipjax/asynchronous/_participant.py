@@ -190,7 +190,7 @@ class Participant:
         peer.reply = reply
         self.post.send(peer, reply)
         if owes_half:
-            self._send_half(peer, RETURNED)
+            self.post.put("share", peer, self._holder.halve(), event="grant", text=RETURNED)
 
     def _owes_half(self, message: Message) -> bool:
         """Whether it must answer a share with half of its mass, as it took more than it gave.
@@ -201,9 +201,6 @@ class Participant:
         self._received += message.text != RETURNED
         is_over = self._received > self._max_received and message.text != RETURNED
         return is_over and self.may_change
-
-    def _send_half(self, peer: Peer, text: str = "") -> None:
-        self.post.put("share", peer, self._holder.halve(), event="grant", text=text)
 
     def _average(self, peer: Peer, message: Message) -> Mass | None:
         assert message.mass is not None
@@ -291,7 +288,7 @@ class Participant:
             may_send = peer.waits and self.post.is_free(peer) and self._spares_share()
             if may_send and self._is_affordable(self._holder.total, 0):
                 peer.waits = False  # it asks again if it still has no mass
-                self._send_half(peer)
+                self.post.put("share", peer, self._holder.halve(), event="grant")
 
     # Which nodes die, or leave.
 
