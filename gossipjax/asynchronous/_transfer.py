@@ -38,7 +38,6 @@ MAX_SLOWNESS = 8  # how many times longer than the rate says a piece may take
 MIN_ROOM = 1 << 26  # bytes of messages that may arrive at the same time
 PIECE = b"P"
 PROGRESS = b"A"
-ALIGNMENT = 64  # bytes; XLA for CPUs reads an array without a copy if it begins at a multiple
 
 Send = Callable[[str, list[Any], bool], bool]
 """`(address, frames, is_bulk)`: sends frames; returns False if too much waits already."""
@@ -116,10 +115,7 @@ class Transfers:
         # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
         if any(stream.key == key for stream in queue.streams):
             return False
-        header = bytes(frames[0])
-        # The buffers that follow are then aligned where they arrive; JSON ignores spaces.
-        header += b" " * (-len(header) % ALIGNMENT)
-        buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
+        buffers = [memoryview(frame).cast("B") for frame in frames]
         self._count += 1
         queue.streams.append(_Stream(life, key, self._count, buffers))
         self._go_on(address, queue, time.monotonic())
@@ -223,7 +219,7 @@ class Transfers:
                 raise MessageError("too large")
             if offset or not self._has_room(total, life, now):
                 return None  # the sender repeats the piece
-            arrival = self._arrivals[life] = _Arrival(number, _make_buffer(total))
+            arrival = self._arrivals[life] = _Arrival(number, np.empty(total, np.uint8))
         if arrival.number > number:
             return None
         arrival.moved = now
@@ -253,10 +249,3 @@ class Transfers:
         moving = [a.buffer for a in others if now - a.moved <= 2 * self._patience]
         waiting = sum(len(buffer) for buffer in moving if buffer is not None)
         return len(others) < MAX_ARRIVALS and (not waiting or waiting + size <= MIN_ROOM)
-
-
-def _make_buffer(size: int) -> np.ndarray:
-    """Returns bytes that begin at a multiple of `ALIGNMENT`, without filling them."""
-    buffer = np.empty(size + ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT
-    return buffer[start : start + size]
