@@ -27,7 +27,6 @@ MAX_AGE = 1e9  # seconds
 MAX_WEIGHT = 1 << 14  # of as many founders as a job may have
 MIN_EXPONENT = -(1 << 30)
 MAX_COUNT = 2**53
-MAX_PORT = 65535
 CHECKED = 1 << 16  # numbers that are checked together
 WITH_MASS = ("share", "ask", "final")
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "bye", "withdraw", *WITH_MASS)
@@ -349,7 +348,7 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
     """
     host, _, port = address.rpartition(":")
     is_host = re.fullmatch(r"[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]", host) is not None
-    is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= MAX_PORT
+    is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= 65535
     return is_host and is_port and (may_be_any or int(port) > 0)
 
 

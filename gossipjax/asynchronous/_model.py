@@ -39,12 +39,7 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
 def make_numerator(params: Any, outer: Outer | None) -> tuple[Any, ...]:
     """Returns new buffers, of a model with weight 1, and of momentum if it travels."""
     x = tuple(map(jnp.copy, Layout(params).pack(params)))
-    return x + tuple(map(jnp.zeros_like, x)) * has_momentum(outer)
-
-
-def has_momentum(outer: Outer | None) -> bool:
-    """Whether a message contains momentum besides the model."""
-    return outer is not None and outer.momentum > 0
+    return x + tuple(map(jnp.zeros_like, x)) if outer and outer.momentum else x
 
 
 def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> None:
@@ -153,12 +148,11 @@ def advance(
     x = move(x, moved, w, outer)
     if wires is None:
         return x, None
-    forms = enumerate(zip(x, wires, strict=True))
-    words = [
-        None if wire is None else wire.encode(a / 2, fold_in(key, i)) for i, (a, wire) in forms
-    ]
-    parts = zip(x, wires, words, strict=True)
-    kept = (a / 2 if wire is None else a - wire.decode(sent, a) for a, wire, sent in parts)
+    kept: list[Any] = []
+    words: list[Any] = []
+    for number, (a, wire) in enumerate(zip(x, wires, strict=True)):
+        words.append(None if wire is None else wire.encode(a / 2, fold_in(key, number)))
+        kept.append(a / 2 if wire is None else a - wire.decode(words[-1], a))
     return tuple(kept), tuple(words)
 
 

@@ -24,7 +24,6 @@ from gossipjax.asynchronous._model import (
     Holding,
     add,
     advance,
-    has_momentum,
     make_numerator,
     require_local,
     set_schedules,
@@ -85,7 +84,7 @@ class Node:
         require_transform(tx, "tx")
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._models = 1 + has_momentum(self._outer)  # models in a message
+        self._models = 2 if self._outer and self._outer.momentum else 1  # in a message
         self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
@@ -358,7 +357,7 @@ class Node:
         service.wait_until(is_over, end - start)
         # A tunnel lets everybody in, and then closes what it cannot pass on yet.
         while {*map(read_greeting, list_refusals())} - {GREETING} and time.monotonic() < end:
-            service.forget_refusals()
+            service.refusals.clear()  # they get more time to let this node in
             service.wait_until(is_over, end - time.monotonic())
         if members.twin is not None:
             raise ValueError(
@@ -446,8 +445,6 @@ class Node:
             masses = sorted((who, mass) for who, (_, mass) in ending.finals.items())
         if not is_over_in_time:
             missing = "; ".join(reasons[:MAX_SHOWN])
-            if len(reasons) > MAX_SHOWN:
-                missing += f"; and {len(reasons) - MAX_SHOWN} more"
             raise TimeoutError(
                 f"all nodes must end within {timeout:g} seconds, got no end of these: "
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."

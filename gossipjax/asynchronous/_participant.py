@@ -242,23 +242,19 @@ class Participant:
         parcel = self.post.settle(peer, message)
         if parcel is None:
             return
-        life = peer.identity.life
-        number = message.number
         if message.kind == "refuse":
             self.post.drop(f"refused by place {peer.identity.place}: {message.text}")
-            if parcel.kind == "ask":
-                self._journal("declined", life, number, None)
             self._take_back(parcel)
-            return
-        if parcel.mass is not None and parcel.text != RETURNED:
+        elif parcel.mass is not None and parcel.text != RETURNED:
             self._received = 0
+        life = peer.identity.life
         if parcel.kind == "bye":
             del self.members.peers[life]
         elif parcel.kind == "ask" and message.mass is not None:
-            self._journal("averaged", life, number, -message.mass)
+            self._journal("averaged", life, message.number, -message.mass)
             self._holder.add(-message.mass)
         elif parcel.kind == "ask":
-            self._journal("declined", life, number, None)
+            self._journal("declined", life, message.number, None)
 
     def _take_back(self, parcel: Message) -> None:
         """Adds the mass of a parcel that its receiver has not applied, and will never apply."""
@@ -371,8 +367,7 @@ class Participant:
         view = self._make_view()
         for peer, says in owing:
             peer.owed = None
-            own = view._replace(query=peer.query, **says)
-            self.post.say(peer.identity, "view", view=own)
+            self.post.say(peer.identity, "view", view=view._replace(query=peer.query, **says))
         call = Message("view", self.members.identity, None, view=view)
         self.post.outbox += [(address, call) for address in calls]
         self.post.outbox += later

@@ -51,6 +51,8 @@ class Service:
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
         self._sockets = Sockets(settings.listen, settings.secret)
         self.address = self._sockets.address
+        self.refusals = self._sockets.refusals
+        self.wake = self._sockets.wake  # makes the thread send the outbox now
         max_bytes = MAX_HEADER_BYTES + job.model_bytes
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
@@ -65,21 +67,13 @@ class Service:
     def list_refusals(self, addresses: Iterable[str]) -> list[str]:
         """Returns which of these addresses refuse connections of this node."""
         last = time.monotonic() - REFUSED_SECONDS
-        return [x for x in list(addresses) if self._sockets.refusals.get(x, math.inf) <= last]
-
-    def forget_refusals(self) -> None:
-        """Gives addresses more time to let this node in."""
-        self._sockets.refusals.clear()
+        return [x for x in list(addresses) if self.refusals.get(x, math.inf) <= last]
 
     def start(self, node: Participant, has_written: Callable[[float], bool]) -> None:
         """Starts the thread; it calls `has_written(seconds)` to wait for the journal."""
         self._node = node
         self._has_written = has_written
         self._thread.start()
-
-    def wake(self) -> None:
-        """Makes the thread send the outbox now."""
-        self._sockets.wake()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Waits until a condition of the node holds; tries it after every event.

@@ -209,7 +209,7 @@ class Transfers:
         self._go_on(address, queue, now)
         return stream.key[0]
 
-    def _take(self, said: list[Any], parts: Sequence[Any], now: float) -> list[Any] | None:
+    def _take(self, said: Sequence[Any], parts: Sequence[Any], now: float) -> list[Any] | None:
         """Adds a piece to its message; returns the frames of the message when it is whole."""
         address, life, number, offset, lengths = said
         total = sum(lengths)

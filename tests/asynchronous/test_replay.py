@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import gossipjax as gx
 import gossipjax.asynchronous as ga
 from experiments.fault_injection.replay import replay
 
@@ -83,6 +84,20 @@ def test_halves_that_go_back_are_replayed(tmp_path):
     assert sum(path.read_text().count('"grant"') for path in journals) > 10
     require_same_replay(journals, seen)
     assert abs(ga.account(journals).difference) < 1e-12
+
+
+@pytest.mark.parametrize("wire", [jnp.bfloat16, jnp.float16, gx.wire.int8(block=8)])
+def test_narrow_messages_keep_the_average(wire):
+    """The sender keeps what rounding leaves over."""
+    options = {"algorithm": ga.sgp(), "wire": wire, "is_founder": True}
+    starts = [jnp.linspace(0.1, 3.0, 20), jnp.linspace(7.0, -1.0, 20)]
+    with ga.join(PULL_TX, starts[0], **options) as a:
+        with ga.join(PULL_TX, starts[1], place=1, address=a.address, **options) as b:
+            for _ in range(20):
+                for node in (a, b):
+                    node.step(lambda params: (0 * params, None))
+            assert min(node.statistics.sent for node in (a, b)) > 0
+        np.testing.assert_allclose(a.params, sum(starts) / 2, rtol=1e-5)
 
 
 PULL_TX = optax.sgd(0.05)

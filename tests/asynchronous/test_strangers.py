@@ -40,8 +40,9 @@ MASS = Mass(X, 0.5, -700)
 
 def make_narrow(x, w=0.5, exponent=0):
     """A mass of which the first buffer is in the form of the wire."""
-    words = Words(np.asarray(FORM.wires[0].encode(jnp.asarray(x[0]))), FORM.wires[0], 3, FLOAT32)
-    return Mass((words, x[1]), w, exponent)
+    codec = gx.wire.bfloat16()
+    words = np.asarray(codec.encode(jnp.asarray(x[0])))
+    return Mass((Words(words, codec, 3, FLOAT32), x[1]), w, exponent)
 
 
 SHARE = Message("share", SENDER, "other", 7, make_narrow(X, exponent=-700), is_narrow=True)
