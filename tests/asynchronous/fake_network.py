@@ -49,11 +49,6 @@ class Holder(Holding):
         return mass
 
 
-def add_new(masses, parcel, mass):
-    assert parcel not in masses
-    masses[parcel] = mass
-
-
 class Account:
     """The masses that are not held by a living node, from the events of all nodes.
 
@@ -73,30 +68,27 @@ class Account:
 
     def add(self, kind, sent, arrived, mass):
         """Adds an event of a node; `sent` and `arrived` name a parcel from it, and to it."""
-        if kind in ("share", "grant", "hand over"):
-            add_new(self.parcels, sent, mass)
-            self.elsewhere += mass
-        elif kind == "receive":
-            add_new(self.received, arrived, mass)
-            self.elsewhere -= self.parcels[arrived]
-        elif kind == "return":
-            add_new(self.returned, sent, mass)
-            self.elsewhere -= self.parcels[sent]
-        elif kind == "average":
-            add_new(self.changes, arrived, mass)
-            self.elsewhere -= mass
-        elif kind == "undo":
-            self.elsewhere -= mass
-            del self.changes[arrived]
-        elif kind == "averaged":
-            add_new(self.settled, sent, mass)
-            self.elsewhere += self.changes[sent]
-        elif kind == "give up":
-            self.elsewhere += mass
-        elif kind == "revive":
-            self.elsewhere -= mass
-        elif kind == "found" and mass is not None:  # what a node was started with is added there
+        if kind == "found" and mass is not None:  # what a node was started with is added there
             self.brought += mass
+        elif kind in ("share", "grant", "hand over", "give up"):
+            self.elsewhere += mass
+        elif kind in ("receive", "return", "average", "averaged", "undo", "revive"):
+            self.elsewhere -= mass
+        key = arrived if kind in ("receive", "average", "undo") else sent
+        known = {
+            **dict.fromkeys(("share", "grant", "hand over"), self.parcels),
+            **{"receive": self.received, "return": self.returned},
+            **{"average": self.changes, "averaged": self.settled},
+        }.get(kind)
+        if known is not None:
+            assert key not in known
+            known[key] = mass
+        if kind in ("receive", "return"):
+            assert self.parcels[key] == mass
+        elif kind in ("averaged", "undo"):
+            assert self.changes[key] == -mass
+        if kind == "undo":
+            del self.changes[key]
 
 
 class Process:
