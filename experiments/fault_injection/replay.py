@@ -61,8 +61,8 @@ def replay(
     """Yields every local step, in an order in which the job may have made them.
 
     The events of each node keep their order, and a mass is received after it was sent. The models
-    are the same as in the job up to the rounding of sums, if no message was narrow, no node went on
-    from a checkpoint, and no schedule depends on the step.
+    are the same as in the job up to the rounding of sums, if no message was narrow, and no schedule
+    depends on the step.
 
     Args:
       journals: the journals of all nodes, whole, one file for each place.
@@ -70,7 +70,7 @@ def replay(
       inputs: a function `(place, step) -> inputs` that returns the inputs of a local step.
 
     Raises:
-      ValueError: if an event is missing that another event needs.
+      ValueError: if an event is missing that another event needs, or a node had a saved model.
     """
     job = _Job(tx, params, gradients, inputs)
     nodes = [Node(path.read_text().splitlines()) for path in journals]
@@ -113,6 +113,8 @@ class _Job:
 
     def begin_life(self, node: Node, line: dict[str, Any]) -> None:
         """Begins a life, and at its first a process."""
+        if line["is_continued"]:
+            raise ValueError(f"nodes must begin anew, got place {line['place']}, which had saved.")
         if line["process"] != node.process:
             node.process = line["process"]
             node.place = line["place"]

@@ -187,7 +187,7 @@ class Holding:
         mass = mass.at(self.mass.exponent)
         arrays = zip(mass.x, self.mass.x, strict=True)
         if self._change is None:
-            x = tuple(np.array(a, own.dtype) for a, own in arrays)
+            x = tuple(np.array(np.asarray(a), own.dtype) for a, own in arrays)
             self._change = dataclasses.replace(mass, x=x)
         else:
             for a, b in zip(self._change.x, mass.x, strict=True):

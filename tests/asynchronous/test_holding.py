@@ -60,3 +60,16 @@ def test_what_arrives_is_added_and_does_not_change():
     assert read(holding) == 10.0
     assert holding.total.w == 2.5
     assert [mass.x[0][0] for mass in arrived] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("wires", [EXACT, NARROW, (int8(),)])
+def test_halves_that_come_back_are_added(wires):
+    holding = make_holding(1 / 3)
+    for _ in range(2):  # two return before the next step
+        key = make_key(wires, 0, 0)
+        halves = [holding.move((jnp.zeros(100),), None, wires, key) for _ in range(2)]
+        for half in halves:
+            assert half is not None
+            holding.add(half)
+        np.testing.assert_allclose(holding.read().x[0], np.float32(1 / 3), rtol=2e-7)
+    assert holding.total.w == 1.0
