@@ -139,7 +139,7 @@ class Founding:
                 return self._is_calm() and not self._members.list_members()
             case Estate.SAVED:
                 return nobody_gives or (all_are_heard and nobody_had)
-            case Estate.FIRST if all_are_heard:  # else the job has lost all mass, and begins anew
+            case Estate.FIRST if all_are_heard:  # a new job begins, or one that lost all its mass
                 return is_new or nobody_gives
             case Estate.FIRST:  # a node that hears few may be cut off from a job that goes on
                 return is_new and nobody_gives and 2 * len(places) > self._num_nodes

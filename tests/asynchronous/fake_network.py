@@ -68,8 +68,8 @@ class Account:
 
     def add(self, kind, sent, arrived, mass):
         """Adds an event of a node; `sent` and `arrived` name a parcel from it, and to it."""
-        if kind == "found" and mass is not None:  # what a node was started with is added there
-            self.brought += mass
+        if kind == "found":
+            self.brought += mass or NOTHING  # what a founder was started with is added there
         elif kind in ("share", "grant", "hand over", "give up"):
             self.elsewhere += mass
         elif kind in ("receive", "return", "average", "averaged", "undo", "revive"):
