@@ -213,10 +213,7 @@ def account(journals: Iterable[Path]) -> Account:
             case "receive" | "average":
                 known = received if event == "receive" else averaged
                 if incoming in known:
-                    raise ValueError(
-                        f"a parcel must be received once, got number {incoming[2]} of "
-                        f"{incoming[0]} twice in life {life}."
-                    )
+                    raise ValueError(f"a parcel must be received once, got {incoming} twice.")
                 known[incoming] = weight
             case "return":
                 returned[outgoing] = weight

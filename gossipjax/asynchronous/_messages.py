@@ -44,6 +44,8 @@ class Mass:
     # As the weight of a job decays with its deaths, nodes choose units in which theirs is near 1.
     # No bit of the model changes by that.
     exponent: int = 0
+    # Whether nobody else has the arrays of `x`, so that who is given it may change them.
+    is_fresh: bool = dataclasses.field(default=False, compare=False)
 
     def at(self, exponent: int) -> Mass:
         """The same mass in units of `2^exponent`."""
@@ -210,9 +212,7 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     kind = str(header.get("kind"))
     if kind not in KINDS:
         raise MessageError("of an unknown kind")
-    receiver = header.get("receiver")
-    if receiver is not None:
-        receiver = require_name(receiver)
+    receiver = None if header.get("receiver") is None else require_name(header["receiver"])
     is_narrow = header.get("is_narrow") is True
     text = require_name(header.get("text") or "-", MAX_TEXT)
     try:
@@ -286,7 +286,7 @@ def _read_mass(
     unit = 1.0 if kind == "answer" else w
     if not all(is_finite(buffer, unit) if unit else not buffer.any() for buffer in x):
         raise MessageError("with NaN or infinity")
-    return Mass(x, w, exponent)
+    return Mass(x, w, exponent, all(buffer.flags.writeable for buffer in x))
 
 
 def is_finite(x: np.ndarray, w: float = 1.0) -> bool:

@@ -178,7 +178,7 @@ class Holding:
         return mass if self._change is None else mass + self._change
 
     def add(self, mass: Mass) -> None:
-        """Adds a mass at the next merge, in memory that nobody else has."""
+        """Adds a mass at the next merge; narrow values are widened first."""
         if not self.total.w:  # a mass without weight takes any units
             self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
         # In units that are far too small for what has come, the sum could overflow.
@@ -186,13 +186,14 @@ class Holding:
             self.mass = self.merge().at(mass.exponent)
         mass = mass.at(self.mass.exponent)
         arrays = zip(mass.x, self.mass.x, strict=True)
-        if self._change is None:
-            x = tuple(np.array(np.asarray(a), own.dtype) for a, own in arrays)
-            self._change = dataclasses.replace(mass, x=x)
-        else:
-            for a, b in zip(self._change.x, mass.x, strict=True):
-                a += np.asarray(b)
-            self._change = dataclasses.replace(self._change.bare + mass.bare, x=self._change.x)
+        x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
+        mass = dataclasses.replace(mass, x=x)
+        if self._change is not None:  # the sum is in the memory of one that is fresh
+            one, two = sorted((self._change, mass), key=lambda m: m.is_fresh)
+            pairs = zip(one.x, two.x, strict=True)
+            x = tuple(np.add(a, b, out=b if two.is_fresh else None) for a, b in pairs)
+            mass = dataclasses.replace(one.bare + two.bare, x=x, is_fresh=True)
+        self._change = mass
 
     def halve(self) -> Mass:
         """Takes out half of the mass and returns it, in the memory of the half that stays."""

@@ -54,8 +54,7 @@ class Saves:
 
     def is_due(self, steps: int) -> bool:
         """Whether to save after these steps."""
-        has_folder = self.checkpoints is not None
-        return has_folder and (self.is_asked_to_end or steps % self._every == 0)
+        return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
 
     def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, clock: int) -> None:
         """Begins to write, unless there is no mass; returns when the arrays are on the host."""

@@ -17,8 +17,8 @@ def make_holding(value=4.0):
     return Holding(Mass((jnp.full(100, value),), 1.0))
 
 
-def make_arrived(value):
-    return Mass((np.full(100, value, np.float32),), 0.5)
+def make_arrived(value, is_fresh=False):
+    return Mass((np.full(100, value, np.float32),), 0.5, is_fresh=is_fresh)
 
 
 def read(holding):
@@ -31,7 +31,7 @@ def test_an_exact_share_has_the_memory_of_what_is_kept_and_stays_as_it_was():
     assert half is not None
     assert np.shares_memory(half.x[0], np.asarray(holding.mass.x[0]))
     for wires in (None, EXACT):
-        holding.add(make_arrived(1.0))
+        holding.add(make_arrived(1.0, is_fresh=True))
         holding.move((jnp.full(100, 2.0),), None, wires)
     assert (half.x[0] == 3.0).all()
 
@@ -52,14 +52,20 @@ def test_nothing_is_shared_of_what_is_not_finite():
     assert holding.total.w == 1.0
 
 
-def test_what_arrives_is_added_and_does_not_change():
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("second", [False, True])
+def test_changes_are_added_in_arrays_that_nobody_else_has(first, second):
     holding = make_holding()
-    arrived = [make_arrived(value) for value in (1.0, 2.0, 3.0)]
+    arrived = [make_arrived(1.0, first), make_arrived(2.0, second), make_arrived(3.0)]
     for mass in arrived:
         holding.add(mass)
     assert read(holding) == 10.0
     assert holding.total.w == 2.5
-    assert [mass.x[0][0] for mass in arrived] == [1.0, 2.0, 3.0]
+    for mass, value in zip(arrived, (1.0, 2.0, 3.0), strict=True):
+        assert mass.is_fresh or (mass.x[0] == value).all()
+    change = holding._change
+    assert change is not None
+    assert (first or second) == any(change.x[0] is mass.x[0] for mass in arrived)
 
 
 @pytest.mark.parametrize("wires", [EXACT, NARROW, (int8(),)])
