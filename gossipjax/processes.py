@@ -304,11 +304,7 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
         data = put_global(np.asarray(jax.random.key_data(value)), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
     array = np.asarray(value, jnp.result_type(value))
-    shards = [
-        jax.device_put(array[index], device)
-        for device, index in sharding.addressable_devices_indices_map(array.shape).items()
-    ]
-    return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def to_host(tree: Any) -> Any:
