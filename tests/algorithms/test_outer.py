@@ -443,8 +443,8 @@ class TestInATrainStep:
         (_, state), train_step = run_steps(make_streaming(), 4, overlap_in_thread=True)
         update: Any
         ((update, *_),) = train_step._programs.values()
-        # Sent at the end of step 1, used at that of step 4. What step 3 sends starts with step 4.
-        assert list(update._pending) == [4]
+        # Sent at the end of steps 1 and 3, used at the end of steps 4 and 6.
+        assert list(update._pending) == [4, 6]
         assert gx.canonical_steps(state) == [0, 1, 3, 4, 6]
         train_step.run(gx.spmd(gx.average_model, nodes=N), *run_steps(make_streaming(), 1)[0])
         assert all(future.done() for future in update._pending.values())
