@@ -40,10 +40,12 @@ def make_model(rngs):
 
 def make_tx(saved):
     """The chain of a run with this metadata, which `resume` asks for."""
-    rate = optax.warmup_cosine_decay_schedule(0.0, SETTINGS["rate"], 50, decay_steps=STEPS)
+    peak = SETTINGS["rate"]
+    rate = optax.warmup_cosine_decay_schedule(0.0, peak, 50, decay_steps=STEPS)
     schedule = gx.topology.one_peer_exponential(saved["nodes"])
     sgd = optax.sgd(rate, momentum=SETTINGS["momentum"])
-    return optax.chain(optax.clip_by_global_norm(SETTINGS["clip"]), sgd, gx.sgp(schedule))
+    clip = optax.clip_by_global_norm(SETTINGS["clip"])
+    return optax.chain(clip, sgd, gx.sgp(schedule))
 
 
 def main(folder, steps=STEPS):
@@ -76,7 +78,8 @@ def main(folder, steps=STEPS):
     with Checkpoints(Path(folder, "checkpoints"), every=100) as checkpoints:
         params, opt_state = nodes.init(tx, start)
         metadata = {"settings": SETTINGS}
-        state = gx.TrainState(0, params, opt_state, rest=params, metadata=metadata)  # rest: EMA
+        ema = params
+        state = gx.TrainState(0, params, opt_state, ema, metadata)
         state = checkpoints.resume(state, nodes, make_tx)
         batches = itertools.islice(draw_batches(BATCH, steps), state.step, None)
         began = time.perf_counter()
