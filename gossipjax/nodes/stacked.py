@@ -79,8 +79,8 @@ def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
     return jax.tree.map(fold_in, rows)
 
 
-def split_rows(batch: Any, count: int) -> Any:
-    """`[B, ...]` -> `[count, B / count, ...]`."""
+def split_rows(batch: Any, count: int, axis: int = 0) -> Any:
+    """`[B, ...]` -> `[count, B / count, ...]`; `axis` is the axis of the B examples."""
     lengths: set[int] = set()
 
     def split(path: Any, leaf: Any) -> Any:
@@ -91,20 +91,23 @@ def split_rows(batch: Any, count: int) -> Any:
                 f"{name} must be numbers, got {array.dtype}: encode texts before, or take them out "
                 "of the batch."
             )
-        if not array.shape or array.shape[0] % count:
+        if not 0 <= axis < array.ndim or array.shape[axis] % count:
             got = f"shape {list(array.shape)}" if array.shape else f"{leaf!r}"
+            which = f"an axis {axis}" if axis else "a leading axis"
             raise ValueError(
-                f"{name} must have a leading axis of examples that the {count} nodes of this "
+                f"{name} must have {which} of examples that the {count} nodes of this "
                 f"process divide, got {got}: give batches of a multiple of {count}, and have the "
                 "loader drop the rest at the end (drop_remainder=True)."
             )
-        lengths.add(array.shape[0])
+        lengths.add(array.shape[axis])
         if len(lengths) > 1:
             raise ValueError(
                 f"{name} must have as many examples as the leaves before it, got lengths "
                 f"{sorted(lengths)}: nodes.replicate gives every node all of an array."
             )
-        return array.reshape(count, array.shape[0] // count, *array.shape[1:])
+        before, after = array.shape[:axis], array.shape[axis + 1 :]
+        parts = array.reshape(*before, count, array.shape[axis] // count, *after)
+        return parts.transpose(axis, *range(axis), *range(axis + 1, parts.ndim))
 
     return jax.tree_util.tree_map_with_path(split, batch)
 

@@ -228,7 +228,7 @@ class TrainStep:
         by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
         params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
         launch.advance(step + count - 1)
-        self._mass.after(self.run, step + count - 1, params, opt_state)
+        self._mass.after(self.run, step + count - 1, params, opt_state, count)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
     def _begin(self, step: int, params: Any, opt_state: Any, count: int) -> optax.OptState:
