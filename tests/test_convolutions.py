@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from gossipjax.nodes._convolutions import vmap_nodes
-from gossipjax.nodes.program import all_equations
+from gossipjax.nodes.equations import all_equations
 
 MODULE = sys.modules[vmap_nodes.__module__]  # `gossipjax.spmd` is the function
 N = 4

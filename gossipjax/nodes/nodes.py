@@ -279,9 +279,9 @@ class Nodes:
 
         Node `i` gets the `i`-th run of `B / N` examples. The axis of examples is the first, unless
         you give another `axis`: with `axis=1` time-major batches `[T, B]` become `[N, T, B / N]`.
-        If there are several processes, each process gives the examples of its own nodes, `nodes.local`, and all processes give equally
-        many per node. `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a
-        step runs.
+        If there are several processes, each process gives the examples of its own nodes,
+        `nodes.local`, and all processes give equally many per node.
+        `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a step runs.
 
         Args:
           batch: arrays of as many examples each, as loaders return them: of NumPy, JAX, torch, ...
