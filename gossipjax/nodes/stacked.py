@@ -53,9 +53,9 @@ def require_one_model(tree: Any, size: int) -> None:
         )
 
 
-def is_raw_key(leaf: Any) -> bool:
+def is_raw_key(leaf: Any, leading: int = 1) -> bool:
     """Whether an array `[rows, ...]` looks like keys of `jax.random.PRNGKey`, which are numbers."""
-    return jnp.shape(leaf)[1:] == (2,) and jnp.result_type(leaf) == jnp.uint32
+    return jnp.shape(leaf)[leading:] == (2,) and jnp.result_type(leaf) == jnp.uint32
 
 
 def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:

@@ -222,6 +222,8 @@ class TrainStep:
                 f"got {[list(shape) for shape in shapes[:4]]}: np.stack K node-stacked batches."
             )
         step_plan(opt_state)  # checks the chain
+        if "_scanned" not in vars(self):
+            _warn_of_equal_keys(jax.tree.map(lambda x: x[0], inputs))
         opt_state = self._begin(step, params, opt_state, count)
         steps = np.arange(step, step + count, dtype=np.int32)
         launch.advance(step, slow=True)  # as long as K steps, and compiled at the first call
