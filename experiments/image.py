@@ -24,7 +24,7 @@ import gossipjax as gx
 from experiments import data, models
 from experiments.data.sharding import Shuffle
 from experiments.models.layers import draw_dropout_seeds, make_dropout_rngs
-from experiments.options import DTYPES, OptionalPath, PositiveFloat, Precision, Remat
+from experiments.options import DTYPES, OptionalPath, PositiveFloat
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables
@@ -54,8 +54,6 @@ class ImageOptions(TrainingOptions):
     normalization: models.Normalization | None = None
     """batch is BatchNorm after the convolutions, or of the pixels for linear. The default is batch
     for residual networks, which need BatchNorm, and none for all others."""
-    precision: Precision = "float32"
-    remat: Remat = False
     no_decay_on_norm_and_bias: bool = False
     """Apply weight decay to kernels only, not to biases and BatchNorm's scales (Goyal et al.)."""
 

@@ -47,8 +47,6 @@ from experiments.options import (
     OptionalPath,
     PositiveFloat,
     PositiveInt,
-    Precision,
-    Remat,
 )
 from experiments.training.main import run_program
 from experiments.training.options import OPTIMIZER_HELP, Optimizer, TrainingOptions
@@ -95,8 +93,6 @@ class LanguageOptions(TrainingOptions):
     model: Literal["pico", "nano", "mini", "gpt2-small", "gpt2-medium", "gpt2-large", "1b"] = "nano"
     """The models in this order have 0.1, 0.8, 11, 85, 302, 708 and 906 million parameters besides
     the embedding of tokens."""
-    remat: Remat = False
-    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -152,6 +152,23 @@ class OutputOptions:
         check_fields(self)
 
 
+@dataclasses.dataclass(frozen=True)
+class RunsOptions:
+    """Options of programs that run other programs, several side by side."""
+
+    jobs: PositiveInt | None = None
+    """Runs side by side; if not given, one for each GPU, or for each core, at most 8. Runs that
+    measure time come last, one at a time."""
+    out: OptionalPath = None
+    """Folder for the results; what is finished there is not run again. A new one under runs/ if not
+    given."""
+    overwrite: bool = False
+    """Replace the results of other runs in --out."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 PRECISION_HELP = (
     "mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."
 )

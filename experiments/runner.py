@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -184,8 +184,7 @@ def judge(folder: Path, status: int, seconds: float) -> Result:
     summary = read_summary(folder) if status == 0 else {}
     if summary:
         return Result(status="finished", folder=folder, summary=summary, seconds=seconds)
-    with (folder / LOG).open(errors="replace") as log:
-        lines = [line.rstrip() for line in deque(log, MAX_LOG_LINES) if line.strip()]
+    lines = read_tail(folder / LOG, MAX_LOG_LINES)
     error = "\n".join(lines) or f"it ended with status {status}"
     has_diverged = bool(lines) and DIVERGED in " ".join(lines)
     status_name = "diverged" if has_diverged else "failed"
@@ -234,13 +233,14 @@ def find_devices(jobs: int | None) -> Devices:
 
 
 class Processes:
-    """Runs commands from several threads, and ends all of them at the end of its context.
+    """Starts commands from several threads, and ends all of them at the end of its context.
 
     Each process has its own process group. So Ctrl-C reaches this program only, and this program
-    finds children that a process leaves behind.
+    finds children that a process leaves behind. A process has `grace` seconds to end by itself.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float = GRACE_SECONDS) -> None:
+        self._grace = grace
         self._running: list[subprocess.Popen[bytes]] = []
         self._is_open = True
         self._lock = threading.Lock()  # no run starts while all runs are ended
@@ -255,25 +255,37 @@ class Processes:
         with ignore_stop_signals():
             self._end(running)
 
-    def run(
-        self, command: Sequence[str], log: Path, environment: dict[str, str], max_seconds: float
-    ) -> int:
-        """Runs a command; returns its exit status (of SIGKILL, if it took too long).
+    def start(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        stdin: int = subprocess.DEVNULL,
+    ) -> subprocess.Popen[bytes]:
+        """Starts a command whose output goes to `log`, and which finds this checkout's modules.
 
-        The output goes to `log`. `environment` contains all variables of the command.
+        `environment` contains all other variables of the command.
         """
+        python_path = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), f"{ROOT}"]))
         with log.open("wb") as output, self._lock:
             if not self._is_open:
                 raise RuntimeError("the runs have been ended.")
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**environment, "PYTHONPATH": python_path},
                 start_new_session=True,
             )
             self._running.append(process)
+        return process
+
+    def run(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str], max_seconds: float
+    ) -> int:
+        """Runs a command; returns its exit status (of SIGKILL, if it took too long)."""
+        process = self.start(command, log, environment)
         try:
             return process.wait(max_seconds)
         except subprocess.TimeoutExpired:
@@ -287,15 +299,23 @@ class Processes:
                 self._running.remove(process)
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        still = [process for process in processes if process.poll() is None]
-        for process in still:
-            process.terminate()
-        end = time.monotonic() + GRACE_SECONDS
-        for process in still:
+        if self._grace:
+            for process in processes:
+                process.terminate()
+        end = time.monotonic() + self._grace
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
             _kill_group(process)
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+def read_tail(log: Path, count: int) -> list[str]:
+    """Returns the last lines of an output that are not empty."""
+    with log.open(errors="replace") as lines:
+        return list(deque((line.rstrip() for line in lines if line.strip()), count))
 
 
 def ignore_stop_signals() -> contextlib.AbstractContextManager[None]:

@@ -29,7 +29,7 @@ from experiments.data.prefetch import LazyBatch
 from experiments.data.sharding import GlobalShuffle
 from experiments.data.speech import DATASET, Windows, load_utterances
 from experiments.models.acoustic import ACOUSTIC_SIZES, NUM_FRAMES, AcousticLSTM, AcousticSize
-from experiments.options import DTYPES, OptionalPath, PositiveFloat, PositiveInt, Precision, Remat
+from experiments.options import DTYPES, OptionalPath, PositiveFloat, PositiveInt
 from experiments.training.main import run_program
 from experiments.training.options import TrainingOptions
 from experiments.training.task import Metric, Task, Variables
@@ -59,8 +59,6 @@ class SpeechOptions(TrainingOptions):
     """Number of cells of a layer in each direction, by default as in --model."""
     projection: PositiveInt | None = None
     """Width of the linear layer before the softmax, by default as in --model."""
-    precision: Precision = "float32"
-    remat: Remat = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,13 +52,13 @@ from experiments.options import (
 )
 from experiments.program import exit_on_error
 from experiments.results import Record
+from experiments.tuning import tune
 
 HIDDEN = 32
 CLASSES = 10
 MOMENTUM = 0.9
 FIRST_RATE = 0.1
 FIRST_STEPS = 64
-MAX_MOVES = 8  # doublings or halvings of a rate
 WATCHED = 5_000  # images by which the loss is judged
 EVERY = "sgp-every-{}"
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
@@ -185,22 +185,6 @@ def find_loss(train: Callable[..., jax.Array], rate: float, steps: int, seed: in
     return loss if math.isfinite(loss) else math.inf
 
 
-def choose_rate(measure: Callable[[float], float], first: float) -> float:
-    """Doubles and halves a rate until the middle of three rates has the smallest measure.
-
-    >>> choose_rate(lambda rate: abs(rate - 3), first=0.4)
-    3.2
-    """
-    found = {first: measure(first)}
-    for _ in range(MAX_MOVES):
-        best = min(found, key=lambda rate: found[rate])
-        missing = [rate for rate in (best / 2, 2 * best) if rate not in found]
-        if not missing:
-            break
-        found |= {rate: measure(rate) for rate in missing}
-    return min(found, key=lambda rate: found[rate])
-
-
 def count_steps(find_loss: Callable[[float, int, int], float], options: StepsOptions) -> Record:
     """Returns the steps to the loss for each seed, and the rates for K and 2 K steps."""
     seed = options.seed[0]
@@ -211,7 +195,7 @@ def count_steps(find_loss: Callable[[float, int, int], float], options: StepsOpt
         if steps not in losses:
             near = min(rates, key=lambda other: abs(math.log(other / steps)), default=None)
             first = FIRST_RATE if near is None else rates[near]
-            rates[steps] = choose_rate(lambda rate: find_loss(rate, steps, seed), first)
+            rates[steps] = tune(lambda rate: find_loss(rate, steps, seed), first)
             losses[steps] = find_loss(rates[steps], steps, seed)
         return losses[steps]
 

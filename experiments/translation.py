@@ -60,8 +60,6 @@ from experiments.options import (
     OptionalPath,
     PositiveFloat,
     PositiveInt,
-    Precision,
-    Remat,
 )
 from experiments.training.evaluation import map_texts
 from experiments.training.main import run_program
@@ -130,8 +128,6 @@ class TranslationOptions(TrainingOptions):
     """Exponent of the length penalty of the beam search (Wu et al.)."""
     eval_sentences: PositiveInt = 100
     """Number of sentences of the validation set that are translated after each epoch."""
-    precision: Precision = "float32"
-    remat: Remat = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

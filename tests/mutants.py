@@ -114,13 +114,13 @@ gossipjax/models.py | algorithms/test_algorithms.py -k "round_by_round and vmap-
 gossipjax/exchanges/state.py | algorithms/test_state.py -k TestLocalModel | local models are not divided by the weight | debias(add(numerators(params, self), updates), self.weight) => add(numerators(params, self), updates)
 gossipjax/step/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | statistics are not weighted | weight.astype(s.dtype) * s => s
 gossipjax/exchanges/plan.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | mixed by the round of no step | step, self.schedule_by_step => step, self.schedule
-gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k never_interrupted | messages in flight are not restored | jax.tree.unflatten(structure, restored) => jax.tree_util.tree_map_with_path(lambda path, x: x - x if "in_flight" in str(path) else x, jax.tree.unflatten(structure, restored))
-gossipjax/checkpoint/_writer.py | checkpoint/test_odd_paths.py -k thread_that | folders that cannot be made are waited for | create_directories_asynchronously=False => create_directories_asynchronously=True
+gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k never_interrupted | messages in flight are not restored | jax.tree.unflatten(structure, arrays) => jax.tree_util.tree_map_with_path(lambda path, x: x - x if "in_flight" in str(path) else x, jax.tree.unflatten(structure, arrays))
+gossipjax/checkpoint/_checkpoints.py | checkpoint/test_save_restore.py -k WithoutAWith | a save without a block is not waited for | if not self._is_entered: => if False:
 gossipjax/checkpoint/_train_state.py | checkpoint/test_resume.py -k settings_that_differ | a new setting is not seen | for key in {**saved, **current}: => for key in saved:
-gossipjax/checkpoint/_leaves.py | checkpoint/test_save_restore.py -k checksum_sees | checksum does not tell arrays apart | (number + int(PRIMES[4]) + 8) => (int(PRIMES[4]) + 8)
-gossipjax/checkpoint/_store.py | checkpoint/test_save_restore.py -k supersedes | newer checkpoints stay | if other >= step => if other == step
+gossipjax/checkpoint/_store.py | checkpoint/test_damaged.py -k no_damaged | files are not summed | if _sum_file(folder / name) != number: => if False:
+gossipjax/checkpoint/_checkpoints.py | checkpoint/test_save_restore.py -k is_refused_where | newer checkpoints stay | other >= step and => other == step and
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five_eight or index" | the average model lacks what is in flight | list(map(np.add, x, jax.tree.leaves(sent.x))) => list(x)
-gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k index | all nodes draw the same numbers | _fold_in_nodes(leaf, nodes) if => broadcast(leaf) if
+gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k index | all nodes draw the same numbers | _fold_in_nodes(part, nodes) if => broadcast(part) if
 gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k malformed_messages | a rendezvous takes number N | 0 < process_id < num_processes => 0 < process_id <= num_processes
 gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k worth_nothing | what was signed can be replayed | nonces + text, hashlib => text, hashlib
 gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k doubled_processes_and | two processes of one number | elif process_id in self._hosts: => elif False:
@@ -161,7 +161,7 @@ experiments/training/plan.py | experiments/test_training_choices.py -k warm_up_e
 experiments/training/plan.py | experiments/test_training_choices.py -k with_a_warm_up | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))
 experiments/training/plan.py | experiments/test_presets.py -k of_the_papers | decays count from the warm-up | epochs.run) - warm_up: => epochs.run):
 experiments/training/methods.py | experiments/test_training_choices.py -k every_row | a biased algorithm is not | _build_osgp(schedule, options, biased=True) => _build_osgp(schedule, options)
-experiments/data/sharding.py | experiments/test_sharding.py -k nodes_differ | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
+experiments/data/sharding.py | experiments/test_sharding.py -k gives_these | all nodes draw alike | size_per_node, seeds[node]) => size_per_node, seeds[0])
 experiments/data/augmentation.py | experiments/test_records_batches.py -k reaches_every_part | images are never flipped | return pixels[:, ::-1] if flip => return pixels if flip
 experiments/data/tokens.py | experiments/test_text.py -k padded | padding is not masked | columns < self.lengths => columns <= self.lengths
 experiments/language.py | experiments/test_language.py -k sequence_begins | a token is predicted from itself | jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)) => jnp.pad(tokens, ((0, 0), (0, 0))
@@ -169,14 +169,14 @@ experiments/models/beam_search.py | experiments/test_beam_search.py -k search_wi
 experiments/models/transformer.py | experiments/test_decoder.py -k that_of_numpy | rotation that is none | second * cos + first * sin => second * cos - first * sin
 experiments/models/transformer.py | experiments/test_decoder.py -k that_of_numpy | a token sees the next | keys[None, :] <= queries => keys[None, :] <= 1 + queries
 experiments/models/layers.py | experiments/test_image_models.py -k decay_leaves | scales decay | frozenset({"bias", "scale"}) => frozenset({"bias"})
-experiments/compare/table.py | experiments/test_compare.py -k smallest_is_the_best | the largest loss is the best | (min if falls else max) => max
+experiments/compare/table.py | experiments/test_compare.py -k best_of_a_column | the largest loss is the best | (min if falls else max) => max
 experiments/report/section.py | experiments/test_report_sections.py -k left_open | limits of a row are not minded | all(low <= row.low and row.high <= high => all(low <= row.value <= high
-experiments/plan/choice.py | experiments/test_plan.py -k fast_links_make | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
+experiments/plan/choice.py | experiments/test_plan.py -k narrow_gossip | all-reduce only where it is fastest | cheapest * (1 + MIN_GAIN) => cheapest
 experiments/quantities.py | experiments/test_plan.py -k test_quantities | bits are bytes | "bit": 1 / 8 => "bit": 1.0
 experiments/rates/fits.py | experiments/test_rates.py -k power_laws | slopes over the sum | math.log(point.nodes * point.steps) => math.log(point.nodes + point.steps)
 experiments/runner.py | experiments/test_runner.py -k how_a_run_ended | what diverged has failed | DIVERGED = "must be finite, got" => DIVERGED = "nothing says so"
 experiments/speed/compiled/hlo.py | experiments/test_speed_compiled.py -k of_the_slices | messages are read, not written | yield opcode, 2 * count_operands( => yield opcode, count_operands(
-experiments/speed/compiled/hlo.py | experiments/test_speed_compiled.py -k "reads_messages or blocks" | messages are never done | elif it.opcode.endswith("-done"): => elif False:
+experiments/speed/compiled/hlo.py | experiments/test_speed_compiled.py -k reads_messages | messages are never done | elif it.opcode.endswith("-done"): => elif False:
 experiments/speed/wire/stragglers.py | experiments/test_speed_wire.py -k ideals | lockstep waits for the mean | 1 / factors.max(axis=1).mean() => 1 / factors.mean(axis=1).mean()
 """  # noqa: E501
 

@@ -226,6 +226,7 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, inside, 
 
     whole, _ = train(most, 0, 6)
     train(most, 0, 3)
+    shutil.rmtree(tmp_path / "6")
     for actual, expected in zip(*map(jax.tree.leaves, (train(most, 3, 6)[0], whole)), strict=True):
         assert (actual == expected).all()
     shutil.rmtree(tmp_path / "6")

@@ -1,4 +1,4 @@
-"""Tables and the plot of the averaging experiment."""
+"""The table and the plot of the averaging experiment."""
 
 import math
 from collections.abc import Sequence
@@ -70,36 +70,6 @@ def _draw_curve(axes: Axes, lines: Sequence[Record], label: str, index: int) -> 
     axes.plot(rounds, median, label=label, linewidth=1.2, **look)
 
 
-def make_sgp18_table(factors: Sequence[Record]) -> Table:
-    """Makes a table of the list `sgp18_appendix_a` of `summary.json`."""
-    title = "sigma_2 squared, {nodes} nodes, {rounds} rounds".format(**factors[0])
-    caption = (
-        "SGP-18: appendix A; a bound on the squared error. ±: standard deviation over the seeds"
-    )
-    columns: dict[str, Cell] = {
-        "peer in each round": "{label}",
-        "ours": lambda record: _format_mean(record, "{:.3f}"),
-        "SGP-18": "{paper}",
-    }
-    return make_table(title, caption, columns, factors)
-
-
-def make_rand20_table(rings: Sequence[Record]) -> Table:
-    """Makes a table of the list `rand20_rings` of `summary.json`."""
-    title = "Rings, distance to the exact average after {rounds} rounds".format(**rings[0])
-    columns: dict[str, Cell] = {
-        "nodes": "{nodes}",
-        "ring:\nlambda_2": "{second_eigenvalue:.4f}",
-        "\nRAND-20": "{paper_second_eigenvalue:.4f}",
-        "ring:\ndistance": "{ring_distance:.4f}",
-        "\nRAND-20 ": "{paper_ring_distance:.4f}",
-        "randomized:\ndistance": lambda record: _format_mean(record, "{:.4f}"),
-        "bound\n(RAND-20)": "{paper_bound:.4f}",
-    }
-    caption = "RAND-20: eqs. 6, 5, 12. ±: standard deviation over seeds"
-    return make_table(title, caption, columns, rings)
-
-
 def make_topology_table(runs: Sequence[Record]) -> Table:
     """Makes a table of the list `runs` of `summary.json`."""
     columns: dict[str, Cell] = {
@@ -122,24 +92,9 @@ def _format_error(error: float | None) -> str:
     return f"{error:.1e}" if error > ROUNDING_ERROR else f"<{ROUNDING_ERROR:.0e}"
 
 
-def _format_mean(record: Record, number_format: str) -> str:
-    mean = number_format.format(record["mean"])
-    if 0 <= record["mean"] < 1e-12:
-        mean = "<1e-12"
-    deviation = record["standard_deviation"]
-    return mean if deviation is None else f"{mean} ±{number_format.format(deviation)}"
-
-
 def write_report(
-    folder: Path,
-    console: Console,
-    lines: Sequence[Record],
-    runs: Sequence[Record],
-    factors: Sequence[Record],
-    rings: Sequence[Record],
+    folder: Path, console: Console, lines: Sequence[Record], runs: Sequence[Record]
 ) -> None:
-    """Prints the tables, and writes `averaging_error.png`; `lines` are those of `metrics.jsonl`."""
+    """Prints the table, and writes `averaging_error.png`; `lines` are those of `metrics.jsonl`."""
     plot_errors(lines, folder / "averaging_error.png")
-    console.print(make_sgp18_table(factors))
-    console.print(make_rand20_table(rings))
     console.print(make_topology_table(runs))

@@ -1,6 +1,5 @@
 """What the rows of a comparison cost: their learning rates, chosen by one rule, and their bytes."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from experiments.compare.table import find_metric, format_entry, is_falling, sum
 from experiments.markdown import format_table
 from experiments.results import LOSS, Record, metric_fields, read_runs
 from experiments.runner import Result
+from experiments.tuning import choose_rate
 
 SENT = "sent_bytes_per_step"
 MEGA = 1e6
@@ -56,13 +56,14 @@ def choose_rates(grid: Grid, trials: Mapping[Cell, Result]) -> dict[tuple[str, s
         groups.setdefault((cell.row, cell.column), []).append(cell)
     chosen = {}
     for key, cells in groups.items():
-        values = {
-            cell.rate: sign * trials[cell].runs[0][field]
+        scores = {
+            cell.rate or 0.0: sign * trials[cell].runs[0][field]
             for cell in cells
-            if cell in trials and trials[cell].runs and math.isfinite(trials[cell].runs[0][field])
+            if cell in trials and trials[cell].runs
         }
-        if values and all(cell in trials for cell in cells):
-            chosen[key] = max(values, key=lambda rate: values[rate])
+        best = choose_rate(scores)
+        if best is not None and all(cell in trials for cell in cells):
+            chosen[key] = best
     return chosen
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from experiments.presets.preset import Paper, Program
 from experiments.presets.relaysgd import METHODS, RELAYSGD, RESULTS
+from experiments.tuning import bracket
 
 RATE = "--learning-rate"
 
@@ -166,7 +167,7 @@ def make_methods_mini() -> Grid:
         rows=tuple(rows),
         columns=(Line("loss", ()),),
         seeds=(0, 1, 2, 3, 4),
-        rates={row.title: (rate / 2, rate, 2 * rate) for row, rate in rows.items()},
+        rates={row.title: bracket(rate) for row, rate in rows.items()},
         metric="loss",
     )
 

@@ -5,14 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from experiments.compare.grids import GRIDS, Grid, Line
-from experiments.options import (
-    OptionalPath,
-    PositiveFloat,
-    PositiveInt,
-    Seed,
-    check_fields,
-    option_name,
-)
+from experiments.options import PositiveFloat, RunsOptions, Seed, option_name
 from experiments.presets.preset import Program
 from experiments.training.methods import find_algorithm, parse_name
 
@@ -25,7 +18,7 @@ DEFAULT = Line("", ())
 
 
 @dataclasses.dataclass(frozen=True)
-class CompareOptions:
+class CompareOptions(RunsOptions):
     """Runs a grid of methods, and makes one table.
 
     Options of the program that trains stand after `--`, for all runs."""
@@ -53,16 +46,9 @@ class CompareOptions:
     those of --grid; the other seeds run at it. The table names those that are an end."""
     metric: str | None = None
     """The metric of the table, such as accuracy or loss; if not given, the program's first."""
-    jobs: PositiveInt | None = None
-    """Runs side by side; if not given, one for each GPU, or for each core, at most 8."""
-    out: OptionalPath = None
-    """Folder for the results; what is finished there is not run again. A new one under runs/ if not
-    given."""
-    overwrite: bool = False
-    """Replace the results of another comparison in --out."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for name in (*ROWS_AND_COLUMNS, "seed", "rates"):
             values = getattr(self, name)
             if len(set(values)) < len(values):

@@ -10,6 +10,7 @@ requirement was violated. Linux only: they find the processes in /proc.
 """
 
 import dataclasses
+import operator
 import shutil
 import signal
 import sys
@@ -24,10 +25,11 @@ from rich.progress import Progress
 from experiments import results
 from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.asynchronous import AsynchronousJob
-from experiments.fault_injection.job import ACCURACY, make_table
+from experiments.fault_injection.job import ACCURACY
 from experiments.fault_injection.lockstep import LockstepJob
 from experiments.fault_injection.options import AsynchronousOptions, LockstepOptions
 from experiments.program import exit_on_error
+from experiments.tables import make_table
 
 PROGRAM = "python -m experiments.fault_injection"
 PROGRAMS: dict[str, tuple[type[Any], type[Any]]] = {
@@ -53,7 +55,9 @@ def measure(make_job: Any, options: Any, out: Path, bar: Progress) -> list[str]:
                 faults.append(fault)
                 bar.update(task, advance=1)
     finally:
-        bar.console.print(make_table([fault.make_row() for fault in faults]))
+        rows = [{"": f"{number}"} | fault.make_row() for number, fault in enumerate(faults, 1)]
+        columns = {name: operator.itemgetter(name) for name in (rows[0] if rows else ())}
+        bar.console.print(make_table("", "", columns, rows, texts=0))
     (run,) = results.read_summary(job.out)["runs"]
     details = job.describe()
     record = {

@@ -2,22 +2,17 @@
 
 import contextlib
 import os
-import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from experiments.program import ProgramError
+from experiments.runner import Processes, read_tail
 
-ROOT = Path(__file__).resolve().parents[2]
 ACCURACY = "test_accuracy_average_model"
+TAIL_LINES = 30
 POLL_SECONDS = 0.002  # a kill while a checkpoint is written must find it
 
 
@@ -34,57 +29,42 @@ class LaunchedJob:
         launch = [sys.executable, "-m", "gossipjax.launch", "--processes", f"{processes}"]
         command = [*program, "--out", f"{out}"]
         self._command = [*launch, *launcher, "--", sys.executable, "-m", *command]
-        self._last_lines = deque[str](maxlen=30)
+        self._log = Path(f"{out}.log")
+        self._begun_line = ""  # the end of what was read, before the rest of it is written
+        self._processes = Processes()
         self.out = out
 
     def __enter__(self) -> Self:
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        self._launcher = subprocess.Popen(
-            self._command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-            start_new_session=True,  # so that Ctrl-C only reaches this program
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        self._processes.__enter__()
+        self._launcher = self._processes.start(self._command, self._log, environment)
+        self._output = self._log.open(errors="replace")
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._launcher.terminate()
-        try:
-            self._launcher.wait(10)
-        except subprocess.TimeoutExpired:
-            self._launcher.kill()
-            self._launcher.wait()
-        self._reader.join()
-
-    def _read(self) -> None:
-        assert self._launcher.stdout is not None
-        with self._launcher.stdout as lines:
-            for line in lines:
-                self._last_lines.append(line.rstrip())
-                self._handle_line(line)
+        self._processes.__exit__(*error)
+        self._output.close()
 
     def _handle_line(self, line: str) -> None:
-        """Called for each line of the output, on another thread."""
+        """Called for each line of the output."""
 
     def wait_for(self, condition: Callable[[], bool], description: str) -> bool:
         """Waits until `condition` is true; False if the job ends before."""
-        while not condition():
-            has_ended = not self._reader.is_alive()  # the launcher writes until it ends
-            if has_ended and not condition():
-                if status := self._launcher.wait():
-                    lines = "\n".join(f"    {line}" for line in self._last_lines)
-                    raise JobError(
-                        f"the run ended with status {status} before {description}; last lines:\n"
-                        f"{lines}"
-                    )
+        while True:
+            status = self._launcher.poll()
+            *lines, self._begun_line = (self._begun_line + self._output.read()).split("\n")
+            for line in lines:
+                self._handle_line(line)
+            if condition():
+                return True
+            if status:
+                last = "\n".join(f"    {line}" for line in read_tail(self._log, TAIL_LINES))
+                raise JobError(
+                    f"the run ended with status {status} before {description}; last lines:\n{last}"
+                )
+            if status is not None:
                 return False
             time.sleep(POLL_SECONDS)
-        return True
 
     def wait_for_seconds(self, seconds: float) -> bool:
         """Waits; False if the job ends before."""
@@ -116,13 +96,3 @@ def find_pids(launcher_pid: int, variable: str) -> dict[int, int]:
                     if name == variable.encode():
                         pids[int(value)] = int(folder.name)
     return pids
-
-
-def make_table(rows: Sequence[dict[str, str]]) -> Table:
-    """Makes a table whose rows, `{header: cell}`, are numbered from 1 on."""
-    table = Table(box=SIMPLE_HEAD, padding=0)
-    for header in ("", *(rows[0] if rows else ())):
-        table.add_column(header, justify="right", no_wrap=True)
-    for number, row in enumerate(rows, 1):
-        table.add_row(f"{number}", *row.values())
-    return table

@@ -27,7 +27,7 @@ from rich.table import Table
 from experiments.compilation_cache import compilation_cache
 from experiments.data.idx import missing_idx_files
 from experiments.data.speech import DATASET
-from experiments.options import OptionalPath, PositiveInt, check_fields, parse_arguments
+from experiments.options import OptionalPath, RunsOptions, parse_arguments
 from experiments.program import exit_on_error
 from experiments.report.chapters import (
     MISSING,
@@ -61,16 +61,13 @@ COLORS = {"agrees": "green", "agrees in part": "yellow", "disagrees": "red", "er
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportOptions:
+class ReportOptions(RunsOptions):
     """Runs the papers' experiments in miniature, and writes one report of what agrees."""
 
     quick: bool = False
     """Small versions of all runs: the whole report in less than ten minutes on two cores."""
     section: tuple[str, ...] = ()
     """One or several names of sections; if not given, all of them."""
-    jobs: PositiveInt | None = None
-    """Runs side by side; if not given, one for each GPU, or for each core, at most 8. Runs that
-    measure time come last, one at a time."""
     fashion_mnist: OptionalPath = None
     """Folder of the four files of Fashion-MNIST; if not given, 5,000 MNIST digits take its place.
     """
@@ -79,18 +76,13 @@ class ReportOptions:
     translation: OptionalPath = None
     """Folder of train, valid and test files of pairs of sentences (.tsv or .tsv.gz); if not given,
     what needs them is left out."""
-    out: OptionalPath = None
-    """Folder for the report; what is finished there is not run again. A new one under runs/ if not
-    given."""
     keep: bool = False
     """Write the finished runs as small files into experiments/report/kept as well."""
     kept: bool = False
     """Make the report from those files, in seconds: nothing is run."""
-    overwrite: bool = False
-    """Replace the results of another report in --out, its runs too."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for name in self.section:
             if name not in SECTIONS:
                 raise ValueError(f"--section must be one of {', '.join(SECTIONS)}, got {name!r}.")

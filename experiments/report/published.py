@@ -30,19 +30,21 @@ from scipy.optimize import least_squares
 import gossipjax as gx
 from experiments.presets import sgp19
 from experiments.report.section import (
-    Claim,
+    TEXTS,
     Findings,
     Results,
     Scale,
     Table,
     exact,
+    read_claims,
     read_section,
+    read_table,
     tabulate,
 )
 from gossipjax.cost_model import Method, Network, Workload, from_transform, networks, predict_step
 from gossipjax.topology import bipartite_exponential, k_peer_exponential, one_peer_exponential
 
-# Published figures: none of them is ours.
+PUBLISHED = TEXTS["cost-model"]["published"]
 
 IMAGES_PER_NODE = 256
 STEPS_PER_EPOCH = 1.28e6 / IMAGES_PER_NODE  # of one node: ImageNet
@@ -53,12 +55,7 @@ RESNET50 = Workload(
 )
 
 SGP18_NODES = (4, 8, 16, 32)
-SGP18_SECONDS = {
-    "AllReduce": (0.704, 0.896, 1.086, 1.308),
-    "D-PSGD": (0.628, 0.618, 0.632, 0.657),
-    "AD-PSGD": (0.361, 0.363, 0.374, 0.388),
-    "SGP": (0.377, 0.377, 0.411, 0.426),
-}
+SGP18_SECONDS: dict[str, list[float]] = PUBLISHED["sgp18_seconds"]
 
 TWO_PEERS = "SGP, two peers"
 PARTS = {
@@ -86,21 +83,9 @@ SGP19_TABLES: dict[int, Mapping[str, Mapping[int, Sequence[str]]]] = {
 }
 """Table of SGP-19 -> row -> nodes -> figures, of which the last are hours."""
 
-SGP18_HOURS: list[tuple[str, str, str, float]] = [
-    ("section 5.2, InfiniBand", "SGP", "infiniband", 1.16),
-    ("section 5.2, InfiniBand", "AllReduce", "infiniband", 1.20),
-    ("section 5.3", TWO_PEERS, "ethernet", 2.1),
-]
-"""Section, method, network, hours of 90 epochs over 32 nodes; Table 2 is in `SGP18_SECONDS`."""
 
 SLOWMO_NODES = 32
-SLOWMO_SECONDS = {
-    "AllReduce": 0.420,
-    "SGP": 0.304,
-    "SGP with SlowMo": 0.302,
-    "OSGP": 0.271,
-    "Local SGD": 0.294,
-}
+SLOWMO_SECONDS: dict[str, float] = PUBLISHED["slowmo_seconds"]
 
 UTILIZATIONS = (0.5, 0.8, 0.9, 0.95, 0.99)
 REPLICAS = 2
@@ -113,24 +98,6 @@ MODELS = {
     "100B": (Workload(100e9, 4.9), 108),
 }
 """Name -> the model and its computation, and the layers of the transformer."""
-STREAMING_DILOCO = {
-    ("1B", "data parallel"): (86.8, 152.6, 184.2, 222.3, 569.0),
-    ("1B", "DiLoCo"): (1.4, 6.2, 13.3, 23.3, 86.8),
-    ("1B", "streaming"): (1.4, 5.2, 9.1, 16.0, 28.1),
-    ("1B", "streaming, overlap"): (1.4, 4.3, 6.2, 9.1, 11.0),
-    ("1B", "streaming, overlap, 4 bits"): (0.4, 0.9, 1.7, 2.0, 3.0),
-    ("10B", "data parallel"): (104.8, 222.3, 222.3, 268.3, 471.5),
-    ("10B", "DiLoCo"): (1.7, 7.5, 16.0, 33.9, 104.8),
-    ("10B", "streaming"): (1.7, 5.2, 9.1, 13.3, 19.3),
-    ("10B", "streaming, overlap"): (1.7, 3.6, 5.2, 6.2, 7.5),
-    ("10B", "streaming, overlap, 4 bits"): (0.4, 0.9, 1.4, 1.4, 1.7),
-    ("100B", "data parallel"): (184.2, 323.8, 390.7, 390.7, 471.5),
-    ("100B", "DiLoCo"): (3.0, 11.0, 23.3, 49.4, 184.2),
-    ("100B", "streaming"): (2.4, 6.2, 9.1, 11.0, 19.3),
-    ("100B", "streaming, overlap"): (1.7, 3.6, 4.3, 5.2, 5.2),
-    ("100B", "streaming, overlap, 4 bits"): (0.5, 0.9, 1.1, 1.1, 1.4),
-}
-"""Model and method -> Gbit/s that reach each of `UTILIZATIONS`."""
 BANDWIDTH_GRID = np.logspace(-1, 3, 50)
 """Gbit/s: the grid on which all figures of the table lie."""
 
@@ -138,15 +105,7 @@ BANDWIDTH_GRID = np.logspace(-1, 3, 50)
 MEASURED_NODES = 4
 MEASURED_MODEL = Workload(30_846_720, 0.02585)  # 25 to 26.7 ms of computation in a step
 MEASURED_GBITS = (0.05, 0.2, 1.0, 5.0)
-MEASURED_SHARES = {
-    1: (0.07, 0.32, 1.74, 7.76),
-    8: (0.55, 2.48, 12.35, 40.24),
-    32: (2.41, 10.01, 36.01, 68.10),
-    128: (11.55, 36.09, 71.52, 87.00),
-}
-"""H -> the part of the time that is computation, in per cent, for each bandwidth: medians of 3."""
-MEASURED_PERIODS = {1: 1, 8: 8, 32: 32, 128: 180}
-"""H -> steps for one average in their windows, which with H = 128 had 180 steps and one average."""
+MEASURED_PERIODS = {"128": 180}  # their window with H = 128 had 180 steps and one average
 
 
 class Row(NamedTuple):
@@ -282,20 +241,22 @@ def compare_sgp18_hours() -> list[Row]:
     """Hours in the text of SGP-18, over 32 nodes."""
     nodes = SGP18_NODES[-1]
     rows = []
-    for place, name, network_name, published in SGP18_HOURS:
-        is_fast = network_name == "infiniband"
+    for name, published in PUBLISHED["sgp18_hours"].items():
+        method = name.partition(", section")[0]
+        is_fast = name.endswith("InfiniBand")
         network = networks.SGP_INFINIBAND if is_fast else networks.SGP_ETHERNET
-        hours = 90 * STEPS_PER_EPOCH / nodes * predict_seconds(name, nodes, network) / 3600
-        rows.append(Row("SGP-18 text", f"{name}, {place}", nodes, hours, published, "h"))
+        hours = 90 * STEPS_PER_EPOCH / nodes * predict_seconds(method, nodes, network) / 3600
+        rows.append(Row("SGP-18 text", name, nodes, hours, published, "h"))
     return rows
 
 
 def compare_diloco_measured() -> list[Row]:
     """Shares of computation of the measured DiLoCo: a ring of nominal bandwidth, nothing fitted."""
     rows = []
-    for every, shares in MEASURED_SHARES.items():
+    for every, shares in PUBLISHED["measured_shares"].items():
         for gbits, published in zip(MEASURED_GBITS, shares, strict=True):
-            local = gx.outer(optax.identity(), optax.sgd(1.0), every=MEASURED_PERIODS[every])
+            steps = MEASURED_PERIODS.get(every, int(every))
+            local = gx.outer(optax.identity(), optax.sgd(1.0), every=steps)
             method = from_transform(local, "DiLoCo")
             network = Network(gbits * BYTES_PER_GBIT)
             seconds = predict_step(method, MEASURED_MODEL, network, MEASURED_NODES).seconds
@@ -326,12 +287,14 @@ def compare_streaming_diloco() -> list[Row]:
     Two replicas, 16 bits per parameter. Nothing is fitted.
     """
     rows = []
-    for (model, method), bandwidths in STREAMING_DILOCO.items():
-        for utilization, gbits in zip(UTILIZATIONS, bandwidths, strict=True):
-            cell = find_cell(model, method, utilization)
-            predicted = float(BANDWIDTH_GRID[max(0, cell)])
-            name = f"{model}, {method}, {utilization:.0%}"
-            rows.append(Row("Streaming DiLoCo Table 4", name, REPLICAS, predicted, gbits, "Gbit/s"))
+    for model, methods in PUBLISHED["streaming_diloco"].items():
+        for method, bandwidths in methods.items():
+            for utilization, gbits in zip(UTILIZATIONS, bandwidths, strict=True):
+                cell = find_cell(model, method, utilization)
+                predicted = float(BANDWIDTH_GRID[max(0, cell)])
+                name = f"{model}, {method}, {utilization:.0%}"
+                where = ("Streaming DiLoCo Table 4", name, REPLICAS)
+                rows.append(Row(*where, predicted, gbits, "Gbit/s"))
     return rows
 
 
@@ -396,16 +359,6 @@ CAUSES = {  # of the table -> what is known where the model misses it
     "SGP-18 text": "SGP-18 says that steps this short on InfiniBand may wait for data. Two peers "
     "took 2.1 h in SGP-18, and 2.5 h in Table 3 of SGP-19.",
 }
-COLUMNS = {  # of the table -> field, format
-    "table": ("table", ""),
-    "method": ("name", ""),
-    "nodes": ("nodes", ""),
-    "modelled": ("predicted", ".3g"),
-    "published": ("published", ".3g"),
-    "unit": ("unit", ""),
-    "difference": ("difference", "+.1%"),
-    "fitted": ("fitted", ""),
-}
 
 
 def find_section(scale: Scale, results: Results) -> Findings:
@@ -423,67 +376,34 @@ def find_section(scale: Scale, results: Results) -> Findings:
     claims = []
     for rows in timed:
         bound = {id(seconds): FIT_BOUND, id(measured): SHARE_BOUND}.get(id(rows), BOUND)
-        fitted = sum(row.is_fitted for row in rows)
-        claims.append(
-            Claim(
-                f"{rows[0].table}: the model is within {bound:.0%} of all {len(rows)} figures; for "
-                f"{fitted} of them the network is fitted on the same method and number of nodes.",
-                find_range(rows),
-                {f"{row.name}, {row.nodes} nodes": exact(row.error) for row in rows},
-                at_least=-bound,
-                at_most=bound,
-                spec="+.1%",
-                is_modelled=True,
-                if_not=CAUSES.get(rows[0].table, ""),
-            )
-        )
+        numbers = {
+            "table": rows[0].table,
+            "bound": bound,
+            "count": len(rows),
+            "fitted": sum(row.is_fitted for row in rows),
+            "range": find_range(rows),
+            "cause": CAUSES.get(rows[0].table, ""),
+        }
+        errors = {f"{row.name}, {row.nodes} nodes": exact(row.error) for row in rows}
+        claims += read_claims("cost-model", {"errors": errors}, numbers, "fits")
     ring = what_if[-1]
-    claims += [
-        Claim(
-            "Streaming DiLoCo Table 4: all 75 bandwidths are in the same cell of the table's "
-            "logarithmic grid, or in the next cell; nothing is fitted.",
-            find_range(diloco),
-            {row.name: exact(count_cells(row)) for row in diloco},
-            at_least=-1,
-            at_most=1,
-            spec="+.0f",
-            is_modelled=True,
-        ),
-        Claim(
-            "Most of the factor between SGP and AllReduce comes from the all-reduce: with a ring, "
-            "and no copies through hosts, the factor on the same network would be less than half.",
-            "3.07 at 32 nodes, by a tree as we infer from its times (SGP-18, Table 2); 1.38 with "
-            "a ring (SlowMo, Table 2)",
-            {"": exact(ring.predicted)},
-            at_most=0.5 * ring.published,
-            spec=".2f",
-            is_modelled=True,
-        ),
+    cells = {row.name: exact(count_cells(row)) for row in diloco}
+    figures = {"cells": cells, "factor": exact(ring.predicted)}
+    numbers = {"range": find_range(diloco), "half": 0.5 * ring.published}
+    claims += read_claims("cost-model", figures, numbers)
+    records = [
+        row._asdict() | {"difference": row.error, "fitted": "yes" if row.is_fitted else "no"}
+        for rows in timed
+        for row in rows
+    ]
+    factors = [
+        (row.name, f"{row.predicted:.2f}", "-" if index else f"{row.published:.2f}")
+        for index, row in enumerate(what_if)
     ]
     tables = [
-        tabulate(
-            "Seconds and hours",
-            COLUMNS,
-            [
-                row._asdict()
-                | {"difference": row.error, "fitted": "yes" if row.is_fitted else "no"}
-                for rows in timed
-                for row in rows
-            ],
-            "-",
-            "Ours are modelled, none is measured. Fitted: the network is fitted on the seconds of "
-            "this method at this number of nodes, or of both parts of a hybrid.",
-        ),
+        tabulate("cost-model", records, "-"),
         tabulate_cells(diloco),
-        Table(
-            "AllReduce's seconds over SGP's at 32 nodes, by the all-reduce",
-            ("all-reduce", "modelled", "published"),
-            [
-                (row.name, f"{row.predicted:.2f}", "-" if index else f"{row.published:.2f}")
-                for index, row in enumerate(what_if)
-            ],
-            "The paper measured the first only.",
-        ),
+        read_table("cost-model", factors, 1),
     ]
     return Findings(claims, tables)
 
@@ -502,12 +422,7 @@ def tabulate_cells(rows: Sequence[Row]) -> Table:
         count = count_cells(row)
         text = f"{row.predicted:.3g} / {row.published:.3g}{f' ({count:+d})' if count else ''}"
         cells.setdefault(name, {})[share] = text
-    return Table(
-        "Gbit/s for a share of the time that is computation, modelled / published",
-        ("model, method", *next(iter(cells.values()))),
-        [(name, *texts.values()) for name, texts in cells.items()],
-        "In brackets: by how many cells of the table's logarithmic grid they differ.",
-    )
+    return read_table("cost-model", [(name, *texts.values()) for name, texts in cells.items()], 2)
 
 
 SECTION = read_section(

@@ -1,12 +1,13 @@
 """What a section of the report is: its runs, and the claims that it judges by them.
 
-A claim is data: rows, each an estimate with its limits, and bounds that all of them must keep.
-`judge` is the only function that says whether a claim holds.
+A claim is data, in `sections.toml`: rows, each an estimate with its limits, and bounds that all of
+them must keep. `judge` is the only function that says whether a claim holds.
 """
 
 import dataclasses
 import math
 import statistics
+import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from scipy import stats
 from experiments.results import Record
 from experiments.runner import Result, Run, Status
 
-TEXTS = Path(__file__).with_name("sections.md")
+TEXTS = tomllib.loads(Path(__file__).with_name("sections.toml").read_text("utf-8"))
 Verdict = Literal["agrees", "agrees in part", "disagrees", "not judged"]
 CONFIDENCE = 0.9  # that the true value is above the lower limit; and as much for the upper one
 MAX_ROWS = 8  # of exact figures that a claim lists one by one
@@ -32,6 +33,8 @@ GAPS: Mapping[Status, str] = {
 
 Results = Mapping[str, Result]
 """The name of a run -> how it ended."""
+Figures = Mapping[str, Any]
+"""Name -> a sample, an estimate, or all rows of a claim."""
 
 
 DATA = ("fashion_mnist", "speech", "translation")
@@ -172,21 +175,24 @@ class Place(NamedTuple):
     algorithm: str
     topology: str | None = None
 
+    def find_runs(self, results: Results) -> list[Record]:
+        """Returns the entries, one of each seed; none if the run has not finished."""
+        runs = results.get(self.run, Result(status="missing")).runs
+        return [
+            run
+            for run in runs
+            if run["algorithm"] == self.algorithm and self.topology in (None, run["topology"])
+        ]
+
 
 def read_sample(
     results: Results, place: Place, field: str, factor: float = 1.0, single_spread: float = 0.0
 ) -> Sample:
     """Reads a field of every seed of a method, times `factor`; of a list, the mean of it."""
-    result = results.get(place.run, Result(status="missing"))
-    values = []
-    for run in result.runs:
-        value = run.get(field)
-        is_other = run["algorithm"] != place.algorithm or (
-            place.topology is not None and run["topology"] != place.topology
-        )
-        if not is_other and value is not None:
-            values.append(factor * (statistics.fmean(value) if isinstance(value, list) else value))
-    return Sample(tuple(values), result.status, single_spread)
+    status = results.get(place.run, Result(status="missing")).status
+    found = [run[field] for run in place.find_runs(results) if run.get(field) is not None]
+    values = tuple(factor * statistics.fmean(x if isinstance(x, list) else [x]) for x in found)
+    return Sample(values, status, single_spread)
 
 
 class Claim(NamedTuple):
@@ -236,6 +242,58 @@ def judge(claim: Claim) -> bool | None:
     return True if rows and all(low <= row.low and row.high <= high for row in rows) else None
 
 
+def read_claims(
+    name: str,
+    figures: Figures,
+    numbers: Mapping[str, object] | None = None,
+    group: str = "claims",
+) -> list[Claim]:
+    """Returns the claims of a section in `sections.toml`, with its figures and numbers."""
+    entries = TEXTS[name].get(group, ())
+    return [make_claim(entry, figures, numbers or {}) for entry in entries]
+
+
+def make_claim(entry: Record, figures: Figures, numbers: Mapping[str, object]) -> Claim:
+    """Returns a claim of `sections.toml`; a figure that is missing leaves a gap.
+
+    >>> figures = {"sgp": exact(3.0), "ring": exact(1.0)}
+    >>> entry = {"statement": "So it is.", "rows": {"less": ["sgp", "ring"]}, "within": "{bound}"}
+    >>> claim = make_claim(entry, figures, {"bound": 2})
+    >>> claim.ours, claim.at_least, claim.at_most, judge(claim)
+    ('less +2.00', -2.0, 2.0, True)
+    """
+
+    def fill(field: str, default: str = "-") -> str:
+        return " ".join(f"{entry.get(field, default)}".split()).format_map(numbers)
+
+    def find(term: Any) -> Any:
+        if isinstance(term, str):
+            return figures.get(term.format_map(numbers), Sample())
+        first, second = map(find, term)
+        return first - second
+
+    rows = entry["rows"]
+    if isinstance(rows, str):
+        rows = figures[rows]
+    else:
+        rows = {title.format_map(numbers): find(term) for title, term in rows.items()}
+    low = float(fill("at_least", "-inf"))
+    high = float(fill("at_most", "inf"))
+    if "within" in entry:
+        low = float(fill("near", "0")) - float(fill("within"))
+        high = float(fill("near", "0")) + float(fill("within"))
+    return Claim(
+        fill("statement"),
+        fill("paper"),
+        rows,
+        low,
+        high,
+        entry.get("spec", "+.2f"),
+        entry.get("is_modelled", False),
+        fill("if_not", ""),
+    )
+
+
 class Table(NamedTuple):
     """A table: a title, columns with units, rows of as many texts, and a note below it."""
 
@@ -245,25 +303,27 @@ class Table(NamedTuple):
     note: str = ""
 
 
-def tabulate(
-    title: str,
-    columns: Mapping[str, tuple[str, str]],
-    records: Sequence[Record],
-    gap: str,
-    note: str = "",
+def read_table(
+    name: str, rows: Sequence[Sequence[str]], number: int = 0, **numbers: object
 ) -> Table:
-    """Returns a table of records, a row each; without any, a row of gaps.
+    """Returns a table of a section in `sections.toml` with these rows, which is filled in."""
+    entry = TEXTS[name]["tables"][number]
+    note = " ".join(entry.get("note", "").split()).format_map(numbers)
+    columns = [column if isinstance(column, str) else column[0] for column in entry["columns"]]
+    return Table(entry["title"], columns, rows, note)
 
-    Columns are title -> field, and the format of its numbers; None is shown as `-`.
+
+def tabulate(name: str, records: Sequence[Record], gap: str) -> Table:
+    """Returns the first table of a section with a row for each record; without any, of gaps.
+
+    Columns in `sections.toml` have a title, a field, and the format of it; None is shown as `-`.
     """
+    columns = TEXTS[name]["tables"][0]["columns"]
     rows = [
-        [
-            "-" if record[field] is None else format(record[field], spec)
-            for field, spec in columns.values()
-        ]
-        for record in records
+        ["-" if x[field] is None else format(x[field], spec) for _, field, spec in columns]
+        for x in records
     ]
-    return Table(title, tuple(columns), rows or [[gap] * len(columns)], note)
+    return read_table(name, rows or [[gap] * len(columns)])
 
 
 class Figure(NamedTuple):
@@ -345,8 +405,12 @@ class Section:
 
 
 def read_section(name: str, **fields: Any) -> Section:
-    """Returns a section whose title, source and text are in `sections.md`."""
-    _, _, rest = TEXTS.read_text("utf-8").partition(f"\n## {name}: ")
-    title, source, *text = rest.partition("\n## ")[0].strip().split("\n\n")
-    source = " ".join(source.split())
-    return Section(name=name, title=title, source=source, text=" ".join(text), **fields)
+    """Returns a section whose title, source, text and numbers are in `sections.toml`."""
+    entry = TEXTS[name]
+    texts = {key: " ".join(entry[key].split()) for key in ("title", "source", "text")}
+
+    def find_numbers(scale: Scale) -> Mapping[str, object]:
+        return entry.get("numbers", {}).get("quick" if scale.is_quick else "full", {})
+
+    fields = {"find_numbers": find_numbers} | fields
+    return Section(name=name, **texts, **fields)

@@ -17,10 +17,12 @@ from experiments.options import (
     NonNegativeInt,
     OpenFraction,
     OptionalPath,
+    OutputOptions,
     PositiveFloat,
     PositiveInt,
+    Precision,
+    Remat,
     Seed,
-    check_fields,
     option_name,
     require_different,
 )
@@ -187,7 +189,7 @@ class OptimizationOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
+class TrainingOptions(OutputOptions, OptimizationOptions, OuterOptions, ExchangeOptions):
     """Options of a training program.
 
     Attributes:
@@ -244,13 +246,11 @@ class TrainingOptions(OptimizationOptions, OuterOptions, ExchangeOptions):
     init_from: OptionalPath = None
     """Start all runs from the newest checkpoint in this folder, which is OUT/checkpoints/RUN of a
     run with any algorithm, topology and number of nodes."""
-    out: OptionalPath = None
-    """Folder for the results. By default, a new folder in runs/ is made."""
-    overwrite: bool = False
-    """Replace the results that another run has written into --out."""
+    precision: Precision = "float32"
+    remat: Remat = False
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.report_to == "tensorboard":
             import_tensorboard()
         require_different(self, "algorithm", "seed")

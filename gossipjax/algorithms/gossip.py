@@ -17,7 +17,6 @@ from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
     make_route,
-    require_choice,
     require_like,
     require_number,
 )
@@ -120,7 +119,12 @@ def gossip(
         for name, rule in (keeps or {}).items()
     }
     for name, (rule, _) in parts.items():
-        require_choice(rule, f"the rule of {name!r} in keeps of gossip", get_args(Rule))
+        if rule not in get_args(Rule):
+            raise ValueError(
+                f"keeps[{name!r}] of gossip must be 'average' or 'restart', what a new number of "
+                f"nodes makes of it, got {rule!r}. All kept trees start as zeros, or give a pair "
+                "(rule, start)."
+            )
     if models is not None:
         require_number(models, "models of gossip", "above 0", lambda m: m > 0)
     route = make_route("gossip", axis_name, local_axis_name, wire)

@@ -89,7 +89,7 @@ def adpsgd(*, graph: Literal["bipartite", "complete"] = "complete", seed: int = 
     Raises:
       ValueError: for an unknown `graph`.
 
-    >>> adpsgd("bipartite").averages
+    >>> adpsgd(graph="bipartite").averages
     True
 
     References:

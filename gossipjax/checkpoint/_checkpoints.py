@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -14,32 +13,29 @@ from typing import Any
 import jax
 
 from gossipjax import launch, meshes
-from gossipjax.checkpoint._leaves import as_arrays
+from gossipjax.checkpoint._leaves import as_arrays, leaf_specs
 from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
     DamagedError,
+    Folder,
+    Manifest,
     Restored,
-    agree_on_steps,
     by_number,
-    clear_way,
     first_line,
-    local_steps,
-    make_manifest,
-    on_each_folder,
+    make_part,
     read_checkpoint,
-    remove,
-    remove_unfinished,
-    rename,
     require_metadata,
 )
 from gossipjax.checkpoint._train_state import (
     MakeTx,
     Preempted,
-    compare_settings,
     fit_state,
     make_template,
+    name_processes,
+    require_make_tx,
     take_kept_nodes,
+    warn_of_changes,
 )
 from gossipjax.checkpoint._writer import Writer
 from gossipjax.nodes import Nodes
@@ -48,7 +44,6 @@ from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
-MAX_CHANGES = 4  # changed settings that one line names
 ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/
 
 
@@ -56,18 +51,18 @@ class Checkpoints:
     """Saves a run in a folder that all its processes share, or in one folder for each process.
 
     In a training loop, `resume` returns the state to start from. `after` saves every `every` steps,
-    at the end, and when any process gets SIGTERM. `after` calls `save`, and `resume` calls
-    `restore`. You can also call `save` and `restore` yourself, with any pytree of node-stacked
-    arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static data (the schedule of a
-    `GossipState`) are not saved. The `metadata` of the state are saved. They are a dict for JSON
-    with, for example, the position in the data and the options of the run.
+    at the end, and when any process gets SIGTERM. You can also call `save` and `restore` yourself,
+    with any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static
+    data (the schedule of a `GossipState`) are not saved. The `metadata` of the state are saved, a
+    dict for JSON with, for example, the position in the data and the options of the run. All
+    processes make the same calls, and each writes and reads its own nodes.
 
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
     donate them. A checkpoint is complete when its folder is named by the number of the step; then
     an older checkpoint is deleted. If the first write fails (for example on a full disk), the next
     call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`. If
-    a write in between fails, you get a warning. All processes make the same calls, and each writes
-    and reads its own nodes.
+    a write in between fails, you get a warning. Without a `with` block nobody says which save is
+    the last, so each is complete when `save` returns, or raises `OSError`.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
     their parts. If the folder of a process is empty, because its machine has lost its disk,
@@ -82,8 +77,7 @@ class Checkpoints:
         replace a damaged one.
       timeout: seconds that processes wait for one another while a checkpoint is written or read.
       read_only: if true, nothing in the folder is changed, so that another job may be saving there.
-        Otherwise the job locks the folder by a file `.lock`, until `close`, or the end of the block
-        or process.
+        Otherwise the job locks the file `.lock` until `close`, or the end of the block or process.
       shared: false if each process has a folder on its own disk. No process then waits for another.
 
     Attributes:
@@ -128,15 +122,18 @@ class Checkpoints:
         self._timeout = timeout
         self._is_read_only = read_only
         self._is_shared = shared or jax.process_count() == 1
-        if read_only and not self._is_there(self.folder):
-            raise OSError(
-                f"the folder must be one that all processes can read, got {self.folder}: there is "
-                "no such folder, or one of them does not see it. Give that of a run's Checkpoints."
-            )
-        if not read_only and self._is_shared:
+        self._store = Folder(self.folder, self._is_shared)
+        if read_only:
+            if not self._is_there(self.folder):
+                raise OSError(
+                    f"the folder must be one that all processes can read, got {self.folder}: there "
+                    "is no such folder, or one of them does not see it. Give that of a run's "
+                    "Checkpoints."
+                )
+        elif self._is_shared:
             require_shared_folder(self.folder)
-        elif not read_only:
-            on_each_folder(lambda: self.folder.mkdir(parents=True, exist_ok=True), shared=False)
+        else:
+            self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         self._lock = FolderLock(self.folder, self._is_shared)
         self._acquire()
         self.resize_report: ResizeReport | None = None
@@ -144,14 +141,16 @@ class Checkpoints:
         self._last_step: int | None = None  # the newest step that was saved or restored
         self._failure: Exception | None = None
         self._problem: str | None = None  # why the last write failed, if it did
+        self._is_entered = False
+        self._damaged: set[int] = set()  # that could not be renamed
         self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
-        self._is_ending = False  # all processes know that one got SIGTERM, and save
         self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
-        self._writer: Writer | None = None  # from the first save on
+        self._writer = Writer(timeout, self._is_shared)
 
     def __enter__(self) -> Checkpoints:
+        self._is_entered = True
         if self._every is not None:
             self._former_handler = signal.getsignal(signal.SIGTERM)
             handlers = launch.signal_handlers(
@@ -163,30 +162,18 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         is_preempted = False
+        self._is_entered = False
         with self._at_exit:
             if kind is None:
                 self.close()
-            elif jax.process_count() == 1 or kind is Preempted:
-                self._must_write = False  # let this error pass, and raise no other
-                self._close()
-            elif self._writer is not None:
-                # The others may go on, so nothing is asked of them here: only what all have begun
-                # to write is completed. That of a process that has died ends by its connection.
-                try:
-                    self._writer.wait()
-                except Exception as reason:
-                    warnings.warn(
-                        f"the checkpoint of step {self._last_step} in {self.folder} is not "
-                        f"complete ({first_line(reason)}): this process ends, and older "
-                        "checkpoints are untouched.",
-                        stacklevel=2,
-                    )
-            if kind is None and self._every is not None:
-                is_preempted = any_process(self._is_preempted)
+                is_preempted = self._every is not None and any_process(self._is_preempted)
+            # The others may go on, so this process asks them nothing, and completes its part.
+            elif (failure := self._failure or self._writer.wait()) is not None:
+                warnings.warn(f"{self._describe(failure)}: older ones are untouched.", stacklevel=2)
         # SIGTERM came after the last step, for example in the last write. All is written now.
         if kind is None and (is_preempted or self._is_preempted):
             if self._former_handler == signal.SIG_DFL:
-                raise Preempted(max(local_steps(self.folder), default=None), self.folder)
+                raise Preempted(max(self._store.local_steps(), default=None), self.folder)
             if self._is_preempted:
                 signal.raise_signal(signal.SIGTERM)
 
@@ -200,16 +187,13 @@ class Checkpoints:
 
     def _describe_end(self) -> str:
         """Says what this process does after SIGTERM, if it does not end at once."""
-        saved = max(local_steps(self.folder), default=None)
-        if self._is_ending:
-            waits = f"step {self._last_step} is being written"
-        else:
-            waits = (
-                "it saves and ends at the next call of Checkpoints.after, when what it does now (a "
-                "step, a compilation, an evaluation) is over"
-            )
+        saved = max(self._store.local_steps(), default=None)
         newest = "nothing is complete" if saved is None else f"step {saved} is the newest complete"
-        return f"SIGTERM to process {jax.process_index()}: {waits}. In {self.folder} {newest}."
+        return (
+            f"SIGTERM to process {jax.process_index()}: it saves and ends at the next call of "
+            "Checkpoints.after, when what it does now (a step, a compilation, an evaluation, a "
+            f"save) is over. In {self.folder} {newest}."
+        )
 
     @meshes.apart_from_set_mesh
     def resume(
@@ -240,15 +224,22 @@ class Checkpoints:
 
         Raises:
           ValueError: if the checkpoint is of another model or optimizer, `init_from` has no
-            checkpoint, or JSON cannot express the metadata.
+            checkpoint, JSON cannot express the metadata, or `make_tx` is not a function of them.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
         other = None if init_from is None else _require_folder(init_from, "init_from")
+        require_make_tx(make_tx)
         settings = require_metadata(state.metadata or {}).get("settings")
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
-            restored = self._restore_from(other, state, nodes, make_tx)
+            if self._is_there(other):
+                with Checkpoints(other, read_only=True, shared=self._is_shared) as others:
+                    restored = others._restore_train_state(state, nodes, make_tx)
+            if restored is None:
+                raise ValueError(
+                    f"init_from must be a folder of checkpoints, got {other}, which holds none."
+                )
             self.resumed_from = other
         if restored is None:
             self.resize_report = None
@@ -258,22 +249,16 @@ class Checkpoints:
             return resumed
         metadata = restored.metadata or {}
         saved = metadata.get("settings")
-        # As JSON has them: saved tuples are lists.
-        current = json.loads(json.dumps(settings))
-        if saved and isinstance(saved, dict) and (changes := compare_settings(saved, current)):
-            more = len(changes) - MAX_CHANGES
-            changes = [*changes[:MAX_CHANGES], *([f"and {more} more"] if more > 0 else [])]
-            text = f"settings of the resumed run differ: {'; '.join(changes)}."
-            warnings.warn(text, stacklevel=3)
+        if saved and isinstance(saved, dict):
+            warn_of_changes(saved, settings)
         return resumed._replace(metadata={**metadata, "settings": settings})
 
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> TrainState | None:
-        def make_like(saved: dict[str, Any]) -> Any:
-            return make_template(state, nodes, make_tx, saved)
-
-        restored, lost = self._restore(make_like, None)
+        restored, lost = self._restore(
+            lambda saved: make_template(state, nodes, make_tx, saved), None
+        )
         if restored is None:
             return None
         resumed = TrainState(restored.step, *restored.state, metadata=restored.metadata)
@@ -281,25 +266,12 @@ class Checkpoints:
             return resumed
         kept, resumed = take_kept_nodes(resumed, lost)
         warnings.warn(
-            f"process {', '.join(map(str, sorted(lost)))} has no checkpoint in its folder, as "
+            f"process {name_processes(lost)} has no checkpoint in its folder, as "
             f"{self.folder}: all nodes start from the average model of nodes {kept} at step "
             f"{restored.step}. If a disk is not mounted there, end the run and mount it.",
             stacklevel=4,
         )
         return resumed
-
-    def _restore_from(
-        self, folder: Path, state: TrainState, nodes: Nodes, make_tx: MakeTx
-    ) -> TrainState:
-        restored = None
-        if self._is_there(folder):
-            with Checkpoints(folder, read_only=True, shared=self._is_shared) as other:
-                restored = other._restore_train_state(state, nodes, make_tx)
-        if restored is None:
-            raise ValueError(
-                f"init_from must be a folder of checkpoints, got {folder}, which holds none."
-            )
-        return restored
 
     def after(self, state: TrainState, last: bool = False) -> None:
         """Saves `state` if its step is a multiple of `every` or the last step, or after SIGTERM.
@@ -317,7 +289,6 @@ class Checkpoints:
             raise ValueError("every must be given to Checkpoints for its `after`, got None.")
         is_preempted = any_process(self._is_preempted)
         if is_preempted:
-            self._is_ending = True
             self._must_write = False  # the run ends with an error in any case
         if is_preempted or last or state.step % self._every == 0:
             size = jax.tree.leaves(state.params)[0].shape[0]
@@ -330,48 +301,55 @@ class Checkpoints:
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
         """Begins to write a checkpoint, and waits only until the previous one is complete.
 
-        Does nothing if this step was the last one saved or restored. Existing checkpoints of this
-        step or later belong to an abandoned run, and are renamed to `STEP.superseded`.
+        Outside of a `with` block it waits until this one is complete. Does nothing if this step was
+        the last one saved or restored.
 
         Raises:
-          ValueError: if `step` is not an integer >= 0, `state` contains something that is neither
-            an array nor a number (with `shared=False`, no array on the devices of all processes),
-            `metadata` contains something that JSON cannot express, or the folder was opened with
-            `read_only`.
+          ValueError: if `step` is not an integer >= 0, the folder has a checkpoint of this step or
+            a later one (of a run that was not resumed, for example), something in `state` is
+            neither an array nor a number (with `shared=False`, no array on the devices of all
+            processes), JSON cannot express the metadata, or the folder was opened `read_only`.
           OSError: if the previous write failed, and no write has succeeded so far.
         """
         if self._is_read_only:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
-        leaves = as_arrays(meshes.on_auto_axes(state), "state", self._is_shared)
+        leaves = as_arrays(meshes.on_auto_axes(state), self._is_shared)
         self._acquire()
         self._finish_write()
         with meet_within(self._timeout):
             self._begin_write(step, state, leaves, metadata)
+        if not self._is_entered:
+            self._must_write = True
+            self._finish_write()
         launch.advance()
 
     def _begin_write(
         self, step: int, state: Any, leaves: list[Any], metadata: dict[str, Any]
     ) -> None:
-        steps = self._list_steps()
+        steps = self._store.steps()
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
             return
-        former = None if self._is_shared else [other for other in steps if other < step]
-        manifest = make_manifest(step, state, leaves, metadata, former)
+        later = [other for other in steps if other >= step and other not in self._damaged]
+        if later:  # a later resume would take them
+            raise ValueError(
+                f"step must be after all checkpoints in {self.folder}, got {step}, and there are "
+                f"{later}: resume from the newest, remove or rename what you do not want, or save "
+                "in another folder."
+            )
+        part = None if self._is_shared else make_part(leaves, is_first=not steps)
+        manifest = Manifest(step, leaf_specs(state), metadata, part)
         self._last_step = step
         try:
-            on_each_folder(lambda: clear_way(self.folder, step), self._is_shared)
-            if self._writer is None:
-                self._remove_unfinished()
-                self._writer = Writer(self._timeout, self._is_shared)
+            if self._damaged:
+                self._store.set_aside(self._damaged)
+                self._damaged = set()
+            self._store.begin(step)
             self._writer.write(self.folder / str(step), by_number(leaves), manifest)
         except Exception as error:  # the next call raises it, because all processes must raise
             self._failure = error
-
-    def _list_steps(self) -> list[int]:
-        return agree_on_steps(self.folder, self._is_shared)[0]
 
     def _is_there(self, folder: Path) -> bool:
         return (all_processes if self._is_shared else any_process)(folder.is_dir())
@@ -379,15 +357,18 @@ class Checkpoints:
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
         self._finish_write()
-        return self._list_steps()
+        return self._store.steps()
 
     def close(self) -> None:
-        """Waits until everything is written, and ends the threads that write.
+        """Waits until everything is written, and lets another job use the folder.
 
         Raises:
           OSError: if the last checkpoint could not be written.
         """
-        self._close(warns=False)
+        try:
+            self._finish_write(warns=False)
+        finally:
+            self._lock.release()
         problem = self._problem
         self._problem = None
         if problem is not None:
@@ -396,19 +377,10 @@ class Checkpoints:
                 "checkpoints are untouched: make room or mend the disk, and resume."
             )
 
-    def _close(self, warns: bool = True) -> None:
-        try:
-            self._finish_write(warns)
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
-        finally:
-            self._lock.release()
-
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
 
-        If the newest checkpoint is damaged (incomplete, of another checksum, step or format),
+        If the newest checkpoint is damaged (incomplete, of other checksums, step or format),
         `restore` warns, renames it to `STEP.corrupted` (except with `read_only`) and reads the one
         before it. If the disk itself fails, `restore` tries again for some seconds and then raises
         the error; nothing is renamed.
@@ -432,7 +404,7 @@ class Checkpoints:
         if lost:
             raise OSError(
                 f"every process must have its part of a checkpoint, got none in {self.folder} of "
-                f"process {', '.join(map(str, sorted(lost)))}: Checkpoints.resume starts its nodes "
+                f"process {name_processes(lost)}: Checkpoints.resume starts its nodes "
                 "from the average of the others."
             )
         return restored
@@ -441,7 +413,7 @@ class Checkpoints:
         """Also returns the processes that have lost their part; they get arrays of `like`."""
         self._acquire()
         self._finish_write()
-        steps, lost = agree_on_steps(self.folder, self._is_shared)
+        steps, lost = self._store.agree()
         if step is not None and step not in steps:
             raise ValueError(
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
@@ -450,21 +422,19 @@ class Checkpoints:
         for number in reversed(steps) if step is None else [step]:
             try:
                 with meet_within(self._timeout), meshes.unset_mesh():
-                    restored = read_checkpoint(self.folder, number, like, self._is_shared, lost)
+                    restored = read_checkpoint(self._store, number, like, lost)
             except DamagedError as error:
                 damaged[number] = error
                 continue
             # Not before an older one is read: where none can be, the disk may be at fault.
-            is_renamed = False
+            self._damaged = {*damaged}
             if not self._is_read_only:
                 with contextlib.suppress(OSError):  # the disk may be read-only
-                    on_each_folder(
-                        lambda: rename(self.folder, list(damaged), "corrupted"), self._is_shared
-                    )
-                    is_renamed = True
+                    self._store.set_aside(damaged)
+                    self._damaged = set()
             self._last_step = number
             for bad, reason in damaged.items():
-                name = f" and now named {bad}.corrupted" if is_renamed else ""
+                name = "" if bad in self._damaged else f" and now named {bad}.corrupted"
                 warnings.warn(
                     f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}){name}: "
                     f"took that of step {number}.",
@@ -483,34 +453,23 @@ class Checkpoints:
     def _finish_write(self, warns: bool = True) -> None:
         """Waits for a write in progress. If it failed on any process, cleans up and says so."""
         launch.advance(slow=True)
-        failure = self._failure
+        is_writing = self._writer.is_writing
+        failure = self._writer.wait() or self._failure
         self._failure = None
-        try:
-            if self._writer is not None:
-                self._writer.wait()
-        except Exception as error:
-            failure = error
         if all_processes(failure is None):
-            if self._writer is not None:
+            if is_writing:
                 self._problem = None
                 self._must_write = False
-                self._delete_oldest()
+                self._store.delete_all_but(self._max_to_keep)
             return
-        if self._writer is not None:
-            with contextlib.suppress(Exception):
-                self._writer.close()
-        self._writer = None
-        self._remove_unfinished()
-        self._problem = (
-            f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
-            f"({first_line(failure)})"
-        )
+        self._store.remove_unfinished()
+        self._problem = self._describe(failure)
         if self._must_write:
             problem = self._problem
             self._problem = None
             raise OSError(
-                f"{problem}: it was the first write, and the run would save nothing. Make room, or "
-                "give a folder that takes it."
+                f"{problem}: it was the first write, or there is no `with` block to wait for the "
+                "last. Make room, or give a folder that takes it."
             )
         if warns:
             warnings.warn(
@@ -518,30 +477,11 @@ class Checkpoints:
                 stacklevel=3,
             )
 
-    def _remove_unfinished(self) -> None:
-        on_each_folder(lambda: remove_unfinished(self.folder), self._is_shared)
-
-    def _delete_oldest(self) -> None:
-        """Deletes all but the newest checkpoints, and goes on if one cannot be deleted.
-
-        Orbax would stop at the first that it cannot delete, for example a link.
-        """
-        kept = self._list_steps()[-self._max_to_keep :]
-
-        def delete() -> None:
-            oldest = [step for step in local_steps(self.folder) if step < kept[0]]
-            for step in oldest:
-                try:
-                    remove(self.folder / str(step))
-                except OSError as error:
-                    warnings.warn(
-                        f"the checkpoint of step {step} in {self.folder} cannot be deleted "
-                        f"({first_line(error)}): delete it, or the disk fills.",
-                        stacklevel=6,
-                    )
-
-        if len(kept) == self._max_to_keep:
-            on_each_folder(delete, self._is_shared)
+    def _describe(self, failure: Exception | None) -> str:
+        return (
+            f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
+            f"({first_line(failure)})"
+        )
 
 
 def _require_folder(folder: str | Path, what: str) -> Path:

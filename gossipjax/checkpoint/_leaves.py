@@ -1,4 +1,4 @@
-"""The arrays of a state: their paths, shapes and types, and a checksum of their content."""
+"""The arrays of a state: their paths, shapes and types."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.exchanges.state import Exchanging
 from gossipjax.processes import is_key
 from gossipjax.sharding import ShardedState
 
-PRIMES = tuple(map(np.uint32, (2654435761, 2246822519, 3266489917, 668265263, 374761393)))
 # How an error calls a static setting, by the end of its path.
 SETTINGS = {
     ".wire.codec": "codec: pass the one it was saved with as wire=",
@@ -21,72 +19,22 @@ SETTINGS = {
 }
 
 
-def is_encoded(leaf: Any) -> bool:
-    """Whether files have no such type: float8, and all types of less than 8 bits."""
-    if is_key(leaf) or not hasattr(leaf, "dtype"):
-        return False
-    return np.dtype(leaf.dtype).isbuiltin != 1 and leaf.dtype != jnp.bfloat16
-
-
-def encode(leaf: Any) -> Any:
-    """Returns a leaf that `is_encoded` as uint8 of the same shape, and any other unchanged."""
-    if not is_encoded(leaf):
-        return leaf
-    return _encode_on_device(leaf) if isinstance(leaf, jax.Array) else _bytes(leaf)
-
-
-def decode(array: Any, dtype: Any) -> Any:
-    """Returns the array from which `encode` made `array`.
-
-    >>> import ml_dtypes
-    >>> x = np.array([-8, 7, 1], ml_dtypes.int4)
-    >>> encode(x).tolist(), decode(encode(x), x.dtype).tolist()
-    ([248, 7, 1], [-8, 7, 1])
-    """
-    dtype = np.dtype(dtype)
-    return (_decode_on_device if isinstance(array, jax.Array) else _from_bytes)(array, dtype)
-
-
-def _bytes(array: Any) -> Any:
-    """Returns one byte per element; integers of less than 8 bits become int8 first."""
-    if jnp.issubdtype(array.dtype, np.integer):
-        return array.astype(np.int8).view(np.uint8)
-    if isinstance(array, np.ndarray) or jnp.finfo(array.dtype).bits == 8:
-        return array.view(np.uint8)
-    return jax.lax.bitcast_convert_type(array, jnp.uint4).astype(np.uint8)
-
-
-def _from_bytes(array: Any, dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, np.integer):
-        return array.view(np.int8).astype(dtype)
-    if isinstance(array, np.ndarray) or jnp.finfo(dtype).bits == 8:
-        return array.view(dtype)
-    return jax.lax.bitcast_convert_type(array.astype(jnp.uint4), dtype)
-
-
-_encode_on_device = jax.jit(_bytes)
-_decode_on_device = jax.jit(_from_bytes, static_argnums=1)
-
-
-def as_arrays(tree: Any, name: str, shared: bool) -> list[Any]:
-    """Returns every leaf as an array: JAX's arrays unchanged, and copies of all others."""
-
-    def as_array(path: Any, leaf: Any) -> Any:
+def as_arrays(tree: Any, shared: bool) -> list[Any]:
+    """Returns every leaf of a state as an array: JAX's unchanged, and copies of all others."""
+    arrays = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = f"state{jax.tree_util.keystr(path)}"
         if not shared and not is_on_all_processes(leaf):
             raise ValueError(
-                f"{name}{jax.tree_util.keystr(path)} must be an array on the devices of all "
-                "processes where their folders are not shared, got one of this process alone: "
-                "make it by gx.Nodes.put, or save it as metadata."
+                f"{name} must be an array on the devices of all processes where their folders are "
+                "not shared, got one of this process alone: make it by gx.Nodes.put, or save it as "
+                "metadata."
             )
-        if isinstance(leaf, jax.Array):
-            return leaf
-        array = np.array(leaf)
-        if array.dtype.kind in "OSU":  # objects and texts
-            path = jax.tree_util.keystr(path)
-            raise ValueError(f"{name}{path} must be an array or a number, got {leaf!r}.")
-        return array
-
-    return [as_array(*item) for item in jax.tree_util.tree_leaves_with_path(tree)]
+        array = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+        if isinstance(array, np.ndarray) and array.dtype.kind in "OSU":  # objects and texts
+            raise ValueError(f"{name} must be an array or a number, got {leaf!r}.")
+        arrays.append(array)
+    return arrays
 
 
 def leaf_specs(tree: Any) -> list[list[Any]]:
@@ -152,14 +100,12 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
         if old == new or (old and new and _without_variable(old) == _without_variable(new)):
             continue
         way_out = "It is of another model, optimizer or algorithm."
-        for spec in filter(None, (old, new)):
-            if (setting := _find_setting(spec[0])) is not None:
-                way_out = (
-                    f"It is of another {setting}, or go on from the average model by "
-                    "gossipjax.checkpoint.change_nodes."
-                )
-        is_stacked = bool(old and new and old[1] and new[1] and old[1][0] != new[1][0])
-        if is_stacked and (old[0], old[1][1:], old[2]) == (new[0], new[1][1:], new[2]):
+        if setting := _find_setting(old) or _find_setting(new):
+            way_out = (
+                f"It is of another {setting}, or go on from the average model by "
+                "gossipjax.checkpoint.change_nodes."
+            )
+        elif old and new and _without_nodes(old) == _without_nodes(new):
             way_out = (
                 "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "
                 "was saved and give it to gossipjax.checkpoint.change_nodes."
@@ -173,7 +119,12 @@ def _without_variable(spec: list[Any]) -> list[Any]:
     return [spec[0].removesuffix(".value"), *spec[1:]]
 
 
-def _find_setting(path: str) -> str | None:
+def _without_nodes(spec: list[Any]) -> list[Any]:
+    return [spec[0], len(spec[1]), spec[1][1:], spec[2]]
+
+
+def _find_setting(spec: list[Any] | None) -> str | None:
+    path = spec[0] if spec else ""
     return next((setting for name, setting in SETTINGS.items() if name in path), None)
 
 
@@ -181,7 +132,7 @@ def _describe(spec: list[Any] | None) -> str:
     if spec is None:
         return "nothing more"
     path, shape, kind = spec
-    return f"{path}: {kind}" if _find_setting(path) else f"{path}: {shape} {kind}"
+    return f"{path}: {kind}" if _find_setting(spec) else f"{path}: {shape} {kind}"
 
 
 def is_on_all_processes(leaf: Any) -> bool:
@@ -199,15 +150,6 @@ def held_nodes(leaves: list[Any]) -> list[int]:
     return sorted({row for index in indices for row in range(first.shape[0])[index[0]]})
 
 
-def held_parts(leaves: list[Any]) -> list[Any]:
-    """Returns the parts of arrays on this process's devices, in the order of their indices."""
-    return [
-        shard.data
-        for leaf in leaves
-        for shard in sorted(leaf.addressable_shards, key=lambda shard: str(shard.index))
-    ]
-
-
 def require_types_of_devices(like: Any, name: str) -> None:
     """Raises `ValueError` if an array for devices has 64 bits, of which JAX would keep 32."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(like):
@@ -218,59 +160,3 @@ def require_types_of_devices(like: Any, name: str) -> None:
                 f"{name} has {jax.tree_util.keystr(path)} of type {leaf.dtype}, which devices must "
                 "be allowed to hold: set jax_enable_x64, as in the run that saved it."
             )
-
-
-def checksum(leaves: list[Any]) -> int:
-    """Returns `sum_l sum_i h(word_li, i, l)` modulo 2^32 over the words `i` of all arrays `l`.
-
-    `h` is a 32-bit hash of a word, its index and the number of its array. So damage of any kind
-    leaves the sum unchanged only once in 2^32 times, as with CRC-32. The order of a sum does not
-    matter, so NumPy arrays, and JAX's on any devices, have the same checksum. Each device adds up
-    its part, and one number leaves the device.
-
-    >>> checksum([np.ones(2, np.uint8)]) == checksum([jnp.ones(2, jnp.uint8)])
-    True
-    """
-    groups: dict[Any, dict[int, Any]] = {}
-    for number, leaf in enumerate(leaves):
-        on_device = isinstance(leaf, jax.Array)
-        devices = frozenset(leaf.sharding.device_set) if on_device else None
-        array = leaf if on_device else _words(np.asarray(leaf))
-        groups.setdefault(devices, {})[number] = array
-    return sum(int(_checksum(group)) for group in groups.values()) % 2**32
-
-
-@jax.jit
-def _checksum(arrays: dict[int, Any]) -> jax.Array:
-    total = jnp.uint32(0)
-    for number, array in arrays.items():
-        words = _words(jax.random.key_data(array) if is_key(array) else array)
-        index = jnp.zeros(words.shape, jnp.uint32)
-        stride = 1
-        for axis in reversed(range(words.ndim)):
-            index += jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride)
-            stride = stride * words.shape[axis] % 2**32
-        hashes = _xxh32(words.astype(jnp.uint32), index, number)
-        total += jnp.sum(hashes, dtype=jnp.uint32)
-    return total
-
-
-def _xxh32(words: jax.Array, index: jax.Array, number: int) -> jax.Array:
-    """xxHash's XXH32 of the 8 bytes of `index` and word, with `number` as the seed.
-
-    Source: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, inputs of under 16
-    bytes.
-    """
-    hashes = jnp.full(words.shape, (number + int(PRIMES[4]) + 8) % 2**32, jnp.uint32)
-    for lane in (index, words):
-        hashes += lane * PRIMES[2]
-        hashes = ((hashes << 17) | (hashes >> 15)) * PRIMES[3]
-    hashes = (hashes ^ (hashes >> 15)) * PRIMES[1]
-    hashes = (hashes ^ (hashes >> 13)) * PRIMES[2]
-    return hashes ^ (hashes >> 16)
-
-
-def _words(array: Any) -> Any:
-    array = _bytes(array) if is_encoded(array) else array
-    array = array if array.ndim else array[None]
-    return array.view(f"uint{8 * min(4, array.dtype.itemsize)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,16 @@ from gossipjax.topology.schedule import require_int
 KEY_NAME = re.compile(r"(^|_)(p?rngs?|keys?)(_|\d*$)", re.IGNORECASE)
 MAX_PATHS = 8  # paths that a sentence names
 IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the number of words of a raw key
+
+
+def shorten(texts: Sequence[str], count: int, separator: str = ", ") -> str:
+    """Joins the first texts, and says how many more there are.
+
+    >>> shorten("abc", 2)
+    'a, b and 1 more'
+    """
+    more = len(texts) - count
+    return separator.join(texts[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 class ResizeReport(NamedTuple):
@@ -53,13 +63,11 @@ class ResizeReport(NamedTuple):
 
     def __str__(self) -> str:
         fraction = self.fraction_in_flight
-        more = len(self.averaged) - MAX_PATHS
         in_flight = "unknown" if fraction is None else f"{fraction:.1%}"
         return (
             f"{self.before} nodes became {self.after}: all start from the average model, of weight "
             f"{self.weight:.6g} ({in_flight} of it in flight), with weight 1 and nothing in "
-            f"flight; also averaged: {', '.join(self.averaged[:MAX_PATHS]) or 'nothing'}"
-            f"{f' and {more} more' if more > 0 else ''}."
+            f"flight; also averaged: {shorten(self.averaged, MAX_PATHS) or 'nothing'}."
         )
 
 
@@ -75,9 +83,10 @@ def change_nodes(
 
     A new node has weight 1, and nothing is in flight. Low-precision parameters keep in float32
     residuals what rounding `z` left over. The count of the gossip goes on; a chain that had no
-    gossip starts at 0. Some algorithms keep parts of their own (`extra`). Each part has a rule:
-    take the average, the maximum or the first of the old nodes, or what `tx.init` makes from `z`. A
-    part that is missing from the old state, or has another shape there, is also made from `z`.
+    gossip starts at 0. Parts that only one algorithm keeps (`extra`) follow their rules: the
+    average, the maximum or the first of the old nodes, or what `tx.init` makes from `z`, as for
+    parts that the old state does not have in this shape. Parameters that do not gossip
+    (`optax.masked`, `optax.multi_transform`) are averaged without weights.
 
     All new nodes get the average of the rest of the optimizer's state (momentum, the moments of
     Adam) and the maximum of integers (step counts). `tx` may use another algorithm or topology than
@@ -87,9 +96,6 @@ def change_nodes(
     `jax.random.fold_in(key, j)` of node 0's key. A uint32 array `[..., 2]` or `[..., 4]` counts as
     raw keys if its path has a name with `key` or `rng` in it. Only a part of `extra` whose rule is
     `"first"` is the same on all nodes, keys included.
-
-    If gossip exchanges only a part of the parameters (`optax.masked`, `optax.multi_transform`), all
-    other parameters are averaged over the nodes without weights.
 
     Args:
       params: the parameters `[N, ...]`, NumPy arrays or JAX's, with all nodes in this process.
@@ -168,11 +174,12 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
             gossiped(params, new),
         )
         residual = cast_like(rest, new.residual)
-    extra = new.extra
-    if extra is not None:
-        old_extra = old.extra or {}
-        extra = {name: _resize_extra(old_extra.get(name), part) for name, part in extra.items()}
-    return new._replace(count=np.asarray(old.count).max(axis=0), residual=residual, extra=extra)
+    old_extra = old.extra or {}
+    extra = {
+        name: _resize_extra(old_extra.get(name), part) for name, part in (new.extra or {}).items()
+    }
+    count = np.asarray(old.count).max(axis=0)
+    return new._replace(count=count, residual=residual, extra=extra or new.extra)
 
 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
@@ -198,17 +205,17 @@ def _cast(leaf: Any, like: Any) -> Any:
 def _repeat(tree: Any, nodes: int) -> Any:
     """Repeats `[...]` to `[M, ...]`, as views of one array; each node gets other keys."""
 
+    def is_shared(part: Any) -> bool:
+        return isinstance(part, Extra) and part.on_resize == "first"
+
     def broadcast(leaf: Any) -> Any:
         numpy = jnp if is_key(leaf) else np
         return numpy.broadcast_to(leaf, (nodes, *leaf.shape))
 
-    def repeat(path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, Extra):
-            return jax.tree.map(broadcast, leaf)
-        return _fold_in_nodes(leaf, nodes) if _holds_keys(path, leaf, 0) else broadcast(leaf)
-
-    def is_shared(node: Any) -> bool:
-        return isinstance(node, Extra) and node.on_resize == "first"
+    def repeat(path: Any, part: Any) -> Any:
+        if isinstance(part, Extra):
+            return jax.tree.map(broadcast, part)
+        return _fold_in_nodes(part, nodes) if _holds_keys(path, part, 0) else broadcast(part)
 
     return jax.tree_util.tree_map_with_path(repeat, tree, is_leaf=is_shared)
 
@@ -264,13 +271,10 @@ def _weigh_models(opt_state: Any, old: GossipState) -> Any:
     shares = np.asarray(old.weight, np.float64)
     shares = shares / shares.mean()
 
-    def is_exchanging(part: Any) -> bool:
-        return isinstance(part, Exchanging)
-
     def weigh(part: Any) -> Any:
-        return part.weigh(shares) if is_exchanging(part) else part
+        return part.weigh(shares) if isinstance(part, Exchanging) else part
 
-    return jax.tree.map(weigh, opt_state, is_leaf=is_exchanging)
+    return jax.tree.map(weigh, opt_state, is_leaf=lambda part: isinstance(part, Exchanging))
 
 
 def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
@@ -297,11 +301,8 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
 
 def paths_of_floats(leaves: list[tuple[Any, Any]], name: str = "") -> tuple[str, ...]:
     """Returns the paths, below `name`, of the leaves that are averaged."""
-    return tuple(
-        name + jax.tree_util.keystr(path)
-        for path, leaf in leaves
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    )
+    floats = [path for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return tuple(name + jax.tree_util.keystr(path) for path in floats)
 
 
 def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
@@ -309,18 +310,14 @@ def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
     if item is None:
         return ["nothing more"]
     path, leaf = item
-    shape = f"{list(leaf.shape[leading:])} per node"
-    name = f"opt_state{jax.tree_util.keystr(path)}:"
-    return [name, shape, f"of {leaf.dtype}"] if is_key(leaf) else [name, shape]
+    texts = [f"opt_state{jax.tree_util.keystr(path)}:", f"{list(leaf.shape[leading:])} per node"]
+    return [*texts, f"of {leaf.dtype}"] if is_key(leaf) else texts
 
 
 def _others(state: Any) -> list[tuple[Any, Any]]:
     """Returns path and array of every leaf outside the gossip."""
-    return [
-        (path, leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_gossip)
-        if not _is_gossip(leaf)
-    ]
+    leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_gossip)
+    return [(path, leaf) for path, leaf in leaves if not _is_gossip(leaf)]
 
 
 def _is_gossip(node: Any) -> bool:

@@ -1,17 +1,17 @@
-"""Reads one checkpoint from disk: its manifest, and by orbax its arrays."""
+"""The files of checkpoints: which are complete, whether they are damaged, what they hold."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import re
 import reprlib
 import shutil
 import time
+import uuid
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from gossipjax import meshes
 from gossipjax.checkpoint._leaves import (
-    checksum,
-    decode,
     held_nodes,
-    held_parts,
-    is_encoded,
     is_on_all_processes,
     leaf_specs,
     require_same_specs,
@@ -42,16 +37,17 @@ except ImportError as error:
         "gossipjax.checkpoint.Checkpoints needs orbax: pip install orbax-checkpoint."
     ) from error
 
-TEMPORARY_SUFFIX = ocp.utils.TMP_DIR_SUFFIX  # in the name of a checkpoint that is being written
-MANIFEST_FILE = Path("manifest", "metadata")  # orbax's name for the file in a checkpoint's folder
-READ_BYTES = 2**20
+TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"  # of a folder that is being written
+MANIFEST_FILE = Path("manifest", "metadata")
+NARROW = re.compile("float[48]|u?int[24]$")  # types of NumPy arrays that JAX brings
+READ_BYTES = 2**22
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds to wait before a failed read is tried again
 # A missing file, or a folder instead of a file, is damage and not a failure of the disk.
-NOT_OF_THE_DISK = (None, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+NOT_OF_THE_DISK = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class DamagedError(Exception):
-    """A checkpoint that is incomplete, has another checksum or is not of this format."""
+    """A checkpoint that is incomplete, has other checksums or is not of this format."""
 
 
 class Restored(NamedTuple):
@@ -71,34 +67,26 @@ class Manifest(NamedTuple):
 
     step: int  # also the name of its folder
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
-    checksum: int  # of the arrays, or of the part in this folder
     metadata: dict[str, Any]  # the metadata of the user
-    # Of a folder that is not shared: the `nodes` of its process, the `checksums` of the parts of
-    # all processes, and whether it `is_first`: whether no checkpoint was complete before it.
+    # Of a folder that is not shared: the `nodes` of its process, the `save` that all processes made
+    # together, and whether it `is_first`: whether no checkpoint was complete before it.
     part: dict[str, Any] | None = None
+    # CRC-32 of every file below `state`. None if gossipjax 0.4 wrote it: its checksum is not read.
+    files: dict[str, int] | None = None
+
+    def to_json(self) -> str:
+        """Returns the text of the manifest's file: the manifest as a text, and its checksum."""
+        text = json.dumps(self._asdict())
+        return json.dumps({"json": text, "checksum": zlib.crc32(text.encode())})
 
 
-def make_manifest(
-    step: int,
-    state: Any,
-    leaves: list[Any],
-    metadata: dict[str, Any],
-    former: list[int] | None,
-) -> dict[str, Any]:
-    """Makes the manifest of a state as it is written: a JSON text and its checksum.
+TYPES = (int, list, dict, dict | None, dict | None)  # of the fields
 
-    `former` are the steps that were complete before, if each process has its own folder.
-    """
-    part = None
-    if former is None:
-        number = checksum(leaves)
-    else:
-        number = checksum(held_parts(leaves))
-        checksums = [int(text) for text in gather_texts(str(number))]
-        part = {"nodes": held_nodes(leaves), "checksums": checksums, "is_first": not former}
-    manifest = Manifest(step, leaf_specs(state), number, metadata, part)
-    text = json.dumps(manifest._asdict())
-    return {"json": text, "checksum": zlib.crc32(text.encode())}
+
+def make_part(leaves: list[Any], is_first: bool) -> dict[str, Any]:
+    """Returns what a manifest says of its part, if each process has its own folder."""
+    save = gather_texts(uuid.uuid4().hex)[0]
+    return {"nodes": held_nodes(leaves), "save": save, "is_first": is_first}
 
 
 def parse_manifest(content: bytes) -> Manifest:
@@ -109,18 +97,30 @@ def parse_manifest(content: bytes) -> Manifest:
         if zlib.crc32(text.encode()) != written["checksum"]:
             raise DamagedError("its manifest has another checksum")
         fields = json.loads(text)
-        fields.pop("chain", None)  # a description of the chain, which gossipjax 0.4 wrote
+        if "files" not in fields:
+            _take_old_fields(fields)
+        elif not fields["files"]:
+            raise TypeError("it names no files")
         manifest = Manifest(**fields)
-        match manifest:
-            case Manifest(int(), list(specs), int(), dict()) if all(
-                [*map(type, spec)] == [str, list, str] for spec in specs
-            ):
-                match manifest.part:
-                    case None | {"nodes": [*_], "checksums": [*_], "is_first": bool()}:
-                        return manifest
+        part = manifest.part or {"nodes": [], "save": "", "is_first": False}
+        if (
+            all(map(isinstance, manifest, TYPES))
+            and all([*map(type, spec)] == [str, list, str] for spec in manifest.leaves)
+            and [*map(type, part.values())] == [list, str, bool]
+        ):
+            return manifest
         raise TypeError("it has fields of other types")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
+
+
+def _take_old_fields(fields: dict[str, Any]) -> None:
+    """Changes the fields of a manifest that gossipjax 0.4 wrote."""
+    fields.pop("chain", None)  # a description of the chain
+    del fields["checksum"]  # of the arrays
+    if part := fields.get("part"):
+        save = str(part["checksums"])
+        fields["part"] = {"nodes": part["nodes"], "save": save, "is_first": part["is_first"]}
 
 
 def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
@@ -141,72 +141,136 @@ def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
     return metadata
 
 
-def local_steps(folder: Path) -> list[int]:
-    """Returns the steps of the complete checkpoints in `folder`, as this process sees them."""
-    if not folder.is_dir():
-        return []
-    names = [path.name for path in folder.iterdir() if path.is_dir()]
-    return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
+class Folder:
+    """A folder that all processes share, or one for each process; all make the same calls."""
 
+    def __init__(self, path: Path, shared: bool):
+        self.path = path
+        self.shared = shared
 
-def agree_on_steps(folder: Path, shared: bool) -> tuple[list[int], set[int]]:
-    """Returns the steps of complete checkpoints, and the processes whose folder is empty.
+    def each(self, action: Callable[[], None]) -> None:
+        """Calls `action` in process 0 if the folder is shared, else in each process.
 
-    If folders are not shared, a checkpoint is complete if each process has its part, and all
-    manifests name the same checksums. A process whose folder is empty has lost its parts. But if
-    the other folders contain only a first checkpoint, the job may have ended before it was
-    complete, and nothing counts.
-    """
-    if shared:  # the steps that process 0 sees
-        return json.loads(gather_texts(json.dumps(local_steps(folder)))[0]), set()
-    offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(_own_parts(folder)))]
-    lost = {process for process, offer in enumerate(offers) if not offer}
-    offers = [offer for offer in offers if offer]
-    parts = [part for offer in offers for part in offer.values()]
-    if not offers or (lost and all(part and part["is_first"] for part in parts)):
-        return [], set()
-    steps = [
-        step
-        for step in offers[0]
-        if all(step in offer for offer in offers)
-        # A damaged manifest names no checksums. Its step is skipped when it is read.
-        and len({str(offer[step]["checksums"]) for offer in offers if offer[step]}) <= 1
-    ]
-    if not steps:
-        found = "; ".join(str([*offer]) for offer in offers)
-        raise OSError(
-            f"the folders must have a checkpoint of one run and step in common, got steps {found}: "
-            "they are of several runs, or of other processes. Give each process the folder that it "
-            "wrote, or an empty one."
-        )
-    return steps, lost
+        If a disk refuses the action, all processes raise `OSError`.
+        """
+        failure = None
+        if jax.process_index() == 0 or not self.shared:
+            try:
+                action()
+            except OSError as error:
+                failure = error
+        if not all_processes(failure is None):
+            raise OSError(first_line(failure)) from failure
 
+    def local_steps(self) -> list[int]:
+        """Returns the steps of the complete checkpoints, as this process sees them."""
+        if not self.path.is_dir():
+            return []
+        names = [path.name for path in self.path.iterdir() if path.is_dir()]
+        return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
-def _own_parts(folder: Path) -> list[tuple[int, dict[str, Any] | None]]:
-    """Returns the steps in `folder`, and each manifest's entry for this part; None if damaged."""
-    found = []
-    for step in local_steps(folder):
-        try:
-            part = parse_manifest((folder / str(step) / MANIFEST_FILE).read_bytes()).part
-            found.append((step, part or {"checksums": [], "is_first": False}))
-        except (DamagedError, OSError):
-            found.append((step, None))
-    return found
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints that are complete in all processes."""
+        return self.agree()[0]
 
+    def agree(self) -> tuple[list[int], set[int]]:
+        """Returns the steps of complete checkpoints, and the processes whose folder is empty.
 
-def on_each_folder(action: Callable[[], None], shared: bool) -> None:
-    """Calls `action` in process 0 if all processes share the folder, else in each process.
+        If folders are not shared, a checkpoint is complete if each process has its part, and all
+        manifests name the same save. A process whose folder is empty has lost its parts. But if the
+        other folders contain only a first checkpoint, the job may have ended before it was
+        complete, and nothing counts.
+        """
+        if self.shared:  # the steps that process 0 sees
+            return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
+        offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(self._own_parts()))]
+        lost = {process for process, offer in enumerate(offers) if not offer}
+        offers = [offer for offer in offers if offer]
+        parts = [part for offer in offers for part in offer.values()]
+        if not offers or (lost and all(part and part["is_first"] for part in parts)):
+            return [], set()
+        steps = [
+            step
+            for step in offers[0]
+            if all(step in offer for offer in offers)
+            # A damaged manifest names no save. Its step is skipped when it is read.
+            and len({offer[step]["save"] for offer in offers if offer[step]}) <= 1
+        ]
+        if not steps:
+            found = "; ".join(str([*offer]) for offer in offers)
+            raise OSError(
+                "the folders must have a checkpoint of one run and step in common, got steps "
+                f"{found}: they are of several runs, or of other processes. Give each process the "
+                "folder that it wrote, or an empty one."
+            )
+        return steps, lost
 
-    If a disk refuses the action, all processes raise `OSError`.
-    """
-    failure = None
-    if jax.process_index() == 0 or not shared:
-        try:
-            action()
-        except OSError as error:
-            failure = error
-    if not all_processes(failure is None):
-        raise OSError(first_line(failure)) from failure
+    def _own_parts(self) -> list[tuple[int, dict[str, Any] | None]]:
+        """Returns each step and its manifest's entry for this part; None if it is damaged."""
+        found = []
+        for step in self.local_steps():
+            try:
+                part = parse_manifest((self.path / str(step) / MANIFEST_FILE).read_bytes()).part
+                found.append((step, part or {"save": "", "is_first": False}))
+            except (DamagedError, OSError):
+                found.append((step, None))
+        return found
+
+    def begin(self, step: int) -> None:
+        """Makes the folders in which a checkpoint is written."""
+        path = self.path / str(step)
+
+        def make() -> None:
+            self._remove_unfinished()
+            if not self.shared:  # from this step on, other processes do not have their parts
+                for other in self.local_steps():
+                    if other >= step:
+                        remove(self.path / str(other))
+            if path.is_symlink() or path.exists():
+                raise FileExistsError(f"{path} is no checkpoint: move it away")
+            (temporary(path) / "state").mkdir(parents=True)
+            (temporary(path) / MANIFEST_FILE).parent.mkdir()
+
+        self.each(make)
+
+    def remove_unfinished(self) -> None:
+        """Removes what an interrupted write has left."""
+        self.each(self._remove_unfinished)
+
+    def _remove_unfinished(self) -> None:
+        for unfinished in self.path.glob(f"*{TEMPORARY_SUFFIX}*"):
+            with contextlib.suppress(OSError):
+                remove(unfinished)
+
+    def set_aside(self, steps: Iterable[int]) -> None:
+        """Renames damaged checkpoints to `STEP.corrupted`, and replaces what has that name."""
+
+        def rename() -> None:
+            for step in sorted({*steps} & {*self.local_steps()}):
+                target = self.path / f"{step}.corrupted"
+                remove(target)
+                (self.path / str(step)).rename(target)
+
+        self.each(rename)
+
+    def delete_all_but(self, count: int) -> None:
+        """Deletes all but the newest checkpoints; warns if one cannot be deleted."""
+        kept = self.steps()[-count:]
+
+        def delete() -> None:
+            for step in reversed(self.local_steps()):  # what stays is often the oldest
+                if step < kept[0]:
+                    remove(self.path / str(step))
+
+        if len(kept) == count:
+            try:
+                self.each(delete)
+            except OSError as error:
+                warnings.warn(
+                    f"old checkpoints in {self.path} cannot be deleted ({first_line(error)}): "
+                    "delete them, or the disk fills.",
+                    stacklevel=5,
+                )
 
 
 def remove(path: Path) -> None:
@@ -217,74 +281,67 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def rename(folder: Path, steps: list[int], suffix: str) -> None:
-    """Renames existing checkpoints to `STEP.suffix`, and replaces what has that name."""
-    for step in sorted({*steps} & {*local_steps(folder)}):
-        target = folder / f"{step}.{suffix}"
-        remove(target)
-        (folder / str(step)).rename(target)
+def temporary(path: Path) -> Path:
+    """Returns the folder in which a checkpoint is written until it is complete."""
+    return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Removes what an interrupted write has left in the folder."""
-    for unfinished in folder.glob(f"*{TEMPORARY_SUFFIX}*"):
-        with contextlib.suppress(OSError):
-            remove(unfinished)
+def sum_files(folder: Path, pattern: str, known: Iterable[str] = ()) -> dict[str, int]:
+    """Returns the CRC-32 of the files in `folder`, by path, without those that are `known`."""
+    known = {*known}
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
+    return {
+        name: _sum_file(path)
+        for name, path in sorted(paths.items())
+        if name not in known and not path.is_dir()
+    }
 
 
-def clear_way(folder: Path, step: int) -> None:
-    """Clears the way for orbax to write this step; raises `OSError` if orbax could not begin.
-
-    If orbax itself failed in process 0, the other processes would wait for it for 300 s.
-    """
-    # Otherwise a later resume would take the newest checkpoint of the abandoned run.
-    rename(folder, [other for other in local_steps(folder) if other >= step], "superseded")
-    path = folder / str(step)
-    if path.is_symlink() or path.exists():  # a file, or a link that leads nowhere
-        target = folder / f"{step}.superseded"
-        remove(target)
-        path.rename(target)
-    probe = folder / f"{step}{TEMPORARY_SUFFIX}"
-    remove(probe)
-    for name in ("state", "manifest"):
-        (probe / name).mkdir(parents=True)
-        (probe / name / "probe").touch()
-    shutil.rmtree(probe)
+def _sum_file(path: Path) -> int:
+    number = 0
+    with path.open("rb") as file:
+        while part := file.read(READ_BYTES):
+            number = zlib.crc32(part, number)
+    return number
 
 
-def read_checkpoint(folder: Path, step: int, like: Any, shared: bool, lost: set[int]) -> Restored:
+def read_checkpoint(source: Folder, step: int, like: Any, lost: set[int]) -> Restored:
     """Reads one checkpoint in the form of `like`.
 
     Processes in `lost` have lost their part, and get the arrays of `like`.
     """
-    folder = folder / str(step)
+    folder = source.path / str(step)
     is_lost = jax.process_index() in lost
     manifest = _read_manifest(folder, lost)
-    if (manifest.part is None) != shared:
+    if (manifest.part is None) != source.shared:
         raise ValueError(
             f"shared must be {manifest.part is None}, as in the run that saved {folder}, got "
-            f"{shared}: restore it with the processes of that run."
+            f"{source.shared}: restore it with the processes of that run."
         )
     like = like(manifest.metadata) if is_function(like) else like
     name = f"the checkpoint of step {step}"
     specs = leaf_specs(like)
     require_same_specs(manifest.leaves, specs, name)
     require_types_of_devices(like, name)
+    if manifest.files is None and (narrow := [spec for spec in specs if NARROW.match(spec[2])]):
+        raise ValueError(
+            f"{name} was saved by gossipjax 0.4, which stored types of 8 bits and less in another "
+            f"form, got {narrow[0][2]} of {narrow[0][0]}: go on with 0.4, or save it as bfloat16."
+        )
     leaves, structure = jax.tree.flatten(like)
     if manifest.part is not None:
         _require_own_nodes(manifest.part["nodes"], like, is_lost, folder)
-    read = _read_together(
-        lambda: by_number(leaves) if is_lost else _read_arrays(folder, by_number(leaves)), folder
-    )
-    restored = [_match(read.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
-    state = jax.tree.unflatten(structure, restored)
-    if not all_processes(leaf_specs(state) == specs):
-        raise DamagedError("its arrays have other types")
-    restored = meshes.on_auto_axes(restored)
-    number = checksum(restored if manifest.part is None else held_parts(restored))
-    if not all_processes(is_lost or number == manifest.checksum):
-        raise DamagedError("its arrays have another checksum")
-    return Restored(step, state, manifest.metadata)
+    _read_together(lambda: is_lost or _check_files(folder, manifest, source.shared), folder)
+    arrays = _read_together(lambda: leaves if is_lost else _read_arrays(folder, leaves), folder)
+    return Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
+
+
+def _check_files(folder: Path, manifest: Manifest, shared: bool) -> None:
+    """Raises `DamagedError` if a file has another checksum; each process reads some of them."""
+    files = sorted((manifest.files or {}).items())
+    for name, number in files[jax.process_index() :: jax.process_count()] if shared else files:
+        if _sum_file(folder / name) != number:
+            raise DamagedError(f"{name} has another checksum")
 
 
 def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path) -> None:
@@ -319,31 +376,39 @@ def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
     return manifest
 
 
-def _read_arrays(folder: Path, like: dict[str, Any]) -> dict[str, Any]:
-    """Reads the arrays of the checkpoint in `folder`, with the shardings of `like`."""
-    stored = {name: _as_stored(leaf) for name, leaf in like.items()}
-    args = ocp.args.PyTreeRestore(item=stored, restore_args=jax.tree.map(_restore_args, stored))
-    process_id = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=process_id, active_processes={process_id}
-    )
-
+def _read_arrays(folder: Path, leaves: list[Any]) -> list[Any]:
+    """Reads the arrays of the checkpoint in `folder`, in the forms of `leaves`."""
+    item = by_number(leaves)
+    number = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=number, active_processes={number})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
+        args = ocp.args.PyTreeRestore(item, restore_args=jax.tree.map(_restore_args, item))
         arrays = reader.restore(folder / "state", args=args)
-    return {name: _as_saved(array, like[name]) for name, array in arrays.items()}
+    return [_give_form(arrays.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
 
 
 def _read_together(read: Callable[[], Any], folder: Path) -> Any:
-    """Calls `read` in each process; all processes raise if one of them cannot read."""
-    item, error = _read_with_retries(read, folder)
+    """Calls `read` in each process, again if the disk fails; all raise if one cannot read."""
+    item = None
+    error: Exception | None = None
+    for delay in (*RETRY_DELAYS, None):
+        try:
+            item, error = read(), None
+            break
+        except (DamagedError, *NOT_OF_THE_DISK) as reason:
+            error = DamagedError(first_line(reason))
+            break
+        except Exception as reason:
+            error = reason
+        if not isinstance(error, OSError) or delay is None:
+            break
+        time.sleep(delay)
     if all_processes(error is None):
         return item
     is_damaged = error is None or isinstance(error, DamagedError)
-    if error is None:
-        error = DamagedError("another process cannot read it")
     if all_processes(is_damaged):
-        raise error
+        raise error or DamagedError("another process cannot read it")
     raise OSError(
         f"the checkpoint {folder} cannot be read ({first_line(error)}), at least by one process. "
         "Nothing was changed: it may be complete. Mend the disk and try again, or rename the "
@@ -351,74 +416,12 @@ def _read_together(read: Callable[[], Any], folder: Path) -> Any:
     ) from error
 
 
-def _read_with_retries(read: Callable[[], Any], folder: Path) -> tuple[Any, Exception | None]:
-    """Calls `read`; returns its result, or else a `DamagedError` or the reason of the failure."""
-    # Kinds of all failures, None: the content. Not the errors: they keep orbax's coroutines alive.
-    kinds: list[type[BaseException] | None] = []
-    description = ""
-    for delay in (*RETRY_DELAYS, None):
-        try:
-            return read(), None
-        except DamagedError as error:
-            return None, error
-        except Exception as error:
-            kind, description = _find_reason(error, folder)
-            kinds.append(kind)
-        with warnings.catch_warnings():  # about coroutines that orbax did not await after a failure
-            warnings.simplefilter("ignore", RuntimeWarning)
-            gc.collect()
-        # After the first of two failures, the disk may have recovered.
-        if kinds.count(None) == 2:
-            return None, DamagedError(description)
-        if delay is not None:
-            time.sleep(delay)
-    if kinds[-1] in NOT_OF_THE_DISK and folder.is_dir():
-        return None, DamagedError(description)
-    return None, OSError(description)
-
-
-def _find_reason(error: Exception, folder: Path) -> tuple[type[BaseException] | None, str]:
-    """Finds which failure of disk or memory stopped a read (None if none did), and describes it.
-
-    TensorStore raises `ValueError` for all failures, so this reads the files again.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError | MemoryError | jax.errors.JaxRuntimeError):
-            return type(cause), first_line(cause)
-        cause = cause.__cause__
-    try:
-        for path in folder.rglob("*"):
-            if not path.is_dir():
-                with path.open("rb") as file:
-                    while file.read(READ_BYTES):
-                        pass
-    except OSError as reason:
-        return type(reason), first_line(reason)
-    return None, f"not in its format: {first_line(error)}"
-
-
 def by_number(leaves: list[Any]) -> dict[str, Any]:
     """Returns the leaves by number, without empty ones, which orbax does not write."""
     return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
 
 
-def _as_stored(leaf: Any) -> Any:
-    """Returns shape and sharding of `leaf`, with the type in which files store it."""
-    if not is_encoded(leaf):
-        return leaf
-    sharding = getattr(leaf, "sharding", None)
-    return jax.ShapeDtypeStruct(leaf.shape, np.uint8, sharding=sharding)
-
-
-def _as_saved(array: Any, like: Any) -> Any:
-    """Returns an array that was read from files in the type of `like`."""
-    if is_key(like) and not is_key(array):  # the folder is not shared
-        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(jnp.empty((), like.dtype)))
-    return decode(array, like.dtype) if is_encoded(like) else array
-
-
-def _restore_args(leaf: Any) -> Any:
+def _restore_args(leaf: Any) -> ocp.RestoreArgs:
     sharding = getattr(leaf, "sharding", None)
     if sharding is None and is_key(leaf):  # NumPy has no type for keys
         sharding = SingleDeviceSharding(jax.local_devices()[0])
@@ -427,26 +430,20 @@ def _restore_args(leaf: Any) -> Any:
     return ocp.ArrayRestoreArgs(sharding=sharding)
 
 
-def _match(array: Any, leaf: Any) -> Any:
-    """Returns a restored array as `leaf` was: a number, an empty array, or an array."""
+def _give_form(array: Any, leaf: Any) -> Any:
+    """Returns an array that was read, or None for an empty one, as `leaf` was."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)
     is_free = isinstance(leaf, jax.Array) and not leaf.committed
-    if array is not None:
-        return _uncommit(array) if is_free else array
-    empty = np.zeros(leaf.shape, leaf.dtype)
-    sharding = getattr(leaf, "sharding", None)
-    if sharding is None:
-        return empty
-    return jnp.asarray(empty) if is_free else jax.device_put(empty, sharding)
-
-
-def _uncommit(array: jax.Array) -> jax.Array:
-    """A copy that is not bound to its device, for programs compiled for such arrays."""
-    if is_key(array):
-        data = _uncommit(jax.random.key_data(array))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
-    return jax.device_put(np.asarray(array))
+    if array is None:
+        array = np.zeros(leaf.shape, leaf.dtype)
+        sharding = getattr(leaf, "sharding", None)
+        return array if sharding is None else jax.device_put(array, None if is_free else sharding)
+    if not is_key(leaf):
+        return jax.device_put(np.asarray(array)) if is_free else array
+    data = jax.random.key_data(array) if is_key(array) else array  # in an own folder
+    data = jax.device_put(np.asarray(data)) if is_free else data
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), leaf.dtype)))
 
 
 def first_line(error: BaseException | None) -> str:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import operator
+import reprlib
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +22,14 @@ from gossipjax.checkpoint._resize import (
     average_nodes,
     change_nodes,
     paths_of_floats,
+    shorten,
 )
 from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
+MAX_CHANGES = 4  # changed settings that one line names
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
 
@@ -51,6 +58,23 @@ class Preempted(SystemExit):
         )
 
 
+def require_make_tx(make_tx: Any) -> None:
+    """Raises `ValueError` unless `make_tx` can be called with the metadata of a run.
+
+    It is called only when a run is resumed, which may be days later.
+    """
+    try:
+        inspect.signature(make_tx).bind({})
+    except TypeError as error:
+        raise ValueError(
+            "make_tx must be a function of the metadata that returns an optax transform, got "
+            f"{reprlib.repr(make_tx)} ({error}). Write `lambda saved: tx`, or build the chain for "
+            'saved["nodes"] nodes, so that the run can be resumed with another number.'
+        ) from error
+    except ValueError:  # a function in C may not show its arguments
+        pass
+
+
 def make_template(
     state: TrainState, nodes: Nodes, make_tx: MakeTx, metadata: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
@@ -74,60 +98,58 @@ def make_template(
     return params, opt_state, rest
 
 
-def compare_settings(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
-    """Returns a text for each field in which two dicts of settings differ.
+def warn_of_changes(saved: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Warns in one line of the settings of this run that differ from the saved ones."""
+    changes = _find_changes(saved, json.loads(json.dumps(settings)))  # as saved: tuples are lists
+    if changes:
+        text = shorten(changes, MAX_CHANGES, "; ")
+        warnings.warn(f"settings of the resumed run differ: {text}.", stacklevel=4)
 
-    >>> compare_settings({"lr": 0.1, "sgd": {"nesterov": True}}, {"lr": 0.1, "sgd": {}})
-    ['sgd.nesterov was True, is not there']
-    """
+
+def _find_changes(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
     texts = []
     for key in {**saved, **current}:
         old, new = (settings.get(key) for settings in (saved, current))
-        if isinstance(old, dict) and isinstance(new, dict):
-            texts += compare_settings(old, new, f"{prefix}{key}.")
-            continue
         was, now = (repr(s[key]) if key in s else "not there" for s in (saved, current))
-        if was != now:
+        if isinstance(old, dict) and isinstance(new, dict):
+            texts += _find_changes(old, new, f"{prefix}{key}.")
+        elif was != now:
             texts.append(f"{prefix}{key} was {was}, is {now}")
     return texts
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
-    leaves, structure = jax.tree.flatten(one)
-    other_leaves, other_structure = jax.tree.flatten(other)
-    return structure == other_structure and all(
-        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(leaves, other_leaves, strict=True)
-    )
+    specs = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (one, other))
+    return jax.tree.structure(one) == jax.tree.structure(other) and operator.eq(*specs)
 
 
 def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], TrainState]:
     """Returns the nodes of which no process has lost a part, and their rows, on every process."""
     first = jax.tree.leaves(state.params)[0]
     rows = range(first.shape[0])
-    devices = first.sharding.devices_indices_map(first.shape)
-    gone = {
-        row
-        for device, index in devices.items()
-        if device.process_index in lost
-        for row in rows[index[0]]
-    }
-    kept = sorted({*rows} - gone)
+    places = first.sharding.devices_indices_map(first.shape).items()
+    gone = [rows[index[0]] for device, index in places if device.process_index in lost]
+    kept = sorted({*rows}.difference(*gone))
     if not kept:
         raise OSError(
             f"at least one node must be whole, got parts of all {len(rows)} that were on process "
-            f"{', '.join(map(str, sorted(lost)))}, which has no checkpoint in its folder: mount "
-            "its disk, or begin in empty folders."
+            f"{name_processes(lost)}, which has no checkpoint in its folder: mount its disk, or "
+            "begin in empty folders."
         )
 
     def take(leaf: Any) -> Any:
-        if is_key(leaf):
-            return jax.random.wrap_key_data(
-                take(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf)
-            )
-        return to_host(leaf)[np.array(kept, int)]
+        data = jax.random.key_data(leaf) if is_key(leaf) else leaf
+        part = to_host(data)[np.array(kept)]
+        return (
+            jax.random.wrap_key_data(part, impl=jax.random.key_impl(leaf)) if is_key(leaf) else part
+        )
 
     arrays = jax.tree.map(take, state.arrays)
     return kept, TrainState(state.step, *arrays, metadata=state.metadata)
+
+
+def name_processes(processes: set[int]) -> str:
+    return ", ".join(map(str, sorted(processes)))
 
 
 def fit_state(

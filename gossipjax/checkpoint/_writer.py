@@ -1,114 +1,111 @@
-"""Writes checkpoints by orbax, whose threads wait for those of other processes."""
+"""Writes a checkpoint in a thread: orbax writes the arrays, and the manifest is written last."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import asyncio
 import itertools
+import json
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
-from gossipjax.checkpoint._leaves import encode
-from gossipjax.launch import peers
+from gossipjax.checkpoint._store import MANIFEST_FILE, Manifest, sum_files, temporary
 
 _numbers = itertools.count()  # numbers of writers, the same in all processes
 
 
 class Writer:
-    """Orbax's writer. All processes write into one folder, or each writes alone into its own."""
+    """Writes one checkpoint at a time, into one folder of all processes, or each into its own.
+
+    Each process writes its part below `STEP.orbax-checkpoint-tmp`. When all have written, the
+    primary process sums the files, writes the manifest, and renames the folder to `STEP`.
+    """
 
     def __init__(self, timeout: float, shared: bool):
-        self._number = next(_numbers)
-        self._count = 0  # number of meetings so far
-        self._meets = shared and peers.kept is not None
-        self._problem: str | None = None
-        process_id = jax.process_index()
-        # With names, barriers go through JAX's coordinator: they have a time-out, unlike a
-        # collective.
-        processes = ocp.options.MultiprocessingOptions(
-            primary_host=0 if shared else process_id,
-            active_processes=set(range(jax.process_count())) if shared else {process_id},
-            barrier_sync_key_prefix="gossipjax",
-        )
-        # Folders that threads make keep other threads waiting for 300 s if they cannot be made, and
-        # the process does not end before these.
-        options = ocp.AsyncOptions(
-            timeout_secs=math.ceil(timeout),
-            barrier_sync_fn=self._meet if self._meets else None,
-            create_directories_asynchronously=False,
-        )
-        registry = {}
+        self._timeout = math.ceil(timeout)
+        self._name = f"gossipjax writer {next(_numbers)}"
+        self._count = 0
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        number = jax.process_index()
+        self._processes = {*range(jax.process_count())} if shared else {number}
+        self._primary = min(self._processes)
+        options = {}
         if not shared:  # each process writes its own part of an array
             alone = ocp.type_handlers.ArrayHandler(
-                primary_host=process_id, replica_id=None, use_replica_parallel=False
+                primary_host=number, replica_id=None, use_replica_parallel=False
             )
             handlers = ocp.type_handlers.create_type_handler_registry((jax.Array, alone))
-            registry["type_handler_registry"] = handlers
-        state = ocp.PyTreeCheckpointHandler(
-            use_compression=False, multiprocessing_options=processes, **registry
+            options["type_handler_registry"] = handlers
+        processes = ocp.options.MultiprocessingOptions(
+            primary_host=self._primary, active_processes=self._processes
         )
-        handler = ocp.CompositeCheckpointHandler(
-            composite_options=ocp.CompositeOptions(
-                multiprocessing_options=processes, async_options=options
-            ),
-            state=state,
-            manifest=ocp.JsonCheckpointHandler(multiprocessing_options=processes),
-        )
-        self._orbax = ocp.AsyncCheckpointer(
-            handler, async_options=options, multiprocessing_options=processes
+        self._handler = ocp.PyTreeCheckpointHandler(
+            use_compression=False, multiprocessing_options=processes, **options
         )
 
-    def write(self, path: Path, arrays: dict[str, Any], manifest: Any) -> None:
-        """Begins to write a checkpoint: numbered arrays, and a manifest in JSON."""
-        arrays = {name: encode(leaf) for name, leaf in arrays.items()}
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(arrays), manifest=ocp.args.JsonSave(manifest)
-        )
-        self._orbax.save(path, args=items)
+    @property
+    def is_writing(self) -> bool:
+        """Whether `wait` will say how a write ended."""
+        return self._thread is not None
 
-    def wait(self) -> None:
-        """Returns when the checkpoint is complete.
-
-        Raises:
-          Exception: if the checkpoint cannot be written; orbax raises many kinds.
-          TimeoutError: if another process has not written its part in time.
-        """
-        try:
-            self._orbax.wait_until_finished()
-        except Exception:
-            if self._meets:  # the other processes wait at the next meeting
-                self._gather(is_written=False, timeout=0)
-            raise
-        if self._problem is not None:
-            raise TimeoutError(self._problem)
-
-    def close(self) -> None:
-        """Ends the threads."""
-        self._orbax.close()
-
-    def _meet(self, *, key: str, timeout_ms: int) -> None:
-        """Waits in orbax's thread until all have written, and until process 0 has renamed it.
-
-        JAX's own barrier cannot be interrupted in a thread when another process has failed.
-        """
-        del key
-        self._gather(is_written=True, timeout=timeout_ms / 1000)
-        if self._problem is not None:
-            # With this, orbax ends the thread without a trace of calls.
-            raise concurrent.futures.CancelledError(self._problem)
-
-    def _gather(self, is_written: bool, timeout: float) -> None:
-        """Tells all processes whether this part is written, and notes what the others say."""
-        assert peers.kept is not None
+    def write(self, path: Path, arrays: dict[str, Any], manifest: Manifest) -> None:
+        """Copies the arrays, by their numbers, to the host, and begins to write them."""
         self._count += 1
-        name = f"writer {self._number}, meeting {self._count}"
+        folder = epath.Path(temporary(path)) / "state"
+        futures: list[Any] = []
         try:
-            written = peers.kept.gather(name, is_written, timeout)
-        except (TimeoutError, ConnectionError) as error:
-            self._problem = str(error)
-            return
-        if not all(written):
-            self._problem = f"process {written.index(False)} could not write its part"
+            save = self._handler.async_save(folder, args=ocp.args.PyTreeSave(arrays))
+            with ThreadPoolExecutor(1) as pool:  # a notebook has a loop in this thread
+                futures = pool.submit(asyncio.run, save).result() or []
+        except Exception as error:  # the others wait for this process in their threads
+            self._failure = error
+        self._thread = threading.Thread(target=self._complete, args=(path, futures, manifest))
+        self._thread.start()
+
+    def wait(self) -> Exception | None:
+        """Waits until the checkpoint is complete, or this part of it; returns why it failed."""
+        if self._thread is not None:
+            self._thread.join()
+        failure = self._failure
+        self._thread = self._failure = None
+        return failure
+
+    def _complete(self, path: Path, futures: list[Any], manifest: Manifest) -> None:
+        folder = temporary(path)
+        number = jax.process_index()
+        try:
+            try:
+                for future in futures:
+                    future.result(timeout=self._timeout)
+                if number != self._primary and self._failure is None:
+                    sums = sum_files(folder, f"state/ocdbt.process_{number}/**/*")
+                    (folder / f"files.{number}").write_text(json.dumps(sums))
+            finally:  # a process that failed does not let the others wait
+                ocp.multihost.sync_global_processes(
+                    f"{self._name}, {self._count}", timeout=self._timeout, processes=self._processes
+                )
+            if number == self._primary and self._failure is None:
+                self._commit(path, manifest)
+        except Exception as error:
+            self._failure = error
+
+    def _commit(self, path: Path, manifest: Manifest) -> None:
+        folder = temporary(path)
+        self._handler.finalize(epath.Path(folder) / "state")
+        files: dict[str, int] = {}
+        for number in self._processes - {self._primary}:
+            sums = folder / f"files.{number}"
+            if not sums.exists():
+                raise OSError(f"process {number} could not write its part")
+            files |= json.loads(sums.read_text())
+            sums.unlink()
+        files |= sum_files(folder, "state/**/*", known=files)
+        (folder / MANIFEST_FILE).write_text(manifest._replace(files=files).to_json())
+        folder.rename(path)

@@ -106,7 +106,7 @@ def test_fragments_equal_the_oracle_step_by_step(fragments, weights):
         return np.concatenate([x.reshape(*x.shape[:2], -1) for x in leaves], axis=-1)
 
     with jax.enable_x64(True):
-        tx = by_tokens(make_outer(fragments=fragments, mix=0.25, weights=weights))
+        tx = by_tokens(make_outer(fragments=fragments, strength=0.75, weights=weights))
         args = to_tree(start), to_tree(updates.swapaxes(0, 1))
         _, models, states, _, _ = run_history("vmap", tx, "traced", *args)
     state = find_exchange(states)

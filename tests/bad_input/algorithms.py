@@ -160,6 +160,7 @@ for name, keeps, combine, message in (
         lambda x, u, node: optax.tree.add(x, u),
         "must call node.mix, got no call",
     ),
+    ("keeps zeros", {"c": "zeros"}, lambda x, u, node: (node.mix(x), {}), "keeps['c'] of gossip"),
     ("keeps nothing", {"m": "average"}, lambda x, u, node: node.mix(x), "return x, {'m': ...}"),
 ):
     ROWS += calls(

@@ -61,6 +61,11 @@ def restored_with(old: Any, new: Any) -> Callable[[], Any]:
     return within(use)
 
 
+def resumed_by(make_tx: Any) -> Callable[[Checkpoints], Any]:
+    """Nothing is saved, so that `make_tx` is not called."""
+    return lambda checkpoints: checkpoints.resume(make_state(), NODES, make_tx)
+
+
 def make_coded(codec: Any) -> Any:
     return optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(2), wire=codec))
 
@@ -77,6 +82,7 @@ for name, function, values, message in (
     ("settings", lambda s: saved(metadata={"settings": s})(), [3], "metadata['settings'] must"),
     ("a setting", lambda x: saved(metadata={"lr": {"a": x}})(), [Path("a")], "metadata['lr']['a']"),
     ("save state", lambda s: saved(state=s)(), [{"w": "text"}], "state"),
+    ("make_tx", lambda tx: within(resumed_by(tx))(), [TX, lambda: TX, None], "make_tx must"),
 ):
     ROWS += calls(name, function, values, message)
 INT8 = gx.wire.int8()

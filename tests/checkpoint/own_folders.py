@@ -88,7 +88,7 @@ def check_same_bits():
     with pytest.raises(OSError, match="With shared=False each process needs a folder of its own"):
         Checkpoints(Path(os.environ["FOLDER"], "one"), shared=False)
     run = Run("same")
-    assert sorted(path.name for path in run.folder.iterdir()) == ["2", "3"]
+    assert sorted(path.name for path in run.folder.iterdir()) == [".lock", "2", "3"]
     assert step_of(run) == (3, "")
     with run.open() as checkpoints:  # of an older one, as on a shared disk
         restored = checkpoints.restore(run.start.arrays, step=2)

@@ -100,23 +100,26 @@ def check_failed_writes(folder, state, process_id, shared):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    checkpoints = Checkpoints(folder, shared=shared)
-    if process_id == 0:
-        os.mkdir = refuse
-    checkpoints.save(1, state.arrays, {})
-    with pytest.raises(OSError, match="step 1 could not be written"):
-        checkpoints.wait()
-    os.mkdir = mkdir
-    checkpoints.save(2, state.arrays, {})
-    assert checkpoints.wait() == [2]
-    if process_id == 1:  # met in the thread that writes
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    checkpoints.save(3, state.arrays, {})
-    with pytest.warns(UserWarning, match="step 3 could not be written"):
-        assert checkpoints.wait() == [2]
-    checkpoints.save(4, state.arrays, {})
+
+    def save_four_times():
+        with Checkpoints(folder, shared=shared) as checkpoints:
+            if process_id == 0:
+                os.mkdir = refuse
+            checkpoints.save(1, state.arrays, {})
+            with pytest.raises(OSError, match="step 1 could not be written"):
+                checkpoints.wait()
+            os.mkdir = mkdir
+            checkpoints.save(2, state.arrays, {})
+            assert checkpoints.wait() == [2]
+            if process_id == 1:  # met in the thread that writes
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+            checkpoints.save(3, state.arrays, {})
+            with pytest.warns(UserWarning, match="step 3 could not be written"):
+                assert checkpoints.wait() == [2]
+            checkpoints.save(4, state.arrays, {})
+
     with pytest.raises(OSError, match="step 4 could not be written"):
-        checkpoints.close()
+        save_four_times()
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
@@ -131,7 +134,7 @@ def kill_in_the_save_of_step_4(folder):
     rename = os.rename
 
     def rename_or_die(source, target):
-        if Path(target) == folder / "4.orbax-checkpoint-tmp" / "state":
+        if Path(target) == folder / "4":
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target)
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rematerialized import require_remat_changes_no_gradient
 
 from experiments.models.acoustic import AcousticLSTM, AcousticSize
 
@@ -70,34 +69,3 @@ def test_forward_pass_is_that_of_pytorch():
     model = AcousticLSTM(TINY_STATES, TINY)
     logits = jax.jit(model.apply)({"params": parameters}, frames)
     np.testing.assert_allclose(logits, PYTORCH_LOGITS, atol=1e-5)
-
-
-def make_shapes(model, features=260):
-    return jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 21, features)))
-
-
-def test_bfloat16():
-    frames = jax.random.normal(jax.random.key(1), (2, 3, 6))
-    size = AcousticSize(layers=1, cells=32, projection=16)
-    model = AcousticLSTM(7, size)
-    variables = jax.jit(model.init)(jax.random.key(0), frames)
-    low = AcousticLSTM(7, size, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
-    types = {leaf.dtype for leaf in jax.tree.leaves(make_shapes(low))}
-    assert types == {jnp.dtype("bfloat16")}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables)
-    logits = jax.jit(low.apply)(rounded, frames)
-    assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, jax.jit(model.apply)(variables, frames), atol=0.03)
-
-
-def test_remat_changes_no_gradient():
-    frames = jnp.asarray(fill((2, 5, TINY_FEATURES), 100))
-
-    def compute_loss(model, variables):
-        return (jnp.asarray(model.apply(variables, frames)) ** 2).mean()
-
-    require_remat_changes_no_gradient(
-        AcousticLSTM(TINY_STATES, TINY._replace(layers=1)),
-        lambda model: model.init(jax.random.key(0), frames),
-        compute_loss,
-    )

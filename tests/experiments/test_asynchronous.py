@@ -30,11 +30,10 @@ BATCH = 32
 TRAINING_EXAMPLES = 512
 SHORT = ("--nodes", str(NODES), "--model", "linear", "--log-every", "2")
 
-# The program as its users start it, on a tenth of the data. Each node writes what it holds at the
-# end. Steps last long enough for a few messages; with GO, those after the tenth take ten times as
-# long until that file exists.
+# The program as its users start it, on a tenth of the data. Steps last long enough for a few
+# messages; with GO, those after the tenth take ten times as long until that file exists.
 PROGRAM = """
-import json, os, sys, time
+import os, sys, time
 import small
 import gossipjax as gx
 from experiments import image
@@ -42,18 +41,12 @@ from experiments.training import asynchronous as loop
 small.make_small(setattr)
 loop.PATIENCE = 2.0
 node_type = gx.asynchronous.Node
-step, average = node_type.step, node_type.average
+step = node_type.step
 def step_slowly(self, *arguments):
     waits = "GO" in os.environ and not os.path.exists(os.environ["GO"])
     time.sleep(0.1 if waits and self.statistics.steps >= 10 else 0.01)
     return step(self, *arguments)
-def average_and_write(self, timeout=None):
-    result = average(self, timeout)
-    finals = {who.place: mass.weight for who, (_, mass) in self._participant.finals.items()}
-    with open(f"{os.environ['FINALS']}-{self.place}.json", "a") as file:
-        file.write(json.dumps(finals) + chr(10))
-    return result
-node_type.step, node_type.average = step_slowly, average_and_write
+node_type.step = step_slowly
 image.main(sys.argv[1:])
 """
 
@@ -72,7 +65,7 @@ def started(folder, *arguments, restarts=0, **more):
     program = [sys.executable, "-c", PROGRAM, *SHORT, *arguments, "--out", str(folder / "out")]
     kept = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
     more |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), *sys.path]))}
-    more |= {"JAX_PLATFORMS": "cpu", "FINALS": str(folder / "finals")}
+    more |= {"JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(
         [sys.executable, *launcher, "--", *program],
         env=kept | more,
@@ -94,26 +87,12 @@ def wait_for(condition, job):
         time.sleep(0.02)
 
 
-def read_finals(folder, run=-1):
-    """Place -> the weight at the end of a run, which all nodes have in the same way."""
-    finals = [
-        json.loads(path.read_text().splitlines()[run])
-        for path in sorted(folder.glob("finals-*.json"))
-    ]
-    assert all(final == finals[0] for final in finals)
-    return {int(place): w for place, w in finals[0].items()}
-
-
-def find_journals(folder, algorithm):
-    return sorted((folder / "out" / "nodes").glob(f"{algorithm}-*/journals/*/*.jsonl"))
-
-
-def require_closed_account(folder, algorithm, run=-1):
-    journals = find_journals(folder, algorithm)
+def require_closed_account(folder, run):
+    journals = sorted((folder / "out" / "nodes").glob(f"{run['algorithm']}-*/journals/*/*.jsonl"))
     account = account_of_mass(journals)
     assert account.founders == NODES
     assert account.total == pytest.approx(account.founders, abs=1e-6)
-    finals = read_finals(folder, run)
+    finals = dict(zip(run["places_nodes"], run["weight_nodes"], strict=True))
     assert finals.keys() == account.living.keys()
     for place, w in account.living.items():
         assert finals[place] == pytest.approx(w, abs=1e-6)
@@ -138,7 +117,7 @@ def test_a_job_trains_with_all_algorithms(tmp_path):
     summary, lines = read_run(tmp_path / "out")
     assert [run["algorithm"] for run in summary["runs"]] == algorithms
     asked = epochs * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
-    for number, run in enumerate(summary["runs"]):
+    for run in summary["runs"]:
         assert run["topology"] == ASYNCHRONOUS[run["algorithm"]].topology
         assert run["nodes"] == NODES
         assert asked <= sum(run["steps_nodes"]) <= 1.5 * asked
@@ -153,7 +132,7 @@ def test_a_job_trains_with_all_algorithms(tmp_path):
         assert run["examples_per_second"] > 0
         losses = [line["loss"] for line in lines if line["run"] == run["run"]]
         assert losses[-1] < losses[0]
-        account = require_closed_account(tmp_path, run["algorithm"], number)
+        account = require_closed_account(tmp_path, run)
         assert account.dead == pytest.approx(0, abs=1e-9)
         assert account.in_flight == pytest.approx(0, abs=1e-9)
 
@@ -192,7 +171,7 @@ def test_a_killed_node_is_back_and_no_mass_is_lost(tmp_path):
     events = read_events(tmp_path, 1)
     assert len({event["process"] for event in events if event["event"] == "life"}) == 2
     assert count_steps(tmp_path, 1) > 11
-    account = require_closed_account(tmp_path, "async-sgp")
+    account = require_closed_account(tmp_path, run)
     assert account.dead > 0
 
 

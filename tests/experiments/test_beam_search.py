@@ -1,7 +1,6 @@
-"""Beam search, against the enumeration of all sequences and a search written with lists."""
+"""Beam search, against a search written with lists; `test_seq2seq.py` enumerates sequences."""
 
 import functools
-import itertools
 import math
 
 import jax
@@ -67,21 +66,6 @@ def penalize(length, alpha):
     return ((5 + length) / 6) ** alpha
 
 
-def enumerate_best(weights, state, max_length, alpha):
-    """The best of all sequences of at most `max_length` tokens."""
-    best = (-math.inf, ())
-    others = [token for token in range(VOCABULARY) if token != END]
-    for length in range(1, max_length + 1):
-        for prefix in itertools.product(others, repeat=length - 1):
-            sequence = (*prefix, END)
-            log_prob = sum(
-                compute_log_probs(weights, state, sequence[:i])[token]
-                for i, token in enumerate(sequence)
-            )
-            best = max(best, (log_prob / penalize(length, alpha), sequence))
-    return best
-
-
 def search_with_lists(weights, state, max_length, beam, alpha):
     """Beam search as its docstring says, to the greatest length unless it is greedy."""
     live = [(0.0, ())]
@@ -111,45 +95,17 @@ def pad(sequence, length=LENGTH):
     return [*sequence, *[PADDING] * (length - len(sequence))]
 
 
-@pytest.mark.parametrize(("seed", "alpha"), [(0, 0.0), (1, 2.0)])
-def test_wide_beam_finds_the_best_of_all_sequences(seed, alpha):
-    states = make_states(3, seed)
-    weights = make_weights(seed)
-    found = search(weights, states, jnp.full(3, LENGTH), beam=27, alpha=alpha)
-    for state, tokens, score in zip(states, found.tokens, found.scores, strict=True):
-        best_score, best = enumerate_best(weights, state, LENGTH, alpha)
-        assert tokens.tolist() == pad(best)
-        assert score == pytest.approx(best_score, rel=1e-4)
-
-
 @pytest.mark.parametrize(("seed", "beam"), [(0, 1), (1, 4)])
 def test_is_the_search_with_lists(seed, beam):
-    length = 12
+    """For each input of a batch, though they have different greatest lengths."""
     states = make_states(8, seed)
     weights = make_weights(seed)
-    found = search(weights, states, jnp.full(8, length), beam=beam, max_length=length)
-    for state, tokens, score in zip(states, found.tokens, found.scores, strict=True):
-        best_score, best = search_with_lists(weights, state, length, beam, 0.6)
-        assert tokens.tolist() == pad(best, length)
+    limits = [1, 2, 3, 5, 8, 12, 12, 12]
+    found = search(weights, states, jnp.array(limits), beam=beam, max_length=12)
+    for state, limit, tokens, score in zip(states, limits, found.tokens, found.scores, strict=True):
+        best_score, best = search_with_lists(weights, state, limit, beam, 0.6)
+        assert tokens.tolist() == pad(best, 12)
         assert score == pytest.approx(best_score, rel=1e-4)
-
-
-def test_inputs_of_a_batch_do_not_matter_to_each_other():
-    """Though they end at different lengths, and have different greatest lengths."""
-    length = 12
-    states = make_states(8)
-    weights = make_weights(2)
-    max_lengths = jnp.array([1, 2, 3, 5, 8, 12, 12, 12])
-    found = search(weights, states, max_lengths, beam=3, max_length=length)
-    lengths = (np.asarray(found.tokens) != PADDING).argmin(axis=1)
-    assert len(set(lengths.tolist())) > 2
-    for row in range(8):
-        limit = int(max_lengths[row])
-        single = search(
-            weights, states[row : row + 1], max_lengths[row : row + 1], beam=3, max_length=length
-        )
-        assert found.tokens[row].tolist() == single.tokens[0].tolist()
-        assert END in found.tokens[row, :limit]
 
 
 def count_steps(make_logits, beam, max_length=50):

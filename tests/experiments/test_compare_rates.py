@@ -6,6 +6,7 @@ import math
 
 import pytest
 from fake_program import read_calls, write_program
+from report_files import make_lines, make_run, write_run
 
 from experiments.compare import __main__ as program
 from experiments.compare.costs import SENT, choose_rates, find_costs, format_costs
@@ -26,20 +27,16 @@ FAILED = Result(status="failed", error="no luck")
 
 
 def finish(loss, folder=None, per_step=None):
-    run = {"run": "a", "algorithm": "sgp", "topology": "ring", "nodes": 2, "steps": 8}
-    run |= {"seconds_per_step": 1.0, "examples_per_second": 1.0, "consensus_distance": 0.0}
-    run |= {"test_loss_average_model": loss, "test_loss_nodes": [loss, loss + 0.5]}
+    losses = {"test_loss_average_model": loss, "test_loss_nodes": [loss, loss + 0.5]}
+    made = make_run("sgp", "ring", 0, steps=8, **losses)
+    run = {name: value for name, value in made.items() if "accuracy" not in name}
     if per_step is not None:
         run[SENT] = per_step
     if folder is not None:
         folder.mkdir()
-        (folder / "summary.json").write_text(json.dumps({"runs": [run]}))
-        mixing = {"consensus_distance_before_mixing": 1.0, "consensus_distance": 0.5}
-        lines = [
-            {"run": "a", "step": step, "epoch": 1.0, "seconds": 1.0, "loss": 8.0 - step} | mixing
-            for step in (2, 4, 6, 8)
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lines = make_lines(run, evaluations=False)
+        lines = [x | {"step": k, "loss": 8.0 - k} for k, x in zip((2, 4, 6, 8), lines, strict=True)]
+        write_run(folder, [run], lines)
     return Result(status="finished", summary={"runs": [run]}, folder=folder)
 
 

@@ -26,6 +26,7 @@ def check_is_written_set(loaded: data.Dataset) -> None:
     np.testing.assert_allclose(loaded.test_images, standardized(TEST[0]), atol=1e-5)
     np.testing.assert_array_equal(loaded.train_labels, TRAIN[1])
     np.testing.assert_array_equal(loaded.test_labels, TEST[1])
+    assert [array.dtype.name for array in loaded[1:5]] == ["float32", "int32"] * 2
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +48,6 @@ def test_mnist5k_is_standardized_and_balanced(digits: data.Dataset) -> None:
     assert len(np.unique(images, axis=0)) == 5000  # none is in both
     for again, before in zip(data.load("mnist5k"), digits, strict=True):
         np.testing.assert_array_equal(again, before)
-
-
-def test_reads_idx_files(tmp_path: Path) -> None:
-    for gz in (False, True):
-        loaded = data.load("fashion_mnist", write_idx(tmp_path / f"{gz}", gz))
-        check_is_written_set(loaded)
-        assert [array.dtype.name for array in loaded[1:5]] == ["float32", "int32"] * 2
 
 
 def test_a_broken_idx_file_is_named(tmp_path: Path) -> None:
@@ -82,3 +76,4 @@ def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(
         data.load("fashion_mnist")
     monkeypatch.setenv("TFDS_DATA_DIR", str(write_idx(tmp_path / "elsewhere")))
     check_is_written_set(data.load("fashion_mnist"))
+    check_is_written_set(data.load("fashion_mnist", write_idx(tmp_path / "gz", gz=True)))

@@ -1,13 +1,10 @@
 """The decoder-only language model, against NumPy."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from rematerialized import require_remat_changes_no_gradient
 
 from experiments.models.decoder import Decoder
 from experiments.models.transformer import Size, rotate
@@ -85,35 +82,6 @@ def test_forward_pass_is_that_of_numpy():
     assert logits.dtype == jnp.float32
     expected = np.array([compute_logits(variables, row) for row in tokens])
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
-
-
-def compute_loss(model, variables, tokens):
-    logits: Any = model.apply(variables, tokens[:, :-1])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-
-def test_remat_changes_no_gradient():
-    model, _ = tiny()
-    tokens = jnp.asarray(draw_tokens((2, 8)))
-    require_remat_changes_no_gradient(
-        model,
-        lambda model: model.init(jax.random.key(0), tokens),
-        lambda model, variables: compute_loss(model, variables, tokens),
-    )
-
-
-def test_bfloat16():
-    model, variables = tiny()
-    tokens = draw_tokens((2, 8))
-    low = model.clone(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
-    shapes = jax.eval_shape(low.init, jax.random.key(0), tokens)
-    types = {leaf.dtype for leaf in jax.tree.leaves(shapes)}
-    assert types == {jnp.dtype("bfloat16")}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), variables)
-    logits = jax.jit(low.apply)(rounded, tokens)
-    expected = jax.jit(model.apply)(variables, tokens)
-    assert logits.dtype == jnp.float32
-    assert np.abs(logits - expected).mean() < 0.05 * np.abs(expected).mean()
 
 
 def test_rotation_of_bfloat16_counts_beyond_256():

@@ -83,15 +83,6 @@ def test_writes_what_it_measured(tmp_path, capsys):
     assert re.search(r"sgp +one peer exponential +4", printed)
 
 
-def test_mesh_and_vmap_train_the_same_model(tmp_path):
-    losses = {}
-    for name in ("mesh", "vmap"):
-        options = ("--algorithm", "sgp", "2-osgp", "adpsgd", "--placement", name)
-        _, lines = run(tmp_path / name, *options)
-        losses[name] = [line["loss"] for line in training_lines(lines)]
-    np.testing.assert_allclose(losses["mesh"], losses["vmap"], rtol=2e-3)
-
-
 def test_any_number_of_nodes(tmp_path):
     """One, and more than there are devices."""
     for nodes, topology in (("1", "ring"), ("12", "two_peer_exponential")):

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from resumed_runs import read_results
+from report_files import read_run
+from resumed_runs import TERMINATED, read_results, stop_after
 
 import gossipjax as gx
 from experiments import language, plots
@@ -15,6 +16,7 @@ from experiments.data.tokenizer import END_ID
 from experiments.data.tokens import NO_TOKEN
 from experiments.models.transformer import Size
 from experiments.training.evaluation import Evaluator
+from gossipjax.checkpoint import Checkpoints
 
 TINY = Size(layers=1, width=16, heads=2, hidden=32)
 RHYME = "One for sorrow, two for joy, three for a girl, four for a boy."
@@ -76,21 +78,6 @@ def test_the_perplexity_of_a_uniform_model_is_the_size_of_the_vocabulary(folder)
     assert loss == pytest.approx(math.log(vocabulary), rel=1e-5)
 
 
-def test_a_token_is_predicted_from_those_before_it(folder):
-    """Each loss depends on the earlier tokens of its sequence, and its token; on no later one."""
-    task = language.LanguageModeling(make_options(folder))
-    variables = jax.jit(task.init, static_argnums=0)(0)
-    losses = jax.jit(task.losses)
-    tokens = task.train_tokens[:1]
-    before, _ = losses(variables, tokens)
-    for position in (0, 7, 15):
-        changed = tokens.copy()
-        changed[0, position] = 77 if tokens[0, position] != 77 else 78
-        after, _ = losses(variables, changed)
-        np.testing.assert_array_equal(after[0, :position], before[0, :position])
-        assert (after[0, position:] != before[0, position:]).all()
-
-
 def test_a_sequence_begins_as_a_text_does(folder):
     """The model is given an end token where it predicts the first token."""
     task = language.LanguageModeling(make_options(folder))
@@ -114,6 +101,44 @@ def test_learns_by_heart(tmp_path):
     run = read_results(tmp_path / "out")[0]
     assert 1 <= run["test_perplexity_average_model"] < 2
     assert max(run["test_perplexity_nodes"]) < 2
+
+
+def measure_share(stacked):
+    """The part of a node's arrays that each of its devices has."""
+    leaves = jax.tree.leaves(stacked)
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    return held / sum(leaf[0].nbytes for leaf in leaves)
+
+
+def test_a_run_is_the_same_on_any_number_of_devices_per_node(tmp_path, monkeypatch):
+    """It moves from 2 devices per node to 1, and is not disturbed by it."""
+    (tmp_path / "train.txt").write_text(f"{RHYME}\n" * 48)
+    (tmp_path / "test.txt").write_text(f"{RHYME}\n" * 5)
+    arguments = make_arguments(tmp_path, "--nodes", "2", "--batch-size-per-node", "4")
+    arguments += ["--warmup-steps", "0", "--epochs", "3", "--placement", "mesh"]
+    arguments += ["--checkpoint-every", "100", "--log-every", "1"]
+    language.main([*arguments, "--out", str(tmp_path / "once")])
+    after = Checkpoints.after
+    shares = {}
+
+    def measure_after(self, state, last=False):
+        shares.setdefault(state.step, measure_share(state.arrays))
+        after(self, state, last)
+
+    monkeypatch.setattr(Checkpoints, "after", measure_after)
+    out = tmp_path / "moved"
+    arguments += ["--out", str(out)]
+    assert stop_after(2, lambda: language.main([*arguments, "--fsdp", "2"])) == TERMINATED
+    language.main([*arguments, "--resume"])
+    assert [shares[step] for step in (2, 6)] == pytest.approx([1 / 2, 1], rel=0.01)
+    (summary, lines), (moved_summary, moved) = map(read_run, (tmp_path / "once", out))
+    assert len(moved) == len(lines) > 5
+    for line, other in zip(lines, moved, strict=True):
+        for name in line.keys() & {"loss", "consensus_distance", "test_loss_average_model"}:
+            assert other[name] == pytest.approx(line[name], abs=1e-5), (name, line["step"])
+    (run,), (moved_run,) = summary["runs"], moved_summary["runs"]
+    for name in ("test_loss_average_model", "test_loss_nodes", "consensus_distance"):
+        assert moved_run[name] == pytest.approx(run[name], abs=1e-5)
 
 
 class TestBadInput:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracle
 import pytest
 
 import gossipjax as gx
@@ -14,33 +13,6 @@ from experiments.training.methods import MethodOptions, make_method
 from experiments.training.options import TrainingOptions
 
 NODES = 4
-
-
-def falling(count):
-    return 0.1 / (1 + count)
-
-
-@pytest.mark.parametrize("algorithm", ["sgp", "dpsgd-adapt-then-combine@one_peer_exponential"])
-def test_the_method_is_that_of_its_oracle(algorithm):
-    """Round by round, at the rate of the program."""
-    options = MethodOptions(NODES, momentum="quasi-global", rate=falling)
-    method = make_method(algorithm, options, optax.identity())
-    rng = np.random.default_rng(0)
-    start = rng.normal(size=(NODES, 3))
-    gradients = rng.normal(size=(5, NODES, 3))
-
-    def step(params, state, grads, number):
-        updates, state = method.transform.update(grads, state, params, step=number)
-        return optax.apply_updates(params, updates), state
-
-    program = gx.Nodes(NODES).spmd(step, static_argnums=3)
-    params = jnp.asarray(start, jnp.float32)
-    state = jax.vmap(method.transform.init)(params)
-    matrices = gx.topology.one_peer_exponential(NODES).matrices()
-    expected = oracle.quasi_global(matrices, start, gradients, falling, 0.9, 0.9, True)
-    for number, (g, (z, *_)) in enumerate(zip(gradients, expected, strict=True)):
-        params, state = program(params, state, jnp.asarray(g, jnp.float32), number)
-        np.testing.assert_allclose(params, z, rtol=0, atol=1e-5)
 
 
 def test_the_local_half_of_a_step_needs_no_exchange():

@@ -15,7 +15,7 @@ from experiments.plan.choice import Plan, Row, Situation, make_plan
 from experiments.plan.options import COUNT, LATENCY, SECONDS
 from experiments.plan.report import describe_reason
 from experiments.quantities import BANDWIDTH, parse
-from gossipjax.cost_model import Network, Slowness, Workload, networks
+from gossipjax.cost_model import Network, Slowness, Workload
 
 WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228)
 EVEN = Slowness()
@@ -67,16 +67,6 @@ def test_the_choice_and_all_reduce_are_simulated_too():
         assert row.simulation.seconds == pytest.approx(row.prediction.seconds)
 
 
-def test_fast_links_make_all_reduce_the_choice():
-    made = plan(networks.NVLINK_H100, 8, Workload(parameters=1e9, compute_seconds=0.3))
-    assert made.chosen.candidate.name == "allreduce"
-    assert made.reason.cause == "exact averages are as fast"
-    assert made.reason.gain <= 0.1
-    near = plan(Network(2e9), 32)  # another method is ahead, but by less than the model errs
-    assert near.chosen.candidate.name == "allreduce"
-    assert 0 < near.reason.gain <= 0.1
-
-
 def test_narrow_gossip_is_compared_with_narrow_all_reduce():
     """0.228 + 2 * 31/32 * 51.2 MB / 25 Gbit/s is less than SGP's 0.228 with its price of 14 %."""
     both = plan(Network(3.125e9), 32)
@@ -86,14 +76,9 @@ def test_narrow_gossip_is_compared_with_narrow_all_reduce():
     assert slow.chosen.candidate.name != "allreduce"
     exact = find(slow, "allreduce bfloat16")
     assert slow.reason.allreduce_seconds == exact.seconds > slow.reason.seconds
-
-
-def test_a_slow_site_behind_slow_links_makes_waiting_for_nobody_the_choice():
-    made = plan(Network(25e6), 8, slowness=TWICE)
-    assert made.chosen.candidate.label == "async-sgp bfloat16"
-    assert made.reason.cause == "slow nodes hold up nobody"
-    assert made.reason.gain > 1
-    assert made.chosen.kept > 0.8
+    near = plan(Network(2e9), 32)  # another method is ahead, but by less than the model errs
+    assert near.chosen.candidate.name == "allreduce"
+    assert 0 < near.reason.gain <= 0.1
 
 
 MODEL = (25.6e6, 0.228)
@@ -132,6 +117,10 @@ def test_choices_that_are_known_by_hand(
     if nodes <= 4:  # no less than what was measured over as few
         price = max(price, {"diloco, every 100": 2.0, ASYNC: 1.7}.get(choice, 0))
     assert row.priced_seconds == pytest.approx(row.seconds * price)
+    if choice == "allreduce":
+        assert made.reason.cause == "exact averages are as fast"
+    if slowness is not EVEN:
+        assert made.reason.cause == "slow nodes hold up nobody"
 
 
 def test_messages_that_take_longer_than_the_simulation():

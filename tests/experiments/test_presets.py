@@ -265,10 +265,6 @@ def test_an_option_that_does_not_fit_names_the_preset_of_the_others(capsys):
     printed = " ".join(re.sub("[│╭╮╰╯─]", "", capsys.readouterr().err).split())
     assert "got 40 70 85" in printed
     assert "are those of --preset sgp19-table1-sgp-32.)" in printed
-
-
-def test_a_flag_of_a_preset_can_be_unset():
     given = ["--preset", "sgp19-table1-sgp-32", "--no-no-decay-on-norm-and-bias"]
     options = parse_options("experiments.image", image.ImageOptions, given)
-    assert not options.no_decay_on_norm_and_bias
-    assert options.learning_rate == 0.0375
+    assert (options.no_decay_on_norm_and_bias, options.learning_rate) == (False, 0.0375)

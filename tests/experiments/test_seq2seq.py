@@ -7,9 +7,7 @@ import flax.errors
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from rematerialized import require_remat_changes_no_gradient
 
 from experiments.models.layers import make_dropout_rngs
 from experiments.models.seq2seq import SEQ2SEQ_SIZES, Seq2Seq, translate
@@ -123,18 +121,6 @@ def test_sizes_have_the_papers_parameters(name, millions):
     assert count == pytest.approx(millions * 1e6, rel=0.035)
 
 
-def test_cache_changes_nothing():
-    variables = make_variables()
-    memory = APPLY(variables, SOURCES, method="encode")
-    inputs = jnp.array([[1, 3, 4, 5], [1, 5, 6, 3]])
-    expected, _ = APPLY(variables, memory, inputs, method="decode")
-    cache = MODEL.make_cache(batch=2, length=6)
-    for index in range(4):
-        last = inputs[:, index : index + 1]
-        logits, cache = APPLY(variables, memory, last, cache, index, method="decode")
-        np.testing.assert_allclose(logits[:, 0], expected[:, index], atol=1e-5)
-
-
 def score(source, sequence, alpha=0.6):
     """Score of a translation, its `end_id` included, by a forward pass without a cache."""
     logits = APPLY(make_variables(), source[None], jnp.array([sequence]))
@@ -177,29 +163,3 @@ def test_dropout_is_that_of_the_seeds():
     )
     with pytest.raises(flax.errors.InvalidRngError):
         APPLY(variables, SOURCES, TARGETS, train=True)
-
-
-def test_bfloat16():
-    low = MODEL.clone(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
-    shapes = jax.eval_shape(low.init, jax.random.key(0), SOURCES, TARGETS)
-    assert {leaf.dtype for leaf in jax.tree.leaves(shapes)} == {jnp.dtype("bfloat16")}
-    rounded = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), make_variables())
-    logits = jax.jit(low.apply)(rounded, SOURCES, TARGETS)
-    assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, PYTORCH_LOGITS, atol=0.05)
-    assert np.isfinite(translate(low, rounded, SOURCES, extra_length=2).scores).all()
-
-
-def test_remat_changes_no_gradient():
-    """With dropout: the same units are dropped again."""
-    rngs = make_dropout_rngs(jnp.arange(2))
-
-    def compute_loss(model, variables):
-        logits = model.apply(variables, SOURCES, TARGETS, train=True, rngs=rngs)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, TARGETS).mean()
-
-    require_remat_changes_no_gradient(
-        MODEL.clone(dropout=0.5, size=TINY._replace(layers=1)),
-        lambda model: model.init(jax.random.key(0), SOURCES, TARGETS),
-        compute_loss,
-    )

@@ -54,18 +54,6 @@ def test_a_seed_gives_these_numbers() -> None:
     assert first.tolist() == [[1, 14, 5, 19], [8, 2, 12, 17], [11, 7, 3, 15]]
 
 
-def test_the_seed_decides_and_nodes_differ() -> None:
-    for alpha in (None, 0.5):
-        one, same, other = (data.split_examples(LABELS, 4, alpha, seed) for seed in (3, 3, 4))
-        assert all(map(np.array_equal, one, same))
-        assert not np.array_equal(one[0], other[0])
-    shards = [np.arange(50), np.arange(50)]
-    one, same, other = (take(shards, 8, seed, 20) for seed in (5, 5, 6))
-    np.testing.assert_array_equal(one, same)
-    assert not np.array_equal(one, other)
-    assert not np.array_equal(one[:, 0], one[:, 1])
-
-
 def test_a_global_shuffle_deals_every_example_once_an_epoch_and_to_others_each_time() -> None:
     """Steps do not end with epochs here, and a node's part of an epoch has no fixed size."""
     division = data.divide_examples(np.arange(103), 4, None, 0, "global")

@@ -180,13 +180,6 @@ def test_sizes_are_options(folder):
 
 
 class TestBadInput:
-    def test_a_file_that_is_cut_short(self, folder):
-        path = folder / "tiny.npz"
-        content = path.read_bytes()
-        path.write_bytes(content[: len(content) // 2])
-        with pytest.raises(DataError, match="corrupt"):
-            load_utterances("tiny", folder, "train")
-
     def test_arrays_that_do_not_belong_together(self, tmp_path):
         for changes, message in (
             ({"labels": np.zeros(35, int)}, "36 labels, as its lengths say, got 35"),
@@ -197,3 +190,7 @@ class TestBadInput:
             write(tmp_path, make_arrays() | changes)
             with pytest.raises(DataError, match=message):
                 load_utterances("tiny", tmp_path, "test")
+        path = write(tmp_path, make_arrays()) / "tiny.npz"
+        path.write_bytes(path.read_bytes()[:500])  # cut short
+        with pytest.raises(DataError, match="corrupt"):
+            load_utterances("tiny", tmp_path, "train")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from damaged_records import BrokenSource
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from experiments.data import DataError, MissingDataError
@@ -162,16 +162,13 @@ def make_options(**options: Any) -> Any:
 
 class TestTokenizer:
     @given(st.text())
+    @example("a<|end|>b")
     @settings(max_examples=50, deadline=None)
     def test_decodes_what_it_encoded(self, tokenizer, text):
+        """And no text holds a special token."""
         (ids,) = encode(tokenizer, [text])
         assert tokenizer.decode(ids.tolist()) == text
-
-    def test_a_text_holds_no_special_tokens(self, tokenizer):
-        texts = [*SPECIAL_TOKENS, "a<|end|>b", "\r\n\t  x ", "\x00", "", *map(str, range(2345))]
-        for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
-            assert (ids >= len(SPECIAL_TOKENS)).all()
-            assert tokenizer.decode(ids.tolist()) == text
+        assert (ids >= len(SPECIAL_TOKENS)).all()
 
     def test_is_the_same_for_the_same_texts_and_when_loaded(self, tokenizer, tmp_path):
         assert train_tokenizer(iter(TEXTS), 290).to_str() == tokenizer.to_str()
@@ -276,6 +273,10 @@ def draw(count, seed=0, wanted=None):
 
 def test_batches_are_of_few_shapes_and_each_example_is_of_one_node():
     batches = draw(2000)
+    for batch, part in zip(batches, draw(20, wanted=[2, 0]), strict=False):
+        assert batch.width == part.width
+        np.testing.assert_array_equal(batch.rows[[2, 0]], part.rows)  # whichever process asks
+    assert [b.width for b in batches[:20]] != [b.width for b in draw(20, seed=1)]
     assert {(b.width, b.rows.shape) for b in batches} == {(8, (3, 8)), (16, (3, 4)), (32, (3, 2))}
     assert all(LENGTHS[batch.rows].max() <= batch.width for batch in batches)
     seen = [set(np.concatenate([b.rows[node].ravel() for b in batches])) for node in range(3)]
@@ -284,15 +285,6 @@ def test_batches_are_of_few_shapes_and_each_example_is_of_one_node():
     counts = np.bincount(np.concatenate([b.rows.ravel() for b in batches]))
     by_width = [counts[(width // 2 < LENGTHS) & (width >= LENGTHS)].mean() for width in (16, 32)]
     np.testing.assert_allclose(by_width, counts.mean(), rtol=0.15)
-
-
-def test_batches_do_not_depend_on_the_process_that_asks():
-    batches = draw(20)
-    for batch, same, part in zip(batches, draw(20), draw(20, wanted=[2, 0]), strict=True):
-        assert batch.width == same.width == part.width
-        np.testing.assert_array_equal(batch.rows, same.rows)
-        np.testing.assert_array_equal(batch.rows[[2, 0]], part.rows)
-    assert [b.width for b in batches] != [b.width for b in draw(20, seed=1)]
 
 
 def test_a_global_shuffle_reads_each_bucket_once_an_epoch():

@@ -81,17 +81,11 @@ def test_learning_rates():
     assert learning_rates("constant", 1024) == pytest.approx([0.1] * 7)
     cosine = [0.05 * (1 + np.cos(np.pi * k / 900)) for k in (0, 50, 299, 300, 600, 800, 899)]
     assert learning_rates("cosine", 1024) == pytest.approx(cosine, rel=1e-4, abs=1e-6)
-    assert learning_rates("step", 1024) == pytest.approx([0.1, 0.4, 0.4, 0.04, 0.004, 4e-4, 4e-4])
-
-
-def test_the_step_schedule_never_warms_up_downwards():
-    """With fewer than 256 examples per step the scaled rate is below the given one."""
-    assert learning_rates("step", 32) == pytest.approx(
-        [v * 0.0125 for v in (1, 1, 1, 0.1, 0.01, 1e-3, 1e-3)]
-    )
-
-
-def test_step_epochs_are_those_of_the_options():
+    falls = np.array([1, 1, 1, 0.1, 0.01, 1e-3, 1e-3])
+    warm = falls * [0.25, 1, 1, 1, 1, 1, 1]
+    assert learning_rates("step", 1024) == pytest.approx(0.4 * warm)
+    # Fewer than 256 examples per step never warm up downwards.
+    assert learning_rates("step", 32) == pytest.approx(0.0125 * falls)
     assert TrainingOptions(epochs=9).step_epochs == StepEpochs()
     options = TrainingOptions(lr_schedule="step", epochs=180, warmup_epochs=3)
     assert options.step_epochs == (3, (60, 120, 160), 180, 0.1)

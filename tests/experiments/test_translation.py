@@ -65,21 +65,13 @@ def make_task(data_dir, **options):
 
 
 class Finished(NamedTuple):
-    """A run with SGP, of two epochs.
+    """A run with SGP, of two epochs."""
 
-    Attributes:
-        out: its folder.
-        run: its entry in `summary.json`.
-        lines: those of `metrics.jsonl`.
-        printed: its output.
-        compiled: the programs that were compiled in timed steps.
-    """
-
-    out: Path
-    run: dict[str, Any]
-    lines: list[dict[str, Any]]
+    out: Path  # its folder
+    run: dict[str, Any]  # its entry in `summary.json`
+    lines: list[dict[str, Any]]  # of `metrics.jsonl`
     printed: str
-    compiled: list[str]
+    compiled: list[str]  # the programs that were compiled in timed steps
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import gossipjax as gx
 from experiments.plots import choose_colors
 from experiments.presets.sgp19 import TABLE_1
 from experiments.report.section import (
-    Claim,
     Estimate,
     Figure,
     Findings,
@@ -23,7 +22,9 @@ from experiments.report.section import (
     Table,
     compare,
     exact,
+    read_claims,
     read_section,
+    read_table,
 )
 from experiments.runner import Result, Run
 from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
@@ -47,15 +48,10 @@ EXAMPLES = 90 * 1.28e6  # of AllReduce: 90 epochs of ImageNet
 LATENCY = 5e-5  # seconds of a message
 BUCKETS = 5  # of 25 MB, as PyTorch's DDP makes them
 BANDWIDTHS = np.logspace(7, 11, 81)  # bit/s
-SLOWEST = 1e7
-MIDDLE = 1e9
 FASTEST = 1e11
 MODEL_ERROR = 0.15  # of modelled seconds, as the tests of the cost model demand
 STEP_SPREAD = 0.1  # standard deviation of the logarithm of a seed's steps
 OVER = ("1-osgp",)  # dashed, as it lies over the line of another
-
-Hours = Mapping[int, Mapping[str, np.ndarray]]
-"""Nodes -> method -> hours at each of `BANDWIDTHS`."""
 
 
 def list_runs(scale: Scale) -> list[Run]:
@@ -164,26 +160,13 @@ def find(scale: Scale, results: Results) -> Findings:
         # limits of a crossing are where the lead is as large.
         error = math.hypot((of_steps.high - of_steps.low) / 2, MODEL_ERROR)
         crossings[n] = Estimate(*(find_last(lead, level) for level in (0.0, error, -error)))
-    claims = [
-        Claim(
-            "SGP needs at most twice the steps of AllReduce, at each number of nodes (the figures "
-            "are natural logarithms of the factor).",
-            "-",
-            {f"{n} nodes": compare_steps(row, "sgp") for n, row in steps.items() if "sgp" in row},
-            at_most=math.log(2),
-        ),
-        claim_lead("At 10 Mbit/s gossip needs a tenth of AllReduce's hours.", SLOWEST, 10, hours),
-        claim_lead("At 1 Gbit/s gossip needs two thirds of AllReduce's hours.", MIDDLE, 1.5, hours),
-        Claim(
-            "Up to 3 Gbit/s gossip is never slower than the best all-reduce. The figures are the "
-            "Gbit/s at which both are equally fast.",
-            "-",
-            {f"{n} nodes": crossing for n, crossing in crossings.items()},
-            at_least=3.0,
-            spec=".1f",
-            is_modelled=True,
-        ),
-    ]
+    figures = {
+        "steps": {f"{n} nodes": compare_steps(x, "sgp") for n, x in steps.items() if "sgp" in x},
+        "crossings": {f"{n} nodes": crossing for n, crossing in crossings.items()},
+    }
+    for name, bits in (("10 Mbit/s", 1e7), ("1 Gbit/s", 1e9)):
+        at = int(np.argmin(abs(BANDWIDTHS - bits)))
+        figures[name] = {f"{n} nodes": exact(float(lead[at])) for n, (lead, _) in leads.items()}
     tables = [tabulate_steps(steps)]
     if leads:
         tables.append(tabulate_leads(leads, crossings))
@@ -196,14 +179,7 @@ def find(scale: Scale, results: Results) -> Findings:
         "Table 1).",
         partial(draw_hours, hours.get(shown, {}), shown, title),
     )
-    return Findings(claims, tables, [figure] if hours else [])
-
-
-def claim_lead(statement: str, bits: float, factor: float, hours: Hours) -> Claim:
-    """Returns the claim that gossip leads AllReduce by a factor at a bandwidth."""
-    index = int(np.argmin(abs(BANDWIDTHS - bits)))
-    rows = {f"{n} nodes": exact(float(find_lead(row)[0][index])) for n, row in hours.items()}
-    return Claim(statement, "-", rows, at_least=factor, spec=".1f", is_modelled=True)
+    return Findings(read_claims("hours", figures), tables, [figure] if hours else [])
 
 
 def tabulate_steps(steps: Mapping[int, Mapping[str, Sample]]) -> Table:
@@ -242,15 +218,7 @@ def tabulate_leads(
         end = FASTEST / 1e9
         text = f"{crossings[n]:.1f}" if crossings[n].value < end else f"above {end:.0f}"
         rows.append((f"{n}", *cells, text))
-    columns = ("10 Mbit/s", "100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s")
-    return Table(
-        "AllReduce's hours over those of the best gossip: modelled",
-        ("nodes", *columns, "AllReduce is first above, Gbit/s"),
-        rows,
-        "The best of four all-reduces: a ring and a tree, whole or in 5 buckets beside the "
-        "backward pass. The error of a crossing has the limits of the steps, and 15 % of the "
-        "modelled seconds.",
-    )
+    return read_table("hours", rows)
 
 
 def draw_hours(

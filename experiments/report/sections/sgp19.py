@@ -4,16 +4,16 @@ As in the paper, the batch of a node and the epochs are those of every number of
 nodes make half the steps, with twice the batch and twice the learning rate.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.presets import sgp19 as presets
-from experiments.report.drawing import Curve, read_curves
 from experiments.report.section import (
     MISSING,
+    TEXTS,
     Claim,
     Estimate,
     Findings,
@@ -23,10 +23,13 @@ from experiments.report.section import (
     Scale,
     Table,
     compare,
+    make_claim,
     read_sample,
     read_section,
+    read_table,
 )
 from experiments.report.sections.images import DIGITS_EPOCHS, PARAMETERS, list_data, list_seeds
+from experiments.results import Record, read_lines
 from experiments.runner import Run
 
 FIELD = "test_accuracy_average_model"
@@ -222,12 +225,8 @@ def read_cause(
     name: str, nodes: int, rows: Sequence[str], scale: Scale, results: Results
 ) -> dict[str, Sample]:
     """Returns the accuracies of such a call, by row."""
-    return {
-        row: read_sample(
-            results, find_place(Cell(row, nodes), scale)._replace(run=name), FIELD, 100.0
-        )
-        for row in rows
-    }
+    places = {row: find_place(Cell(row, nodes), scale)._replace(run=name) for row in rows}
+    return {row: read_sample(results, place, FIELD, 100.0) for row, place in places.items()}
 
 
 def make_run(name: str, cells: Sequence[Cell], scale: Scale) -> Run:
@@ -278,6 +277,12 @@ class Accuracies(NamedTuple):
 
     ours: Mapping[Cell, Sample]
     paper: Mapping[str, Mapping[int, tuple[str, ...]]]
+    scale: Scale
+
+    @property
+    def nodes(self) -> list[int]:
+        """The numbers of nodes, in order."""
+        return sorted({cell.nodes for cell in self.ours})
 
     def find_published(self, cell: Cell) -> tuple[int, tuple[str, ...]]:
         """Returns the paper's nodes and figures; Tables 4 and 5 have one number of nodes."""
@@ -285,19 +290,37 @@ class Accuracies(NamedTuple):
         nodes = next(iter(figures)) if len(figures) == 1 else cell.nodes
         return nodes, figures.get(nodes, ())
 
-    def compare(self, statement: str, pairs: Sequence[tuple[Cell, Cell]], **fields: Any) -> Claim:
-        """Returns the claim on differences: the second of a pair is subtracted from the first."""
+    def find_cell(self, row: str, nodes: int) -> Cell:
+        """Returns the method of a row, as this table has it; of `ROW@first` over the fewest."""
+        row, _, first = row.partition("@")
+        nodes = self.nodes[0] if first else nodes
+        return next(cell for cell in self.ours if cell[:2] == (row, nodes))
+
+    def compare(self, entry: Record, numbers: Mapping[str, object]) -> Claim:
+        """Returns a claim on `pairs` of rows, of which the second is subtracted from the first."""
+        nodes = self.nodes
+        few = [n for n in nodes if n <= SMALL]
+        parts = {"few": few, "more": nodes[1:], "most": nodes[-1:], "all": nodes}
         rows = {}
         published = []
-        for first, second in pairs:
-            title = f"{NAMES[first.row]} less {NAMES[second.row]}, {second.nodes} nodes"
-            if first.nodes != second.nodes:
-                title = f"{first.nodes} less {second.nodes} nodes"
-            rows[title] = self.ours[first] - self.ours[second]
-            figures = [self.find_published(cell)[1] for cell in (first, second)]
-            if all(figures):
-                published.append(f"{title} {float(figures[0][0]) - float(figures[1][0]):+.1f}")
-        return Claim(statement, "; ".join(published) or "-", rows, **fields)
+        is_modelled = False
+        for pair in entry["pairs"]:
+            for n in parts[entry.get("over", "all")]:
+                cells = first, second = [self.find_cell(row, n) for row in pair]
+                title = f"{NAMES[first.row]} less {NAMES[second.row]}, {n} nodes"
+                if first.nodes != second.nodes:
+                    title = f"{first.nodes} less {second.nodes} nodes"
+                rows[title] = self.ours[first] - self.ours[second]
+                figures = [self.find_published(cell)[1] for cell in cells]
+                if all(figures):
+                    difference = float(figures[0][0]) - float(figures[1][0])
+                    published.append(f"{title} {difference:+.1f}")
+                is_modelled |= any(
+                    cell.row == "adpsgd" and not is_real(cell, self.scale) for cell in cells
+                )
+        paper = "; ".join(published) or "-"
+        rest = {"rows": "pairs", "paper": paper, "is_modelled": is_modelled}
+        return make_claim(entry | rest, {"pairs": rows}, numbers)
 
 
 def read(scale: Scale, results: Results, table: str) -> tuple[Accuracies, Table]:
@@ -307,98 +330,73 @@ def read(scale: Scale, results: Results, table: str) -> tuple[Accuracies, Table]
         cell: read_sample(results, find_place(cell, scale), FIELD, 100.0, spread)
         for cell in list_cells(scale)[table]
     }
-    accuracies = Accuracies(ours, PAPER[table])
+    accuracies = Accuracies(ours, PAPER[table], scale)
     rows = []
     for cell, accuracy in ours.items():
-        curves = read_curves(results, find_place(cell, scale), "loss")
-        loss = accuracy._replace(values=tuple(average_end(x) for x in curves if x.steps))
+        loss = accuracy._replace(values=tuple(read_losses(results, find_place(cell, scale))))
         nodes, figures = accuracies.find_published(cell)
         published, hours, *train = figures or ("-", "")
         title = f"{NAMES[cell.row]}{', 3x the epochs' * cell.is_long}"
         paper = (f"{nodes}", published, *(train or ["-"]), hours or "-")
         rows.append((title, f"{cell.nodes}", f"{loss:.3f}", f"{accuracy:.2f}", *paper))
-    columns = ("method", "nodes", "training loss, nats", "test accuracy, %", "paper: nodes")
-    return accuracies, Table(
-        "Accuracy of the average model",
-        (*columns, "validation accuracy, %", "training accuracy, %", "hours"),
-        rows,
-        "Here ± standard deviation over the seeds; the training loss is that of the last tenth of "
-        "the steps, at the nodes' own models. The paper: ImageNet, 10 Gbit/s Ethernet; in Table 1 "
-        "AD-PSGD of SGP-18, Table 1.",
-    )
+    return accuracies, read_table("sgp19-table1", rows)
 
 
-def average_end(curve: Curve) -> float:
-    """Returns the mean of a curve over its last tenth; a value is of the steps since the last.
+def read_losses(results: Results, place: Place) -> Iterator[float]:
+    """Yields the training loss of each seed of a method over the last tenth of its steps."""
+    folder = results[place.run].folder if place.run in results else None
+    if folder is None or not (folder / "metrics.jsonl").is_file():
+        return
+    lines = read_lines(folder / "metrics.jsonl")
+    for run in place.find_runs(results):
+        points = [
+            (line["step"], float(np.mean(line["loss"])))
+            for line in lines
+            if line["run"] == run["run"] and "loss" in line
+        ]
+        if points:
+            yield average_end(points)
 
-    >>> average_end(Curve((85, 95, 100), (9.0, 2.0, 5.0)))
+
+def average_end(points: Sequence[tuple[int, float]]) -> float:
+    """Returns the mean over the last tenth; a value is the mean of the steps since the last.
+
+    >>> average_end([(85, 9.0), (95, 2.0), (100, 5.0)])
     3.0
     """
-    lengths = np.diff(curve.steps, prepend=0)
-    is_last = np.asarray(curve.steps) > 0.9 * curve.steps[-1]
-    return float(np.average(np.asarray(curve.values)[is_last], weights=lengths[is_last]))
+    steps, values = map(np.array, zip(*points, strict=True))
+    is_last = steps > 0.9 * steps[-1]
+    return float(np.average(values[is_last], weights=np.diff(steps, prepend=0)[is_last]))
 
 
-def find_table1(scale: Scale, results: Results) -> Findings:
-    """Compares the methods over each number of nodes with AllReduce."""
-    accuracies, table = read(scale, results, "table1")
-    sizes = find_sizes(scale)
-    nodes = sizes.nodes
-    few = [n for n in nodes if n <= SMALL]
-    most = max(nodes)
-    equal = f"at most {sizes.equal} points below"
-    near = 0.3  # the paper's is at most 0.1 below D-PSGD
+def find(scale: Scale, results: Results, table: str) -> Findings:
+    """Compares the methods of a table; at the full scale also with more steps, or more images."""
+    name = f"sgp19-{table}"
+    accuracies, shown = read(scale, results, table)
+    figures: dict[str, Any] = {}
+    entries = TEXTS[name]["claims"]
+    tables = [shown, tabulate_delays(scale, results)] if table == "table1" else [shown]
+    if not scale.is_quick:
+        most = accuracies.nodes[-1]
+        entries = [*entries, *TEXTS[name].get("full", ())]
+        rows = LARGE_ROWS.get(table, ())
+        large = read_cause(LARGE_BATCH.format(most), most, rows, scale, results)
+        figures |= {f"large {row}": sample for row, sample in large.items()}
+        if table == "table1":
+            ours = accuracies.ours
+            figures["ar"] = ours[Cell("ar", accuracies.nodes[0])]
+            figures["more ar"] = read_cause(MORE, most, ["ar"], scale, results)["ar"]
+            figures["losses"] = {NAMES[row]: compare_losses(ours, row, most) for row in GOSSIP}
+        elif table == "table3":
+            tables = [shown._replace(note=f"{shown.note} {describe_others(scale, results)}")]
+    numbers = find_numbers(scale)
     claims = [
-        accuracies.compare(
-            f"Over up to 8 nodes D-PSGD and SGP are {equal} AllReduce.",
-            [(Cell("ar", n), Cell(row, n)) for row in GOSSIP for n in few],
-            at_most=sizes.equal,
-        ),
-        accuracies.compare(
-            f"Over up to 8 nodes AD-PSGD is {equal} AllReduce.",
-            [(Cell("ar", n), Cell("adpsgd", n)) for n in few],
-            at_most=sizes.equal,
-            is_modelled=not all(is_real(Cell("adpsgd", n), scale) for n in few),
-        ),
-        accuracies.compare(
-            f"Over any number of nodes SGP is at most {near} points below D-PSGD.",
-            [(Cell("dpsgd", n), Cell("sgp", n)) for n in nodes],
-            at_most=near,
-        ),
-        accuracies.compare(
-            f"AllReduce over more nodes is {equal} 4 nodes.",
-            [(Cell("ar", nodes[0]), Cell("ar", n)) for n in nodes[1:]],
-            at_most=sizes.equal,
-            if_not=f"The cause is that only {sizes.count_steps(most, sizes.epochs)} steps are left "
-            "over the most nodes. With as many steps as over 8 nodes AllReduce loses less, as the "
-            "claim on these steps shows. The paper's 90 epochs of ImageNet leave 14,000 steps over "
-            "32 nodes.",
-        ),
+        accuracies.compare(entry, numbers)
+        if "pairs" in entry
+        else make_claim(entry, figures, numbers)
+        for entry in entries
     ]
-    if most > SMALL:  # the quick scale has no more
-        more = read_cause(MORE, most, MORE_ROWS, scale, results)
-        claims += [
-            Claim(
-                f"With as many steps as 8 nodes have, AllReduce over {most} nodes is {equal} 4 "
-                "nodes.",
-                "+0.0",
-                {"": accuracies.ours[Cell("ar", nodes[0])] - more["ar"]},
-                at_most=sizes.equal,
-            ),
-            accuracies.compare(
-                "Over 32 nodes D-PSGD and SGP lose between 0.5 and 2.5 points against AllReduce.",
-                [(Cell("ar", most), Cell(row, most)) for row in GOSSIP],
-                at_least=0.5,  # the paper's lose 1.2 and 1.8
-                at_most=2.5,
-            ),
-            Claim(
-                "D-PSGD and SGP lose more against AllReduce over 32 nodes than over 8.",
-                "D-PSGD +1.5; SGP +1.2",
-                {NAMES[row]: compare_losses(accuracies.ours, row, most) for row in GOSSIP},
-                at_least=0.0,
-            ),
-        ]
-    return Findings(claims, [table, tabulate_delays(scale, results)])
+    return Findings(claims, tables)
 
 
 def compare_losses(ours: Mapping[Cell, Sample], row: str, most: int) -> Estimate:
@@ -429,83 +427,6 @@ def tabulate_delays(scale: Scale, results: Results) -> Table:
     return Table("Steps that the gradients of AD-PSGD are old", ("nodes", "", "steps, mean"), rows)
 
 
-def list_claims(sizes: Sizes, table: str) -> list[tuple[str, str, str, dict[str, Any]]]:
-    """Returns the statements of Tables 3 to 5; the second row is subtracted from the first."""
-    if table == "table3":
-        better = "is more accurate than SGP with one peer."
-        equal = f"With two peers SGP is at most {sizes.equal} points below AllReduce."
-        cause = (
-            f"The cause is the small batch of a node, {sizes.batch} images. With {BATCHES} times "
-            "as many images in each step, two peers are as near to AllReduce as in the paper, "
-            f"whose nodes have 256 images: see the claim on {BATCHES} times the images. Four times "
-            "the steps, or half the rate, do not help as much."
-        )
-        return [
-            ("2P-SGP " + better, "2p", "sgp", {"at_least": 0.0}),
-            ("AR/1P-SGP " + better, "ar-1p", "sgp", {"at_least": 0.0}),
-            ("2P/1P-SGP " + better, "2p-1p", "sgp", {"at_least": 0.0}),
-            (equal, "ar", "2p", {"at_most": sizes.equal, "if_not": cause}),
-        ]
-    if table == "table4":
-        near = f"1-OSGP is less than {sizes.equal} points below or above SGP."
-        biased = "Without the push-sum weight 1-OSGP is at least 0.2 points worse."
-        real = "1-OSGP is more accurate than AD-PSGD."
-        return [
-            (near, "sgp", "1-osgp", {"at_least": -sizes.equal, "at_most": sizes.equal}),
-            # Half of the paper's difference: a library that de-biases nothing has none.
-            (biased, "1-osgp", "biased-1-osgp", {"at_least": 0.2}),
-            (real, "1-osgp", "adpsgd", {"at_least": 0.0, "is_modelled": True}),
-        ]
-    return [
-        (
-            f"With 3 times the epochs {NAMES[row]} is more accurate than AllReduce.",
-            row,
-            "ar",
-            {
-                "at_least": 0.0,
-                "is_modelled": row == "adpsgd",
-                "if_not": f"The runs do not show why {NAMES[row]} gains less here.",
-            },
-        )
-        for row in ("adpsgd", "sgp", "1-osgp")
-    ]
-
-
-def find_others(scale: Scale, results: Results, table: str) -> Findings:
-    """Compares the methods of Table 3, 4 or 5."""
-    accuracies, shown = read(scale, results, table)
-    cells = {(cell.row, cell.nodes): cell for cell in accuracies.ours}
-    sizes = list(dict.fromkeys(cell.nodes for cell in accuracies.ours))
-    claims = [
-        accuracies.compare(text, [(cells[first, n], cells[second, n]) for n in sizes], **fields)
-        for text, first, second, fields in list_claims(find_sizes(scale), table)
-    ]
-    if table in LARGE_ROWS and not scale.is_quick:
-        claims.append(claim_large(accuracies, table, scale, results))
-    if table == "table3" and not scale.is_quick:
-        shown = shown._replace(note=f"{shown.note} {describe_others(scale, results)}")
-    return Findings(claims, [shown])
-
-
-def claim_large(accuracies: Accuracies, table: str, scale: Scale, results: Results) -> Claim:
-    """Returns the claim that two methods are near where a node has more images in a step."""
-    bound = find_sizes(scale).equal
-    rows = LARGE_ROWS[table]
-    nodes = max(cell.nodes for cell in accuracies.ours)
-    cells = [Cell(row, nodes) for row in (rows[0], rows[-1])]
-    first, second = (float(accuracies.find_published(cell)[1][0]) for cell in cells)
-    samples = read_cause(LARGE_BATCH.format(nodes), nodes, rows, scale, results)
-    return Claim(
-        f"If a node has {BATCHES} times the images in each step, with the same steps and the same "
-        f"rate of a step, {NAMES[rows[-1]]} over {nodes} nodes is less than {bound} points below "
-        f"or above {NAMES[rows[0]]}. The paper's nodes have 256 images.",
-        f"{first - second:+.1f}",
-        {"": samples[rows[0]] - samples[rows[-1]]},
-        at_least=-bound,
-        at_most=bound,
-    )
-
-
 def describe_others(scale: Scale, results: Results) -> str:
     """Returns what does not bring two peers nearer to AllReduce."""
     most = max(find_sizes(scale).nodes)
@@ -521,7 +442,7 @@ SECTIONS = {
         name=f"sgp19-{table}",
         find_numbers=find_numbers,
         list_runs=partial(list_runs, table=table),
-        find=find_table1 if table == "table1" else partial(find_others, table=table),
+        find=partial(find, table=table),
     )
     for table in PAPER
 }

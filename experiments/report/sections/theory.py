@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -18,7 +19,6 @@ from experiments.rates.problem import sufficient_steps
 from experiments.report.section import (
     CONFIDENCE,
     GAPS,
-    Claim,
     Estimate,
     Findings,
     Results,
@@ -26,7 +26,9 @@ from experiments.report.section import (
     Table,
     compare,
     exact,
+    read_claims,
     read_section,
+    read_table,
 )
 from experiments.results import Record
 from experiments.runner import Run
@@ -35,17 +37,11 @@ from experiments.runner import Run
 
 AVERAGING = "theory-averaging"
 ROUNDS = 60
-MAX_ERROR = 0.01  # after them, relative to the start
 RANDOM = "random_peer_exponential"
 AVERAGING_SEEDS = 400  # fewer would leave claims open
-FACTORS = {  # SGP-18, appendix A: topology -> what it is, and sigma_2 squared, to one digit
-    "one_peer_exponential": ("one peer of the exponential graph, hops in turn", 0.0),
-    "complete_cycle": ("one peer of the complete graph, hops in turn", 0.6),
-    "random_peer_exponential": ("a random neighbor in the exponential graph", 0.4),
-    "random_peer_complete": ("a random neighbor in the complete graph", 0.2),
-}
-HALF_A_DIGIT = 0.05
-ROUNDING = 1e-9  # of float64
+TOPOLOGIES = (  # of SGP-18, appendix A
+    *("one_peer_exponential", "complete_cycle", "random_peer_exponential", "random_peer_complete"),
+)
 
 
 def find_averaging(scale: Scale, results: Results) -> Findings:
@@ -55,59 +51,25 @@ def find_averaging(scale: Scale, results: Results) -> Findings:
     seeds = int(result.summary.get("options", {}).get("seeds", 0))
     factors = {record["topology"]: record for record in result.summary.get("sgp18_appendix_a", [])}
     rings = result.summary.get("rand20_rings", [])
-    claims = []
-    for topology, (title, paper) in FACTORS.items():
-        record = factors.get(topology)
-        bound = HALF_A_DIGIT if paper else ROUNDING
-        published = f"about {paper:g}" if paper else "0"
-        statement = (
-            f"With {title}, sigma_2^2 of 5 rounds over 32 nodes is within 0.05 of {paper}."
-            if paper
-            else f"With {title}, 5 rounds over 32 nodes average exactly."
-        )
-        means = {} if record is None else {"": estimate_mean(record, seeds)}
-        claims.append(Claim(statement, published, means, paper - bound, paper + bound, ".3f"))
-    claims += [
-        Claim(
-            "The second eigenvalue of the ring of L nodes is 1/3 + 2/3 cos(2 pi / L), up to 1e-09.",
-            "RAND-20, equation 6",
-            {
-                f"L = {ring['nodes']}: differs by": exact(
-                    ring["second_eigenvalue"] - ring["paper_second_eigenvalue"]
-                )
-                for ring in rings
-            },
-            at_least=-ROUNDING,
-            at_most=ROUNDING,
-            spec="+.0e",
-        ),
-        Claim(
-            "The expected distance of k rounds of randomized rings of L nodes to the exact average "
-            "is at most sqrt(L - 1) / sqrt(3)^k, for each L and each k.",
-            "at most 1",
-            {
-                f"L = {ring['nodes']}: up to": exact(
-                    max(np.divide(ring["means_by_round"], ring["paper_bounds_by_round"]).tolist())
-                )
-                for ring in rings
-            },
-            at_most=1.0,
-            spec=".2f",
-        ),
-    ]
     errors = [run["final_error"] for run in result.runs if run["topology"] == RANDOM]
-    claims.append(
-        Claim(
-            f"x / w of push-sum comes to the mean, although each node sends to a random neighbor "
-            f"and rows of P do not sum to 1: after {ROUNDS} rounds its error is at most 1 % of the "
-            "error at the start.",
-            "the average, exactly, in the limit (SGP-19, section 2)",
-            {"": exact(max(errors))} if errors else {},
-            at_most=MAX_ERROR,
-            spec=".4f",
+    figures = {
+        name: {"": estimate_mean(factors[name], seeds)} if name in factors else {}
+        for name in TOPOLOGIES
+    }
+    figures["eigenvalues"] = {
+        f"L = {ring['nodes']}: differs by": exact(
+            ring["second_eigenvalue"] - ring["paper_second_eigenvalue"]
         )
-    )
-    return Findings(claims)
+        for ring in rings
+    }
+    figures["bounds"] = {
+        f"L = {ring['nodes']}: up to": exact(
+            max(np.divide(ring["means_by_round"], ring["paper_bounds_by_round"]).tolist())
+        )
+        for ring in rings
+    }
+    figures["push-sum"] = {"": exact(max(errors))} if errors else {}
+    return Findings(read_claims("averaging", figures))
 
 
 def estimate_mean(record: Record, seeds: int) -> Estimate:
@@ -159,86 +121,36 @@ def find_rates(scale: Scale, results: Results) -> Findings:
     gradients = {label: select_points(runs, label, "squared_gradient") for label in TITLES}
     target = find_target(gradients[SGP])
     slopes = {label: find_slopes(points, target) for label, points in gradients.items()}
-    half, whole = (0.1, 0.2) if scale.is_quick else (0.05, 0.1)  # errors of the slopes
     settled = select_regime(select_points(runs, SGP, "squared_distance"))
-    by_nodes = {
-        f"n = {nodes}:": Estimate(*fit_slope([point for point in settled if point.nodes == nodes]))
-        for nodes in sorted({point.nodes for point in settled})
-    }
     excess = {label: find_excess(gradients[label], gradients[ALL_REDUCE]) for label in (SGP, RING)}
     nearer = {}
     if len(excess[SGP]) > 1:
         first, *_, last = excess[SGP].values()
         nearer["falls by"] = subtract(first, last)
         nearer["ends below 5% by"] = subtract(np.full(len(last), MAX_EXCESS), last)
-    inverse = {"at_least": -1 - whole, "at_most": -1 + whole, "spec": ".3f"}
-    claims = [
-        Claim(
-            "The mean squared gradient of SGP is at most 12 (f(0) - f* + L sigma^2 / 2) / sqrt(nK) "
-            "for each n and K.",
-            "at most 1",
-            {
-                f"n = {run['nodes']}, K = {run['steps']}:": exact(
-                    float(np.mean(run["squared_gradient"])) / run["bound"]
-                )
-                for run in runs
-                if run["label"] == SGP
-            },
-            at_most=1.0,
-            spec=".3f",
-        ),
-        *(
-            Claim(
-                f"Where K >= n^3, the mean squared gradient of SGP has a slope within {half} of "
-                f"-1/2 {title}.",
-                "-1/2 (theorem 1)",
-                {"": slope},
-                at_least=-0.5 - half,
-                at_most=-0.5 + half,
-                spec=".3f",
+    names = ("slope in nK", "slope in K", "slope in n", "slope of the steps")
+    figures: dict[str, Any] = dict(zip(names, slopes[SGP], strict=True))
+    figures |= {
+        "bound": {
+            f"n = {run['nodes']}, K = {run['steps']}:": exact(
+                float(np.mean(run["squared_gradient"])) / run["bound"]
             )
-            for title, slope in zip(
-                ("in nK", "in the steps K", "in the nodes n (linear speed-up)"),
-                slopes[SGP],
-                strict=False,
-            )
-        ),
-        Claim(
-            "The steps that SGP needs for one mean squared gradient are inverse to n: a slope "
-            f"within {whole} of -1.",
-            "-1 (theorem 1)",
-            {"": slopes[SGP][-1]},
-            **inverse,
-        ),
-        Claim(
-            "The squared distance of SGP's models to their mean falls with K with a slope within "
-            f"{whole} of -1 for each n, where K >= n^3.",
-            "-1 (theorem 2)",
-            by_nodes,
-            **inverse,
-        ),
-        Claim(
-            "Over the most nodes SGP comes near AllReduce as K grows: with the most steps its "
-            "squared gradient is less above that of AllReduce than with the fewest steps, and at "
-            "most 5% above.",
-            "the term 1/sqrt(nK) dominates for large K",
-            nearer,
-            at_least=0.0,
-            spec=".1%",
-        ),
-        Claim(
-            "The worse a graph connects, the later the linear speed-up begins: over the most nodes "
-            "D-PSGD on the ring is farther above AllReduce than SGP, for each K.",
-            "K grows with (1 - q)^-4 (theorem 1); on a ring n = O(K^(1/13)) (DPSGD-17, theorem 3)",
-            {
-                f"K = {k}: farther by": subtract(excess[RING][k], excess[SGP][k])
-                for k in excess[SGP]
-                if k in excess[RING]
-            },
-            at_least=0.0,
-            spec=".1%",
-        ),
-    ]
+            for run in runs
+            if run["label"] == SGP
+        },
+        "distances": {
+            f"n = {nodes}:": Estimate(*fit_slope([x for x in settled if x.nodes == nodes]))
+            for nodes in sorted({point.nodes for point in settled})
+        },
+        "nearer": nearer,
+        "farther": {
+            f"K = {k}: farther by": subtract(excess[RING][k], excess[SGP][k])
+            for k in excess[SGP]
+            if k in excess[RING]
+        },
+    }
+    half, whole = (0.1, 0.2) if scale.is_quick else (0.05, 0.1)  # errors of the slopes
+    claims = read_claims("rates", figures, {"half": half, "whole": whole})
     tables = [tabulate_slopes(slopes, GAPS[results[RATES].status])]
     return Findings(claims, tables)
 
@@ -287,14 +199,7 @@ def tabulate_slopes(slopes: Mapping[str, Sequence[Estimate]], gap: str) -> Table
             for x in slopes[label]
         ]
         rows.append((title, *texts))
-    columns = ("method", "squared gradient over nK", "over K", "over n")
-    return Table(
-        "Slopes in logarithms",
-        (*columns, "steps needed for one squared gradient, over n"),
-        rows,
-        "Brackets: 95 % of the bootstrap over the seeds. The first three are of the runs with "
-        "K >= n^3; the steps needed are interpolated between all runs.",
-    )
+    return read_table("rates", rows)
 
 
 def find_rates_numbers(scale: Scale) -> dict[str, object]:

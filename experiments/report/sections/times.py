@@ -1,8 +1,8 @@
 """Measured and modelled times: throttled links, slow nodes, and DPSGD-17's Figure 2."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import gossipjax as gx
 from experiments.report.section import (
@@ -12,9 +12,10 @@ from experiments.report.section import (
     Findings,
     Results,
     Scale,
-    Table,
     exact,
+    read_claims,
     read_section,
+    read_table,
     tabulate,
 )
 from experiments.results import Record
@@ -39,30 +40,16 @@ def find_gap(results: Results) -> str:
     return next((GAPS[result.status] for result in results.values()), "-")
 
 
-class TimedRow(NamedTuple):
-    """A figure that was measured, and what the model or the simulation says, in one unit.
+def find_errors(runs: Iterable[Record], names: Iterable[str], field: str) -> dict[str, Estimate]:
+    """Returns by how much the modelled figures differ from the measured ones, as a part of these.
 
-    Rows are grouped by their setting; their name is that of the algorithm.
+    `names` are of the settings of the runs, and `field` is what was measured.
     """
-
-    setting: str
-    name: str
-    measured: float
-    modelled: float
-
-
-def claim_near(statement: str, rows: Sequence[TimedRow], bound: float, if_not: str) -> Claim:
-    """Returns the claim that all modelled figures are within a bound of the measured ones."""
-    return Claim(
-        statement,
-        f"within {bound:.0%}: the aim of this project" if bound < math.inf else "not judged",
-        {f"{x.setting} {x.name}": exact(round(x.modelled / x.measured - 1, 12)) for x in rows},
-        at_least=-bound,
-        at_most=bound,
-        spec="+.1%",
-        is_modelled=True,
-        if_not=if_not,
-    )
+    return {
+        f"{name} {run['algorithm']}": exact(round(modelled / run[field] - 1, 12))
+        for name, run in zip(names, runs, strict=True)
+        if (modelled := run[f"modelled_{field}"]) is not None
+    }
 
 
 # Time per iteration on throttled links
@@ -78,28 +65,6 @@ FAST_ROWS = (
 )
 SLOW_ROWS = (ALL_REDUCE, "dpsgd@ring", "sgp", "sgp-cwa", "1-osgp", "async-sgp")
 LINKS = {FAST: "1 Gbit/s", SLOW: "200 Mbit/s", LOOPBACK: "the loopback, without limits"}
-ORDER = (  # less, more, statement, paper
-    (
-        *("sgp", ALL_REDUCE, "an iteration of SGP takes less time than one of AllReduce."),
-        "0.377 s against 0.704 s, 4 nodes at 10 Gbit/s (SGP-18, Table 2)",
-    ),
-    (
-        *("1-osgp", "sgp", "an iteration of 1-OSGP takes less time than one of SGP."),
-        "1.8 h against 3.2 h, 16 nodes at 10 Gbit/s (SGP-19, Table 4)",
-    ),
-)
-STEP_COLUMNS = {  # of the table -> field, format
-    "link": ("link", ""),
-    "algorithm": ("algorithm", ""),
-    "measured (s)": ("seconds", ".3f"),
-    "10 % (s)": ("seconds_p10", ".3f"),
-    "90 % (s)": ("seconds_p90", ".3f"),
-    "modelled (s)": ("modelled_seconds", ".3f"),
-    "modelled / measured": ("modelled_ratio", ".3f"),
-    "computation (s)": ("computation_seconds", ".3f"),
-    "wire (s)": ("wire_seconds", ".3f"),
-    "processor time of the exchange (s)": ("exchange_cpu_seconds", ".3f"),
-}
 
 
 def make_network_run(name: str, rows: Iterable[str], options: str) -> Run:
@@ -129,58 +94,26 @@ def find_step_times(scale: Scale, results: Results) -> Findings:
     claims = []
     records = []
     for name, result in results.items():
+        runs = result.runs
         records += [
             run | {"link": LINKS[name], "wire_seconds": run["link_bytes"] / run["goodput"]}
-            for run in result.runs
+            for run in runs
         ]
-        timed = [
-            TimedRow(run["bandwidth"] or "loopback", run["algorithm"], run["seconds"], modelled)
-            for run in result.runs
-            if (modelled := run["modelled_seconds"]) is not None
-        ]
-        claims.append(
-            claim_near(
-                f"On {LINKS[name]} the cost model is within 10 % of every measured time per "
-                "iteration.",
-                timed,
-                math.inf if name == LOOPBACK else STEP_BOUND,
-                "The processes compute and send on the same few cores, where each slows the "
-                "other; the model knows by how much in the mean only.",
-            )
-        )
-        if name == LOOPBACK:
-            continue
-        seconds = {run["algorithm"]: run["seconds"] for run in result.runs}
-        for less, more, statement, paper in ORDER:
-            rows_of_pair = {}
-            if less in seconds and more in seconds:
-                rows_of_pair[f"{less} less {more}, s"] = exact(seconds[less] - seconds[more])
-            title = f"At {LINKS[name]} {statement}"
-            claims.append(Claim(title, paper, rows_of_pair, at_most=0.0, spec="+.3f"))
-    table = tabulate(
-        "Seconds per iteration",
-        STEP_COLUMNS,
-        records,
-        find_gap(results),
-        "Measured: median of the slowest host over the iterations; of asynchronous nodes the mean "
-        "of all. Modelled: from the computation, the goodput of plain TCP streams, alone and "
-        "beside computation, and the processor time that were measured in the same run; the wire "
-        "is that of the model's bytes at the goodput of streams alone. The processor time is an "
-        "input, no prediction: all hosts share the cores of one machine.",
-    )
-    return Findings(claims, [table])
+        settings = [run["bandwidth"] or "loopback" for run in runs]
+        figures: dict[str, Any] = {run["algorithm"]: exact(run["seconds"]) for run in runs}
+        figures["errors"] = find_errors(runs, settings, "seconds")
+        is_limited = name != LOOPBACK
+        aim = f"within {STEP_BOUND:.0%}: the aim of this project" if is_limited else "not judged"
+        bound = STEP_BOUND if is_limited else math.inf
+        numbers = {"link": LINKS[name], "bound": bound, "aim": aim}
+        claims += read_claims("step-time", figures, numbers, "links")
+        if is_limited:
+            claims += read_claims("step-time", figures, numbers, "orders")
+    return Findings(claims, [tabulate("step-time", records, find_gap(results))])
 
 
 STEP_SECTION = read_section(
     name="step-time",
-    find_numbers=lambda scale: {
-        "iterations": 10 if scale.is_quick else 20,
-        "sizes": "2 processes train an MLP of 4 MB whose batch makes an iteration without exchange "
-        "take about 0.05 s"
-        if scale.is_quick
-        else "4 processes train an MLP of 20 MB whose batch makes an iteration without exchange "
-        "take about 0.3 s",
-    },
     list_runs=list_step_runs,
     find=find_step_times,
 )
@@ -190,22 +123,11 @@ STEP_SECTION = read_section(
 LOCKSTEP = ALL_REDUCE
 ASYNCHRONOUS = "async-sgp"
 GOSSIP = {"sgp": "SGP", "1-osgp": "1-OSGP"}  # in lockstep with the peers only
-PEER_MARGIN = 0.02  # of the examples per second that remain
 SLOWNESS = ("none", "2x", "4x", "random", "lognormal")
 LOSSES = {
     LOCKSTEP: "all nodes wait for it: AllReduce keeps 1/4 of its examples per second",
     ASYNCHRONOUS: "nobody waits: asynchronous SGP keeps (N - 1 + 1/4) / N of its examples per "
     "second",
-}
-STRAGGLER_COLUMNS = {  # of the table -> field, format
-    "nodes": ("nodes", ""),
-    "slowness": ("slowness", ""),
-    "algorithm": ("algorithm", ""),
-    "measured (examples/s)": ("examples_per_second", ",.0f"),
-    "simulated (examples/s)": ("modelled_examples_per_second", ",.0f"),
-    "simulated / measured": ("modelled_ratio", ".3f"),
-    "of those without slow nodes": ("ratio_to_none", ".1%"),
-    "if only computation took time": ("ideal_ratio_to_none", ".1%"),
 }
 
 
@@ -237,7 +159,6 @@ def find_stragglers(scale: Scale, results: Results) -> Findings:
     """Compares measured examples per second with those of the simulation."""
     bound = 0.5 if scale.is_quick else 0.15  # quick: processes that start beside others
     margin = 0.15 if scale.is_quick else 0.05  # of the examples per second that remain
-    cause = "The simulation leaves out the processor time of a step."
     claims = []
     records = []
     for result in results.values():
@@ -248,88 +169,46 @@ def find_stragglers(scale: Scale, results: Results) -> Findings:
         ]
         if not runs:
             continue
-        nodes = runs[0]["nodes"]
-        timed = [
-            TimedRow(
-                f"{nodes} nodes, slowness: {run['slowness']}",
-                run["algorithm"],
-                run["examples_per_second"],
-                modelled,
-            )
-            for run in runs
-            if (modelled := run["modelled_examples_per_second"]) is not None
-        ]
-        statement = (
-            f"With {nodes} nodes the simulation is within {bound:.0%} of every measured rate of "
-            "examples."
-        )
-        claims.append(claim_near(statement, timed, bound, cause))
-        claims += claim_losses(runs, nodes, margin)
-        claims += claim_peers(runs, nodes)
+        claims += judge_stragglers(runs, {"bound": bound, "margin": margin})
     if not claims:
-        claims = [claim_near("The simulation is near what is measured.", [], bound, cause)]
-    table = tabulate(
-        "Examples per second of all nodes",
-        STRAGGLER_COLUMNS,
-        records,
-        find_gap(results),
-        "Measured: real processes; their computation is a sleep, as of devices that do not share "
-        "these cores. Simulated: event by event, with the same factors of every step of every "
-        "node. The last column is arithmetic, for nodes that all wait for each other, or for none.",
-    )
-    return Findings(claims, [table])
+        claims = read_claims("stragglers", {"errors": {}}, {"nodes": "some", "bound": bound})
+    return Findings(claims, [tabulate("stragglers", records, find_gap(results))])
 
 
-def claim_losses(runs: Sequence[Record], nodes: int, margin: float) -> Iterator[Claim]:
-    """Yields the claims on one node that is four times slower, in lockstep and without it."""
-    found = {run["algorithm"]: run for run in runs if run["slowness"] == "4x"}
-    for name, text in LOSSES.items():
-        statement = f"If one of {nodes} nodes is 4 times slower, {text}, ± {100 * margin:g} points."
-        run = found.get(name)
-        if run is None or run["ratio_to_none"] is None:
-            yield Claim(statement, "-", {})
-            continue
-        ideal = run["ideal_ratio_to_none"]
-        rows = {"": exact(run["ratio_to_none"])}
-        published = f"{ideal:.1%}, by arithmetic"
-        yield Claim(statement, published, rows, ideal - margin, ideal + margin, ".1%")
-
-
-def claim_peers(runs: Sequence[Record], nodes: int) -> list[Claim]:
-    """Returns the claims that gossip, which waits for a peer, keeps more than AllReduce.
+def judge_stragglers(runs: Sequence[Record], numbers: Record) -> list[Claim]:
+    """Returns the claims on the simulation, on one slow node, and on nodes that are slow at random.
 
     Where one node is always the slow one, all wait for it in the end, through their peers.
     """
-    kept = {run["algorithm"]: run["ratio_to_none"] for run in runs if run["slowness"] == "random"}
-    if kept.get(LOCKSTEP) is None:
-        return []
-    speeds = {x["algorithm"]: x["examples_per_second"] for x in runs if x["slowness"] == "random"}
-    return [
-        Claim(
-            f"If every step of {nodes} nodes takes 1, 2 or 4 times as long at random, {title} "
-            "keeps 2 points more of its examples per second than AllReduce.",
-            "less sensitive to stragglers (SGP-19, section 1), no figure",
-            {f"{kept[name]:.1%} against {kept[LOCKSTEP]:.1%}:": exact(kept[name] - kept[LOCKSTEP])},
-            at_least=PEER_MARGIN,
-            spec="+.1%",
-            if_not=f"With steps of random length {title} over {nodes} nodes has "
-            f"{speeds[name] / speeds[LOCKSTEP] - 1:.0%} more examples per second than AllReduce. "
-            "Each method is compared with its own speed at equal steps. This speed is lower for "
-            "AllReduce, as a step costs processor time here. And a delay reaches all nodes in "
-            "log2(N) steps.",
-        )
-        for name, title in GOSSIP.items()
-        if kept.get(name) is not None
-    ]
+    nodes = runs[0]["nodes"]
+    numbers = numbers | {"nodes": nodes, "points": 100 * numbers["margin"]}
+    settings = [f"{nodes} nodes, slowness: {run['slowness']}" for run in runs]
+    errors = find_errors(runs, settings, "examples_per_second")
+    claims = read_claims("stragglers", {"errors": errors}, numbers)
+    by_slowness: dict[str, dict[str, Record]] = {}
+    for run in runs:
+        if run["ratio_to_none"] is not None:
+            by_slowness.setdefault(run["slowness"], {})[run["algorithm"]] = run
+    for name, text in LOSSES.items():
+        if run := by_slowness.get("4x", {}).get(name):
+            found = {"text": text, "ideal": run["ideal_ratio_to_none"]}
+            kept = {"kept": exact(run["ratio_to_none"])}
+            claims += read_claims("stragglers", kept, numbers | found, "losses")
+    at_random = by_slowness.get("random", {})
+    for name, title in GOSSIP.items():
+        if name in at_random and LOCKSTEP in at_random:
+            run = at_random[name]
+            lockstep = at_random[LOCKSTEP]
+            ratios = {"kept": run["ratio_to_none"], ALL_REDUCE: lockstep["ratio_to_none"]}
+            faster = run["examples_per_second"] / lockstep["examples_per_second"] - 1
+            found = {"title": title, "faster": faster, **ratios}
+            figures = {field: exact(ratio) for field, ratio in ratios.items()}
+            claims += read_claims("stragglers", figures, numbers | found, "peers")
+    return claims
 
 
 STRAGGLER_SECTION = read_section(
     name="stragglers",
-    find_numbers=lambda scale: (
-        {"nodes": "2", "seconds": "0.1", "slowness": "4x"}
-        if scale.is_quick
-        else {"nodes": "4 and 8", "seconds": "0.15 or 0.4", "slowness": ", ".join(SLOWNESS[1:])}
-    ),
     list_runs=list_straggler_runs,
     find=find_stragglers,
 )
@@ -345,8 +224,6 @@ LATENCIES = (0.0001, 0.001, 0.01, 0.05, 0.1, 0.25)  # seconds, at 1 Gbit/s
 SERVER = "centralized"
 DPSGD = "dpsgd@ring"
 TITLES = {ALL_REDUCE: "AllReduce", SERVER: "parameter server", DPSGD: "D-PSGD"}
-SLOWER = 2.0  # the least that "slow down significantly" means
-FASTER = 3.0  # half of the n - 1 = 6 that the messages of the busiest node allow
 
 Seconds = Mapping[str, float]
 """Algorithm -> seconds per iteration."""
@@ -374,44 +251,14 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
     spread = {}
     if len(fast) == len(TITLES):
         spread["slowest over fastest"] = exact(max(fast.values()) / min(fast.values()))
-    claims = [
-        Claim(
-            "At 1 Gbit/s and low latency AllReduce, the parameter server and D-PSGD have similar "
-            "speed: the slowest takes less than 1.5 times as long as the fastest.",
-            "similar speed",
-            spread,
-            at_most=1.5,
-            spec=".2f",
-        )
-    ]
-    times = {"times": (SERVER, DPSGD)}, {"times": (ALL_REDUCE, DPSGD)}
     both = {TITLES[name]: (name, name) for name in (ALL_REDUCE, SERVER)}
-    slower = "both centralized versions, AllReduce and the parameter server, take at least 2 times "
-    claims += [
-        Claim(
-            statement,
-            "both slow down significantly" if pairs is both else "up to an order of magnitude",
-            divide(above, below, pairs),
-            at_least=SLOWER if pairs is both else FASTER,
-            spec=".2f",
-            is_modelled=above is far,
-        )
-        for statement, above, below, pairs in (
-            (
-                "At 20 Mbit/s D-PSGD is at least 3 times as fast as the parameter server. The "
-                "server sends and receives 6 models, and a node of D-PSGD 2 models.",
-                *(slow, slow, times[0]),
-            ),
-            (
-                "At a latency of 250 ms D-PSGD is at least 3 times as fast as AllReduce. The ring "
-                "of AllReduce needs 12 messages one after another, and D-PSGD needs 2.",
-                *(far, far, times[1]),
-            ),
-            (f"From 1 Gbit/s to 20 Mbit/s {slower}as long.", slow, fast, both),
-            (f"From 0.1 to 250 ms of latency {slower}as long.", far, near, both),
-        )
-    ]
-    columns = [f"{title} (s)" for title in TITLES.values()]
+    figures = {
+        "spread": spread,
+        "at 20 Mbit/s": divide(slow, slow, {"times": (SERVER, DPSGD)}),
+        "at 250 ms": divide(far, far, {"times": (ALL_REDUCE, DPSGD)}),
+        "to 20 Mbit/s": divide(slow, fast, both),
+        "to 250 ms": divide(far, near, both),
+    }
     rows = []
     for bandwidth, seconds in measured.items():
         cells = [bandwidth]
@@ -419,16 +266,7 @@ def find_bandwidths(scale: Scale, results: Results) -> Findings:
             text = f"{seconds[name]:.3f}" if name in seconds else GAPS[result.status]
             cells.append(f"{text} ({modelled_seconds:.3f})")
         rows.append(cells)
-    tables = [
-        Table(
-            "Seconds per iteration over bandwidth: measured (modelled)",
-            ("bandwidth", *columns),
-            rows,
-            "Modelled from nominal figures: 0.3 s of computation, 1.08 MB, and the bandwidth of "
-            "tc.",
-        ),
-    ]
-    return Findings(claims, tables)
+    return Findings(read_claims("dpsgd17", figures), [read_table("dpsgd17", rows)])
 
 
 def predict(bandwidth: float, latency: float) -> dict[str, float]:

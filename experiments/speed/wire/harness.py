@@ -1,12 +1,10 @@
 """The processes of a measurement: one per host, all started together, none left behind."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from rich.progress import Progress, TaskID
 import gossipjax as gx
 from experiments.program import ProgramError
 from experiments.results import Record
-from experiments.runner import ignore_stop_signals
+from experiments.runner import Processes, read_tail
 from experiments.speed.wire import links
 from experiments.speed.wire.links import Host
 from experiments.speed.wire.worker import Job
@@ -29,7 +27,6 @@ from experiments.speed.wire.worker import Job
 TAIL_LINES = 15  # of a failed host's output
 MIN_THREADS = 2  # of a host
 POLL_SECONDS = 0.05
-ROOT = Path(__file__).resolve().parents[3]
 COMMAND = (sys.executable, "-m", "experiments.speed.wire")
 PORT = 5599  # of host 0 inside its namespace
 PROCESS_BYTES = 700e6  # memory of a host: what JAX takes
@@ -135,45 +132,26 @@ def run_hosts(
     A process writes its progress into `FOLDER/RANK.progress`, its output is `FOLDER/RANK.log`, and
     it ends when its standard input closes. `report_progress` gets host 0's progress.
     """
-    processes: list[subprocess.Popen[bytes]] = []
     threads = max(MIN_THREADS, (os.cpu_count() or MIN_THREADS) // len(hosts))
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {
         **gx.launch.MALLOC_ENVIRONMENT,
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": "1",
         "NPROC": str(threads),
-        "PYTHONPATH": python_path,
     }
     environment.pop("XLA_FLAGS", None)
-    try:
-        for rank, host in enumerate(hosts):
-            with (folder / f"{rank}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [*host.prefix, *command, str(folder), str(rank)],
-                        stdin=subprocess.PIPE,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=environment,
-                        start_new_session=True,  # Ctrl-C goes to the parent only
-                    )
-                )
-        _watch(processes, folder, stall_timeout, report_progress)
-    finally:
-        with ignore_stop_signals():
-            for process in processes:
-                kill(process)
-
-
-def kill(process: "subprocess.Popen[bytes]") -> None:
-    """Kills a process that leads a session, and what it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdin:
-        process.stdin.close()
+    with Processes(grace=0) as processes:
+        started = [
+            processes.start(
+                [*host.prefix, *command, f"{folder}", f"{rank}"],
+                folder / f"{rank}.log",
+                environment,
+                stdin=subprocess.PIPE,
+            )
+            for rank, host in enumerate(hosts)
+        ]
+        _watch(started, folder, stall_timeout, report_progress)
 
 
 def _watch(
@@ -211,6 +189,5 @@ def _watch(
 
 def _read_tail(rank: int, reason: str, folder: Path) -> str:
     """The last lines of a host's output, below the reason why they are shown."""
-    lines = (folder / f"{rank}.log").read_text(errors="replace").splitlines()
-    tail = [line for line in lines if not line.startswith("[Gloo] Rank")][-TAIL_LINES:]
-    return "\n".join([f"host {rank} {reason}; its last lines:", *(f"    {line}" for line in tail)])
+    lines = [f"    {line}" for line in read_tail(folder / f"{rank}.log", TAIL_LINES)]
+    return "\n".join([f"host {rank} {reason}; its last lines:", *lines])

@@ -43,7 +43,6 @@ MAX_STREAM_BYTES = 20_000_000
 MAX_TRIES = 6  # batch sizes
 MAX_ERROR = 0.08  # relative; a batch size whose time is this near to the target is taken
 TIMINGS_PER_TRY = 3
-DONATED = () if jax.default_backend() == "cpu" else (0,)  # as gx.TrainStep does
 
 Batch = tuple[jax.Array, jax.Array]
 """Inputs and targets, `[B, width]` each."""
@@ -109,8 +108,7 @@ class CalibratedModel:
         self.parameters = sum(x[0].size for x in jax.tree.leaves(self.params))
         self.batch: Any = None
         self._local_step = nodes.spmd(
-            lambda params, batch: apply_gradients(params, gradients(params, batch)[0]),
-            donate_argnums=DONATED,
+            lambda params, batch: apply_gradients(params, gradients(params, batch)[0])
         )
 
     def draw_batch(self, size: int) -> None:
@@ -204,7 +202,7 @@ class BucketTrainer:
             seconds = 2 * third * BUCKET_LAYERS / LAYERS
             self._backward = nodes.spmd(partial(sleep_backward, seconds=seconds), static_argnums=3)
         self._average = nodes.spmd(lambda grads: average.update(grads, average.init(grads))[0])
-        self._apply = nodes.spmd(apply_gradients, donate_argnums=DONATED)
+        self._apply = nodes.spmd(apply_gradients)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")  # keeps the order
 
     def start_anew(self) -> None:
