@@ -57,6 +57,19 @@ def train(tx: Any = None, change: Any = None, check_mass: int = 1) -> Any:
     return state
 
 
+def scan_with_change(change: Any) -> None:
+    """Calls of 5 steps from step 0; a check is due after steps 6, 13, ..."""
+    tx = optax.chain(SGD, gx.sgp(IRREGULAR))
+    train_step = gx.TrainStep(pull, tx, nodes=NODES, check_mass=7)
+    state = NODES.init(tx, PARAMS)
+    for step in range(0, 20, 5):
+        old = jax.tree.map(jnp.copy, state)
+        *state, _ = train_step.scan(step, *state, jnp.tile(jnp.arange(4.0), (5, 1)))
+        if step == 5:
+            train_step._mass._sums = None  # the change comes before the next check only
+            state = change(state, list(old))
+
+
 def keep_old_at_node_0(new: Any, old: Any) -> Any:
     """As `jnp.where(is_finite, new, old)` does where one node alone has a NaN."""
     is_ok = jnp.arange(N) > 0
@@ -166,6 +179,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "where, checked now and then": (
         lambda: train(change=keep_old_at_node_0, check_mass=4),
         "after step 7, .*other counts",
+    ),
+    "where, checked now and then by scan": (
+        lambda: scan_with_change(keep_old_at_node_0),
+        "after step 14, .*other counts",
     ),
     "a skip of one's own around the chain": (
         lambda: train(skip_at_node_0(optax.chain(SGD, SGP))),
@@ -311,6 +328,18 @@ def test_is_right(name: str):
 )
 def test_a_check_of_mass_finds_nothing_where_nothing_is_lost(tx: Any):
     train(tx, check_mass=True)  # pyright: ignore[reportArgumentType]
+
+
+def test_counts_of_a_long_run_are_compared_exactly():
+    """In float32 a sum of large counts is none of its terms times N."""
+    nodes = gx.Nodes(5)
+    tx = optax.chain(SGD, gx.sgp(gx.topology.directed_ring(5)))
+    train_step = gx.TrainStep(pull, tx, nodes=nodes, check_mass=1)
+    params, state = nodes.init(tx, jnp.zeros(2))
+    start = 3_400_001
+    state = jax.tree.map(lambda x: x + np.int32(start) if x.dtype == jnp.int32 else x, state)
+    for step in range(start, start + 2):
+        params, state, _ = train_step(step, params, state, jnp.arange(5.0))
 
 
 def test_the_average_of_another_tree():

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -357,6 +358,8 @@ class Nodes:
         if not jax.tree.leaves(stacked):
             return stacked
         processes.require_rows(stacked, self.size, "stacked")
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(stacked)):
+            return jax.tree.map(lambda x: x[0], stacked)
         row = self._first_row(stacked, require_equal)
         mesh = meshes.current_mesh()
         if self.inner_axes or (mesh is not None and is_mesh_of(self, mesh)):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -25,7 +26,7 @@ def repeat_rows(tree: Any, count: int) -> Any:
     """`[...]` -> `[count, ...]`: views of host arrays, and copies of PRNG keys."""
 
     def repeat(leaf: Any) -> Any:
-        if is_key(leaf):
+        if is_key(leaf) or isinstance(leaf, Tracer):
             return jnp.broadcast_to(leaf, (count, *leaf.shape))
         array = np.asarray(leaf, jnp.result_type(leaf))
         return np.broadcast_to(array, (count, *array.shape))
@@ -39,7 +40,9 @@ def require_one_model(tree: Any, size: int) -> None:
     Copies have N equal rows, and more than one value, unlike an array of zeros.
     """
     leaves = jax.tree.leaves(tree)
-    if size == 1 or any(jnp.shape(leaf)[:1] != (size,) or is_key(leaf) for leaf in leaves):
+    if size == 1 or any(isinstance(leaf, Tracer) for leaf in leaves):
+        return
+    if any(jnp.shape(leaf)[:1] != (size,) or is_key(leaf) for leaf in leaves):
         return
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
         return

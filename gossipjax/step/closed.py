@@ -314,8 +314,9 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 f"train_step must return a pair (state, metrics), got {type(result).__name__}: "
-                "wrap it in a function that does."
+                "of a step that returns the state alone, lambda *args: (train_step(*args), None)."
             )
+        require_numbers(result[1], "metrics")
         _require_same_form(state, result[0])
         leaves, new_rest = _split(result[0], rest)
         new_params = jax.tree.unflatten(jax.tree.structure(params), leaves)
@@ -331,8 +332,8 @@ def _require_same_form(state: Any, new: Any) -> None:
     structure = jax.tree.structure(state)
     if jax.tree.structure(new) != structure:
         raise ValueError(
-            "train_step must return (state, metrics) with a state of the structure that it got, "
-            f"{str(structure)[:200]}, got {str(jax.tree.structure(new))[:200]}."
+            "train_step must return (state, metrics), in this order, with a state of the structure "
+            f"that it got, {str(structure)[:200]}, got {str(jax.tree.structure(new))[:200]}."
         )
     olds = jax.tree_util.tree_leaves_with_path(state)
     for (path, old), leaf in zip(olds, jax.tree.leaves(new), strict=True):

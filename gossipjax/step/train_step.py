@@ -239,7 +239,8 @@ class TrainStep:
             kind = type(step).__name__
             raise ValueError(
                 f"step must be the number of the step, an integer from 0, got a {kind}: call "
-                "train_step(step, params, opt_state, *inputs)."
+                "train_step(step, params, opt_state, *inputs) in a loop of Python, as its programs "
+                "are compiled already, or train_step.scan for K steps at once."
             )
         is_start = step != self._next_step
         self._mass.before(self.run, step, params, opt_state, is_start)
