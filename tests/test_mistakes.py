@@ -57,6 +57,15 @@ def train(tx: Any = None, change: Any = None, check_mass: int = 1) -> Any:
     return state
 
 
+def train_once(gradients: Any, step: Any = 0) -> None:
+    gx.TrainStep(gradients, CHAIN, NODES)(step, *NODES.init(CHAIN, PARAMS), jnp.arange(4.0))
+
+
+def step_closed(train_step: Any) -> None:
+    step = gx.decentralize(train_step, SGP, NODES, params=lambda state: state["p"])
+    step({"p": jnp.ones(2)}, jnp.arange(4.0))
+
+
 def scan_with_change(change: Any) -> None:
     """Calls of 5 steps from step 0; a check is due after steps 6, 13, ..."""
     tx = optax.chain(SGD, gx.sgp(IRREGULAR))
@@ -207,6 +216,43 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "accumulation of no inputs": (
         lambda: gx.accumulate_gradients(lambda params: (params, ()), 2)(jnp.ones(())),
         "inputs of accumulated gradients must be given",
+    ),
+    # What newcomers write.
+    "a distance outside of the nodes": (
+        lambda: gx.diagnostics.consensus_distance(jnp.ones((N, 3))),
+        r"nodes.run\(fn, params\)",
+    ),
+    "an adjacency matrix": (
+        lambda: gx.topology.from_matrices(np.ones((3, 3)) - np.eye(3)),
+        "gx.topology.from_graph",
+    ),
+    "nodes for their number": (
+        lambda: gx.dirichlet_split(np.arange(9), NODES, 0.1),  # pyright: ignore
+        "such as nodes.size",
+    ),
+    "a train step inside of jit": (
+        lambda: jax.jit(lambda step: train_once(lambda p, x: (p, ()), step))(0),
+        "in a loop of Python, .* or train_step.scan",
+    ),
+    "a pmean left in": (
+        lambda: train_once(lambda p, x: (jax.lax.pmean(p, "batch"), ())),
+        "Remove the lax.pmean",
+    ),
+    "metrics that hold text": (
+        lambda: train_once(lambda p, x: (p, {"name": "adam"})),
+        r"aux\['name'\] must be an array or a number",
+    ),
+    "a closed step that returns the loss first": (
+        lambda: step_closed(lambda state, x: (0.0, state)),
+        "must return .state, metrics., in this order",
+    ),
+    "a closed step that returns the state alone": (
+        lambda: step_closed(lambda state, x: state),
+        r"lambda \*args: \(train_step\(\*args\), None\)",
+    ),
+    "a pmean left in a closed step": (
+        lambda: step_closed(lambda state, x: (jax.lax.pmean(state, "batch"), None)),
+        "Remove the lax.pmean",
     ),
     "one model of a masked chain": (
         average_masked,
