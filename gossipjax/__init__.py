@@ -69,6 +69,7 @@ __all__ = [
     "processes",
     "quasi_global",
     "random_delays",
+    "refuse_outliers",
     "sgp",
     "sharded",
     "spmd",

@@ -19,6 +19,7 @@ from gossipjax.dirichlet import dirichlet_split
 from gossipjax.exchanges.apply_if_finite import apply_if_finite
 from gossipjax.exchanges.chain import canonical_step, canonical_steps, exchange, gossip_state
 from gossipjax.exchanges.fragments import layer_fragments
+from gossipjax.exchanges.refuse_outliers import refuse_outliers
 from gossipjax.exchanges.sharded import sharded
 from gossipjax.exchanges.state import GossipState
 from gossipjax.exchanges.weighted import weighted

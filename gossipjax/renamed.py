@@ -22,6 +22,9 @@ WENT |= {
 }
 WENT |= {
     "accumulate": "use gx.accumulate_gradients",
+    "asynchronous.refuse_outliers": "use gx.refuse_outliers",
+    "asynchronous.replay": "use the module experiments.fault_injection.replay of a checkout",
+    "asynchronous.ReplayedStep": "use the module experiments.fault_injection.replay of a checkout",
     "MAX_PROGRAMS": "give gx.TrainStep max_programs",
     "Program": "gx.spmd and gx.Nodes.spmd return one",
     "donate_on_accelerators": "give donate_argnums, on CPU ()",

@@ -121,12 +121,11 @@ gossipjax/checkpoint/_store.py | checkpoint/test_damaged.py -k no_damaged | file
 gossipjax/checkpoint/_checkpoints.py | checkpoint/test_save_restore.py -k is_refused_where | newer checkpoints stay | other >= step and => other == step and
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five_eight or index" | the average model lacks what is in flight | list(map(np.add, x, jax.tree.leaves(sent.x))) => list(x)
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k index | all nodes draw the same numbers | _fold_in_nodes(part, nodes) if => broadcast(part) if
-gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k malformed_messages | a rendezvous takes number N | 0 < process_id < num_processes => 0 < process_id <= num_processes
-gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k worth_nothing | what was signed can be replayed | nonces + text, hashlib => text, hashlib
-gossipjax/launch/_rendezvous.py | launch/test_rendezvous.py -k doubled_processes_and | two processes of one number | elif process_id in self._hosts: => elif False:
+gossipjax/launch/_hello.py | launch/test_hello.py -k strangers | a meeting takes number N | 0 < self.process_id < self.num_processes => 0 < self.process_id <= self.num_processes
+gossipjax/launch/_hello.py | launch/test_hello.py -k doubled_processes_and | two processes of one number | elif former is not None: => elif False:
 gossipjax/launch/_process_info.py | launch/test_node_info.py -k variables_of_the_launcher | a node is its own contact | if number != place) => if place >= 0)
 gossipjax/launch/_devices.py | launch/test_devices.py -k under_a_scheduler | a task that sees one GPU asks for another | return 0  # => return scheduled.local_rank  #
-gossipjax/launch/_supervisor.py | launch/test_launch.py -k delays_between | delays do not grow | max(2 * delay, => max(delay,
+gossipjax/launch/_job.py | launch/test_launch.py -k delays_between | delays do not grow | max(2 * former, => max(former,
 gossipjax/launch/_stall.py | launch/test_stall.py -k who_is_stuck | the first is taken for the last | step == min(steps.values()) => step == max(steps.values())
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | p = tuple(jnp.asarray(w, b.dtype) * b for b in moved) => p = moved
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | the outer momentum is heavy ball, not Nesterov's | b - outer.momentum * a for => b * 0 - a for
@@ -134,21 +133,21 @@ gossipjax/asynchronous/_journal.py | asynchronous/test_delays.py | delays count 
 gossipjax/asynchronous/_settings.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if not may_connect(value, self.secret): => if False:
 gossipjax/asynchronous/_sockets.py | asynchronous/test_strangers.py -k nothing_is_sent | strangers say where it connects | if not may_connect(address, self._secret): => if False:
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass
-gossipjax/asynchronous/_participant.py | asynchronous/test_founding.py -k place_founds_once | a place founds again | if self._is_founder and self.steps => if False and self.steps
-gossipjax/asynchronous/_participant.py | asynchronous/test_founding.py -k comes_back | who is cut off founds | most_are_heard = 2 * len(places) > self._num_nodes => most_are_heard = True
+gossipjax/asynchronous/_founding.py | asynchronous/test_founding.py -k place_founds_once | a place founds again | if not self._is_founder or self._members.own_steps <= made: => if True:
+gossipjax/asynchronous/_founding.py | asynchronous/test_founding.py -k comes_back | who is cut off founds | nobody_gives and 2 * len(places) > self._num_nodes => nobody_gives
 gossipjax/asynchronous/_model.py | asynchronous/test_saving.py -k optimizer_back | a warm-up begins anew | return state._replace(**inner | {"count": count}) => return state
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k asks_that_cross | crossing averages swap | if change is None or is_won or not => if change is None or not
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._return(peer)  # a share => peer.parcel = None  # a share
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | a hung node takes all weight | return is_over and not (self.wants_mass => return False and (self.wants_mass
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | halves that go back count as given | if parcel.text != RETURNED: => if True:
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k asks_that_cross | crossing averages swap | if is_won or not self._is_affordable => if not self._is_affordable
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or killed" | shares to the dead are lost | self._take_back(peer.parcel.message) => peer.parcel = None
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | a hung node takes all weight | return is_over and self.may_change => return False
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | halves that go back count as given | parcel.mass is not None and parcel.text != RETURNED: => parcel.mass is not None:
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k taken_back | what was withdrawn counts when it comes | peer.applied = message.number => peer.applied = message.number - (message.kind == "withdraw")
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or loses_what" | a withdrawn average stays | self._undo(peer) => pass
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k loses_what | one bad path holds all shares up | if p.parcel and p.progress > since => if p.parcel
+gossipjax/asynchronous/_post.py | asynchronous/test_protocol.py -k loses_what | one bad path holds all shares up | if p and p.progress > since] => if p]
 gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k do_not_hear | the eldest forgets whom it does not hear | or any(self._list_indirect()) => or False
-gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k "many_nodes_end or models_meet" | all decide the end | if eldest is None or self.identity < eldest.identity: => if True:
+gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k "many_nodes_end or models_meet" | all decide the end | if eldest is None or self._members.identity < eldest.identity: => if True:
 gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k healed_partition | of two sides each pair decides | 2 * len(places) <= len(self.steps), min(side), life => False, life, life
 gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k many_nodes | all are told at every beat | if len(others) <= MAX_NEIGHBORS: => if True:
-gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k many_nodes | the largest declarer is told | declarer < self._deaths[life][0]: => declarer > self._deaths[life][0]:
+gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k many_nodes | the largest declarer is told | declarer < self.deaths[life][0]: => declarer > self.deaths[life][0]:
 gossipjax/asynchronous/_messages.py | asynchronous/test_strangers.py -k has_a_reason | NaN arrives | raise MessageError("with NaN or infinity") => pass
 gossipjax/cost_model/exchange.py | cost_model/test_prediction.py -k its_formula | an early exchange waits | return self.late or int(self.is_early) => return self.late
 gossipjax/cost_model/methods.py | cost_model/test_prediction.py -k what_its_method_sends | averages inside a node are sent | if plan.wire.axis_name == found[-1].wire.axis_name] => if plan.wire.axis_name]

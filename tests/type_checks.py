@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -108,6 +108,8 @@ def make_checked(function: FunctionType, package: str, is_generated: bool) -> An
         # A module may import names for type checkers only: the package's own, and ArrayLike.
         names = NAMES | vars(sys.modules[package]) | function.__globals__
         hints = typing.get_type_hints(function, names)
+        if inspect.iscoroutinefunction(function):
+            hints["return"] = Coroutine  # which returns what the hint says
         return {name: hint for name, hint in hints.items() if hint is not Any}
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

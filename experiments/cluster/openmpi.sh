@@ -18,7 +18,7 @@ processes=$((hosts * slots))
 
 # JAX would expect process 0 on the host of mpirun, and under Open MPI 5 it detects nothing.
 export GOSSIPJAX_COORDINATOR_ADDRESS=${GOSSIPJAX_COORDINATOR_ADDRESS:-$first:${PORT:-29500}}
-# Keeps strangers out of the first meeting of the processes.
+# With it asynchronous nodes encrypt; those in lockstep do not use it.
 export GOSSIPJAX_SECRET=${GOSSIPJAX_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
 
 # Seconds from SIGTERM to SIGKILL for Open MPI 4 (default: 1). Open MPI 5 has no such setting.

@@ -6,23 +6,20 @@
 from gossipjax.asynchronous._join import join
 from gossipjax.asynchronous._journal import Account, account, measure_delays
 from gossipjax.asynchronous._node import Node, Statistics
-from gossipjax.asynchronous._outliers import refuse_outliers
-from gossipjax.asynchronous._replay import ReplayedStep, replay
 from gossipjax.asynchronous.algorithms import Algorithm, Outer, adpsgd, outer, sgp
+from gossipjax.renamed import old_names
 
 __all__ = [
     "Account",
     "Algorithm",
     "Node",
     "Outer",
-    "ReplayedStep",
     "Statistics",
     "account",
     "adpsgd",
     "join",
     "measure_delays",
     "outer",
-    "refuse_outliers",
-    "replay",
     "sgp",
 ]
+__getattr__ = old_names("asynchronous")

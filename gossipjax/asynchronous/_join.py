@@ -10,10 +10,10 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._node import Node
+from gossipjax.asynchronous._secret import secret_from_env
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import require_floats
-from gossipjax.launch.secret import secret_from_env
 from gossipjax.wire import WireLike
 
 
@@ -65,7 +65,7 @@ def join(
       secret: a text of 16 characters or more. Only nodes with the same secret can connect. The
         default is `GOSSIPJAX_SECRET`, if it is set. You need a secret unless `listen` and `address`
         are loopback addresses.
-      journal: a file to which this node appends every event, for `replay` and `account`.
+      journal: a file to which this node appends every event, for `account` and `measure_delays`.
       folder: where this node saves its model, momentum and optimizer state, in a subfolder named by
         `place`. After SIGTERM the node saves. At the end of the `with` block it gives its mass to
         another node and raises `Preempted`. A folder needs orbax.

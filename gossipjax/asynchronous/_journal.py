@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
+import os
 import queue
 import threading
 import time
@@ -43,45 +43,28 @@ class Journal:
     """
 
     def __init__(self, path: Path | None, **more: object):
-        self._more = more
-        self._life = ""
-        self._process = uuid.uuid4().hex
+        self._life = {"process": uuid.uuid4().hex, **more}
         self._path = path
         self._file: IO[bytes] | None = None
-        self._size = 0
         self._missing = 0
-        self._lock = threading.Lock()  # for `_missing`
         self._lines: queue.Queue[Line | None] = queue.Queue()  # to write; None ends the thread
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._open(path)
+            # There is no buffer, so lines stay that a process wrote before it was killed.
+            self._file = path.open("ab+", buffering=0)
+            self._file.seek(-min(MAX_LINE_BYTES, self._file.tell()), os.SEEK_END)
+            last = self._file.read().rpartition(b"\n")[2]  # was cut off when a process was killed
+            self._file.truncate(self._file.tell() - len(last))
             threading.Thread(target=self._run, name="journal", daemon=True).start()
-
-    def _open(self, path: Path) -> None:
-        """Opens the file, and removes a last line that was cut off when a process was killed."""
-        # There is no buffer, so lines stay that a process wrote before it was killed.
-        self._file = path.open("ab+", buffering=0)
-        self._size = self._file.tell()
-        tail = b""
-        if self._size:
-            self._file.seek(max(0, self._size - MAX_LINE_BYTES))
-            tail = self._file.read()
-        cut = len(tail) - (tail.rfind(b"\n") + 1)
-        if cut:
-            self._size -= cut
-            self._file.truncate(self._size)
 
     def begin_life(self, identity: Identity) -> None:
         """Begins another life, to which the lines that follow belong."""
-        self._life = identity.life
-        line: Line = {"event": "life", "process": self._process}
-        self._put(line | identity._asdict() | self._more)
+        self._life |= identity._asdict()
+        self._put({"event": "life", **self._life})
 
     def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
         """Adds an event."""
-        if self._file is None:
-            return
-        line: Line = {"event": event, "time": time.time(), "life": self._life}
+        line: Line = {"event": event, "time": time.time(), "life": self._life["life"]}
         line |= {"peer": peer, "number": number}
         if mass is not None:
             line |= {"w": float(mass.w)} | ({"exponent": mass.exponent} if mass.exponent else {})
@@ -94,43 +77,33 @@ class Journal:
             return done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
     def _put(self, line: Line) -> None:
-        if self._file is None:
-            return
         if self._lines.qsize() >= MAX_WAITING:
             self._miss("it takes nothing")
-        else:
+        elif self._file is not None:
             self._lines.put(line)
 
     def _run(self) -> None:
         assert self._file is not None
         while (line := self._lines.get()) is not None:
-            self._write(self._file, line)
+            self._write(self._file, line | ({"missing": self._missing} if self._missing else {}))
             self._lines.task_done()
         self._file.close()
         self._lines.task_done()
 
     def _write(self, file: IO[bytes], line: Line) -> None:
-        missing = self._missing
-        if missing:
-            line = line | {"missing": missing}
         data = json.dumps(line).encode() + b"\n"
         try:
+            size = file.seek(0, os.SEEK_END)
             written = file.write(data)
             if written < len(data):  # a part of a line would spoil the next line
-                file.truncate(self._size)
+                file.truncate(size)
                 raise OSError(f"only {written} of {len(data)} bytes were written")
         except OSError as error:
             self._miss(error)
-            return
-        with self._lock:
-            self._missing -= missing
-        self._size += len(data)
 
     def _miss(self, reason: object) -> None:
-        with self._lock:
-            self._missing += 1
-            is_first = self._missing == 1
-        if is_first:
+        self._missing += 1
+        if self._missing == 1:
             with contextlib.suppress(UserWarning):  # the node goes on even if warnings are errors
                 warnings.warn(
                     f"{self._path} cannot be written: {reason}. The node goes on; its journal will "
@@ -218,26 +191,21 @@ def account(journals: Iterable[Path]) -> Account:
     last: dict[int, str] = {}
     sent: dict[Parcel, Fraction] = {}
     received: dict[Parcel, Fraction] = {}
+    averaged: dict[Parcel, Fraction] = {}
     returned: dict[Parcel, Fraction] = {}
-    averaged: dict[Parcel, Fraction] = {}  # what the answering nodes gained
-    settled = Fraction()  # what the asking nodes gained
-    founded = Fraction()
-    written_off = Fraction()
+    sums: dict[str, Fraction] = defaultdict(Fraction)  # event -> weight
     for line in (line for path in journals for line in read_journal(path)):
         life = line["life"]
-        if line["event"] == "life":
+        event = line["event"]
+        if event == "life":
             last[line["place"]] = life
             continue
         weight = Fraction(line.get("w", 0.0)) * Fraction(2) ** line.get("exponent", 0)
-        peer = line["peer"]
-        number = line["number"]
-        outgoing = (life, peer, number)
-        incoming = (peer, life, number)
-        event = line["event"]
+        outgoing = (life, line["peer"], line["number"])
+        incoming = (line["peer"], life, line["number"])
         match event:
             case "found":
                 weight = Fraction(1)
-                founded += 1
             case "begin" if "w" in line:
                 held[life] = weight
             case "share" | "grant" | "hand over":
@@ -245,23 +213,11 @@ def account(journals: Iterable[Path]) -> Account:
             case "receive" | "average":
                 known = received if event == "receive" else averaged
                 if incoming in known:
-                    raise ValueError(
-                        f"a parcel must be received once, got number {number} of {peer} twice in "
-                        f"life {life}."
-                    )
+                    raise ValueError(f"a parcel must be received once, got {incoming} twice.")
                 known[incoming] = weight
             case "return":
                 returned[outgoing] = weight
-            case "undo":
-                averaged[incoming] += weight
-            case "averaged":
-                settled += weight
-            case "give up":
-                held[f"the dead {life}"] += weight
-            case "write off":
-                written_off += weight
-            case "revive":
-                held["the dead"] -= weight
+        sums[event] += weight
         if event in TAKES:
             held[life] -= weight
         elif event in ADDS:
@@ -274,11 +230,12 @@ def account(journals: Iterable[Path]) -> Account:
         )
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
     arrived = received.keys() | returned.keys()
-    in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), -settled)
-    in_flight -= sum(averaged.values())
+    in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), Fraction())
+    # What the answering nodes gained and have not undone, and what the asking nodes gained.
+    in_flight -= sums["average"] + sums["undo"] + sums["averaged"]
     living = {place: held.pop(life, Fraction()) for place, life in sorted(last.items())}
-    dead = sum(held.values(), Fraction()) - doubled
-    return Account(founded, living, in_flight, dead, written_off)
+    dead = sum(held.values(), sums["give up"] - sums["revive"]) - doubled
+    return Account(sums["found"], living, in_flight, dead, sums["write off"])
 
 
 def measure_delays(journals: Iterable[Path]) -> np.ndarray:
@@ -308,8 +265,7 @@ def measure_delays(journals: Iterable[Path]) -> np.ndarray:
     """
     steps: dict[int, list[tuple[float, float]]] = {}
     for path in journals:
-        begin: float | None = None
-        place = None
+        begin = place = None
         for line in read_journal(path):
             if line["event"] == "life":
                 place = line["place"]
@@ -321,11 +277,8 @@ def measure_delays(journals: Iterable[Path]) -> np.ndarray:
     if not steps:
         raise ValueError("journals must have a step that ended, got none.")
     places = sorted(steps)
-    ends = np.sort([end for own in steps.values() for _, end in own])
     rounds = min(map(len, steps.values()))
-    delays = np.zeros((rounds, len(places)), np.int64)
-    for (column, place), row in itertools.product(enumerate(places), range(rounds)):
-        begin, end = steps[place][row]
-        others = np.searchsorted(ends, end, "left") - np.searchsorted(ends, begin, "right")
-        delays[row, column] = others // len(places)
-    return delays
+    begins, ends = np.array([steps[place][:rounds] for place in places]).T
+    all_ends = np.sort([end for own in steps.values() for _, end in own])
+    others = np.searchsorted(all_ends, ends, "left") - np.searchsorted(all_ends, begins, "right")
+    return others // len(places)

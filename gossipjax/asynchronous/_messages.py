@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,15 +27,10 @@ MAX_AGE = 1e9  # seconds
 MAX_WEIGHT = 1 << 14  # of as many founders as a job may have
 MIN_EXPONENT = -(1 << 30)
 MAX_COUNT = 2**53
-MAX_PORT = 65535
 CHECKED = 1 << 16  # numbers that are checked together
-KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "share", "ask", "final", "bye")
-KINDS += ("withdraw",)
-IN_COMMON = ("job", "model", "algorithm", "wire")
 WITH_MASS = ("share", "ask", "final")
-VIEW_FLAGS = {
-    "wants_mass", "begs", "is_ready", "is_finished", "is_drained", "is_ending", "is_ended",
-}  # fmt: skip
+KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "bye", "withdraw", *WITH_MASS)
+IN_COMMON = ("job", "model", "algorithm", "wire")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +54,10 @@ class Mass:
         factor = self._factor(exponent)
         return Mass(tuple(a * factor for a in self.x), self.w * factor, exponent)
 
-    def _in_same_units(self, other: Mass) -> tuple[Mass, Mass]:
-        """Returns two masses in the units of the larger; a mass without weight takes any units."""
-        exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
-        return self.at(max(exponents)), other.at(max(exponents))
-
     def __add__(self, other: Mass) -> Mass:
-        one, two = self._in_same_units(other)
+        # In the units of the larger; a mass without weight takes any units.
+        exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
+        one, two = (mass.at(max(exponents)) for mass in (self, other))
         x = tuple(a + b for a, b in zip(one.x, two.x, strict=True))
         return Mass(x, one.w + two.w, one.exponent)
 
@@ -85,6 +77,11 @@ class Mass:
 
     def _factor(self, exponent: int) -> float:
         return 2.0 ** min(self.exponent - exponent, 1000)
+
+    @property
+    def bare(self) -> Mass:
+        """The weight, without the numerator."""
+        return dataclasses.replace(self, x=())
 
     @property
     def weight(self) -> float:
@@ -119,6 +116,9 @@ class View(NamedTuple):
     beat: int = 0  # how often it has said that it lives
     query: int = 0  # the receiver sends it back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query
+
+
+VIEW_FLAGS = [name for name, default in View._field_defaults.items() if default is False]
 
 
 class Message(NamedTuple):
@@ -175,12 +175,7 @@ class Format(NamedTuple):
 
     def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
         """The wire forms of the buffers in a message."""
-        return self.wires if is_narrow else self.dtypes
-
-    @property
-    def max_bytes(self) -> int:
-        """The size of the largest message that is read."""
-        return MAX_HEADER_BYTES + self.model_bytes
+        return self.wires if is_narrow else (None,) * len(self.wires)
 
     @property
     def model_bytes(self) -> int:
@@ -199,8 +194,8 @@ def encode(message: Message, job: Format) -> list[Any]:
     if message.mass is not None:
         mass = message.mass
         header["weight"] = [float(mass.w), mass.exponent]
-        arrays = zip(mass.x, job.frame_wires(message.is_narrow), strict=True)
-        frames = [as_bytes(x, wire) for x, wire in arrays]
+        forms = zip(mass.x, job.frame_wires(message.is_narrow), job.dtypes, strict=True)
+        frames = [as_bytes(*form) for form in forms]
     return [json.dumps(header).encode(), *frames]
 
 
@@ -217,9 +212,7 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     kind = str(header.get("kind"))
     if kind not in KINDS:
         raise MessageError("of an unknown kind")
-    receiver = header.get("receiver")
-    if receiver is not None:
-        receiver = require_name(receiver)
+    receiver = None if header.get("receiver") is None else require_name(header["receiver"])
     is_narrow = header.get("is_narrow") is True
     text = require_name(header.get("text") or "-", MAX_TEXT)
     try:
@@ -254,13 +247,18 @@ def _require_same(header: dict[str, Any], name: str, own: object) -> None:
 def _read_header(frame: Any) -> dict[str, Any]:
     if len(frame) > MAX_HEADER_BYTES:
         raise MessageError("too large")
-    try:
-        header = json.loads(bytes(frame).decode())
-    except (ValueError, RecursionError) as error:
-        raise MessageError("not readable") from error
+    header = read_json(frame)
     if not isinstance(header, dict):
         raise MessageError("not readable")
     return header
+
+
+def read_json(frame: Any) -> Any:
+    """Reads a frame of JSON."""
+    try:
+        return json.loads(bytes(frame).decode())
+    except (ValueError, RecursionError) as error:
+        raise MessageError("not readable") from error
 
 
 def _read_mass(
@@ -300,38 +298,25 @@ def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
 
 
 def _read_view(view: object) -> View:
-    match view:
-        case {
-            "members": [*members],
-            "beats": [*beats],
-            "deaths": [*deaths],
-            "steps": [*steps],
-            "finals": [*finals],
-            "beat": beat,
-            "query": query,
-            "echo": echo,
-            **flags,
-        } if (
-            max(map(len, (members, deaths, steps, finals))) <= MAX_ENTRIES
-            and len(members) == len(beats)
-            and flags.keys() == VIEW_FLAGS
-            and all(isinstance(flag, bool) for flag in flags.values())
-        ):
-            require_counts([beat, query, echo])
-            places, counts = _read_pairs(steps)
-            lives, versions = _read_pairs(finals)
-            return View(
-                tuple(map(_read_identity, members)),
-                require_counts(beats),
-                tuple(map(_read_death, deaths)),
-                tuple(zip(require_counts(places), require_counts(counts), strict=True)),
-                tuple(zip(map(require_name, lives), require_counts(versions), strict=True)),
-                beat=beat,
-                query=query,
-                echo=echo,
-                **flags,
-            )
-    raise MessageError("with a view that is none")
+    if not isinstance(view, dict) or view.keys() != set(View._fields):
+        raise MessageError("with a view that is none")
+    lists = [view[name] for name in ("members", "beats", "deaths", "steps", "finals")]
+    flags = [view[name] for name in VIEW_FLAGS]
+    if (
+        not all(isinstance(values, list) and len(values) <= MAX_ENTRIES for values in lists)
+        or not all(isinstance(flag, bool) for flag in flags)
+        or len(view["members"]) != len(view["beats"])
+    ):
+        raise MessageError("with a view that is none")
+    require_counts([view["beat"], view["query"], view["echo"]])
+    read = {
+        "members": tuple(map(_read_identity, view["members"])),
+        "beats": require_counts(view["beats"]),
+        "deaths": tuple(map(_read_death, view["deaths"])),
+        "steps": _read_pairs(view["steps"], lambda place: require_counts([place])[0]),
+        "finals": _read_pairs(view["finals"], require_name),
+    }
+    return View(**view | read)
 
 
 def _read_death(death: object) -> tuple[Identity, str, float]:
@@ -363,15 +348,16 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
     """
     host, _, port = address.rpartition(":")
     is_host = re.fullmatch(r"[A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\]", host) is not None
-    is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= MAX_PORT
+    is_port = re.fullmatch(r"[0-9]{1,5}", port) is not None and int(port) <= 65535
     return is_host and is_port and (may_be_any or int(port) > 0)
 
 
-def _read_pairs(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Splits pairs into the first values and the second values."""
+def _read_pairs(values: Sequence[Any], read: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Reads pairs of something and a number."""
     if set(map(type, values)) - {list} or set(map(len, values)) - {2}:
         raise MessageError("with a view that is none")
-    return [a for a, _ in values], [b for _, b in values]
+    counts = require_counts([count for _, count in values])
+    return tuple(zip([read(value) for value, _ in values], counts, strict=True))
 
 
 def require_counts(values: Sequence[Any]) -> tuple[int, ...]:

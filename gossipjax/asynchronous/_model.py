@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from gossipjax.asynchronous._messages import Mass, is_finite
-from gossipjax.asynchronous._wire import Wire, narrow, to_host
+from gossipjax.asynchronous._wire import Wire, Words
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
 from gossipjax.wire import fold_in
@@ -26,7 +26,6 @@ SCHEDULED = {  # names, as not all of these types are public
     "ScaleByScheduleState", "WrappedScheduleState",
     "InjectHyperparamsState", "InjectStatefulHyperparamsState",
 }  # fmt: skip
-MAX_PROGRAMS = 16  # programs that are kept for later nodes
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
@@ -36,17 +35,11 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
     return cast_like(layout.unpack(z), like)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def make_numerator(params: Any, outer: Outer | None, is_founder: bool) -> tuple[Any, ...]:
-    """Returns new buffers, of a model with weight 1 or of zeros, and of momentum if it travels."""
-    x = tuple(Layout(params).pack(params))
-    zeros = tuple(map(jnp.zeros_like, x))
-    return (tuple(map(jnp.copy, x)) if is_founder else zeros) + zeros * travels_twice(outer)
-
-
-def travels_twice(outer: Outer | None) -> bool:
-    """Whether a message contains momentum besides the model."""
-    return outer is not None and outer.momentum > 0
+@functools.partial(jax.jit, static_argnums=1)
+def make_numerator(params: Any, outer: Outer | None) -> tuple[Any, ...]:
+    """Returns new buffers, of a model with weight 1, and of momentum if it travels."""
+    x = tuple(map(jnp.copy, Layout(params).pack(params)))
+    return x + tuple(map(jnp.zeros_like, x)) if outer and outer.momentum else x
 
 
 def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> None:
@@ -77,46 +70,36 @@ def set_schedules(opt_state: Any, step: int) -> Any:
     return jax.tree.map(put, opt_state, is_leaf=lambda state: type(state).__name__ in whole)
 
 
-def make_update(tx: optax.GradientTransformation, params: Any, gradients: Gradients) -> Any:
-    """Returns `(x, w, moved, opt_state, *inputs) -> (moved + u, opt_state, aux, is_finite)`.
-
-    u is the update, and `moved` may be None. If u is not finite, 0 is added and `opt_state` stays.
-    Nodes in one process that get the same `tx` and `gradients` share one compiled program.
-    """
-    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, params))
-    return _make_update(tx, structure, tuple(leaves), gradients)
-
-
-@functools.lru_cache(MAX_PROGRAMS)
-def _make_update(
-    tx: optax.GradientTransformation, structure: Any, leaves: Any, gradients: Gradients
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=7)
+def update(
+    tx: optax.GradientTransformation,
+    structure: Any,  # of the model
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+    gradients: Gradients,
+    x: Any,
+    w: Any,
+    moved: Any,
+    opt_state: Any,
+    *inputs: Any,
 ) -> Any:
+    """Returns `(moved + u, opt_state, aux, is_finite)` for the update u; `moved` may be None.
+
+    If u is not finite, 0 is added and `opt_state` stays. Nodes in one process that have the same
+    `tx` and `gradients` share one compiled program.
+    """
     like = jax.tree.unflatten(structure, leaves)
     layout = Layout(like)
-    tx = optax.with_extra_args_support(tx)
-
-    def update(x: Any, w: Any, moved: Any, opt_state: Any, *inputs: Any) -> Any:
-        params = unpack(layout, like, x, w, moved)
-        grads, aux = gradients(params, *inputs)
-        updates, new_state = tx.update(grads, opt_state, params)
-        buffers = tuple(layout.pack(updates))
-        is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
-
-        def keep(new: Any, old: Any) -> Any:
-            return jnp.where(is_finite, new, old)
-
-        # Chosen on the device: the optimizer's old state is donated, and is not there afterwards.
-        zeros = jax.tree.map(jnp.zeros_like, buffers)
-        change, state = jax.tree.map(keep, (buffers, new_state), (zeros, opt_state))
-        return change if moved is None else add(moved, change), state, aux, is_finite
-
-    return jax.jit(update, donate_argnums=3)
-
-
-def rescale(mass: Mass) -> Mass:
-    """Changes the units of a mass whose weight is far from 1, so that it is near 1."""
-    digits = math.log2(mass.w) if mass.w > 0 else 0
-    return mass if abs(digits) < MAX_DIGITS else mass.at(mass.exponent + round(digits))
+    params = unpack(layout, like, x, w, moved)
+    grads, aux = gradients(params, *inputs)
+    updates, new_state = optax.with_extra_args_support(tx).update(grads, opt_state, params)
+    buffers = tuple(layout.pack(updates))
+    is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
+    # Chosen on the device: the optimizer's old state is donated, and is not there afterwards.
+    zeros = jax.tree.map(jnp.zeros_like, buffers)
+    new = (buffers, new_state)
+    old = (zeros, opt_state)
+    change, state = jax.tree.map(lambda a, b: jnp.where(is_finite, a, b), new, old)
+    return change if moved is None else add(moved, change), state, aux, is_finite
 
 
 @jax.jit
@@ -145,22 +128,6 @@ def move(
     return tuple(a + outer.learning_rate * b for a, b in zip(x, pulls, strict=True)) + m
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def split(x: tuple[Any, ...], wires: tuple[Wire, ...], key: Any = None) -> tuple[Any, Any]:
-    """Halves buffers; returns the half to keep, and the half to send in the form of the wire.
-
-    The half to send is None if it equals the half to keep, so that both use the same memory.
-    """
-    kept = []
-    shared = []
-    for number, (a, wire) in enumerate(zip(x, wires, strict=True)):
-        sent, arrives = narrow(a / 2, wire, fold_in(key, number))
-        is_exact = wire == a.dtype
-        kept.append(arrives if is_exact else a - arrives)
-        shared.append(None if is_exact else sent)
-    return tuple(kept), tuple(shared)
-
-
 @functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=2)
 def advance(
     x: tuple[Any, ...],
@@ -173,21 +140,20 @@ def advance(
 ) -> tuple[Any, Any]:
     """Adds what has arrived, and moves; with `wires`, also halves the sum.
 
-    Returns the half to keep, in the memory of `moved`, and the half to send, as `split` does.
+    Returns the half to keep, in the memory of `moved`, and the words of the half to send. None
+    stands for the words of a buffer that travels as it is: both halves then use the same memory.
     """
     if arrived is not None:
         x = add(x, arrived)
     x = move(x, moved, w, outer)
-    return (x, None) if wires is None else split(x, wires, key)
-
-
-def _join(one: Mass, two: Mass) -> Mass:
-    """Adds two masses on the host, in the same units, in the memory of one that is fresh."""
-    one, two = (two, one) if two.is_fresh else (one, two)
-    pairs = zip(one.x, two.x, strict=True)
-    x = tuple(np.add(a, b, out=a if one.is_fresh else None) for a, b in pairs)
-    sums = dataclasses.replace(one, x=()) + dataclasses.replace(two, x=())
-    return dataclasses.replace(sums, x=x, is_fresh=True)
+    if wires is None:
+        return x, None
+    kept: list[Any] = []
+    words: list[Any] = []
+    for number, (a, wire) in enumerate(zip(x, wires, strict=True)):
+        words.append(None if wire is None else wire.encode(a / 2, fold_in(key, number)))
+        kept.append(a / 2 if wire is None else a - wire.decode(words[-1], a))
+    return tuple(kept), tuple(words)
 
 
 class Holding:
@@ -204,8 +170,7 @@ class Holding:
     @property
     def total(self) -> Mass:
         """The weight of the mass, without the numerator."""
-        own = dataclasses.replace(self.mass, x=())
-        return own if self._change is None else own + dataclasses.replace(self._change, x=())
+        return self.mass.bare if self._change is None else self.mass.bare + self._change.bare
 
     def read(self) -> Mass:
         """Returns a copy of the mass on the host."""
@@ -223,7 +188,12 @@ class Holding:
         arrays = zip(mass.x, self.mass.x, strict=True)
         x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
         mass = dataclasses.replace(mass, x=x)
-        self._change = mass if self._change is None else _join(self._change, mass)
+        if self._change is not None:  # the sum is in the memory of one that is fresh
+            one, two = sorted((self._change, mass), key=lambda m: m.is_fresh)
+            pairs = zip(one.x, two.x, strict=True)
+            x = tuple(np.add(a, b, out=b if two.is_fresh else None) for a, b in pairs)
+            mass = dataclasses.replace(one.bare + two.bare, x=x, is_fresh=True)
+        self._change = mass
 
     def halve(self) -> Mass:
         """Takes out half of the mass and returns it, in the memory of the half that stays."""
@@ -245,7 +215,9 @@ class Holding:
             x = add(self.mass.x, self._change.x)
             self.mass = dataclasses.replace(self.total, x=x)
             self._change = None
-        self.mass = rescale(self.mass)
+        digits = math.log2(self.mass.w) if self.mass.w > 0 else 0
+        if abs(digits) >= MAX_DIGITS:  # in other units the weight is near 1
+            self.mass = self.mass.at(self.mass.exponent + round(digits))
         return self.mass
 
     def is_finite(self) -> bool:
@@ -268,11 +240,11 @@ class Holding:
         self.mass = dataclasses.replace(total, x=kept)
         if wires is None:
             return None
-        shares = zip(kept, shared, wires, strict=True)
-        half = dataclasses.replace(
-            total / 2,
-            x=tuple(np.asarray(a) if b is None else to_host(b, wire, a) for a, b, wire in shares),
+        x = (
+            np.asarray(a) if wire is None else Words(np.asarray(words), wire, a.size, a.dtype)
+            for a, words, wire in zip(kept, shared, wires, strict=True)
         )
+        half = dataclasses.replace(total / 2, x=tuple(x))
         if not all(is_finite(np.asarray(x), half.w) for x in half.x):
             return None
         self.mass = dataclasses.replace(half, x=kept)

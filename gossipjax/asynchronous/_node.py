@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
-import socket
 import time
 import uuid
 import warnings
@@ -27,30 +25,24 @@ from gossipjax.asynchronous._model import (
     add,
     advance,
     make_numerator,
-    make_update,
     require_local,
     set_schedules,
-    travels_twice,
     unpack,
+    update,
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._saving import Saves
 from gossipjax.asynchronous._service import Service
-from gossipjax.asynchronous._settings import Settings, may_connect
-from gossipjax.asynchronous._transfer import FIRST_PIECE
-from gossipjax.asynchronous._wire import make_key, wire_types
+from gossipjax.asynchronous._settings import Settings
+from gossipjax.asynchronous._silence import GREETING, MAX_SHOWN, explain_silence, read_greeting
+from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
 
-GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # bytes with which ZeroMQ begins each connection
 LIFE_LETTERS = 16  # letters in the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 AVERAGE_SECONDS = 600.0
 MIN_NODES = 4  # from this size on, a node that holds more than half is reported
-MAX_SHOWN = 8  # nodes that an error names
-# Models of which a larger one has a single message on its way at a time, and others one for each
-# peer: a node needs memory for what is on its way.
-MAX_BYTES_ON_WAY = 1 << 24
 
 
 class Statistics(NamedTuple):
@@ -87,52 +79,40 @@ class Node:
 
     def __init__(self, tx: optax.GradientTransformation, params: Any, settings: Settings):
         self.place = settings.place
-        self._settings = settings
         self._algorithm = settings.algorithm
-        self._patience = settings.patience
+        self._outer = settings.algorithm.outer
         require_transform(tx, "tx")
-        self._tx = tx
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
-        self._models = 1 + travels_twice(self._algorithm.outer)  # models in a message
-        self._wires = wire_types(self._layout.dtypes, settings.wire) * self._models
+        self._models = 2 if self._outer and self._outer.momentum else 1  # in a message
+        self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
-        self._updates: dict[Gradients, Any] = {}
+        leaves, structure = jax.tree.flatten(self._like)
+        self._update = functools.partial(update, tx, structure, tuple(leaves))
+        self._compiled: set[Gradients] = set()
         self._steps = self._skipped = self._sent = self._kept = 0
-        x = make_numerator(params, self._algorithm.outer, True)
-        self._saves: Saves | None = None
-        if settings.folder is not None:
-            self._saves = Saves(settings.folder / str(self.place), settings.every, x, opt_state)
-            opt_state = self._saves.opt_state
-        self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
-        estate = self._saves.estate if self._saves else None
-        is_continued = estate is not None
-        if is_continued:
-            settings = self._settings = dataclasses.replace(settings, is_founder=False)
+        x = make_numerator(params, self._outer)
+        folder = settings.folder and settings.folder / str(self.place)
+        self._saves = saves = Saves(folder, settings.every, x, opt_state)
+        self.opt_state = jax.tree.map(jnp.copy, saves.opt_state)  # a step donates it
+        estate = saves.estate
+        if estate is not None:
+            settings = dataclasses.replace(settings, is_founder=False)
         elif settings.is_founder is None:
             estate = Mass(tuple(map(np.array, x)), 1.0)
-        if not settings.is_founder:
-            x = tuple(map(jnp.zeros_like, x))
+        self._settings = settings
+        x = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
         self._holding = Holding(Mass(x, float(bool(settings.is_founder))))
-        form = self._make_format()
-        self._service = Service(settings.listen, form, settings.patience, settings.secret)
+        self._service = Service(settings, self._make_format())
         self.address = self._service.address
-        self._journal = Journal(
-            settings.journal, is_continued=is_continued, outer=self._algorithm.outer
-        )
-        is_large = form.model_bytes > FIRST_PIECE
+        is_continued = saves.estate is not None
+        self._journal = Journal(settings.journal, is_continued=is_continued, outer=self._outer)
         self._participant = Participant(
-            settings,
-            self._holding,
-            self._make_life,
-            self._journal.add,
-            time.monotonic(),
-            max(1, MAX_BYTES_ON_WAY // form.model_bytes) if is_large else None,
+            settings, self._holding, self._make_life, self._journal.add, time.monotonic()
         )
         if estate is not None:
-            saves = self._saves
-            self._participant.bring(estate, *((saves.steps, saves.clock) if saves else ()))
+            self._participant.founding.bring(estate, saves.steps, saves.clock)
         self._is_open = True
         self._in_block = False
         self._is_over = False
@@ -149,10 +129,14 @@ class Node:
         text = f"{jax.tree.structure(self._like)} {shapes}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
-        algorithm = str(self._algorithm.outer or self._algorithm.name)
+        algorithm = str(self._outer or self._algorithm.name)
         sizes = tuple(self._layout.sizes) * self._models
         dtypes = tuple(self._layout.dtypes) * self._models
-        names = " ".join(map(str, self._wires))
+        # A floating-point codec is named by its type, as a buffer that travels as it is.
+        wires = zip(self._wires, dtypes, strict=True)
+        names = " ".join(
+            str(getattr(wire or dtype, "dtype", wire or dtype)) for wire, dtype in wires
+        )
         return Format(self._settings.job, model, algorithm, names, sizes, dtypes, self._wires)
 
     def _make_life(self) -> Identity:
@@ -163,10 +147,8 @@ class Node:
 
     def _make_moved(self) -> tuple[jax.Array, ...] | None:
         """Makes the buffers of the model's own movement since its last outer step, all 0."""
-        if self._algorithm.outer is None:
-            return None
         layout = self._layout
-        return tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
+        return self._outer and tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
 
     @property
     def params(self) -> Any:
@@ -179,33 +161,35 @@ class Node:
     def members(self) -> list[int]:
         """The places of this node and of the nodes that it hears and that hold mass."""
         with self._service.lock:
-            return sorted([self.place, *(peer.place for peer in self._participant.list_members())])
+            others = self._participant.members.list_members()
+        return sorted([self.place, *(peer.place for peer in others)])
 
     @property
     def steps(self) -> int:
         """The local steps that all lives of this place have made with its data, as far as known."""
         with self._service.lock:
-            return self._participant.steps[self.place]
+            return self._participant.members.own_steps
 
     @property
     def total_steps(self) -> int:
         """The local steps of all lives of all nodes, as far as this node knows."""
         with self._service.lock:
-            return sum(self._participant.steps.values())
+            return sum(self._participant.members.steps.values())
 
     @property
     def statistics(self) -> Statistics:
         """What this node has done so far."""
+        post = self._participant.post
         with self._service.lock:
             return Statistics(
                 self._steps,
                 self._skipped,
                 self._sent,
                 self._kept,
-                self._participant.staleness / max(1, self._participant.acknowledged),
+                post.staleness / max(1, post.acknowledged),
                 self._service.sent_bytes,
                 self._holding.total.weight,
-                self._participant.dropped | self._service.all_dropped,
+                dict(post.dropped),
             )
 
     def step(self, gradients: Gradients, *inputs: Any) -> Any:
@@ -230,12 +214,13 @@ class Node:
             model and the optimizer state do not change. If the model itself is not finite, it is
             written off in either case, and the node goes on as if it had just joined.
         """
-        self._warn()
-        self._participant.is_finished = self._is_over
+        for text in list(self._participant.members.notes.values())[self._warned :]:
+            self._warned += 1
+            warnings.warn(text, stacklevel=2)
+        self._participant.ending.is_finished = self._is_over
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
-        update = self._updates[gradients]
-        result = update(mass.x, mass.w, moved, self.opt_state, *inputs)
+        result = self._update(gradients, mass.x, mass.w, moved, self.opt_state, *inputs)
         moved, self.opt_state, aux, is_finite = result
         # This waits for the device. Without the lock: messages are taken in meanwhile.
         is_finite = bool(is_finite)
@@ -244,21 +229,20 @@ class Node:
             self._skipped += not is_finite
             participant = self._participant
             # Else the node was declared dead during the step, and has given up its old mass.
-            if participant.identity.life == life:
-                participant.count_step()
+            if participant.life == life:
+                participant.members.count_step()
                 if is_finite:
                     self._journal.add("end", life, self._steps - 1, None)
-                outer = self._algorithm.outer
-                self._moved = moved if outer else None
+                self._moved = moved if self._outer else None
                 if not is_finite and not self._holding.is_finite():
-                    participant.write_off(time.monotonic())
-                elif self._steps % (outer.every if outer else 1) == 0:
+                    participant.write_off()
+                elif self._steps % (self._outer.every if self._outer else 1) == 0:
                     self._send(moved)
         self._service.wake()
         if not (is_finite or self._settings.nonfinite == "skip"):
             # Until its next step: the others need not wait for one that may never come.
             with self._service.lock:
-                participant.finish(time.monotonic())
+                participant.ending.finish()
             self._service.wake()
             raise FloatingPointError(
                 f"the update of step {self._steps - 1} must be finite, got NaN or infinity at "
@@ -268,67 +252,53 @@ class Node:
         self._save()
         return aux
 
-    def _warn(self) -> None:
-        """Warns once about each problem that the protocol has noted."""
-        for text in list(self._participant.notes.values())[self._warned :]:
-            self._warned += 1
-            warnings.warn(text, stacklevel=3)
-
     def _begin(self) -> tuple[Mass, Any, str]:
         """Waits until the node holds mass; returns it, the node's own movement, and the life."""
         while True:
             self.wait_for_mass()
             launch.advance(self._steps)
             with self._service.lock:
-                self._service.require_running()
-                if not self._participant.wants_mass:  # it may have been given up meanwhile
-                    joined_at = self._participant.joined_at
-                    if joined_at is not None:  # schedules go on at the step of the node that gave
-                        self.opt_state = set_schedules(self.opt_state, joined_at)
-                        self._participant.joined_at = None
+                founding = self._participant.founding
+                if not founding.wants_mass:  # it may have been given up meanwhile
+                    if founding.joined_at is not None:
+                        # Schedules go on at the step of the node that gave.
+                        self.opt_state = set_schedules(self.opt_state, founding.joined_at)
+                        founding.joined_at = None
                     mass = self._holding.merge()
-                    life = self._participant.identity.life
+                    life = self._participant.life
                     self._journal.add("begin", life, self._steps, mass)
                     return mass, self._moved, life
 
     def _save(self) -> None:
         """Saves if a save is due, and ends after SIGTERM."""
-        saves = self._saves
-        if saves is None:
-            return
         steps = self.steps
-        if saves.is_asked_to_end or steps % saves.every == 0:
-            participant = self._participant
+        if self._saves.is_due(steps):
             with self._service.lock:
                 mass = self._holding.merge()
                 moved = self._moved
-                metadata = {"life": participant.identity.life, "clock": participant.clock}
-            saves.save(steps, mass, moved, self.opt_state, metadata)
+                clock = self._participant.members.clock
+            self._saves.save(steps, mass, moved, self.opt_state, clock)
         self._end_if_asked()
 
-    @property
-    def _is_asked_to_end(self) -> bool:
-        return self._saves is not None and self._saves.is_asked_to_end
-
     def _end_if_asked(self) -> None:
-        if self._saves is not None and self._saves.is_asked_to_end:
+        if self._saves.is_asked_to_end:
             with self._service.lock:
-                has_heir = bool(self._participant.list_heirs())
+                has_heir = bool(self._participant.ending.list_heirs())
             self._saves.end(self.place, has_heir)
 
     @property
     def final_models(self) -> dict[int, Any]:
         """The models at the end, by place, of all nodes that lived then. Call `average` first."""
         with self._service.lock:
-            finals = self._participant.finals.items()
+            finals = self._participant.ending.finals.items()
             masses = {who.place: mass for who, (_, mass) in finals if mass.w}
         return {place: self._unpack(masses[place].x, masses[place].w) for place in sorted(masses)}
 
     def warm_up(self, gradients: Gradients, *inputs: Any) -> None:
         """Compiles a step now, which the first step with these `gradients` would do otherwise."""
-        if gradients in self._updates:
+        if gradients in self._compiled:
             return
-        if len(self._updates) == MAX_GRADIENTS:
+        if len(self._compiled) == MAX_GRADIENTS:
             raise ValueError(
                 f"gradients must be one of at most {MAX_GRADIENTS} functions, each of which is "
                 "compiled, got another one: define it once, outside of the loop."
@@ -336,14 +306,14 @@ class Node:
         launch.advance(slow=True)
         with self._service.lock:
             mass = self._holding.merge()
-        update = self._updates[gradients] = make_update(self._tx, self._like, gradients)
-        update.lower(mass.x, mass.w or 1.0, self._moved, self.opt_state, *inputs).compile()
+        self._compiled.add(gradients)
+        state = (mass.x, mass.w or 1.0, self._moved, self.opt_state)
+        update.lower(*self._update.args, gradients, *state, *inputs).compile()
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
-        outer = self._algorithm.outer
         key = make_key(self._wires, self.place, 0)
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
-            advance.lower(mass.x, arrays, moved, 1.0, outer, wires, key).compile()
+            advance.lower(mass.x, arrays, moved, 1.0, self._outer, wires, key).compile()
         add.lower(mass.x, arrived).compile()
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
@@ -353,7 +323,8 @@ class Node:
         Returns False after `timeout` seconds.
         """
         with self._service.lock:
-            self._participant.set_ready(time.monotonic())
+            self._participant.is_ready = True
+            self._participant.members.next_beat = 0.0  # tells the others now
         self._service.wake()
         return self._service.wait_until(lambda: self._participant.all_are_ready(count), timeout)
 
@@ -369,99 +340,54 @@ class Node:
         if not self._is_open:
             raise RuntimeError("the node has left: join again.")
         start = time.monotonic()
-        end = start + (10 * self._patience if timeout is None else timeout)
-        participant = self._participant
+        end = start + (10 * self._settings.patience if timeout is None else timeout)
+        members = self._participant.members
+        founding = self._participant.founding
         service = self._service
-        misfits = service.misfits
 
         def list_refusals() -> list[str]:
-            addresses = () if participant.may_go_on_alone else participant.contacts
-            return service.list_refusals(addresses)
+            return service.list_refusals(() if founding.may_go_on_alone else members.contacts)
 
         def is_over() -> bool:
-            refusing = {*misfits, *list_refusals()}
-            is_refused = bool(refusing) and refusing >= participant.contacts.keys()
-            is_refused |= participant.twin is not None or self._is_asked_to_end
-            return not participant.wants_mass or is_refused
+            refusing = {*service.misfits, *list_refusals()}
+            is_refused = bool(refusing) and refusing >= members.contacts.keys()
+            is_refused |= members.twin is not None or self._saves.is_asked_to_end
+            return not founding.wants_mass or is_refused
 
         service.wait_until(is_over, end - start)
         # A tunnel lets everybody in, and then closes what it cannot pass on yet.
-        while not all(map(_is_node, refusing := list_refusals())) and time.monotonic() < end:
-            service.forget_refusals()
+        while {*map(read_greeting, list_refusals())} - {GREETING} and time.monotonic() < end:
+            service.refusals.clear()  # they get more time to let this node in
             service.wait_until(is_over, end - time.monotonic())
-        if participant.wants_mass:
-            self._end_if_asked()
-        if participant.twin is not None:
+        if members.twin is not None:
             raise ValueError(
                 f"place must be nobody else's, got {self.place}, and the node at "
-                f"{participant.twin.address}, which lives, has it: give each node a place of its "
+                f"{members.twin.address}, which lives, has it: give each node a place of its "
                 "own, by GOSSIPJAX_NODE or place=, and all the same addresses."
             )
-        if participant.wants_mass:
+        if founding.wants_mass:
+            self._end_if_asked()
             seconds = time.monotonic() - start
-            with service.lock:
-                contacts = sorted(participant.contacts)
-                is_heard = bool(participant.peers)
-            answers = "; ".join(map(self._explain_silence, contacts[:MAX_SHOWN]))
-            num_nodes = self._settings.num_nodes
-            if misfits:
-                way_out = "Give all nodes of the job the same"
-            elif refusing:
-                way_out = (
-                    "Compare GOSSIPJAX_SECRET, or secret=, on both machines: "
-                    "`echo $GOSSIPJAX_SECRET | sha256sum` must print the same"
-                )
-            elif num_nodes and self._settings.is_founder is None:
-                way_out = (
-                    f"A job of {num_nodes} nodes begins when most of them are there and none has "
-                    "made a step, or all. Start the others"
-                )
-            elif is_heard or not contacts:
-                way_out = "One node must found the job: give it no address, or is_founder=True"
-            else:
-                way_out = "Give the address of one that lives"
+            why = explain_silence(self._participant, service, self._settings)
             raise TimeoutError(
-                f"another node must give this one half of what it holds, got nothing in "
-                f"{seconds:.3g} seconds: {answers or 'there is no address'}. {way_out}."
+                "another node must give this one half of what it holds, got nothing in "
+                f"{seconds:.3g} seconds: {why}"
             )
-
-    def _explain_silence(self, address: str) -> str:
-        """Explains why nothing came from an address."""
-        if address in self._service.misfits:
-            return f"{address} says that this node is {self._service.misfits[address]}"
-        with self._service.lock:
-            heard = [p for p in self._participant.peers.values() if p.identity.address == address]
-        if heard:
-            return f"{address} answers, but has nothing to give"
-        if not may_connect(address, self._settings.secret):
-            return f"{address} is on another machine, and needs a secret"
-        if self._service.list_refusals([address]) and _is_node(address):
-            return f"the node at {address} refuses this one, which has another secret"
-        if _read_greeting(address) is None:
-            return f"nobody listens at {address}"
-        return f"{address} listens, but does not speak with this node"
 
     def _send(self, moved: Any) -> None:
         """Moves the mass by the node's own movement, and sends as the algorithm says."""
         participant = self._participant
-        outer = self._algorithm.outer
         averages = self._algorithm.averages
-        turn = self._steps // outer.every if outer else self._steps
-        peer = self._algorithm.choose(
-            participant.list_reachable(),
-            participant.identity,
-            turn - 1,
-            participant.measure_seconds(),
-        )
+        turn = self._steps // self._outer.every if self._outer else self._steps
+        peer = participant.choose(self._algorithm.choose, turn - 1)
+        is_free = peer is not None and participant.may_send(peer, is_share=not averages)
         now = time.monotonic()
-        is_free = peer is not None and participant.is_free(peer)
-        is_free = is_free and (averages or participant.spares_share())
-        if outer:
-            self._journal.add("outer", participant.identity.life, self._steps - 1, None)
+        if self._outer:
+            self._journal.add("outer", participant.life, self._steps - 1, None)
         wires = self._wires if is_free and not averages else None
         # From place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
-        half = self._holding.move(moved, outer, wires, key)
+        half = self._holding.move(moved, self._outer, wires, key)
         self._moved = self._make_moved()
         self._kept += peer is not None and not is_free
         if peer is None or not is_free:
@@ -469,7 +395,7 @@ class Node:
         if averages:
             self._sent += participant.ask(peer, now)
         elif half is None:  # what it holds is not finite
-            participant.write_off(now)
+            participant.write_off()
         else:
             participant.share(peer, half, now)
             self._sent += 1
@@ -482,8 +408,8 @@ class Node:
         moved = self._moved
         self._moved = self._make_moved()
         participant = self._participant
-        if moved is not None and not (participant.wants_mass or participant.is_finished):
-            self._journal.add("finish", participant.identity.life, self._steps, None)
+        if moved is not None and participant.may_change:
+            self._journal.add("finish", participant.life, self._steps, None)
             self._holding.move(moved, None, None)
 
     def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
@@ -500,45 +426,41 @@ class Node:
           RuntimeError: if no node holds mass, or if large messages do not pass between this node
             and the other nodes, which then end without this one.
         """
-        participant = self._participant
+        ending = self._participant.ending
         with self._service.lock:
             self._finish()
             self._is_over = True
-            participant.finish(time.monotonic())
+            ending.finish()
         self._service.wake()
 
         def is_over() -> bool:
-            return participant.is_ended or participant.is_cut_off or self._is_asked_to_end
+            return ending.is_ended or ending.is_cut_off or self._saves.is_asked_to_end
 
         is_over_in_time = self._service.wait_until(is_over, timeout)
-        if not participant.is_ended:
+        if not ending.is_ended:
             self._end_if_asked()
+        with self._service.lock:
+            reasons = ending.explain_missing()
+            # In the same order on all nodes: their sums are equal to the bit.
+            masses = sorted((who, mass) for who, (_, mass) in ending.finals.items())
         if not is_over_in_time:
-            with self._service.lock:
-                reasons = participant.explain_missing()
             missing = "; ".join(reasons[:MAX_SHOWN])
-            if len(reasons) > MAX_SHOWN:
-                missing += f"; and {len(reasons) - MAX_SHOWN} more"
             raise TimeoutError(
                 f"all nodes must end within {timeout:g} seconds, got no end of these: "
                 f"{missing or 'what this node sent has not arrived'}. Give more time, or leave."
             )
-        if participant.is_cut_off:
+        if ending.is_cut_off:
             raise RuntimeError(
                 "all nodes must hear what each holds at the end, got nothing over most paths of "
                 f"place {self.place}: the others end without it. If a path loses large packets, "
                 "lower the MTU of both machines."
             )
-        with self._service.lock:
-            # In the same order on all nodes: their sums are equal to the bit.
-            finals = sorted(participant.finals.items(), key=lambda item: item[0])
-            masses = [mass for _, (_, mass) in finals]
-        total = functools.reduce(Mass.__add__, masses)
+        total = functools.reduce(Mass.__add__, [mass for _, mass in masses])
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")
-        who, (_, heaviest) = max(finals, key=lambda item: item[1][1].weight)
+        who, heaviest = max(masses, key=lambda item: item[1].weight)
         part = heaviest.weight / total.weight if total.weight else 0.0
-        if len(finals) >= MIN_NODES and part > 0.5:
+        if len(masses) >= MIN_NODES and part > 0.5:
             warnings.warn(
                 f"place {who.place} holds {100 * part:.0f} % of the weight at the end: the average "
                 "is its model, for the most part. Did its loop hang?",
@@ -556,43 +478,24 @@ class Node:
         self._is_open = False
         with self._service.lock:
             self._finish()
-            self._participant.leave()
+            self._participant.ending.leave()
         self._service.wake()
-        seconds = self._patience if timeout is None else timeout
+        seconds = self._settings.patience if timeout is None else timeout
         try:
-            self._service.wait_until(lambda: self._participant.has_left, seconds)
+            self._service.wait_until(lambda: self._participant.ending.has_left, seconds)
         finally:
             self._service.close()
             self._journal.close(seconds)
-            if self._saves is not None and not self._in_block:
+            if self._saves.checkpoints is not None and not self._in_block:
                 self._saves.checkpoints.close()
 
     def __enter__(self) -> Self:
-        if self._saves is not None:
-            self._saves.checkpoints.__enter__()
-            self._in_block = True
+        self._saves.block.__enter__()
+        self._in_block = True
         return self
 
     def __exit__(self, *error: Any) -> None:
         try:
             self.leave()
         finally:
-            if self._saves is not None:
-                self._saves.checkpoints.__exit__(*error)
-
-
-def _read_greeting(address: str) -> bytes | None:
-    """Connects to an address and returns the first bytes that it sends; None if nobody listens."""
-    host, _, port = address.rpartition(":")
-    try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), 1)
-    except OSError:
-        return None
-    with connection, contextlib.suppress(OSError):
-        return connection.recv(len(GREETING))
-    return b""
-
-
-def _is_node(address: str) -> bool:
-    """Whether a node of any job listens at an address."""
-    return _read_greeting(address) == GREETING
+            self._saves.block.__exit__(*error)

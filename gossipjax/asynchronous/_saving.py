@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,6 @@ import numpy as np
 
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import move
-
-if TYPE_CHECKING:
-    from gossipjax.checkpoint import Checkpoints
 
 KEPT = 2  # complete checkpoints
 
@@ -29,15 +27,19 @@ def divide(x: tuple[Any, ...], w: Any, moved: tuple[Any, ...] | None) -> tuple[A
 class Saves:
     """The checkpoints of a node, each with `(x / w, opt_state)`. A restored node has weight 1."""
 
-    def __init__(self, folder: Path, every: int, x: tuple[Any, ...], opt_state: Any):
-        from gossipjax.checkpoint import Checkpoints  # needs orbax; other nodes do not
-
-        self.every = every
-        self.checkpoints: Checkpoints = Checkpoints(folder, every=every, max_to_keep=KEPT)
+    def __init__(self, folder: Path | None, every: int, x: tuple[Any, ...], opt_state: Any):
         self.estate: Mass | None = None  # the saved model and momentum, if any, with weight 1
         self.opt_state = opt_state
         self.steps = 0  # steps of the place until the save
         self.clock = 0  # the step of the schedules in `opt_state`
+        self.block: Any = contextlib.nullcontext()  # in which the node is used
+        self.checkpoints: Any = None
+        self._every = every
+        if folder is None:
+            return
+        from gossipjax.checkpoint import Checkpoints  # needs orbax; other nodes do not
+
+        self.block = self.checkpoints = Checkpoints(folder, every=every, max_to_keep=KEPT)
         restored = self.checkpoints.restore((x, opt_state))
         if restored is not None:
             x, self.opt_state = restored.state
@@ -48,14 +50,17 @@ class Saves:
     @property
     def is_asked_to_end(self) -> bool:
         """Whether this process has got SIGTERM."""
-        return self.checkpoints.is_preempted
+        return self.checkpoints is not None and self.checkpoints.is_preempted
 
-    def save(
-        self, steps: int, mass: Mass, moved: Any, opt_state: Any, metadata: dict[str, Any]
-    ) -> None:
+    def is_due(self, steps: int) -> bool:
+        """Whether to save after these steps."""
+        return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
+
+    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, clock: int) -> None:
         """Begins to write, unless there is no mass; returns when the arrays are on the host."""
         if mass.w:
-            self.checkpoints.save(steps, (divide(mass.x, mass.w, moved), opt_state), metadata)
+            state = divide(mass.x, mass.w, moved), opt_state
+            self.checkpoints.save(steps, state, {"clock": clock})
 
     def end(self, place: int, has_heir: bool) -> NoReturn:
         """After SIGTERM, waits for the write, says what the node does, and raises `Preempted`."""

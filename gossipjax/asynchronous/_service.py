@@ -8,10 +8,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gossipjax import launch
 from gossipjax.asynchronous._messages import (
+    MAX_HEADER_BYTES,
     MAX_TEXT,
     Format,
     Message,
@@ -21,10 +22,8 @@ from gossipjax.asynchronous._messages import (
     encode,
 )
 from gossipjax.asynchronous._participant import Participant
+from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
-
-if TYPE_CHECKING:
-    from gossipjax.asynchronous._sockets import Sockets
 
 TICKS = 50  # ticks during the time after which a node is declared dead
 MISFIT = b"M"  # the first byte of what tells a node of another job so
@@ -38,55 +37,43 @@ LINGER_SECONDS = 0.2  # time to send the rest when a node leaves
 class Service:
     """Runs the protocol of a node on its sockets, in a thread."""
 
-    def __init__(self, listen: str, job: Format, patience: float, secret: str | None):
+    def __init__(self, settings: Settings, job: Format):
+        try:
+            from gossipjax.asynchronous._sockets import Sockets
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "an asynchronous node needs pyzmq, which is not installed: pip install pyzmq."
+            ) from error
+        patience = settings.patience
         # Held while the protocol or what the node holds is used.
         self.lock = threading.Condition(threading.RLock())
-        self.dropped: dict[str, int] = {}  # reason -> messages that were not of this job
+        self.sent_bytes = 0  # of messages with a mass
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
-        self._sockets = _open_sockets(listen, secret)
+        self._sockets = Sockets(settings.listen, settings.secret)
         self.address = self._sockets.address
-        self._transfers = Transfers(self.address, patience, job.max_bytes, self._sockets.send)
-        self._sent_bytes = 0
+        self.refusals = self._sockets.refusals
+        self.wake = self._sockets.wake  # makes the thread send the outbox now
+        max_bytes = MAX_HEADER_BYTES + job.model_bytes
+        self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
-        self._held: dict[tuple[str | None, str, int], tuple[str, Message]] = {}
+        self._held: list[tuple[str, Message]] = []  # until the journal is written
         self._patience = patience
         self._job = job
         self._interval = patience / TICKS
         self._is_closed = False
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._node: Participant | None = None
-
-    @property
-    def all_dropped(self) -> dict[str, int]:
-        """Counts of dropped messages, and of connections that were not from nodes."""
-        failed = self._sockets.failed_handshakes
-        return self.dropped | ({"failed handshakes": failed} if failed else {})
+        self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
 
     def list_refusals(self, addresses: Iterable[str]) -> list[str]:
         """Returns which of these addresses refuse connections of this node."""
         last = time.monotonic() - REFUSED_SECONDS
-        return [x for x in list(addresses) if self._sockets.refusals.get(x, math.inf) <= last]
-
-    def forget_refusals(self) -> None:
-        """Gives addresses more time to let this node in."""
-        self._sockets.refusals.clear()
-
-    @property
-    def sent_bytes(self) -> int:
-        """The bytes of messages with a mass; bytes that were sent twice count twice."""
-        return self._sent_bytes + self._transfers.sent_bytes
+        return [x for x in list(addresses) if self.refusals.get(x, math.inf) <= last]
 
     def start(self, node: Participant, has_written: Callable[[float], bool]) -> None:
         """Starts the thread; it calls `has_written(seconds)` to wait for the journal."""
         self._node = node
         self._has_written = has_written
-        self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
         self._thread.start()
-
-    def wake(self) -> None:
-        """Makes the thread send the outbox now."""
-        self._sockets.wake()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Waits until a condition of the node holds; tries it after every event.
@@ -100,20 +87,15 @@ class Service:
 
         with self.lock:
             self.lock.wait_for(is_over, timeout)
-            self.require_running()
+            if self._error is not None:
+                raise RuntimeError(f"gossip stopped: {self._error!r}.") from self._error
             return condition()
-
-    def require_running(self) -> None:
-        """Raises `RuntimeError` if an error ended the thread."""
-        if self._error is not None:
-            raise RuntimeError(f"gossip stopped: {self._error!r}.") from self._error
 
     def close(self) -> None:
         """Ends the thread after it has sent the outbox."""
         self._is_closed = True
         self._sockets.wake()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
         self._sockets.close(LINGER_SECONDS)
 
     def _run(self) -> None:
@@ -128,25 +110,25 @@ class Service:
 
     def _exchange(self, arrived: list[list[Any]]) -> None:
         node = self._node
-        assert node is not None
         now = time.monotonic()
         heard: list[tuple[str | None, bool]] = []
         # Every number is checked here, before the lock, for which a step would have to wait.
         messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
         with self.lock:
-            for receiver, _, _ in self._held:  # no path is to blame for what has not left yet
-                if receiver in node.peers:
-                    node.peers[receiver].progress = now
+            for _, message in self._held:  # no path is to blame for what has not left yet
+                peer = node.members.peers.get(str(message.receiver))
+                if peer is not None and peer.parcel is not None:
+                    peer.parcel.repeated = peer.parcel.progress = now
             for life, has_arrived in heard:
-                node.note_progress(life, now, has_arrived)
+                node.members.note_progress(life, now, has_arrived)
             for message in messages:
                 with self._survive():
                     node.receive(message, now)
             node.tick(now)
-            outbox = node.outbox
-            node.outbox = []
-            gone = node.gone
-            node.gone = []
+            outbox = node.post.outbox
+            node.post.outbox = []
+            gone = node.post.gone
+            node.post.gone = []
             self.lock.notify_all()
         # A step does not wait for sockets either.
         for address in gone:
@@ -154,16 +136,12 @@ class Service:
             self._transfers.forget(address)
         # What leaves is in the journal, or a kill would spoil the account. While the disk freezes,
         # all that has no mass goes on.
-        if self._held or any(message.mass is not None for _, message in outbox):
-            outbox = [*self._held.values(), *outbox]
-            self._held = {}
-            if not self._has_written(self._interval):
-                self._held = {
-                    (message.receiver, message.kind, message.number): (address, message)
-                    for address, message in outbox
-                    if message.mass is not None
-                }
-                outbox = [item for item in outbox if item[1].mass is None]
+        outbox = self._held + outbox
+        self._held = [item for item in outbox if item[1].mass is not None]
+        if self._held and not self._has_written(self._interval):
+            outbox = [item for item in outbox if item[1].mass is None]
+        else:
+            self._held = []
         for address, message in outbox:
             with self._survive():
                 self._note_stranger(address, now)
@@ -176,9 +154,9 @@ class Service:
         try:
             yield
         except MessageError as error:
-            self._count_dropped(str(error))
+            self._node.post.drop(str(error))
         except Exception as error:
-            self._count_dropped(f"raising {type(error).__name__}")
+            self._node.post.drop(f"raising {type(error).__name__}")
 
     def _read(
         self, frames: list[Any], now: float, heard: list[tuple[str | None, bool]]
@@ -197,24 +175,20 @@ class Service:
             try:
                 return decode(frames, self._job)
             except MisfitError as error:
-                self._count_dropped(str(error))
+                self._node.post.drop(str(error))
                 self._answer_misfit(error, now)
         return None
 
-    def _count_dropped(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-
     def _note_stranger(self, address: str, now: float) -> None:
         """If many strangers were answered, drops what waits for the one answered first."""
-        assert self._node is not None
-        if address in self._node.contacts:
+        if address in self._node.members.contacts:
             return
         self._strangers.pop(address, None)
         self._strangers[address] = now
         if len(self._strangers) > MAX_STRANGERS:
             first = next(iter(self._strangers))
             del self._strangers[first]
-            if first not in self._node.contacts:
+            if first not in self._node.members.contacts:
                 self._sockets.forget(first)
 
     def _answer_misfit(self, error: MisfitError, now: float) -> None:
@@ -230,28 +204,18 @@ class Service:
             match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
                 case [str() as address, str() as reason] if (address + reason).isprintable():
                     with self.lock:
-                        if self._node is not None and address in self._node.contacts:
+                        if address in self._node.members.contacts:
                             self.misfits[address] = reason
                         self.lock.notify_all()
 
     def _send(self, address: str, message: Message) -> None:
         frames = encode(message, self._job)
         size = sum(memoryview(frame).nbytes for frame in frames)
-        if message.mass is not None and size > FIRST_PIECE:
-            key = message.receiver, message.kind, message.number
-            self._transfers.put(address, message.sender.life, key, frames)
-            return
-        # Where a path loses full packets, the small ones that say that a node lives still pass.
         has_mass = message.mass is not None
-        if self._sockets.send(address, frames, has_mass and size > PACKET) and has_mass:
-            self._sent_bytes += size
-
-
-def _open_sockets(listen: str, secret: str | None) -> Sockets:
-    try:
-        from gossipjax.asynchronous._sockets import Sockets
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "an asynchronous node needs pyzmq, which is not installed: pip install pyzmq."
-        ) from error
-    return Sockets(listen, secret)
+        if has_mass and size > FIRST_PIECE:
+            key = message.receiver, message.kind, message.number
+            is_sent = self._transfers.put(address, message.sender.life, key, frames)
+        else:
+            # Where a path loses full packets, the small ones that say that a node lives still pass.
+            is_sent = self._sockets.send(address, frames, has_mass and size > PACKET)
+        self.sent_bytes += size * (has_mass and is_sent)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from gossipjax.asynchronous._messages import is_address
+from gossipjax.asynchronous._secret import is_loopback, require_secret
 from gossipjax.asynchronous.algorithms import Algorithm
-from gossipjax.launch.secret import is_loopback, require_secret
 from gossipjax.wire import WireLike
 
 
@@ -43,8 +43,6 @@ class Settings:
                     f"none with {name} {value}: give all nodes the same line of "
                     "`openssl rand -hex 32`, as secret= or in GOSSIPJAX_SECRET."
                 )
-        if self.max_received < 1:
-            raise ValueError(f"max_received must be 1 or more, got {self.max_received}.")
         require_secret(self.secret, "secret")
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(

@@ -15,8 +15,8 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from gossipjax.asynchronous._secret import make_key
 from gossipjax.asynchronous._settings import may_connect
-from gossipjax.launch.secret import make_key
 
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
 RECONNECT_MS = 100
@@ -45,22 +45,24 @@ class Sockets:
     """
 
     def __init__(self, address: str, secret: str | None):
-        self.failed_handshakes = 0  # number of connections of strangers that were closed
         self.refusals: dict[str, float] = {}  # by addresses, and since when they refuse this node
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        self._is_ipv6 = address.startswith("[")
+        # These are the defaults of all sockets.
+        self._context.linger = 0
+        self._context.ipv6 = address.startswith("[")
+        self._context.sndhwm = self._context.rcvhwm = QUEUED
         self._secret = secret
         self._keys = None if secret is None else make_keys(secret)
+        if self._keys:
+            self._context.curve_publickey, self._context.curve_secretkey = self._keys
         self._outgoing: dict[tuple[str, bool], zmq.Socket[bytes]] = {}
-        self._incoming = self._make_socket(zmq.PULL)
+        self._incoming = self._context.socket(zmq.PULL)
         self._incoming.maxmsgsize = MAX_FRAME_BYTES + (ENCRYPTION_BYTES if self._keys else 0)
         self._incoming.handshake_ivl = HANDSHAKE_MS
-        if self._keys:
-            self._incoming.curve_server = True
-        # What ZeroMQ says of handshakes, by address until there was one; None is the own address.
-        self._monitors: dict[str | None, zmq.Socket[bytes]] = {}
-        self._monitors[None] = self._incoming.get_monitor_socket(REFUSED)
+        self._incoming.curve_server = self._keys is not None
+        # What ZeroMQ says of handshakes, by address until there was one.
+        self._monitors: dict[str, zmq.Socket[bytes]] = {}
         try:
             self._incoming.bind(f"tcp://{address}")
         except zmq.ZMQError as error:
@@ -76,18 +78,8 @@ class Sockets:
         self._wake_sender = self._context.socket(zmq.PAIR)
         self._wake_sender.connect(WAKE_ADDRESS)
         self._poller = zmq.Poller()
-        for socket in (self._incoming, self._monitors[None], self._wake_receiver):
-            self._poller.register(socket, zmq.POLLIN)
-
-    def _make_socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.linger = 0
-        socket.ipv6 = self._is_ipv6
-        socket.sndhwm = QUEUED
-        socket.rcvhwm = QUEUED
-        if self._keys:
-            socket.curve_publickey, socket.curve_secretkey = self._keys
-        return socket
+        self._poller.register(self._incoming, zmq.POLLIN)
+        self._poller.register(self._wake_receiver, zmq.POLLIN)
 
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many frames wait."""
@@ -106,7 +98,7 @@ class Sockets:
         return True
 
     def _connect(self, address: str, is_bulk: bool) -> None:
-        socket = self._outgoing[address, is_bulk] = self._make_socket(zmq.PUSH)
+        socket = self._outgoing[address, is_bulk] = self._context.socket(zmq.PUSH)
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = MAX_RECONNECT_MS
         if self._keys:
@@ -140,20 +132,15 @@ class Sockets:
             self._wake_receiver.recv()
         for address, monitor in list(self._monitors.items()):
             while monitor in ready and not monitor.closed and monitor.poll(0):
-                self._note_handshake(address, recv_monitor_message(monitor)["event"])
+                if recv_monitor_message(monitor)["event"] & REFUSED:
+                    self.refusals.setdefault(address, time.monotonic())
+                else:
+                    self._end_watch(address)
         arrived: list[list[Any]] = []
         while self._incoming in ready and len(arrived) < QUEUED and self._incoming.poll(0):
             frames = self._incoming.recv_multipart(zmq.NOBLOCK, copy=False)
             arrived.append([frame.buffer for frame in frames])
         return arrived
-
-    def _note_handshake(self, address: str | None, event: int) -> None:
-        if address is None:
-            self.failed_handshakes += 1
-        elif event & REFUSED:
-            self.refusals.setdefault(address, time.monotonic())
-        else:
-            self._end_watch(address)
 
     def wake(self) -> None:
         """Makes `receive` return in another thread."""
@@ -164,7 +151,6 @@ class Sockets:
         """Closes all sockets, after at most `linger` seconds for frames that still wait."""
         for socket in self._outgoing.values():
             socket.close(linger=int(1000 * linger))
-        self._incoming.disable_monitor()
         self._context.destroy(linger=int(1000 * linger))
 
 

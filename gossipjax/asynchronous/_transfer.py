@@ -9,6 +9,7 @@ that were not acknowledged.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections import deque
@@ -17,8 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.asynchronous._messages import MessageError, is_address, require_counts, require_name
+from gossipjax.asynchronous._messages import (
+    MessageError,
+    is_address,
+    read_json,
+    require_counts,
+    require_name,
+)
 
+MIN_SECONDS = 1e-4  # that clocks can measure
 MIN_PIECE = 1 << 14  # bytes
 MAX_PIECE = 1 << 20
 FIRST_PIECE = 1 << 16  # while the rate is not known; smaller messages travel whole
@@ -46,6 +54,10 @@ class _Stream:
     buffers: list[memoryview]
     acknowledged: int = 0
     sent: int = 0
+    # When the measurement of the rate that goes on began, and what was acknowledged before; the
+    # rest of a message is measured anew after a connection broke.
+    since: float | None = None
+    before: int = 0
 
     def __post_init__(self) -> None:
         self.lengths = [len(buffer) for buffer in self.buffers]
@@ -70,25 +82,8 @@ class _Queue:
     """The messages for one address. The first is on its way, and the others wait."""
 
     streams: deque[_Stream] = dataclasses.field(default_factory=deque)
-    rate: float = 0.0  # bytes per second, as measured; 0 is unknown
+    rate: float = 0.0  # bytes per second of the newest message, as measured; 0 is unknown
     moved: float = 0.0  # when the last progress was made
-    since: float = 0.0  # when the measurement that goes on began
-    measured: int = 0  # bytes that were acknowledged since then
-
-    def start(self, now: float) -> None:
-        """Begins to measure the rate."""
-        self.moved = self.since = now
-        self.measured = 0
-
-    def note(self, count: int, now: float, min_seconds: float) -> None:
-        """Notes acknowledged bytes; measures the rate over at least `min_seconds`."""
-        self.moved = now
-        self.measured += count
-        seconds = now - self.since
-        if seconds >= min_seconds:
-            rate = self.measured / seconds
-            self.rate = 0.5 * (self.rate + rate) if self.rate else rate
-            self.start(now)
 
 
 @dataclasses.dataclass
@@ -105,7 +100,6 @@ class Transfers:
     """Sends and receives large messages of one process."""
 
     def __init__(self, address: str, patience: float, max_bytes: int, send: Send):
-        self.sent_bytes = 0  # bytes of pieces that were sent
         self._address = address
         self._patience = patience
         self._max_bytes = max_bytes
@@ -116,21 +110,19 @@ class Transfers:
 
     def put(
         self, address: str, life: str, key: tuple[str | None, str, int], frames: Sequence[Any]
-    ) -> None:
-        """Sends a message in pieces, unless the message is on its way already."""
+    ) -> bool:
+        """Sends a message in pieces; False if the message is on its way already."""
         queue = self._queues.setdefault(address, _Queue())
         # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
         if any(stream.key == key for stream in queue.streams):
-            return
+            return False
         header = bytes(frames[0])
-        # The buffers that follow are then aligned where they arrive; JSON ignores spaces.
-        header += b" " * (-len(header) % ALIGNMENT)
+        header += b" " * (-len(header) % ALIGNMENT)  # JSON ignores spaces
         buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
         self._count += 1
         queue.streams.append(_Stream(life, key, self._count, buffers))
-        if len(queue.streams) == 1:
-            queue.start(time.monotonic())
-        self._go_on(address, queue)
+        self._go_on(address, queue, time.monotonic())
+        return True
 
     def forget(self, address: str) -> None:
         """Drops what is on its way to an address."""
@@ -144,9 +136,9 @@ class Transfers:
                 on_way = stream.sent - stream.acknowledged
                 seconds = on_way / queue.rate if queue.rate else self._patience
                 if now - queue.moved > max(self._patience, MAX_SLOWNESS * seconds):
-                    queue.start(now)  # lost pieces say nothing about the rate
+                    stream.since = None  # lost pieces say nothing about the rate
                     stream.sent = stream.acknowledged
-                self._go_on(address, queue)
+                self._go_on(address, queue, now)
         for life, arrival in list(self._arrivals.items()):
             if now - arrival.moved > 10 * self._patience:
                 del self._arrivals[life]
@@ -166,27 +158,25 @@ class Transfers:
         kind = bytes(frames[0][:1])
         if kind not in (PIECE, PROGRESS):
             return None
-        try:
-            said = json.loads(bytes(frames[0][1:]).decode())
-        except (ValueError, RecursionError) as error:
-            raise MessageError("not readable") from error
-        match said:
+        match read_json(frames[0][1:]):
             case [str() as address, str() as life, number, offset] if kind == PROGRESS:
                 require_counts([number, offset])
                 return self._acknowledge(address, life, number, offset, now), None
-            case [str() as address, life, number, offset, [*lengths]] if (
+            case [str() as address, life, number, offset, [*lengths]] as said if (
                 kind == PIECE and is_address(address) and 0 < len(lengths) <= MAX_BUFFERS
             ):
                 require_counts([number, offset, *lengths])
-                life = require_name(life)
-                return life, self._take(address, life, number, offset, lengths, frames[1:], now)
+                return require_name(life), self._take(said, frames[1:], now)
         raise MessageError("a piece that is none")
 
-    def _go_on(self, address: str, queue: _Queue) -> None:
+    def _go_on(self, address: str, queue: _Queue, now: float) -> None:
         """Sends pieces of the first message as long as few are on their way."""
         if not queue.streams:
             return
         stream = queue.streams[0]
+        if stream.since is None:
+            stream.since = queue.moved = now
+            stream.before = stream.acknowledged
         size = FIRST_PIECE
         window = 1
         if queue.rate:
@@ -200,41 +190,31 @@ class Transfers:
             if not self._send(address, [PIECE + json.dumps(said).encode(), *parts], True):
                 stream.sent = offset
                 return
-            self.sent_bytes += stream.sent - offset
 
     def _acknowledge(
         self, address: str, life: str, number: int, offset: int, now: float
     ) -> str | None:
         """Notes an acknowledgement; returns the life that receives, None if there is none."""
-        queue = self._queues.get(address)
-        if queue is None or not queue.streams:
-            return None
-        stream = queue.streams[0]
-        if (stream.life, stream.number) != (life, number):
+        queue = self._queues.get(address, _Queue())
+        stream = queue.streams[0] if queue.streams else None
+        if stream is None or (stream.life, stream.number) != (life, number):
             return None
         if not stream.acknowledged < offset <= stream.total:
             return stream.key[0]
-        is_over = offset == stream.total
-        shortest = 1e-4 if is_over or not queue.rate else self._patience / PIECES_IN_PATIENCE
-        queue.note(offset - stream.acknowledged, now, shortest)
+        queue.moved = now
+        measured = offset - stream.before
+        if measured >= FIRST_PIECE:  # less says more about the delay of a path than about its rate
+            queue.rate = measured / max(now - (stream.since or 0.0), MIN_SECONDS)
         stream.acknowledged = offset
         stream.sent = max(stream.sent, offset)
-        if is_over:
+        if offset == stream.total:
             queue.streams.popleft()
-        self._go_on(address, queue)
+        self._go_on(address, queue, now)
         return stream.key[0]
 
-    def _take(
-        self,
-        address: str,
-        life: str,
-        number: int,
-        offset: int,
-        lengths: list[int],
-        parts: Sequence[Any],
-        now: float,
-    ) -> list[Any] | None:
+    def _take(self, said: Sequence[Any], parts: Sequence[Any], now: float) -> list[Any] | None:
         """Adds a piece to its message; returns the frames of the message when it is whole."""
+        address, life, number, offset, lengths = said
         total = sum(lengths)
         arrival = self._arrivals.get(life)
         if arrival is None or arrival.number < number:
@@ -242,32 +222,28 @@ class Transfers:
                 raise MessageError("too large")
             if offset or not self._has_room(total, life, now):
                 return None  # the sender repeats the piece
-            arrival = self._arrivals[life] = _Arrival(number, _make_buffer(total))
+            room = np.empty(total + ALIGNMENT, np.uint8)
+            start = -room.ctypes.data % ALIGNMENT
+            arrival = self._arrivals[life] = _Arrival(number, room[start : start + total])
         if arrival.number > number:
             return None
         arrival.moved = now
-        is_whole = False
-        if offset == arrival.received and arrival.buffer is not None:
+        buffer = arrival.buffer
+        if offset == arrival.received and buffer is not None:
             for part in parts:
                 end = arrival.received + len(part)
-                if end > len(arrival.buffer):
+                if end > len(buffer):
                     raise MessageError("a piece that is none")
-                arrival.buffer[arrival.received : end] = np.frombuffer(part, np.uint8)
+                buffer[arrival.received : end] = np.frombuffer(part, np.uint8)
                 arrival.received = end
-            is_whole = arrival.received == len(arrival.buffer)
         # Also for a piece that came twice or too early: the sender learns where to go on.
-        said = [self._address, life, number, arrival.received]
-        self._send(address, [PROGRESS + json.dumps(said).encode()], False)
-        if not is_whole or arrival.buffer is None:
+        progress = [self._address, life, number, arrival.received]
+        self._send(address, [PROGRESS + json.dumps(progress).encode()], False)
+        if buffer is None or not arrival.received == len(buffer) == total:
             return None
-        whole = arrival.buffer.data
         arrival.buffer = None
-        frames = []
-        at = 0
-        for length in lengths:
-            frames.append(whole[at : at + length])
-            at += length
-        return frames if at == len(whole) else None
+        ends = itertools.accumulate(lengths)
+        return [buffer.data[end - size : end] for end, size in zip(ends, lengths, strict=True)]
 
     def _has_room(self, size: int, life: str, now: float) -> bool:
         """Whether another message may arrive, because memory is limited.
@@ -278,10 +254,3 @@ class Transfers:
         moving = [a.buffer for a in others if now - a.moved <= 2 * self._patience]
         waiting = sum(len(buffer) for buffer in moving if buffer is not None)
         return len(others) < MAX_ARRIVALS and (not waiting or waiting + size <= MIN_ROOM)
-
-
-def _make_buffer(size: int) -> np.ndarray:
-    """Returns bytes that begin at a multiple of `ALIGNMENT`, without filling them."""
-    buffer = np.empty(size + ALIGNMENT, np.uint8)
-    start = -buffer.ctypes.data % ALIGNMENT
-    return buffer[start : start + size]

@@ -1,4 +1,4 @@
-"""The form in which a buffer of a share travels: a floating-point type or the words of a codec."""
+"""The form in which a buffer of a share travels: as it is, or as the words of a codec."""
 
 from __future__ import annotations
 
@@ -10,47 +10,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire import (
-    Codec,
-    FloatCodec,
-    IntegerCodec,
-    WireLike,
-    fold_in,
-    require_codec,
-    round_to,
-)
+from gossipjax.wire import Codec, WireLike, fold_in, require_codec
 
-Wire = np.dtype | Codec
+Wire = Codec | None  # None: a buffer travels as it is
 
 
-def wire_types(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[Wire, ...]:
+def choose_wires(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[Wire, ...]:
     """The forms in which buffers of these types travel."""
     if wire is None:
-        return tuple(dtypes)
+        return tuple(None for _ in dtypes)
     codec = require_codec(wire, "wire")
-    if isinstance(codec, IntegerCodec):
-        return tuple(codec for _ in dtypes)
-    if not isinstance(codec, FloatCodec) or codec.dtype == np.float16:
+    if codec.is_sparse:
         raise ValueError(
-            f"wire must be bfloat16, a wider type, int8() or int4(), got {codec}: half of a "
-            "numerator may lie outside of a smaller range, and no value may be left out."
+            f"wire must be a floating-point type, int8() or int4(), got {codec}: of a share no "
+            "value may be left out."
         )
-    return tuple(min(dtype, codec.dtype, key=lambda d: d.itemsize) for dtype in dtypes)
+    return tuple(codec if codec.applies_to(dtype) else None for dtype in dtypes)
 
 
 def make_key(wires: Sequence[Wire], place: int, step: int) -> jax.Array | None:
     """Returns the random key for rounding after a step of a node, if rounding is random."""
-    seeds = [wire.seed for wire in wires if isinstance(wire, IntegerCodec)]
+    seeds = [wire.seed for wire in wires if wire and wire.needs_key]  # pyright: ignore[reportAttributeAccessIssue]
     return fold_in(fold_in(jax.random.key(seeds[0]), place), step) if seeds else None
-
-
-def narrow(x: jax.Array, wire: Wire, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Returns a buffer in the form that travels, and the values that arrive."""
-    if isinstance(wire, Codec):
-        words = wire.encode(x, key)
-        return words, wire.decode(words, x)
-    shared = round_to(x, wire)
-    return shared.astype(wire), shared
 
 
 class Words:
@@ -75,28 +56,21 @@ def _decode(words: Any, codec: Codec, size: int, dtype: np.dtype) -> jax.Array:
     return codec.decode(jnp.asarray(words), jax.ShapeDtypeStruct((size,), dtype))
 
 
-def to_host(shared: jax.Array, wire: Wire, like: jax.Array) -> Any:
-    """Copies a buffer in the form that travels to the host."""
-    array = np.asarray(shared)
-    return Words(array, wire, like.size, like.dtype) if isinstance(wire, Codec) else array
-
-
-def as_bytes(x: Any, wire: Wire) -> memoryview:
+def as_bytes(x: Any, wire: Wire, dtype: np.dtype) -> memoryview:
     """Returns the frame of a buffer, without a copy if its form allows."""
-    if isinstance(wire, Codec):
-        return x.words.view(np.uint8).data
-    return np.ascontiguousarray(x, wire).view(np.uint8).data
+    array = np.ascontiguousarray(x, dtype) if wire is None else x.words
+    return array.view(np.uint8).data
 
 
 def count_bytes(wire: Wire, size: int, dtype: np.dtype) -> int:
     """Returns the number of bytes of a frame."""
-    if isinstance(wire, Codec):
-        return wire.count_words(jax.ShapeDtypeStruct((size,), dtype)) * wire.word.itemsize
-    return size * wire.itemsize
+    if wire is None:
+        return size * dtype.itemsize
+    return wire.count_words(jax.ShapeDtypeStruct((size,), dtype)) * wire.word.itemsize
 
 
 def read_frame(frame: Any, wire: Wire, size: int, dtype: np.dtype) -> np.ndarray:
     """Returns the buffer in a frame, in the type in which a node holds it."""
-    if isinstance(wire, Codec):
-        return np.asarray(Words(np.frombuffer(frame, wire.word), wire, size, dtype))
-    return np.frombuffer(frame, wire).astype(dtype, copy=False)
+    if wire is None:
+        return np.frombuffer(frame, dtype)
+    return np.asarray(Words(np.frombuffer(frame, wire.word), wire, size, dtype))

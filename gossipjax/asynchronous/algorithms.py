@@ -168,6 +168,7 @@ def choose_exponential(
     return ring[(ring.index(own) + 2 ** (step % hops)) % len(ring)]
 
 
+@dataclasses.dataclass(frozen=True)
 class RandomPeer:
     """Draws the peer of a step; the seed, the node's place and the step decide it.
 
@@ -175,21 +176,20 @@ class RandomPeer:
     measured counts as the fastest.
     """
 
-    def __init__(self, seed: int, is_bipartite: bool = False, by_rate: bool = False):
-        self._seed = seed
-        self._is_bipartite = is_bipartite
-        self._by_rate = by_rate
+    seed: int
+    is_bipartite: bool = False
+    by_rate: bool = False
 
     def __call__(
         self, peers: Sequence[Identity], own: Identity, step: int, seconds: Mapping[Identity, float]
     ) -> Identity | None:
-        if self._is_bipartite:
+        if self.is_bipartite:
             peers = [peer for peer in peers if peer.place % 2] if own.place % 2 == 0 else []
         if not peers:
             return None
-        rng = random.Random(f"{self._seed} {own.place} {step}")
+        rng = random.Random(f"{self.seed} {own.place} {step}")
         ordered = sorted(peers, key=lambda peer: (peer.place, peer.life))
-        if not self._by_rate or rng.random() < RATE_FLOOR:
+        if not self.by_rate or rng.random() < RATE_FLOOR:
             return rng.choice(ordered)
         fastest = min(seconds.values(), default=1.0)
         return rng.choices(ordered, [1 / seconds.get(peer, fastest) for peer in ordered])[0]

@@ -7,7 +7,7 @@
 - early: the exchange that can run before a step, and messages in flight.
 - mask: the part of the parameters that a masked transform sees.
 - fragments: the parts in which a model travels.
-- weighted, apply_if_finite, sharded: transforms that stand before or around an exchange.
+- weighted, apply_if_finite, refuse_outliers, sharded: what stands before or around an exchange.
 """
 
 __all__: list[str] = []

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from gossipjax.launch._gpu import GpuSetting, gpu_settings, set_gpu_settings
 from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node
 from gossipjax.launch._progress import advance
-from gossipjax.launch._supervisor import MALLOC_ENVIRONMENT
-from gossipjax.launch._worker import signal_handlers
-from gossipjax.launch.secret import secret_from_env
+from gossipjax.launch._signals import signal_handlers
 
 if TYPE_CHECKING:
     from gossipjax.launch._initialize import exit_process, initialize
+    from gossipjax.launch._job import MALLOC_ENVIRONMENT
     from gossipjax.launch._mesh import mesh
 
 __all__ = [
@@ -30,12 +29,12 @@ __all__ = [
     "gpu_settings",
     "initialize",
     "mesh",
-    "secret_from_env",
     "set_gpu_settings",
     "signal_handlers",
 ]
 
-_WITH_JAX = {
+_LATER = {
+    "MALLOC_ENVIRONMENT": "_job",
     "exit_process": "_initialize",
     "initialize": "_initialize",
     "mesh": "_mesh",
@@ -44,9 +43,9 @@ _WITH_JAX = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import names that need JAX at their first use, so that the launcher starts without it."""
-        if name in _WITH_JAX:
-            return getattr(importlib.import_module(f"gossipjax.launch.{_WITH_JAX[name]}"), name)
+        """Imports names at their first use, so that the launcher starts without JAX."""
+        if name in _LATER:
+            return getattr(importlib.import_module(f"gossipjax.launch.{_LATER[name]}"), name)
         raise AttributeError(f"module 'gossipjax.launch' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -80,8 +80,8 @@ def choose_gpu(info: ProcessInfo | None) -> int | None:
         raise ValueError(
             f"the processes of {scheduled.scheduler} on a host must be at most {len(gpus)}, the "
             f"number of {_describe(gpus)}, got {on_host}: NCCL refuses two processes on one GPU. "
-            "Start fewer, with several nodes on each GPU by gx.Nodes(N, gx.launch.mesh()), or set "
-            f"JAX_PLATFORMS=cpu. If each sees other GPUs, set JAX_LOCAL_DEVICE_IDS={all_ids}."
+            "Start fewer, with several nodes on each GPU by gx.Nodes(N, mesh=gx.launch.mesh()), or "
+            f"set JAX_PLATFORMS=cpu. If each sees other GPUs, set JAX_LOCAL_DEVICE_IDS={all_ids}."
         )
     if is_first and on_host < len(gpus):
         warnings.warn(

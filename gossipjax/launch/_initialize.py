@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import signal
 import sys
 import threading
-import time
 import warnings
 from types import TracebackType
 from typing import NoReturn
 
 import jax
-from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]
 
 from gossipjax.launch import peers
 from gossipjax.launch._devices import choose_gpu, visible_gpus
+from gossipjax.launch._hello import bind_address, meet, reach
 from gossipjax.launch._process_info import (
     ProcessInfo,
-    describe_unreachable,
-    find_gloo_host,
-    find_own_host,
-    parse_address,
     process_from_arguments,
     process_from_scheduler,
     require_address_with_numbers,
-    timeout_seconds,
+    seconds_from,
 )
 from gossipjax.launch._progress import enable_stacks
-from gossipjax.launch._rendezvous import bind_address, reach, rendezvous
-from gossipjax.launch.secret import is_loopback, secret_from_env
 
+MEETING_SECONDS = 60.0  # for the other processes to come
+HEARTBEAT_SECONDS = 30.0  # until a process that is not heard counts as dead
 LOSS_SECONDS = 1.0  # after a collective has failed, the loss of a peer is known by then
+# What errors say that another process may have caused: of Gloo, and of JAX's coordinator.
+OF_OTHERS = ("Gloo", "unhealthy", "Barrier", "coordination service")
 
 _initialized: ProcessInfo | None = None
 
@@ -43,6 +39,7 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     initialization_timeout: float | None = None,
+    heartbeat_timeout: float | None = None,
 ) -> ProcessInfo:
     """Join this process to its job. Call it once, at the top, before you first use JAX.
 
@@ -68,6 +65,8 @@ def initialize(
       process_id: the number of this process, from 0.
       initialization_timeout: the seconds to wait for the other processes. The default is
         `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60.
+      heartbeat_timeout: the seconds after which a process that JAX does not hear is dead, and all
+        others end. The default is `GOSSIPJAX_HEARTBEAT_TIMEOUT`, else 30.
 
     Returns:
       The number of this process and the number of processes.
@@ -86,7 +85,8 @@ def initialize(
     """
     global _initialized
     enable_stacks()
-    timeout = timeout_seconds(initialization_timeout)
+    timeout = seconds_from(initialization_timeout, "initialization_timeout", MEETING_SECONDS)
+    heartbeat = seconds_from(heartbeat_timeout, "heartbeat_timeout", HEARTBEAT_SECONDS)
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if _initialized is None and jax.distributed.is_initialized():  # the program did it
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
@@ -100,60 +100,36 @@ def initialize(
             )
         return _initialized
     if requested is None:
-        _initialized = _initialize_detected(timeout)
-    else:
-        info, address = requested
-        if address is not None and info.num_processes > 1:
-            local_device_ids = choose_gpu(info)
-            connections = rendezvous(address, info, timeout, secret_from_env())
-            peers.kept = peers.Peers(info, connections)
-            if is_loopback(host := parse_address(address)[0]):
-                # JAX has no option for it: Gloo would listen at the address of the host name.
-                make = _jax.make_gloo_tcp_collectives
-                _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
-                os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-            else:
-                _require_reachable(address, peers.kept, timeout)
-            forwarded = address
-            if info.process_id:
-                # JAX's client would sleep for a second after a failed attempt to reach it.
-                reach(address, info, timeout, time.monotonic() + timeout).close()
-                forwarded = peers.forward(parse_address(address))
-            _initialize_jax(
-                coordinator_address=forwarded,
-                num_processes=info.num_processes,
-                process_id=info.process_id,
-                cluster_detection_method="deactivate",
-                initialization_timeout=math.ceil(timeout),
-                local_device_ids=local_device_ids,
-                # JAX would listen at every address of the machine.
-                coordinator_bind_address=bind_address(address),
-            )
-        _initialized = info
+        _initialized = _initialize_detected(timeout, heartbeat)
+        return _initialized
+    info, address = requested
+    if address is not None and info.num_processes > 1:
+        local_device_ids = choose_gpu(info)
+        platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
+        is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))
+        peers.kept = peers.Peers(info, meet(address, info, timeout, by_gloo=is_on_cpu))
+        if info.process_id:  # JAX would sleep for a second after a failed attempt
+            reach(address, f"process {info.process_id}", timeout).close()
+        _initialize_jax(
+            timeout,
+            heartbeat,
+            coordinator_address=address,
+            num_processes=info.num_processes,
+            process_id=info.process_id,
+            cluster_detection_method="deactivate",
+            local_device_ids=local_device_ids,
+            # JAX would listen at every address of the machine.
+            coordinator_bind_address=bind_address(address),
+        )
+    _initialized = info
     return _initialized
 
 
-def _require_reachable(address: str, kept: peers.Peers, timeout: float) -> None:
-    """Raises `ConnectionError` in all processes if one cannot reach the Gloo of another."""
-    platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
-    is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))
-    own = find_own_host(address)
-    name, gloo = find_gloo_host()
-    place = (own, gloo if is_on_cpu else own, name)
-    places = kept.gather("where Gloo listens", place, timeout)
-    reasons = (describe_unreachable(own, number, *place) for number, place in enumerate(places))
-    found = kept.gather("whom Gloo does not reach", next(filter(None, reasons), None), timeout)
-    if any(found):
-        raise ConnectionError(next(filter(None, found)))
-
-
-def _initialize_detected(timeout: float) -> ProcessInfo:
+def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
     local_device_ids = choose_gpu(None)
     scheduled = process_from_scheduler()
     try:
-        _initialize_jax(
-            local_device_ids=local_device_ids, initialization_timeout=math.ceil(timeout)
-        )
+        _initialize_jax(timeout, heartbeat, local_device_ids=local_device_ids)
     except ValueError as error:
         if "Number of processes" in str(error) or "coordinator_address" in str(error):
             require_address_with_numbers()
@@ -186,11 +162,17 @@ def _is_alone_in_kubernetes(error: Exception) -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ and not is_in_job and not is_of_jax
 
 
-def _initialize_jax(**options: str | int | None) -> None:
-    """Call `jax.distributed.initialize`, and undo its effects on how a process ends or fails."""
+def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | None) -> None:
+    """Calls `jax.distributed.initialize`, and undoes its effects on how a process ends or fails."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     former_handler = signal.getsignal(signal.SIGTERM)
-    jax.distributed.initialize(**options)  # pyright: ignore[reportArgumentType]
+    # `shutdown_timeout_seconds` stays at five minutes: JAX aborts all if one ends so much later
+    # than another. That a process died before its end is found by the heartbeat, too.
+    jax.distributed.initialize(
+        initialization_timeout=math.ceil(timeout),
+        heartbeat_timeout_seconds=math.ceil(heartbeat),
+        **options,  # pyright: ignore[reportArgumentType]
+    )
     # JAX's handler would make the process ignore SIGTERM, and never save.
     if on_main_thread and former_handler is not None:
         signal.signal(signal.SIGTERM, former_handler)
@@ -200,13 +182,12 @@ def _initialize_jax(**options: str | int | None) -> None:
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         # A collective fails a little before the loss of the peer is known, or after it.
-        is_likely = isinstance(error, ConnectionError) or "Gloo" in str(error)
-        loss = peers.kept and peers.kept.find_loss(LOSS_SECONDS if is_likely else 0)
-        if not (loss and is_likely):  # else the traceback of the collective adds nothing
+        is_of_others = any(name in str(error) for name in OF_OTHERS)
+        is_likely = is_of_others or isinstance(error, ConnectionError)
+        is_lost = peers.kept is not None and peers.kept.has_lost(LOSS_SECONDS if is_likely else 0)
+        if not (is_lost and is_likely):  # else the traceback of the collective adds nothing
             former_hook(kind, error, traceback)
-        if loss:
-            print(f"gossipjax: {loss}", file=sys.stderr)
-        # JAX's shutdown would wait for the other processes, for up to five minutes.
+        # JAX's shutdown would wait for the other processes.
         exit_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = exit_after_report

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import math
 import os
 import re
 import socket
 from typing import NamedTuple
 
-from gossipjax.launch.secret import is_loopback
-
 PLACE = "GOSSIPJAX_NODE"  # of an asynchronous job: the place of the process, and where all listen
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
 # The variables in which a scheduler gives the number of processes, the number of this one, its
 # number on its host, and the number of processes on the first host (Slurm: `8(x2)`).
+SLURM = ("STEP_NUM_TASKS", "PROCID", "LOCALID", "STEP_TASKS_PER_NODE")
 SCHEDULERS = {
     "Open MPI": [f"OMPI_COMM_WORLD_{x}" for x in ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE")],
-    "Slurm": (
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_STEP_TASKS_PER_NODE",
-    ),
+    "Slurm": [f"SLURM_{x}" for x in SLURM],
 }
 # Slurm counts how often it has requeued a job. A requeued job counts as another job.
 JOBS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
@@ -63,8 +58,8 @@ def process_from_arguments(
     """
     ours = any(os.environ.get(f"GOSSIPJAX_{name}") for name in VARIABLES)
     prefix = "GOSSIPJAX" if ours else "JAX"
-    num_processes = _int_or_variable(num_processes, f"{prefix}_NUM_PROCESSES")
-    process_id = _int_or_variable(process_id, f"{prefix}_PROCESS_ID")
+    num_processes = int_from_env(f"{prefix}_NUM_PROCESSES", num_processes)
+    process_id = int_from_env(f"{prefix}_PROCESS_ID", process_id)
     address = coordinator_address or None
     # JAX_COORDINATOR_ADDRESS alone is meant for JAX's own detection.
     if address is None and (ours or (num_processes, process_id) != (None, None)):
@@ -198,69 +193,70 @@ def find_own_host(address: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def find_gloo_host() -> tuple[str, str]:
-    """Returns this machine's name, and the address to which it resolves (empty if none).
+def describe_gloo(connection: socket.socket, process_id: int) -> str | None:
+    """Says why others could not reach Gloo of this process, which has a connection to one of them.
 
     Gloo listens at the address of the machine's name, and JAX has no option for another.
     """
+    own, other = (
+        place[0].removeprefix("::ffff:")
+        for place in (connection.getsockname(), connection.getpeername())
+    )
     name = socket.gethostname()
-    with contextlib.suppress(OSError):
-        for family, *_, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family) as probe:
-                probe.bind(place)
-                return name, f"[{place[0]}]" if family == socket.AF_INET6 else str(place[0])
-    return name, ""
-
-
-def describe_unreachable(own: str, number: int, host: str, gloo: str, name: str) -> str | None:
-    """Says why this machine cannot reach a process as it reaches the coordinator, or None."""
-    if host == own:  # the process is on this machine
+    gloo = _find_gloo_host(name)
+    # An IPv4 and an IPv6 address do not show whether they are in one network.
+    is_elsewhere = (
+        not gloo
+        or (gloo != own and (":" in gloo) == (":" in own))
+        or ipaddress.ip_address(gloo).is_loopback
+    )
+    if own == other or ipaddress.ip_address(own).is_loopback or not is_elsewhere:
         return None
-    if gloo and not is_loopback(gloo):
-        way = find_own_host(f"{gloo}:1")
-        # An IPv4 and an IPv6 address do not show whether they are in one network.
-        if way == own or (":" in way) != (":" in own):
-            return None
     return (
-        f"Gloo of process {number} would listen at {gloo or 'no address'}, to which the name of "
-        f"its machine, {name}, resolves, and not at {host}, where it is in the network of the "
-        f"coordinator: the others would not reach it there, or around a tunnel. Let `{host} "
-        f"{name}` be the only line with {name} in /etc/hosts of that machine, or take a "
+        f"Gloo of process {process_id} would listen at {gloo or 'no address'}, to which the name "
+        f"of its machine, {name}, resolves, and not at {own}, where it is in the network of the "
+        f"coordinator: the others would not reach it there, or around a tunnel. Let `{own} {name}` "
+        f"be the only line with {name} in /etc/hosts of that machine, or take a "
         "coordinator_address in the other network."
     )
 
 
-def int_from_env(variable: str) -> int | None:
-    """Returns the integer in an environment variable, or None."""
-    given = os.environ.get(variable)
-    if given is None:
+def _find_gloo_host(name: str) -> str:
+    """Returns the address to which the name of this machine resolves; empty if none."""
+    with contextlib.suppress(OSError):
+        for family, *_, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family) as probe:
+                probe.bind(place)
+                return str(place[0])
+    return ""
+
+
+def int_from_env(variable: str, value: int | None = None) -> int | None:
+    """Returns the value if there is one, else the integer in an environment variable, or None."""
+    name = variable
+    given: object = value
+    if value is not None:
+        name = f"{variable.partition('JAX_')[2].lower()} ({variable})"
+    elif (text := os.environ.get(variable)) is not None:
+        given = int(text) if text.isdecimal() else text
+    else:
         return None
-    return _require_int(int(given) if given.isdecimal() else given, variable)
-
-
-def _int_or_variable(value: int | None, variable: str) -> int | None:
-    if value is None:
-        return int_from_env(variable)
-    return _require_int(value, f"{variable.partition('JAX_')[2].lower()} ({variable})")
-
-
-def _require_int(given: object, name: str) -> int:
     if type(given) is not int or not 0 <= given <= MAX_PROCESSES:
         raise ValueError(f"{name} must be an integer from 0 to {MAX_PROCESSES}, got {given!r}.")
     return given
 
 
-def timeout_seconds(value: float | None) -> float:
-    """Returns `value`, else the seconds in `GOSSIPJAX_INITIALIZATION_TIMEOUT`, else 60."""
-    variable = "GOSSIPJAX_INITIALIZATION_TIMEOUT"
-    given = os.environ.get(variable, "60") if value is None else value
+def seconds_from(value: float | None, name: str, default: float) -> float:
+    """Returns `value`, else the seconds in the variable of this name, else the default."""
+    variable = f"GOSSIPJAX_{name.upper()}"
+    given = os.environ.get(variable, default) if value is None else value
     try:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= MAX_TIMEOUT:  # also for nan
         raise ValueError(
-            f"initialization_timeout ({variable}) must be a number of seconds > 0 and <= "
+            f"{name} ({variable}) must be a number of seconds > 0 and <= "
             f"{MAX_TIMEOUT}, got {given!r}."
         )
     return seconds

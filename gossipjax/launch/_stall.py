@@ -19,14 +19,14 @@ from gossipjax.launch._progress import (
     create_beat,
     read_beat,
 )
-from gossipjax.launch._worker import BAD_USAGE
 
+BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 STALL_STATUS = 124  # exit status of a process that was ended because it was stuck, as of `timeout`
 STOPPED = "stopped by a signal (state T)"
 MARGIN = 0.1  # part of the limit: processes that stopped within it stopped together
 LOOKS = 10  # in the time after which a process is stuck
 MAX_LOOK_SECONDS = 0.5  # between two looks
-STACK_SECONDS = 1.0  # time for processes to write their stacks before they are ended
+STACK_SECONDS = 1.0  # time for processes to write their stacks before the caller ends them
 
 
 class StallLimits(NamedTuple):
@@ -207,9 +207,9 @@ class Watch:
         return "\n".join([*lines, *(f"    {describe_progress(process)}" for process in ordered)])
 
     def ask_for_stacks(self, processes: Sequence[Watched]) -> None:
-        """Lets processes write their stacks to stderr, after which the caller must end them.
+        """Lets processes write their stacks to stderr, for which they need `STACK_SECONDS`.
 
-        A process that a signal has stopped is continued first.
+        The caller must end them then, as those that a signal has stopped are continued.
         """
         for rank, beat in ((process.rank, process.beat) for process in processes):
             with contextlib.suppress(OSError):
@@ -217,7 +217,6 @@ class Watch:
                 if beat.has_stacks and os.getsid(beat.process_id) == self._processes[rank].session:
                     os.kill(beat.process_id, STACK_SIGNAL)
                     os.kill(beat.process_id, signal.SIGCONT)
-        time.sleep(STACK_SECONDS)
 
 
 @contextlib.contextmanager

@@ -114,11 +114,16 @@ class UpdateBeside:
         self._start_exchanges(step, number, params, opt_state)
         pending = self._pending.pop(step, None)
         if pending is None:
-            return self._fused(number, params, opt_state, *inputs)
-        grads, aux = self._gradients(params, *inputs)
-        # The update may have collectives, which must not overtake the exchange on some processes.
-        received = pending.result()
-        return *self._update(number, params, opt_state, grads, received, aux), aux
+            params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
+        else:
+            grads, aux = self._gradients(params, *inputs)
+            # The update may have collectives, which must not overtake the exchange on some
+            # processes.
+            received = pending.result()
+            params, opt_state = self._update(number, params, opt_state, grads, received, aux)
+        if self._lead:  # what was sent in this step can travel before the next call
+            self._start_exchange(step + 1 + self._lead, params, opt_state)
+        return params, opt_state, aux
 
     def _start_exchanges(self, step: int, number: Any, params: Any, opt_state: Any) -> None:
         """Starts what can start now, before the gradients of `step`."""
@@ -132,9 +137,14 @@ class UpdateBeside:
         for user in range(first, last + 1):
             if not self._is_static:
                 self._pending[user] = self._start.start(number, params, opt_state)
-            elif self._plan.receives(user):
-                canonical = self._plan.canonical_step(user)
-                self._pending[user] = self._start.start(canonical, params, opt_state)
+            else:
+                self._start_exchange(user, params, opt_state)
+
+    def _start_exchange(self, user: int, params: Any, opt_state: Any) -> None:
+        """Starts the exchange that step `user` uses, unless it has none or is on its way."""
+        if user not in self._pending and self._plan.receives(user):
+            canonical = self._plan.canonical_step(user)
+            self._pending[user] = self._start.start(canonical, params, opt_state)
 
     def wait(self) -> None:
         """Returns when all exchanges that are on their way have arrived."""

@@ -8,6 +8,7 @@ import itertools
 from fractions import Fraction
 
 from gossipjax.asynchronous._messages import Identity, Mass
+from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import choose_exponential, sgp
@@ -26,7 +27,7 @@ def find_place(address):
 
 
 @dataclasses.dataclass
-class Holder:
+class Holder(Holding):
     mass: Mass = NOTHING
 
     def read(self):
@@ -48,11 +49,6 @@ class Holder:
         return mass
 
 
-def add_new(masses, parcel, mass):
-    assert parcel not in masses
-    masses[parcel] = mass
-
-
 class Account:
     """The masses that are not held by a living node, from the events of all nodes.
 
@@ -72,30 +68,27 @@ class Account:
 
     def add(self, kind, sent, arrived, mass):
         """Adds an event of a node; `sent` and `arrived` name a parcel from it, and to it."""
-        if kind in ("share", "grant", "hand over"):
-            add_new(self.parcels, sent, mass)
+        if kind == "found":
+            self.brought += mass or NOTHING  # what a founder was started with is added there
+        elif kind in ("share", "grant", "hand over", "give up"):
             self.elsewhere += mass
-        elif kind == "receive":
-            add_new(self.received, arrived, mass)
-            self.elsewhere -= self.parcels[arrived]
-        elif kind == "return":
-            add_new(self.returned, sent, mass)
-            self.elsewhere -= self.parcels[sent]
-        elif kind == "average":
-            add_new(self.changes, arrived, mass)
+        elif kind in ("receive", "return", "average", "averaged", "undo", "revive"):
             self.elsewhere -= mass
-        elif kind == "undo":
-            self.elsewhere -= mass
-            del self.changes[arrived]
-        elif kind == "averaged":
-            add_new(self.settled, sent, mass)
-            self.elsewhere += self.changes[sent]
-        elif kind == "give up":
-            self.elsewhere += mass
-        elif kind == "revive":
-            self.elsewhere -= mass
-        elif kind == "found" and mass is not None:  # what a node was started with is added there
-            self.brought += mass
+        key = arrived if kind in ("receive", "average", "undo") else sent
+        known = {
+            **dict.fromkeys(("share", "grant", "hand over"), self.parcels),
+            **{"receive": self.received, "return": self.returned},
+            **{"average": self.changes, "averaged": self.settled},
+        }.get(kind)
+        if known is not None:
+            assert key not in known
+            known[key] = mass
+        if kind in ("receive", "return"):
+            assert self.parcels[key] == mass
+        elif kind in ("averaged", "undo"):
+            assert self.changes[key] == -mass
+        if kind == "undo":
+            del self.changes[key]
 
 
 class Process:
@@ -127,14 +120,14 @@ class Process:
         )
         self.node = Participant(settings, self.holder, self.new_life, self.record, self.network.now)
         if founder is None:
-            self.node.bring(mass)
+            self.node.founding.bring(mass)
 
     def new_life(self):
         number = next(self.network.lives)
         return Identity(self.place, f"life{number}", self.address)
 
     def record(self, kind, life, number, mass):
-        own = self.node.identity.life if hasattr(self, "node") else None
+        own = self.node.life if hasattr(self, "node") else None
         self.network.account.add(kind, (own, life, number), (life, own, number), mass)
 
     def kill(self):
@@ -144,22 +137,19 @@ class Process:
     def make_step(self, algorithm):
         """A local step, and what its algorithm sends."""
         node = self.node
-        if node.wants_mass or node.is_finished:
+        if not node.may_change:
             return
         update = Fraction(self.place - 2, 8)
         self.holder.mass = self.holder.mass + Mass((update,), Fraction(0))
         self.network.account.brought += Mass((update,), Fraction(0))
-        node.count_step()
+        node.members.count_step()
         self.step += 1
-        members = node.list_reachable()
-        if not members:
-            return
-        peer = choose_exponential(members, node.identity, self.step, {})
-        if not node.is_free(peer):
+        peer = node.choose(choose_exponential, self.step)
+        if peer is None or not node.may_send(peer, is_share=algorithm != "adpsgd"):
             return
         if algorithm == "adpsgd":
             node.ask(peer, self.network.now)
-        elif node.spares_share():
+        else:
             node.share(peer, self.holder.halve(), self.network.now)
 
 
@@ -182,13 +172,13 @@ class Network:
     def collect(self):
         for process in self.processes:
             if process.is_running:
-                for address, message in process.node.outbox:
+                for address, message in process.node.post.outbox:
                     path = process.place, find_place(address)
                     is_lost = message.mass is not None and path in self.narrow
                     is_kept = process.place in self.silent and message.kind in ACKNOWLEDGES
                     if not (is_lost or is_kept or frozenset(path) in self.cut):
                         self.messages.append((address, message))
-            process.node.outbox.clear()
+            process.node.post.outbox.clear()
 
     def deliver(self, index, keep=False):
         if not self.messages:

@@ -40,7 +40,7 @@ def test_none_asks_another_that_has_just_begun(seed):
     network = make_network(3, [0, 1, 2])
     rng = random.Random(seed)
     for process in network.processes:
-        process.node.bring(Mass((Fraction(1),), Fraction(1)), steps=5 + process.place)
+        process.node.founding.bring(Mass((Fraction(1),), Fraction(1)), steps=5 + process.place)
     for _ in range(100):
         network.advance(PATIENCE / 50)
         for _ in range(rng.randrange(9)):
@@ -57,7 +57,7 @@ def test_most_begin_after_a_while_and_who_comes_later_asks():
     network.processes[2].start(founder=None)
     run_calmly(network, 3 * PATIENCE)
     assert sum(weights(network)) == pytest.approx(2)
-    assert not network.processes[2].node.wants_mass
+    assert not network.processes[2].node.founding.wants_mass
 
 
 def test_one_of_two_begins_nothing_alone():
@@ -82,7 +82,7 @@ def test_who_comes_back_after_a_long_time_gets_half(is_cut):
     run_calmly(network, 3 * PATIENCE)
     network.cut = set()
     run_calmly(network, PATIENCE)
-    assert not network.processes[1].node.wants_mass
+    assert not network.processes[1].node.founding.wants_mass
     assert sum(weights(network)) == pytest.approx(left)
 
 
@@ -94,7 +94,7 @@ def test_a_job_that_is_lost_begins_anew():
     network.processes[0].start(founder=None)
     network.cut = {frozenset((0, 1))}
     network.processes[1].kill()
-    network.processes[0].node.steps[1] = 20  # it has heard of them, and got nothing
+    network.processes[0].node.members.steps[1] = 20  # it has heard of them, and got nothing
     network.processes[1].start(founder=None)
     network.cut = set()
     run_calmly(network, PATIENCE / 2)
@@ -112,7 +112,7 @@ def test_a_place_founds_once():
     left = sum(w for w in weights(network) if w is not None)
     network.processes[1].start(founder=True)
     run_calmly(network, PATIENCE)
-    assert "place 1 founds once" in network.processes[1].node.notes["founds"]
+    assert "place 1 founds once" in network.processes[1].node.members.notes["founds"]
     assert sum(weights(network)) == pytest.approx(left)
 
 

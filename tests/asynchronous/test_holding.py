@@ -7,17 +7,17 @@ import pytest
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._wire import make_key
-from gossipjax.wire import int4, int8
+from gossipjax.wire import bfloat16, float16, int4, int8
 
-EXACT = (np.dtype(np.float32),)
-NARROW = (np.dtype(jnp.bfloat16),)
+EXACT = (None,)
+NARROW = (bfloat16(),)
 
 
 def make_holding(value=4.0):
     return Holding(Mass((jnp.full(100, value),), 1.0))
 
 
-def make_arrived(value, is_fresh):
+def make_arrived(value, is_fresh=False):
     return Mass((np.full(100, value, np.float32),), 0.5, is_fresh=is_fresh)
 
 
@@ -36,7 +36,7 @@ def test_an_exact_share_has_the_memory_of_what_is_kept_and_stays_as_it_was():
     assert (half.x[0] == 3.0).all()
 
 
-@pytest.mark.parametrize("wires", [EXACT, NARROW, (int8(),), (int4(block=8),)])
+@pytest.mark.parametrize("wires", [EXACT, NARROW, (float16(),), (int8(),), (int4(block=8),)])
 def test_the_halves_are_the_whole(wires):
     holding = make_holding(1 / 3)
     half = holding.move((jnp.zeros(100),), None, wires, make_key(wires, 0, 0))
@@ -56,7 +56,7 @@ def test_nothing_is_shared_of_what_is_not_finite():
 @pytest.mark.parametrize("second", [False, True])
 def test_changes_are_added_in_arrays_that_nobody_else_has(first, second):
     holding = make_holding()
-    arrived = [make_arrived(1.0, first), make_arrived(2.0, second), make_arrived(3.0, False)]
+    arrived = [make_arrived(1.0, first), make_arrived(2.0, second), make_arrived(3.0)]
     for mass in arrived:
         holding.add(mass)
     assert read(holding) == 10.0
@@ -66,3 +66,16 @@ def test_changes_are_added_in_arrays_that_nobody_else_has(first, second):
     change = holding._change
     assert change is not None
     assert (first or second) == any(change.x[0] is mass.x[0] for mass in arrived)
+
+
+@pytest.mark.parametrize("wires", [EXACT, NARROW, (int8(),)])
+def test_halves_that_come_back_are_added(wires):
+    holding = make_holding(1 / 3)
+    for _ in range(2):  # two return before the next step
+        key = make_key(wires, 0, 0)
+        halves = [holding.move((jnp.zeros(100),), None, wires, key) for _ in range(2)]
+        for half in halves:
+            assert half is not None
+            holding.add(half)
+        np.testing.assert_allclose(holding.read().x[0], np.float32(1 / 3), rtol=2e-7)
+    assert holding.total.w == 1.0

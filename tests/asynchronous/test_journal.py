@@ -50,8 +50,8 @@ class BadDisk:
         self.thaws.wait()
         return self.file.write(data)
 
-    def close(self):
-        self.file.close()
+    def __getattr__(self, name):
+        return getattr(self.file, name)
 
 
 def write_two(journal):
@@ -94,7 +94,7 @@ def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written
     ):
         for node in (a, b):
             node.step(gradients)
-        lives = {node._participant.identity.life for node in (a, b)}
+        lives = {node._participant.life for node in (a, b)}
         disk = BadDisk(a._journal._file)
         monkeypatch.setattr(a._journal, "_file", disk)
         received = []
@@ -103,14 +103,14 @@ def test_while_a_disk_freezes_nodes_go_on_and_nothing_leaves_that_is_not_written
                 node.step(gradients)
             time.sleep(0.1)
             if number > 5:  # what was on its way has come
-                received.append(b._participant.peers[a._participant.identity.life].applied)
-        assert {node._participant.identity.life for node in (a, b)} == lives
+                received.append(b._participant.members.peers[a._participant.life].applied)
+        assert {node._participant.life for node in (a, b)} == lives
         assert len(set(received)) == 1
         disk.thaws.set()
         for _ in range(10):
             a.step(gradients)
             time.sleep(0.05)
-        assert b._participant.peers[a._participant.identity.life].applied > received[0]
+        assert b._participant.members.peers[a._participant.life].applied > received[0]
         b.leave()
     assert abs(ga.account(paths).difference) < 1e-12
 

@@ -23,7 +23,7 @@ from short_runs import assert_equal_bits, average_densely, names_in, snapshot
 import gossipjax as gx
 from gossipjax import processes
 from gossipjax.checkpoint import Checkpoints, Preempted, TrainState, _store
-from gossipjax.launch import _worker
+from gossipjax.launch import _signals
 
 N = 4
 NODES = gx.Nodes(N)
@@ -287,7 +287,7 @@ class TestSigterm:
 
     def test_during_a_compilation_says_at_once_what_is_saved(self, tmp_path, monkeypatch, capfd):
         """In which no handler of Python's runs."""
-        monkeypatch.setattr(_worker, "NOTICE_SECONDS", 0.05)
+        monkeypatch.setattr(_signals, "NOTICE_SECONDS", 0.05)
         monkeypatch.setenv("GOSSIPJAX_GRACE", "30")
         start = make_start(NODES)
 

@@ -143,12 +143,13 @@ def find_devices(patch, variables, said):
         warnings.simplefilter("always")
         inner.setattr(_devices, "visible_gpus", lambda _: real("cuda"))  # the tests have CPUs
         inner.setattr(_initialize, "_initialized", None)
-        inner.setattr(_initialize, "rendezvous", lambda *_: {})
-        inner.setattr(_initialize, "_require_reachable", lambda *_: None)
+        inner.setattr(_initialize, "meet", lambda *_, **options: {})
         inner.setattr(_initialize, "reach", lambda *_: socket.socket())
         inner.setattr(peers, "kept", None)
         inner.setattr(
-            _initialize, "_initialize_jax", lambda **given: calls.append(given["local_device_ids"])
+            _initialize,
+            "_initialize_jax",
+            lambda *_, **given: calls.append(given["local_device_ids"]),
         )
         try:
             launch.initialize()

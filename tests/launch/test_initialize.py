@@ -36,11 +36,10 @@ def test_each_engine_says_who_a_process_is(variables, fresh_process):
     for name, value in variables.items():
         fresh_process.setenv(name, value)
     calls = []
-    fresh_process.setattr(_initialize, "rendezvous", lambda *args: calls.append(args[:2]) or {})
+    fresh_process.setattr(_initialize, "meet", lambda *args, **_: calls.append(args[:2]) or {})
     fresh_process.setattr(peers, "kept", None)
-    fresh_process.setattr(_initialize, "_require_reachable", lambda *_: None)
     fresh_process.setattr(_initialize, "reach", lambda *_: socket.socket())
-    fresh_process.setattr(_initialize, "_initialize_jax", lambda **given: calls.append(given))
+    fresh_process.setattr(_initialize, "_initialize_jax", lambda *_, **given: calls.append(given))
     assert launch.initialize() == ProcessInfo(3, 4)
     met, given = calls
     assert met == ("node-0:1", ProcessInfo(3, 4))
@@ -66,7 +65,7 @@ def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_pro
         launch.initialize()
     fresh_process.delenv("JAX_PROCESS_ID")
 
-    def find_nothing(**_):
+    def find_nothing(*_, **options):
         raise ValueError("Number of processes must be defined.")  # as JAX's detection says
 
     fresh_process.setattr(_initialize, "_initialize_jax", find_nothing)
@@ -80,7 +79,7 @@ def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_pro
     [
         ("GOSSIPJAX_INITIALIZATION_TIMEOUT", "soon", "INITIALIZATION_TIMEOUT.* got 'soon'"),
         ("GOSSIPJAX_NUM_PROCESSES", "four", "GOSSIPJAX_NUM_PROCESSES.*'four'"),
-        ("GOSSIPJAX_SECRET", "a word", "GOSSIPJAX_SECRET must have 16 characters or more, got 6"),
+        ("GOSSIPJAX_HEARTBEAT_TIMEOUT", "0", "heartbeat_timeout .* a number of seconds > 0.* '0'"),
         ("JAX_COORDINATOR_BIND_ADDRESS", "all", "JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"),
         ("SLURM_STEP_NUM_TASKS", "two", "SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"),
     ],
@@ -88,8 +87,7 @@ def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_pro
 def test_bad_environment_variables(variable, value, message, fresh_process):
     fresh_process.setenv("SLURM_PROCID", "0")
     fresh_process.setenv(variable, value)
-    is_used_by_jobs = variable in ("GOSSIPJAX_SECRET", "JAX_COORDINATOR_BIND_ADDRESS")
-    arguments: Any = (free_address(), 2, 0) if is_used_by_jobs else ()
+    arguments: Any = (free_address(), 2, 0) if variable.endswith("BIND_ADDRESS") else ()
     with pytest.raises(ValueError, match=message):
         launch.initialize(*arguments)
 
@@ -113,7 +111,7 @@ def test_a_pod_that_is_of_no_job_is_a_single_process(index, error, fresh_process
     if index is not None:
         fresh_process.setenv("JOB_COMPLETION_INDEX", index)
 
-    def detect(**_):
+    def detect(*_, **options):
         raise error
 
     fresh_process.setattr(_initialize, "_initialize_jax", detect)
@@ -170,7 +168,7 @@ mesh = launch.mesh(nodes=2, local=2)
 
 
 def test_two_processes_exchange_and_end_seconds_apart():
-    """Process 0, the coordinator, ends first; it waits for process 1, which would be aborted."""
+    """Process 0, the coordinator, ends first; it waits for process 1, longer than a heartbeat."""
     code = CLUSTER + (
         "assert [[d.process_index for d in node] for node in mesh.devices] == [[0, 0], [1, 1]]\n"
         "def both(x):\n"
@@ -179,10 +177,11 @@ def test_two_processes_exchange_and_end_seconds_apart():
         "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
         "print('result', *info, launch.mesh().shape['nodes'], *values, flush=True)\n"
         "if info.process_id == 0: launch.exit_process(0)\n"
-        "time.sleep(1)\n"
+        "time.sleep(7)\n"
         "print('end')"
     )
-    done = run_job(code, "--processes", 2, "--local-devices", 2)
+    more = {"GOSSIPJAX_HEARTBEAT_TIMEOUT": "5"}
+    done = run_job(code, "--processes", 2, "--local-devices", 2, **more)
     assert done.returncode == 0, done.stderr
     # Threads of Gloo print there too, and mix their lines.
     lines = [line for line in done.stdout.splitlines() if "result" in line or "end" in line]
@@ -201,24 +200,21 @@ for row in rows:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_job_on_the_loopback_listens_nowhere_else():
-    """At 127.0.0.2, where Gloo would not listen by itself, however this machine is called."""
-    synchronous = (
-        "import os\n"
-        "os.environ['GOSSIPJAX_COORDINATOR_ADDRESS'] = (\n"
-        "    os.environ['GOSSIPJAX_COORDINATOR_ADDRESS'].replace('127.0.0.1', '127.0.0.2'))\n"
+def test_where_a_job_of_the_launcher_listens():
+    """The coordinator on the loopback, and Gloo where the name of this machine leads."""
+    program = (
         f"{CLUSTER}"
         "total = gx.Nodes(mesh=mesh).run(lambda x: jax.lax.psum(x, 'nodes'), jnp.ones(2))\n"
         "print(total.shape)\n"
         f"{LISTENING}"
         "launch.exit_process(0)"
     )
-    done = run_job(synchronous, "--processes", 2, "--local-devices", 2)
+    done = run_job(program, "--processes", 2, "--local-devices", 2)
     assert done.returncode == 0, done.stderr
     found = sorted(line for line in done.stdout.splitlines() if "listens" in line)
-    # The coordinator and Gloo of process 0; Gloo of process 1 and its way to the coordinator.
-    at_2 = ["[0] listens at 0200007F"] * 2
-    assert found == [*at_2, "[1] listens at 0100007F", "[1] listens at 0200007F"]
+    name = socket.inet_aton(socket.gethostbyname(socket.gethostname()))[::-1].hex().upper()
+    gloo = [f"[{number}] listens at {name}" for number in range(2)]
+    assert found == sorted([*gloo, "[0] listens at 0100007F"])
     asynchronous = (
         "import os, jax.numpy as jnp, optax, gossipjax as gx\n"
         "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"

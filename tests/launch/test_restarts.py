@@ -58,7 +58,7 @@ def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path, is_asyn
 
     def start(number):
         secret = "the same on both machines"
-        both = two_machines(f"{members[0].address}:1234", GOSSIPJAX_SECRET=secret)
+        both = two_machines(f"{members[0].address}:1234", GOSSIPJAX_HEARTBEAT_TIMEOUT="5")
         if is_asynchronous:
             addresses = ",".join(f"{member.address}:5000" for member in members)
             both[number] = {"GOSSIPJAX_NODE_ADDRESSES": addresses, "GOSSIPJAX_SECRET": secret}
@@ -90,7 +90,7 @@ def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path, is_asyn
             if is_asynchronous:
                 wait_for(lambda: read("0.out").splitlines()[-1].endswith("nodes [0]"))
             else:
-                wait_for(lambda: "process 0 of 2 ends: process 1 (" in read("0.err"))
+                wait_for(lambda: "(stopped sending heartbeats):\n1\n" in read("0.err"))
             running[1].wait()
             length = len(read("1.out"))
             shutil.rmtree(tmp_path / "disk of 1")
@@ -116,7 +116,6 @@ def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path, is_asyn
     assert int(second.split()[-1]) >= 30  # that of step 40 was perhaps being written
     assert "process 1 has no checkpoint in its folder" in read("0.err")
     assert read("1.out").endswith("is finished\n")
-    assert "Check failure" not in read("0.err")  # of JAX's coordinator, which aborts
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -74,7 +74,7 @@ STREAMING = """
 def stream(nodes, overlap_in_thread, first=0, state=None, inner=optax.identity()):
     tx = gx.outer(
         optax.chain(inner, optax.sgd(0.05, momentum=0.9)),
-        optax.sgd(0.4, momentum=0.9, nesterov=True), 6, fragments=2, delay=2, mix=0.5,
+        optax.sgd(0.4, momentum=0.9, nesterov=True), 6, fragments=2, delay=2, strength=0.5,
     )
     def gradients(z, goal):
         return jax.tree.map(lambda x: x - goal, z), goal
@@ -88,8 +88,8 @@ def stream(nodes, overlap_in_thread, first=0, state=None, inner=optax.identity()
             train_step.run(nodes.spmd(gx.average_model), z, opt_state)
         if step == 60:
             halfway = z, opt_state
-        for update in train_step._updates.values():
-            on_their_way += len(getattr(update, "_pending", ()))
+        for programs in train_step._programs.values():
+            on_their_way += len(getattr(programs.update, "_pending", ()))
     return train_step, z, opt_state, on_their_way, None if first else halfway
 
 train_step, z, opt_state, on_their_way, halfway = stream(nodes, None)
@@ -183,7 +183,7 @@ def train_pairs(nodes):  # in pairs, which processes exchange by sums over group
     model = nodes.one(nodes.run(gx.average_model, z, opt_state))
     return train_step.overlaps(opt_state), z, model
 
-several = gx.Nodes(6, gx.launch.mesh())
+several = gx.Nodes(6, mesh=gx.launch.mesh())
 assert several.local == list(range(3 * jax.process_index(), 3 * jax.process_index() + 3))
 overlaps, z, model = train_pairs(several)
 assert overlaps

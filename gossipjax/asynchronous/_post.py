@@ -1,0 +1,157 @@
+"""What a node sends: its outbox, and parcels, which it repeats until they are acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gossipjax.asynchronous._membership import MAX_REASONS, MEMORY, Membership, Parcel, Peer
+from gossipjax.asynchronous._messages import Identity, Mass, Message
+
+# In units of patience: a parcel without progress for so long is taken back.
+STUCK = 2
+MAX_SHUNNED = 16 * MEMORY  # in units of patience: for how long a peer gets no parcel, at most
+MIN_SECONDS = 1e-4  # shortest time of a message that clocks can measure
+TAKEN_BACK = "taken back by its sender"
+RETURNED = "half of what the sender holds"  # the text of the share that answers a share
+JournalAdd = Callable[[str, str, int, Mass | None], None]
+
+
+class Post:
+    """Sends messages, among them to each peer one parcel at a time."""
+
+    def __init__(self, members: Membership, patience: float, journal: JournalAdd):
+        self.outbox: list[tuple[str, Message]] = []  # messages to send, by address
+        self.gone: list[str] = []  # addresses for which waiting messages can be dropped
+        self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
+        self.acknowledged = 0  # messages with a mass
+        self.staleness = 0  # local steps that these were on their way, in total
+        self._members = members
+        self._patience = patience
+        self._journal = journal
+        # Addresses to which parcels did not come: until when these get none, and for how long. A
+        # node that begins another life there is not fed at once again.
+        self._shunned: dict[str, tuple[float, float]] = {}
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Sends a message, which the peer may lose."""
+        message = message._replace(steps=self._members.own_steps)
+        self.outbox.append((peer.identity.address, message))
+
+    def say(self, to: Identity, kind: str, **more: Any) -> None:
+        """Makes a message, and sends it to a life, also to one that this node does not hear."""
+        more |= {"steps": self._members.own_steps}
+        self.outbox.append((to.address, Message(kind, self._members.identity, to.life, **more)))
+
+    def drop(self, reason: str) -> None:
+        """Counts a message that is dropped. A reason may contain texts of other nodes."""
+        if reason in self.dropped or len(self.dropped) < MAX_REASONS:
+            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    # Parcels.
+
+    def put(
+        self,
+        kind: str,
+        peer: Peer,
+        mass: Mass | None,
+        *,
+        event: str | None = None,
+        since: float | None = None,
+        **more: Any,
+    ) -> None:
+        """Sends a parcel, after a line of the journal if it moves a mass."""
+        members = self._members
+        peer.sent += 1
+        receiver = peer.identity.life
+        more = {"version": members.clock, "applied": peer.applied} | more
+        message = Message(kind, members.identity, receiver, peer.sent, mass, **more)
+        since = members.now if since is None else since
+        peer.parcel = Parcel(message, since, members.own_steps, repeated=since, progress=since)
+        if kind in ("share", "ask"):
+            self._journal(event or kind, receiver, peer.sent, mass)
+        self.send(peer, message)
+
+    def is_free(self, peer: Peer) -> bool:
+        """Whether a peer may be sent a parcel with a mass now."""
+        return peer.parcel is None and not self.shuns(peer)
+
+    def list_moving(self) -> list[Mass]:
+        """Returns the shares on their way, except shares that one bad path holds up."""
+        since = self._members.now - self._patience / 2
+        parcels = [peer.parcel for peer in self._members.peers.values()]
+        moving = [p.message for p in parcels if p and p.progress > since]
+        return [one.mass for one in moving if one.kind == "share" and one.mass is not None]
+
+    def shuns(self, peer: Peer) -> bool:
+        """Whether parcels do not reach a peer, as far as this node knows."""
+        until, _ = self._shunned.get(peer.identity.address, (0.0, 0.0))
+        is_stuck = peer.parcel is not None and peer.parcel.is_stuck
+        return is_stuck or self._members.now < until
+
+    def settle(self, peer: Peer, message: Message) -> Message | None:
+        """Takes note of an answer; returns the parcel that it answers, if it counts."""
+        parcel = peer.parcel
+        if parcel is None or parcel.message.number != message.number:
+            self.drop("doubled")
+            return None
+        # The peer has undone this average, or undoes it when the withdrawal arrives.
+        if parcel.is_stuck and message.mass is not None:
+            self.drop("an answer that came too late")
+            return None
+        peer.parcel = None
+        if message.kind != "refuse" and parcel.message.mass is not None:
+            self.acknowledged += 1
+            self.staleness += self._members.own_steps - parcel.step
+            self._shunned.pop(peer.identity.address, None)
+            took = max(peer.spoke - parcel.since, MIN_SECONDS)
+            peer.seconds = (peer.seconds + took) / 2 if peer.seconds else took
+        return parcel.message
+
+    def repeat(self) -> list[Peer]:
+        """Repeats parcels, or takes them back; returns the peers that are silent for too long."""
+        now = self._members.now
+        silent: list[Peer] = []
+        for peer in self._members.peers.values():
+            parcel = peer.parcel
+            since = peer.heard
+            if parcel is not None:  # only what the peer itself says can acknowledge it
+                since = max(peer.spoke, parcel.since)
+                # A peer that speaks, but does not answer the withdrawal, dies too.
+                if parcel.is_stuck:
+                    since = min(since, parcel.progress + (STUCK + 1) * self._patience)
+            if now - since > self._patience:
+                silent.append(peer)
+            elif parcel is not None and now - parcel.repeated > self._patience / 2:
+                parcel.repeated = now
+                is_late = now - parcel.progress > STUCK * self._patience
+                if is_late and parcel.message.mass is not None:
+                    self._withdraw(peer, parcel)
+                else:
+                    self.send(peer, parcel.message)
+        return silent
+
+    def _withdraw(self, peer: Peer, parcel: Parcel) -> None:
+        """Takes back a parcel that does not arrive, by a small message, which may arrive.
+
+        The peer refuses the parcel, or says that it has acted upon it, so the parcel counts once. A
+        peer that does not answer is declared dead. After a withdrawal nothing is sent to the peer
+        for a while, and each time for longer.
+        """
+        peer.fails |= parcel.message.kind == "final"
+        place, _, address = peer.identity
+        if not parcel.is_stuck:
+            parcel.is_stuck = True
+            _, seconds = self._shunned.get(address, (0.0, 0.0))
+            seconds = max(2 * seconds, MEMORY * self._patience)
+            seconds = min(seconds, MAX_SHUNNED * self._patience)
+            self._shunned[address] = self._members.now + seconds, seconds
+            self._members.note(
+                address,
+                f"place {place} at {address} lives, but does not acknowledge what "
+                "this node sends: it is left out for a while. If the path there loses large "
+                "packets, lower the MTU of both machines.",
+            )
+            self.drop(f"not acknowledged by place {place} at {address}")
+            self.gone.append(address)  # the pieces that are still to be sent
+        self.say(peer.identity, "withdraw", number=parcel.message.number, text=TAKEN_BACK)
