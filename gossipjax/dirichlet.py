@@ -48,6 +48,8 @@ def dirichlet_split(
     >>> [np.bincount(labels[part], minlength=3).tolist() for part in parts]
     [[39, 0, 0], [1, 38, 8], [0, 2, 32]]
     """
+    if not isinstance(nodes, int | np.integer):
+        raise ValueError(f"nodes must be a number, such as nodes.size, got {nodes!r:.60}.")
     labels = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels must be integers [M], got shape {list(labels.shape)}.")

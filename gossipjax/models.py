@@ -219,9 +219,11 @@ def sum_mass(params: optax.Params, opt_state: optax.OptState, axis_name: str) ->
     dtype = mass.weight.dtype
     # Summed before the nodes are: on a mesh three numbers travel, not a model.
     numerator = sum(jnp.sum(leaf, dtype=dtype) for leaf in jax.tree.leaves(mass.x))
-    count = jnp.asarray(0 if state is None else state.count, dtype)
-    sums = node_sum(jnp.stack([mass.weight, jnp.asarray(numerator), count]), Wire(axis_name))
-    return sums.at[2].add(-count * axis_size(axis_name))
+    sums = node_sum(jnp.stack([mass.weight, jnp.asarray(numerator)]), Wire(axis_name))
+    # In integers: a sum of large counts is none that float32 has.
+    count = jnp.asarray(0 if state is None else state.count)
+    spread = jax.lax.pmax(count, axis_name) - jax.lax.pmin(count, axis_name)
+    return jnp.append(sums, spread.astype(dtype))
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:

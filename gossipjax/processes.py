@@ -307,6 +307,14 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
+def uncommit(x: jax.Array) -> jax.Array:
+    """A copy of a replicated array that is bound to no device, so JAX moves it where it is used."""
+    if is_key(x):
+        data = uncommit(jax.random.key_data(x))
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    return jnp.asarray(np.asarray(x.addressable_data(0)))
+
+
 def to_host(tree: Any) -> Any:
     """Returns node-stacked arrays as whole NumPy arrays on every process.
 

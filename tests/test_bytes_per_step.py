@@ -75,7 +75,7 @@ def list_cases():
         )
         yield f"streaming, {name}", gx.outer(SGD, OUTER, 3, fragments=3, delay=1, wire=wire)
     for name, wire in (DENSE | SPARSE).items():
-        yield f"choco, {name}", gx.choco(RING, wire, 0.4)
+        yield f"choco, {name}", gx.choco(RING, wire, 0.05)
         yield f"deepsqueeze, {name}", gx.contrib.deepsqueeze(RING, wire, 0.4)
     for name, wire in SPARSE.items():
         yield f"allreduce, {name}", optax.chain(gx.allreduce(wire=wire), SGD)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from gossipjax.nodes._convolutions import vmap_nodes
-from gossipjax.nodes.program import all_equations
+from gossipjax.nodes.equations import all_equations
 
 MODULE = sys.modules[vmap_nodes.__module__]  # `gossipjax.spmd` is the function
 N = 4
@@ -137,9 +137,12 @@ def test_a_gpu_has_no_grouped_convolution_left_but_a_models_own(monkeypatch):
     assert len(find_convolutions(large, draw(x, 0), draw(w, 1))) == 3
 
 
-@pytest.mark.parametrize(
+BOTH = pytest.mark.parametrize(
     "nodes", [gx.Nodes(N), gx.Nodes(N, mesh=Mesh(np.array(jax.devices()[:2]), ("nodes",)))]
 )
+
+
+@BOTH
 def test_programs_inside_programs_are_rewritten_once(nodes, monkeypatch):
     """Scans, branches and rematerialized parts; a body is one program wherever it is used."""
     compile_for("cuda", monkeypatch)
@@ -160,3 +163,100 @@ def test_programs_inside_programs_are_rewritten_once(nodes, monkeypatch):
     expected = jax.vmap(jax.grad(loss), axis_name="nodes")(kernel, images)
     np.testing.assert_allclose(step(kernel, images), expected, atol=1e-4 * abs(expected).max())
     assert not find_convolutions(step._jitted, kernel, images)
+
+
+@jax.custom_jvp
+def of_own_jvp(x):
+    return jnp.sin(x)
+
+
+of_own_jvp.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), 2 * tangents[0]))
+
+
+@jax.custom_vjp
+def of_own_vjp(x):
+    return jnp.sin(x)
+
+
+of_own_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (2 * g,))
+
+
+def bisect(f, start):
+    del start
+    return jax.lax.fori_loop(0, 60, lambda _, x: x - 0.2 * f(x), jnp.zeros(()))
+
+
+# Each primitive of JAX that holds programs; `layer` has a convolution, `x` is `[D]` for it.
+HIGHER_ORDER = {
+    "custom_linear_solve": lambda layer, x: jnp.linalg.solve(
+        jnp.eye(6) + jnp.outer(layer(x), x) / 9, x
+    ),
+    "custom_root": lambda layer, x: lax.custom_root(
+        lambda y: y**3 + y - jnp.sum(layer(x)), jnp.zeros(()), bisect, lambda g, y: y / g(1.0)
+    ),
+    "conjugate gradients": lambda layer, x: jax.scipy.sparse.linalg.cg(
+        lambda y: 2 * y + layer(y) * 0, layer(x), maxiter=3
+    )[0],
+    "expm": lambda layer, x: jax.scipy.linalg.expm(jnp.outer(layer(x), x) / 99),
+    "while": lambda layer, x: lax.while_loop(lambda y: y[0] < 9, lambda y: layer(y) + 11, x),
+    "scan": lambda layer, x: lax.scan(lambda y, _: (layer(y), y), x, None, length=2),
+    "associative scan": lambda layer, x: lax.associative_scan(jnp.add, layer(x)),
+    "cond": lambda layer, x: lax.cond(x[0] > 0, layer, lambda y: y, x),
+    "switch": lambda layer, x: lax.switch(jnp.int32(x[0]), [layer, jnp.sin, jnp.cos], x),
+    "map": lambda layer, x: lax.map(lambda y: y * layer(x), x),
+    "jit": lambda layer, x: jax.jit(layer)(x),
+    "checkpoint": lambda layer, x: jax.checkpoint(layer)(x),
+    "custom_jvp": lambda layer, x: jax.jacfwd(lambda y: of_own_jvp(layer(y)))(x),
+    "custom_vjp": lambda layer, x: jax.grad(lambda y: of_own_vjp(layer(y)).sum())(x),
+    "no derivative": lambda layer, x: of_own_jvp(x) + of_own_vjp(layer(x)),
+    "custom_vmap": lambda layer, x: jax.custom_batching.sequential_vmap(jnp.sin)(layer(x)),
+    "top_k, sort": lambda layer, x: lax.top_k(jnp.sort(layer(x)), 2),
+    "reduce": lambda layer, x: lax.reduce(layer(x), 0.0, lambda a, b: a + b + 1, (0,)),
+    "reduce window": lambda layer, x: lax.reduce_window(layer(x), 0.0, lax.add, (2,), (1,), "SAME"),
+    "scatter": lambda layer, x: x.at[jnp.array([1, 1])].add(layer(x)[:2]),
+    "callback": lambda layer, x: jax.pure_callback(
+        np.sin, jax.ShapeDtypeStruct((6,), x.dtype), layer(x), vmap_method="sequential"
+    ),
+    "eigenvalues": lambda layer, x: jnp.linalg.eigvalsh(jnp.outer(x, x) + jnp.diag(layer(x))),
+    "no results": lambda layer, x: lax.conv_general_dilated(
+        x.reshape(1, 1, 2, 3), jnp.ones((1, 1, 3, 1)) * layer(x)[0], (1, 1), "VALID"
+    ),
+}
+
+
+@BOTH
+def test_whatever_holds_programs_runs_as_under_vmap(nodes, monkeypatch):
+    """The convolution of each node inside of it, and the kinds of tuples that JAX uses."""
+    compile_for("cuda", monkeypatch)
+
+    def run_all(kernel, x):
+        def layer(x):
+            y = lax.conv_general_dilated(x[None, None], kernel[None, None], (1,), "SAME")
+            return jnp.tanh(y[0, 0])
+
+        return {name: fn(layer, x) for name, fn in HIGHER_ORDER.items()}
+
+    kernel, x = draw((3,), 1), draw((6,), 0)
+    actual = nodes.spmd(run_all)(kernel, x)
+    expected = jax.jit(jax.vmap(run_all))(kernel, x)
+    for name in HIGHER_ORDER:
+        for a, b in zip(*map(jax.tree.leaves, (actual[name], expected[name])), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_program_gets_a_bounded_number_of_convolutions(monkeypatch):
+    """A CPU's compiler takes as long for each convolution of a node."""
+    monkeypatch.setattr(MODULE, "MIN_CPU_FLOPS", 0)
+    monkeypatch.setattr(MODULE, "MAX_CPU_CONVOLUTIONS", 2 * N)
+    x, w, options = KINDS["same"]
+
+    def loss(x, *kernels):
+        return sum(make_loss(options)(x, w)[0] for w in kernels)
+
+    compile_for("cpu", monkeypatch)
+    program = vmap_nodes(loss, (0,) * 6, "nodes", N)
+    kernels = [draw(w, k) for k in range(5)]
+    assert len(find_convolutions(program, draw(x, 9), *kernels)) == 2 * N
+    np.testing.assert_allclose(
+        program(draw(x, 9), *kernels), jax.vmap(loss)(draw(x, 9), *kernels), rtol=1e-5
+    )

@@ -243,6 +243,57 @@ def test_each_node_draws_by_its_own_key(is_function):
     assert step.average(state)["key"] == state.rest["key"][0]
 
 
+@pytest.mark.parametrize("is_function", [False, True])
+def test_keys_that_are_numbers_are_folded_in_on_demand(is_function):
+    def noise(state, x):
+        return state, jax.random.normal(state["key"])
+
+    def make_state():
+        return {"params": jnp.ones(2), "key": jax.random.PRNGKey(0)}
+
+    step = gx.decentralize(noise, gx.sgp(SCHEDULE), N, params=lambda state: state["params"])
+    given = make_state if is_function else make_state()
+    with pytest.raises(ValueError, match=r"state\['key'\], two numbers .*fold_in=True"):
+        step.init(given)
+    for fold_in, count in ((True, N), (False, 1)):
+        state, drawn = step(step.init(given, fold_in=fold_in), jnp.zeros(N))
+        assert len({*drawn.tolist()}) == count
+        assert state.rest["key"].dtype == jnp.uint32
+
+
+def test_a_copy_of_the_parameters_is_named():
+    """Gossip does not reach a float32 master copy; constants, counts and others may be equal."""
+    params = jnp.arange(3.0) + 0.1
+    step = gx.decentralize(train_step, gx.sgp(SCHEDULE), N, params=lambda state: state["p"])
+    zeros = jnp.zeros(3)
+    for copy in (params, params.astype(jnp.bfloat16)):
+        state = {"p": params.astype(copy.dtype), "master": params, "moment": zeros, "n": 3}
+        with pytest.warns(UserWarning, match=r"state\['master'\] is a copy of parameters"):
+            step.init(state)
+    step.init({"p": params, "other": params + 1, "moment": zeros, "n": 3})
+    step.init({"p": zeros, "moment": zeros})
+
+
+def test_a_loop_that_goes_on_from_an_average_keeps_its_count():
+    def move(params, target):
+        return params - 0.1 * (params - target), None
+
+    step = gx.decentralize(move, gx.sgp(SCHEDULE), N, params=lambda params: params)
+    state = train(step, jnp.ones(6))
+    again, _ = step(step.average(state), jnp.float32(TARGETS[0]))
+    fresh, _ = step(jnp.ones(6), jnp.float32(TARGETS[0]))
+    assert (state.step, again.step, fresh.step) == (9, 10, 1)
+
+
+def test_a_closed_step_that_gathers_gradients_takes_no_tracking():
+    tx = optax.MultiSteps(optax.sgd(0.1), 2)
+    state = {"p": jnp.zeros(2), "opt": tx.init(jnp.zeros(2))}
+    tracking = gx.gradient_tracking(SCHEDULE)
+    step = gx.decentralize(train_step, tracking, N, params=lambda state: state["p"])
+    with pytest.raises(ValueError, match=r"MultiSteps inside train_step"):
+        step.init(state)
+
+
 def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():
     nodes, around = PLACEMENTS["fsdp"]
     gossip = around(gx.sgp(SCHEDULE))

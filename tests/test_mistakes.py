@@ -57,6 +57,28 @@ def train(tx: Any = None, change: Any = None, check_mass: int = 1) -> Any:
     return state
 
 
+def train_once(gradients: Any, step: Any = 0) -> None:
+    gx.TrainStep(gradients, CHAIN, NODES)(step, *NODES.init(CHAIN, PARAMS), jnp.arange(4.0))
+
+
+def step_closed(train_step: Any) -> None:
+    step = gx.decentralize(train_step, SGP, NODES, params=lambda state: state["p"])
+    step({"p": jnp.ones(2)}, jnp.arange(4.0))
+
+
+def scan_with_change(change: Any) -> None:
+    """Calls of 5 steps from step 0; a check is due after steps 6, 13, ..."""
+    tx = optax.chain(SGD, gx.sgp(IRREGULAR))
+    train_step = gx.TrainStep(pull, tx, nodes=NODES, check_mass=7)
+    state = NODES.init(tx, PARAMS)
+    for step in range(0, 20, 5):
+        old = jax.tree.map(jnp.copy, state)
+        *state, _ = train_step.scan(step, *state, jnp.tile(jnp.arange(4.0), (5, 1)))
+        if step == 5:
+            train_step._mass._sums = None  # the change comes before the next check only
+            state = change(state, list(old))
+
+
 def keep_old_at_node_0(new: Any, old: Any) -> Any:
     """As `jnp.where(is_finite, new, old)` does where one node alone has a NaN."""
     is_ok = jnp.arange(N) > 0
@@ -167,6 +189,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: train(change=keep_old_at_node_0, check_mass=4),
         "after step 7, .*other counts",
     ),
+    "where, checked now and then by scan": (
+        lambda: scan_with_change(keep_old_at_node_0),
+        "after step 14, .*other counts",
+    ),
     "a skip of one's own around the chain": (
         lambda: train(skip_at_node_0(optax.chain(SGD, SGP))),
         "after step 5, .*other counts",
@@ -190,6 +216,43 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "accumulation of no inputs": (
         lambda: gx.accumulate_gradients(lambda params: (params, ()), 2)(jnp.ones(())),
         "inputs of accumulated gradients must be given",
+    ),
+    # What newcomers write.
+    "a distance outside of the nodes": (
+        lambda: gx.diagnostics.consensus_distance(jnp.ones((N, 3))),
+        r"nodes.run\(fn, params\)",
+    ),
+    "an adjacency matrix": (
+        lambda: gx.topology.from_matrices(np.ones((3, 3)) - np.eye(3)),
+        "gx.topology.from_graph",
+    ),
+    "nodes for their number": (
+        lambda: gx.dirichlet_split(np.arange(9), NODES, 0.1),  # pyright: ignore
+        "such as nodes.size",
+    ),
+    "a train step inside of jit": (
+        lambda: jax.jit(lambda step: train_once(lambda p, x: (p, ()), step))(0),
+        "in a loop of Python, .* or train_step.scan",
+    ),
+    "a pmean left in": (
+        lambda: train_once(lambda p, x: (jax.lax.pmean(p, "batch"), ())),
+        "Remove the lax.pmean",
+    ),
+    "metrics that hold text": (
+        lambda: train_once(lambda p, x: (p, {"name": "adam"})),
+        r"aux\['name'\] must be an array or a number",
+    ),
+    "a closed step that returns the loss first": (
+        lambda: step_closed(lambda state, x: (0.0, state)),
+        "must return .state, metrics., in this order",
+    ),
+    "a closed step that returns the state alone": (
+        lambda: step_closed(lambda state, x: state),
+        r"lambda \*args: \(train_step\(\*args\), None\)",
+    ),
+    "a pmean left in a closed step": (
+        lambda: step_closed(lambda state, x: (jax.lax.pmean(state, "batch"), None)),
+        "Remove the lax.pmean",
     ),
     "one model of a masked chain": (
         average_masked,
@@ -311,6 +374,18 @@ def test_is_right(name: str):
 )
 def test_a_check_of_mass_finds_nothing_where_nothing_is_lost(tx: Any):
     train(tx, check_mass=True)  # pyright: ignore[reportArgumentType]
+
+
+def test_counts_of_a_long_run_are_compared_exactly():
+    """In float32 a sum of large counts is none of its terms times N."""
+    nodes = gx.Nodes(5)
+    tx = optax.chain(SGD, gx.sgp(gx.topology.directed_ring(5)))
+    train_step = gx.TrainStep(pull, tx, nodes=nodes, check_mass=1)
+    params, state = nodes.init(tx, jnp.zeros(2))
+    start = 3_400_001
+    state = jax.tree.map(lambda x: x + np.int32(start) if x.dtype == jnp.int32 else x, state)
+    for step in range(start, start + 2):
+        params, state, _ = train_step(step, params, state, jnp.arange(5.0))
 
 
 def test_the_average_of_another_tree():

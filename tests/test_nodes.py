@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gossipjax as gx
@@ -239,3 +239,49 @@ def test_arrays_of_the_host_run_the_same_program(nodes):
     out = program(program(np.zeros((N, 2), np.float32)))
     np.testing.assert_array_equal(out, np.full((N, 2), 2.0))
     assert traced == [(2,)]
+
+
+def test_states_are_made_inside_of_transformations():
+    """Several seeds at once, in a jitted function, and for their shapes alone."""
+    nodes = gx.Nodes(4)
+    tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(4)))
+
+    def start(key):
+        params, state = nodes.init(tx, jax.random.normal(key, (3,)))
+        return params, gx.average_model(params, state, nodes=nodes)
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    params, averages = jax.vmap(start)(keys)
+    one, average = jax.jit(start)(keys[2])
+    np.testing.assert_array_equal(params[2], one)
+    np.testing.assert_allclose(averages[2], average, rtol=1e-6)
+    assert jax.eval_shape(start, keys[0])[0].shape == (4, 3)
+
+
+def test_an_average_is_bound_to_no_device():
+    """The next thing that a user does: evaluation on all devices, under any mesh."""
+    nodes = PLACEMENTS["mesh"]
+    tx = gx.sgp(gx.topology.ring(4))
+    params, state = nodes.init(tx, {"w": jnp.ones(3)})
+
+    @jax.jit
+    def evaluate(params, x):
+        return (x @ params["w"]).mean()
+
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,), devices=jax.devices()[:4])
+        with jax.set_mesh(mesh):
+            x = jax.device_put(jnp.ones((8, 3)), NamedSharding(mesh, P("data")))
+            average = gx.average_model(params, state, nodes=nodes)
+            assert float(evaluate(average, x)) == 3
+    x = jax.device_put(jnp.ones((8, 3)), jax.devices()[3])
+    assert float(evaluate(gx.average_model(params, state, nodes=nodes), x)) == 3
+
+
+def test_the_axis_of_examples_may_be_another():
+    batch = np.arange(24).reshape(3, 8)
+    for x in (batch, jnp.asarray(batch)):
+        parts = gx.Nodes(4).split({"x": x}, axis=1)["x"]
+        np.testing.assert_array_equal(parts, np.stack(np.split(batch, 4, axis=1)))
+    with pytest.raises(ValueError, match="an axis 1 of examples that the 3 nodes"):
+        gx.Nodes(3).split(batch, axis=1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from functools import partial
 from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gossipjax.collectives import (
@@ -28,9 +31,13 @@ from gossipjax.exchanges.transform import (
 )
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike, require_codec
+from gossipjax.topology.spectra import follow_differences
+from gossipjax.wire import Codec, Wire, WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
+ROUNDS = 300
+VALUES = 200  # of a model that is followed
+GROWTH = 2.0  # of the distance in these rounds; where nodes come to agree, it falls
 
 
 @renamed(codec="wire", gamma="strength")
@@ -76,8 +83,8 @@ def choco(
       copies: "updated" for the order of the paper, or "previous" for the order of the code.
 
     Raises:
-      ValueError: if the schedule has several rounds, an argument is not as above, or `gx.sgp` would
-        raise it.
+      ValueError: if the schedule has several rounds, an argument is not as above, nodes would
+        diverge with a sparse codec and this gamma, or `gx.sgp` would raise it.
 
     References:
       Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with
@@ -110,6 +117,14 @@ def choco(
     gamma = require_number(strength, "strength of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
     route = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
+    if codec.is_sparse:
+        _require_stable(schedule, codec, gamma, copies)
+    return _make(schedule, gamma, copies, route)
+
+
+def _make(
+    schedule: Schedule, gamma: float, copies: Copies, route: Wire
+) -> optax.GradientTransformationExtraArgs:
     plan = ExchangePlan(schedule, wire=route)
     init = partial(init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 
@@ -130,7 +145,7 @@ def choco(
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         operands = add(x, updates), state.kept("known"), state.kept("difference"), state.count
-        x, known, difference = at_round(exchange, schedule, step, axis_name, operands)
+        x, known, difference = at_round(exchange, schedule, step, route.axis_name, operands)
         return Combined(x, state.keep(known=known, difference=difference))
 
     return gossip_transform("choco", plan, init, combine)
@@ -138,3 +153,36 @@ def choco(
 
 def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
     return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
+
+
+@functools.lru_cache(64)
+def _require_stable(schedule: Schedule, codec: Codec, gamma: float, copies: Copies) -> None:
+    """Raises `ValueError` if random models that nothing moves drift apart."""
+    tx = _make(schedule, gamma, copies, Wire(codec=codec))
+    z = np.random.default_rng(0).normal(size=(schedule.size, VALUES)).astype(np.float32)
+    z -= z.mean(axis=0)
+
+    def mix(z: Any, state: Any, step: Any) -> tuple[Any, Any]:
+        change, state = tx.update(jnp.zeros_like(z), state, z, step=step)
+        return z + change, state
+
+    run = jax.vmap(mix, (0, 0, None), axis_name=Wire().axis_name)
+    with jax.ensure_compile_time_eval():
+        state = jax.vmap(tx.init)(jnp.asarray(z))
+    program = jax.jit(run).lower(z, state, np.int32(0)).compile()
+
+    def move(_: Any, values: Any, step: int) -> Any:
+        return program(*values, np.int32(step))
+
+    def measure(values: Any) -> Any:
+        return np.linalg.norm(np.asarray(values[0]))
+
+    start = math.log(np.linalg.norm(z))
+    (logs,) = follow_differences(schedule, move, (z, state), ROUNDS, measure)
+    growth = math.exp(logs[-1] - start)
+    if not growth <= GROWTH:
+        raise ValueError(
+            f"strength of choco must be small enough for {codec} and this graph, {schedule!r}, so "
+            f"that nodes come to agree, got {gamma:.6g}, with which models are {growth:.3g} times "
+            f"as far apart after {len(logs)} rounds: take less, or a codec that keeps more."
+        )

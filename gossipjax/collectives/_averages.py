@@ -281,7 +281,7 @@ def _mean_of_dense(
     words = encode_all([average], codec, fold_in(key, 1))
     # N nodes get the average, so its error counts N times, in the row that this node averages.
     lack = nodes * (average - decode_all(words, codec, [average])[0])
-    is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(axis_name)
+    is_own_row = jnp.arange(nodes, dtype=jnp.int32)[:, None] == jax.lax.axis_index(axis_name)
     errors += jnp.where(is_own_row, lack[None], jnp.zeros_like(errors))
     mean = decode_rows(gather_words(words, axis_name), codec, row)
     return mean.ravel()[: x.size], errors.ravel()[: x.size]
@@ -383,6 +383,6 @@ def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.A
         no_error = as_varying(no_error, name)
     error, replies = jax.lax.scan(reply, no_error, (received, 1 + jnp.arange(nodes)))
     arrived = decode_rows(exchange_rows(replies, wire.axis_name), wire.codec, row)
-    is_own_row = jnp.arange(nodes)[:, None] == jax.lax.axis_index(wire.axis_name)
+    is_own_row = jnp.arange(nodes, dtype=jnp.int32)[:, None] == jax.lax.axis_index(wire.axis_name)
     arrived += jnp.where(is_own_row, error[None], jnp.zeros_like(arrived))
     return arrived.ravel()[: sent.size] + kept

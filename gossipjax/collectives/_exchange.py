@@ -364,8 +364,8 @@ def axis_size(axis_name: str) -> int:
     except NameError:
         raise ValueError(
             f"axis_name must be a mapped axis, got {axis_name!r}, and no axis has this name here: "
-            f"run it inside shard_map, pmap or vmap with axis_name={axis_name!r} (gx.spmd does), "
-            "or pass the name of your axis as axis_name."
+            f"run it inside shard_map, pmap or vmap with axis_name={axis_name!r} (gx.spmd does, "
+            "nodes.run(fn, params) does it once), or pass the name of your axis as axis_name."
         ) from None
 
 

@@ -115,7 +115,9 @@ def scale_by_share(
 
     def scale(leaf: jax.Array, factor: Any) -> jax.Array:
         # In float32 at least: rounded to 8 bits, the factors would not have the mean 1.
-        return factor.astype(leaf.dtype) * leaf
+        scaled = factor.astype(leaf.dtype) * leaf
+        # The loss of a node without data is often 0 / 0, and 0 times NaN is NaN.
+        return jnp.where(factor == 0, jnp.zeros_like(leaf), scaled)
 
     wide = upcast(tree)
     return cast_like(jax.tree.map(scale, wide, copy_for_leaves(factor, wide, axis_name)), tree)

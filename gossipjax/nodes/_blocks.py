@@ -28,14 +28,19 @@ from jax.sharding import PartitionSpec as P
 from gossipjax.nodes._composed_axis import COLLECTIVES, ComposedAxis
 from gossipjax.nodes._convolutions import vmap_nodes
 from gossipjax.nodes.arguments import ArgumentKinds, require_all_stacked
-from gossipjax.nodes.program import all_equations, is_collective_over
+from gossipjax.nodes.equations import (
+    all_equations,
+    is_collective_over,
+    name_of,
+    params_of,
+)
 
 if TYPE_CHECKING:
     from gossipjax.nodes import Nodes
 
 
 Atom = Var | Literal
-CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
+CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call", "CustomVJPTraced")
 
 
 class Composition:
@@ -54,8 +59,10 @@ class Composition:
             "remat": self._remat,
             "remat2": self._remat,
             "checkpoint": self._remat,
+            "RematTraced": self._remat,
             "custom_jvp_call": self._custom_jvp,
             "custom_vjp_call": self._custom_vjp,
+            "CustomVJPTraced": self._custom_vjp,
         }
 
     def compose(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,7 +87,7 @@ class Composition:
         return _read(values, jaxpr.outvars)
 
     def _evaluate_equation(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-        name = eqn.primitive.name
+        name = name_of(eqn)
         inside = list(all_equations([eqn]))
         has_collective = any(is_collective_over(self._axis.name, inner) for inner in inside)
         if has_collective and name in COLLECTIVES:
@@ -89,7 +96,7 @@ class Composition:
             assert [x.shape for x in results] == shapes, eqn
             return results
         # The rule of a derivative may contain collectives, and is traced only when it is needed.
-        has_rule = any(inner.primitive.name in CUSTOM_RULES for inner in inside)
+        has_rule = any(name_of(inner) in CUSTOM_RULES for inner in inside)
         if name in self._control_flow and (has_collective or has_rule):
             return self._control_flow[name](eqn, *operands)
         if has_collective:
@@ -139,11 +146,11 @@ class Composition:
         )
 
     def _remat(self, eqn: JaxprEqn, *operands: Any) -> Any:
-        params = eqn.params
+        params = params_of(eqn)
         jaxpr = params["jaxpr"]
         apply = self._function(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()))
-        if not params["differentiated"]:
-            options = {name: params[name] for name in ("prevent_cse", "policy")}
+        if not params.get("differentiated"):
+            options = {name: params[name] for name in ("prevent_cse", "policy") if name in params}
             return jax.checkpoint(apply, **options)(*operands)
         # Values that are computed anew must not be joined with values computed before.
         if params["prevent_cse"]:
@@ -198,7 +205,9 @@ class Composition:
 
         def call(*values: Any) -> Any:
             operands = _read(dict(zip(variables, values, strict=True)), eqn.invars)
-            return tuple(self._evaluate(eqn.params["call_jaxpr"], *operands))
+            params = params_of(eqn)
+            program = params["traced"].jaxpr if "traced" in params else params["call_jaxpr"]
+            return tuple(self._evaluate(program, *operands))
 
         return call
 

@@ -3,8 +3,9 @@
 `vmap` over the kernels of N nodes makes one convolution of N groups. cuDNN runs it at about a tenth
 of what a GPU can do, XLA for CPUs at a third. So this module rewrites the traced program, forward
 and both gradients. On a GPU it turns such a convolution into slices of the image and one matrix
-product whose batch is the groups, on a CPU into one convolution per node. You need not change the
-model.
+product whose batch is the groups, on a CPU into one convolution per node. A CPU's compiler takes
+about 15 ms for each of these; where a program would get too many, the others become products there,
+too. You need not change the model.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.extend.core.primitives import conv_general_dilated_p
 
 MAX_BYTES = 2**32  # between the slices and the product: beyond it a convolution stays as it is
 MAX_SLICES = 64  # of one convolution: they are unrolled in the program
 MIN_CPU_FLOPS = 5e6  # of one node: below it, compiling a convolution per node does not pay
-MAX_CPU_NODES = 64
+MAX_CPU_CONVOLUTIONS = 256  # of single nodes in a program
 
 
 def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) -> Any:
@@ -36,7 +37,10 @@ def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) 
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(*args)
-        rewritten = _Rewriter(size).rewrite(closed)
+        try:
+            rewritten = _Rewriter(size).rewrite(closed)
+        except Exception:  # a program of a form that is not known runs as it is, only slower
+            rewritten = closed
         leaves = jaxpr_as_fun(rewritten)(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
@@ -50,6 +54,7 @@ class _Rewriter:
         self.nodes = nodes
         # By id; the old object is kept, so its id stays taken. A body that is used twice stays one.
         self.done: dict[int, tuple[Any, Any]] = {}
+        self.convolutions = 0  # of single nodes, on a CPU
 
     def rewrite(self, jaxpr: Any) -> Any:
         """Rewrites a program; returns the same object if nothing changes."""
@@ -76,9 +81,13 @@ class _Rewriter:
     def _rewrite_param(self, value: Any) -> Any:
         if isinstance(value, ClosedJaxpr | Jaxpr):
             return self.rewrite(value)
-        if isinstance(value, tuple) and any(isinstance(v, ClosedJaxpr | Jaxpr) for v in value):
-            return tuple(map(self._rewrite_param, value))  # the branches of a `cond`
-        return value
+        if not isinstance(value, tuple) or not jaxprs_in_params({"": value}):
+            return value
+        # The branches of a `cond`; the programs of `custom_linear_solve` have names.
+        programs = list(map(self._rewrite_param, value))
+        if all(map(operator.is_, programs, value)):
+            return value
+        return type(value)(*programs) if hasattr(value, "_fields") else tuple(programs)
 
     def _rewrite_convolution(self, eqn: Any) -> Any:
         lhs, rhs = (variable.aval for variable in eqn.invars)
@@ -86,14 +95,19 @@ class _Rewriter:
         # If the groups are a multiple of the nodes, the model itself has groups, as in a depthwise
         # convolution. Leaving them is faster than products (64 channels in 8 groups on an H100: 1.0
         # ms instead of 3.7).
-        if sizes.groups != self.nodes or not jnp.issubdtype(lhs.dtype, jnp.floating):
+        is_float = jnp.issubdtype(lhs.dtype, jnp.floating)
+        if sizes.groups != self.nodes or not is_float or not sizes.windows:
             return eqn
         ways = {}
         bytes_between = min(sizes.windows, sizes.taps) * lhs.dtype.itemsize
         if sizes.slices <= MAX_SLICES and bytes_between <= MAX_BYTES:
             ways |= dict.fromkeys(("cuda", "rocm"), convolve_by_product)
-        if sizes.flops / self.nodes >= MIN_CPU_FLOPS and self.nodes <= MAX_CPU_NODES:
-            ways["cpu"] = functools.partial(convolve_by_node, nodes=self.nodes)
+        if sizes.flops / self.nodes >= MIN_CPU_FLOPS:
+            if self.convolutions + self.nodes <= MAX_CPU_CONVOLUTIONS:
+                self.convolutions += self.nodes
+                ways["cpu"] = functools.partial(convolve_by_node, nodes=self.nodes)
+            elif ways:
+                ways["cpu"] = convolve_by_product
         if not ways:
             return eqn
 
@@ -135,7 +149,7 @@ class _Sizes(NamedTuple):
             strict=True,
         )
         out = (
-            ((n - 1) * spread + 1 + low + high - (k - 1) * dilation - 1) // stride + 1
+            max(0, ((n - 1) * spread + 1 + low + high - (k - 1) * dilation - 1) // stride + 1)
             for n, k, spread, dilation, (low, high), stride in axes
         )
         return cls(

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,11 +31,7 @@ from gossipjax.nodes.arguments import (
     require_size_of_mesh,
     require_transform,
 )
-from gossipjax.nodes.program import (
-    Program,
-    run_sharded,
-    run_simulated,
-)
+from gossipjax.nodes.program import Program, is_mesh_of, run_sharded, run_simulated
 from gossipjax.nodes.stacked import (
     first_row,
     fold_in_nodes,
@@ -278,27 +275,29 @@ class Nodes:
         return tree
 
     @meshes.apart_from_set_mesh
-    def split(self, batch: Any, specs: Any = None) -> Any:
+    def split(self, batch: Any, specs: Any = None, *, axis: int = 0) -> Any:
         """Splits a batch over the nodes, on the devices: `[B, ...]` -> `[N, B / N, ...]`.
 
-        Node `i` gets the `i`-th run of `B / N` examples. If there are several processes, each
-        process gives the examples of its own nodes, `nodes.local`, and all processes give equally
-        many per node. `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a
-        step runs.
+        Node `i` gets the `i`-th run of `B / N` examples. The axis of examples is the first, unless
+        you give another `axis`: with `axis=1` time-major batches `[T, B]` become `[N, T, B / N]`.
+        If there are several processes, each process gives the examples of its own nodes,
+        `nodes.local`, and all processes give equally many per node.
+        `gx.prefetch(map(nodes.split, batches))` prepares the next batches while a step runs.
 
         Args:
-          batch: arrays with one leading axis, as loaders return them: of NumPy, JAX, torch, ...
+          batch: arrays of as many examples each, as loaders return them: of NumPy, JAX, torch, ...
           specs: as in `put`, for a node's part `[B / N, ...]`.
+          axis: the axis of the examples.
 
         Raises:
-          ValueError: if a leaf has no leading axis, the number of nodes does not divide the leading
-            axis, leaves have different leading axes, or a leaf contains no numbers.
+          ValueError: if a leaf has no such axis, the number of nodes does not divide it, leaves
+            have different numbers of examples, or a leaf contains no numbers.
 
         >>> import numpy as np, gossipjax as gx
         >>> gx.Nodes(2).split({"x": np.arange(4), "y": np.zeros((4, 3))})["x"].tolist()
         [[0, 1], [2, 3]]
         """
-        return self.put(split_rows(batch, len(self.local)), specs)
+        return self.put(split_rows(batch, len(self.local), axis), specs)
 
     @meshes.apart_from_set_mesh
     def init(self, tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
@@ -345,8 +344,10 @@ class Nodes:
     def one(self, stacked: Any, *, require_equal: bool = True) -> Any:
         """Returns the row that all nodes have, on every process: `[N, ...]` -> `[...]`.
 
-        You can use `one` to get one ordinary model from an average. On a mesh with axes inside the
-        nodes the model stays sharded over these axes. With `require_equal=False` you get the row of
+        You can use `one` to get one ordinary model from an average. The result is bound to no
+        device, so you can use it with arrays on any devices, such as a batch for evaluation that is
+        sharded over all of them. On a mesh with axes inside the nodes the model stays sharded over
+        these axes. With `require_equal=False` you get the row of
         the first node, without a check.
 
         Raises:
@@ -357,10 +358,13 @@ class Nodes:
         if not jax.tree.leaves(stacked):
             return stacked
         processes.require_rows(stacked, self.size, "stacked")
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(stacked)):
+            return jax.tree.map(lambda x: x[0], stacked)
         row = self._first_row(stacked, require_equal)
-        if self.inner_axes or meshes.current_mesh() is not None:
+        mesh = meshes.current_mesh()
+        if self.inner_axes or (mesh is not None and is_mesh_of(self, mesh)):
             return row
-        return jax.tree.map(lambda x: x.addressable_data(0), row)
+        return jax.tree.map(processes.uncommit, row)
 
     @meshes.apart_from_set_mesh
     def _first_row(self, stacked: Any, require_equal: bool) -> Any:

@@ -7,13 +7,12 @@ import functools
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -25,6 +24,7 @@ from gossipjax.nodes.arguments import (
     require_numbers,
     require_stacked,
 )
+from gossipjax.nodes.equations import all_equations, is_collective_over
 from gossipjax.sharding import axes_of, constrain, shard_specs
 
 if TYPE_CHECKING:
@@ -62,22 +62,6 @@ def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
 
 
 MAX_STATIC_VALUES = 32  # of one program, before it warns: as many rounds as a train step compiles
-AXIS_PARAMS = ("axes", "axis_name", "axis")
-
-
-def all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
-    """Equations, and all equations inside them."""
-    for eqn in eqns:
-        yield eqn
-        for jaxpr in jaxprs_in_params(eqn.params):
-            yield from all_equations(jaxpr.eqns)
-
-
-def is_collective_over(axis_name: str, eqn: Any) -> bool:
-    """Whether an equation exchanges anything over an axis, or asks for its index there."""
-    names = [eqn.params.get(param) for param in AXIS_PARAMS]
-    return any(axis_name in (name if isinstance(name, tuple | list) else (name,)) for name in names)
-
 
 # An array of the last program that must end before the next one starts.
 _last: collections.deque[jax.Array] = collections.deque(maxlen=1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -25,7 +26,7 @@ def repeat_rows(tree: Any, count: int) -> Any:
     """`[...]` -> `[count, ...]`: views of host arrays, and copies of PRNG keys."""
 
     def repeat(leaf: Any) -> Any:
-        if is_key(leaf):
+        if is_key(leaf) or isinstance(leaf, Tracer):
             return jnp.broadcast_to(leaf, (count, *leaf.shape))
         array = np.asarray(leaf, jnp.result_type(leaf))
         return np.broadcast_to(array, (count, *array.shape))
@@ -39,7 +40,9 @@ def require_one_model(tree: Any, size: int) -> None:
     Copies have N equal rows, and more than one value, unlike an array of zeros.
     """
     leaves = jax.tree.leaves(tree)
-    if size == 1 or any(jnp.shape(leaf)[:1] != (size,) or is_key(leaf) for leaf in leaves):
+    if size == 1 or any(isinstance(leaf, Tracer) for leaf in leaves):
+        return
+    if any(jnp.shape(leaf)[:1] != (size,) or is_key(leaf) for leaf in leaves):
         return
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
         return
@@ -53,9 +56,9 @@ def require_one_model(tree: Any, size: int) -> None:
         )
 
 
-def is_raw_key(leaf: Any) -> bool:
+def is_raw_key(leaf: Any, leading: int = 1) -> bool:
     """Whether an array `[rows, ...]` looks like keys of `jax.random.PRNGKey`, which are numbers."""
-    return jnp.shape(leaf)[1:] == (2,) and jnp.result_type(leaf) == jnp.uint32
+    return jnp.shape(leaf)[leading:] == (2,) and jnp.result_type(leaf) == jnp.uint32
 
 
 def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
@@ -79,8 +82,8 @@ def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
     return jax.tree.map(fold_in, rows)
 
 
-def split_rows(batch: Any, count: int) -> Any:
-    """`[B, ...]` -> `[count, B / count, ...]`."""
+def split_rows(batch: Any, count: int, axis: int = 0) -> Any:
+    """`[B, ...]` -> `[count, B / count, ...]`; `axis` is the axis of the B examples."""
     lengths: set[int] = set()
 
     def split(path: Any, leaf: Any) -> Any:
@@ -91,20 +94,23 @@ def split_rows(batch: Any, count: int) -> Any:
                 f"{name} must be numbers, got {array.dtype}: encode texts before, or take them out "
                 "of the batch."
             )
-        if not array.shape or array.shape[0] % count:
+        if not 0 <= axis < array.ndim or array.shape[axis] % count:
             got = f"shape {list(array.shape)}" if array.shape else f"{leaf!r}"
+            which = f"an axis {axis}" if axis else "a leading axis"
             raise ValueError(
-                f"{name} must have a leading axis of examples that the {count} nodes of this "
+                f"{name} must have {which} of examples that the {count} nodes of this "
                 f"process divide, got {got}: give batches of a multiple of {count}, and have the "
                 "loader drop the rest at the end (drop_remainder=True)."
             )
-        lengths.add(array.shape[0])
+        lengths.add(array.shape[axis])
         if len(lengths) > 1:
             raise ValueError(
                 f"{name} must have as many examples as the leaves before it, got lengths "
                 f"{sorted(lengths)}: nodes.replicate gives every node all of an array."
             )
-        return array.reshape(count, array.shape[0] // count, *array.shape[1:])
+        before, after = array.shape[:axis], array.shape[axis + 1 :]
+        parts = array.reshape(*before, count, array.shape[axis] // count, *after)
+        return parts.transpose(axis, *range(axis), *range(axis + 1, parts.ndim))
 
     return jax.tree_util.tree_map_with_path(split, batch)
 

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
@@ -19,7 +18,7 @@ from gossipjax.exchanges.chain import find_parts, step_plan
 from gossipjax.exchanges.plan import Plan
 from gossipjax.exchanges.transform import require_transform
 from gossipjax.nodes import Nodes, as_nodes
-from gossipjax.nodes.program import AXIS_PARAMS, is_collective_over
+from gossipjax.nodes.equations import AXIS_PARAMS, is_collective_over, programs_in
 from gossipjax.topology.schedule import require_int
 
 # Over n nodes, on a ring: what each sends, and receives, as a multiple of what it puts in.
@@ -160,7 +159,7 @@ def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) 
         if eqn.primitive.name == "shard_map":
             inside = eqn.params["newly_manual_axes"]
             axes = {**manual, **{name: eqn.params["mesh"].shape[name] for name in inside}}
-        parts = [_count(inner, nodes, axes, may_skip) for inner in jaxprs_in_params(eqn.params)]
+        parts = [_count(inner, nodes, axes, may_skip) for inner in programs_in(eqn)]
         if eqn.primitive.name == "cond":
             total += _choose(parts, eqn.params.get("branches_platforms"), may_skip)
         elif eqn.primitive.name == "scan":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from gossipjax.exchanges.state import GossipState
 from gossipjax.models import average_model, on_axis
 from gossipjax.nodes import Nodes
 from gossipjax.nodes.arguments import Argnums, argument_numbers, is_function, require_numbers
+from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
 from gossipjax.renamed import renamed
 from gossipjax.serialization import written_by_flax
@@ -134,12 +137,24 @@ class DecentralizedStep:
         self.nodes = self.train_step.nodes
         self._tx = tx
         self._params = params
+        # The first array of the last average, and the number of the step that follows it.
+        self._averaged: tuple[Any, int] = None, 0
 
-    def init(self, state: Any) -> TrainState:
+    def init(self, state: Any, *, fold_in: bool | None = None) -> TrainState:
         """Makes the state of all nodes from the state `[...]` of one, or from a function.
 
-        The first step gets the number `state.step` if your state has a `step`, else 0. A function
-        runs on the devices, and each device makes its own part, as `gx.Nodes.init` says.
+        The first step gets the number `state.step` if your state has a `step`, else 0; a state that
+        `average` has returned goes on with its number. A function runs on the devices, and each
+        device makes its own part, as `gx.Nodes.init` says.
+
+        Args:
+          state: the state of one node.
+          fold_in: whether the number of the node is folded into the keys of the state. You must say
+            so if the state has a `jax.random.PRNGKey`, which is an array of two numbers; a
+            `jax.random.key` is folded unless `fold_in` is False.
+
+        Raises:
+          ValueError: if the state may have a `PRNGKey` and `fold_in` is None; as in `decentralize`.
         """
         if is_function(state):
             shapes = jax.eval_shape(state)
@@ -154,20 +169,32 @@ class DecentralizedStep:
         else:
             require_numbers(state, "state")
             make_params, make_rest = params, rest = self._take_apart(state)
-        _require_updates(jax.eval_shape(self._tx.init, params))
+            _warn_of_copies(params, rest)
+        _require_updates(jax.eval_shape(self._tx.init, params), rest)
+        is_raw = _find_raw_keys(rest, fold_in)
         stacked, opt_state = self.nodes.init(self._tx, make_params)
         specs = shard_specs(opt_state) if self.nodes.inner_axes else None
+        has_keys = any(is_raw) or any(map(is_key, jax.tree.leaves(rest)))
         rest = self.nodes.replicate(
-            make_rest,
+            _convert_keys(make_rest, is_raw, jax.random.wrap_key_data),
             None if specs is None else specs.of(rest),
-            fold_in=any(map(is_key, jax.tree.leaves(rest))),
+            fold_in=has_keys and fold_in is not False,
         )
+        rest = _convert_keys(rest, is_raw, jax.random.key_data)
+        if (number := self._number_of_average(state)) is not None:
+            return TrainState(number, stacked, opt_state, rest)
         # A loop that resumes from an average continues the count of its own state.
         count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
         is_count = is_count and count.shape == (self.nodes.size,)
         step = int(np.asarray(count.addressable_data(0))[0]) if is_count else 0
         return TrainState(step, stacked, opt_state, rest)
+
+    def _number_of_average(self, state: Any) -> int | None:
+        """The number of the next step, if `state` is the last result of `average`."""
+        made, number = self._averaged
+        leaves = jax.tree.leaves(state)
+        return number if leaves and made is not None and made() is leaves[0] else None
 
     def _take_apart(self, state: Any) -> tuple[Any, Any]:
         """The parameters, as `params` returns them, and the rest of the state."""
@@ -238,7 +265,9 @@ class DecentralizedStep:
             rest = self.nodes.run(program, state.rest)
             return _merge(model, self.nodes.one(rest, require_equal=False))
 
-        return self.train_step.run(average, state)
+        result = self.train_step.run(average, state)
+        self._averaged = weakref.ref(jax.tree.leaves(result)[0]), int(state.step)
+        return result
 
     def __repr__(self) -> str:
         return f"DecentralizedStep({self.train_step!r})"
@@ -285,8 +314,9 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 f"train_step must return a pair (state, metrics), got {type(result).__name__}: "
-                "wrap it in a function that does."
+                "of a step that returns the state alone, lambda *args: (train_step(*args), None)."
             )
+        require_numbers(result[1], "metrics")
         _require_same_form(state, result[0])
         leaves, new_rest = _split(result[0], rest)
         new_params = jax.tree.unflatten(jax.tree.structure(params), leaves)
@@ -302,8 +332,8 @@ def _require_same_form(state: Any, new: Any) -> None:
     structure = jax.tree.structure(state)
     if jax.tree.structure(new) != structure:
         raise ValueError(
-            "train_step must return (state, metrics) with a state of the structure that it got, "
-            f"{str(structure)[:200]}, got {str(jax.tree.structure(new))[:200]}."
+            "train_step must return (state, metrics), in this order, with a state of the structure "
+            f"that it got, {str(structure)[:200]}, got {str(jax.tree.structure(new))[:200]}."
         )
     olds = jax.tree_util.tree_leaves_with_path(state)
     for (path, old), leaf in zip(olds, jax.tree.leaves(new), strict=True):
@@ -315,7 +345,54 @@ def _require_same_form(state: Any, new: Any) -> None:
             )
 
 
-def _require_updates(opt_state: Any) -> None:
+def _warn_of_copies(params: Any, rest: Any) -> None:
+    """Warns of parameters that the rest of the state has a second time, maybe in another type."""
+    shapes: dict[Any, list[np.ndarray]] = {}
+    for leaf in map(np.asarray, jax.tree.leaves(params)):
+        if leaf.size and (leaf != leaf.flat[0]).any():  # all constants are alike
+            shapes.setdefault(leaf.shape, []).append(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(rest, is_leaf=_is_parameter):
+        if _is_parameter(leaf) or is_key(leaf) or jnp.shape(leaf) not in shapes:
+            continue
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            continue
+        copy = np.asarray(leaf)
+        if any((copy.astype(x.dtype) == x).all() for x in shapes[copy.shape]):
+            warnings.warn(
+                f"state{jax.tree_util.keystr(path)} is a copy of parameters. If your step starts "
+                "from the copy, as from a float32 master or slow weights, gossip does not reach "
+                "it: pick it by params=. An average that your step only keeps is right.",
+                stacklevel=3,
+            )
+            return
+
+
+def _find_raw_keys(rest: Any, fold_in: bool | None) -> list[bool]:
+    """Which leaves are a `PRNGKey`; raises `ValueError` if it is not known what to do with them."""
+    leaves = jax.tree_util.tree_leaves_with_path(rest, is_leaf=_is_parameter)
+    found = [not _is_parameter(leaf) and is_raw_key(leaf, leading=0) for _, leaf in leaves]
+    if fold_in is None and any(found):
+        path = jax.tree_util.keystr(leaves[found.index(True)][0])
+        raise ValueError(
+            "fold_in must be given where the state may have a jax.random.PRNGKey, got "
+            f"state{path}, two numbers in uint32: state = step.init(state, fold_in=True) gives "
+            "each node its own key, fold_in=False all nodes the same numbers."
+        )
+    return [is_raw and fold_in is True for is_raw in found]
+
+
+def _convert_keys(tree: Any, is_raw: list[bool], convert: Callable[[Any], Any]) -> Any:
+    """Converts these leaves of a tree, or of the tree that a function makes."""
+    if not any(is_raw):
+        return tree
+    if is_function(tree):
+        return lambda: _convert_keys(tree(), is_raw, convert)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=_is_parameter)
+    leaves = [convert(x) if raw else x for x, raw in zip(leaves, is_raw, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _require_updates(opt_state: Any, rest: Any) -> None:
     """Raises `ValueError` if a transform needs gradients or would be a second optimizer."""
     exchange = find_exchange(opt_state)
     # What wraps a chain has an optimizer of its own, which is no part of the chain.
@@ -330,6 +407,8 @@ def _require_updates(opt_state: Any) -> None:
         got = "no gossip"
     elif any(gossip.plan.takes_gradients for gossip in gossips):
         got = "one that takes gradients"
+    elif any(g.plan.moves_by_zeros for g in gossips) and find_parts(rest, optax.MultiStepsState):
+        got = "a correction that moves at each step, and optax.MultiSteps inside train_step"
     if got is not None:
         raise ValueError(
             "tx of decentralize must exchange parameters and take updates, as the optimizer and "

@@ -12,6 +12,7 @@ import optax
 
 from gossipjax.collectives import accumulation_dtype, cast_like
 from gossipjax.exchanges.model import add
+from gossipjax.nodes.arguments import require_numbers
 from gossipjax.topology.schedule import require_int
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
@@ -22,7 +23,15 @@ def check_gradients(gradients: Gradients) -> Gradients:
 
     @functools.wraps(gradients)
     def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
-        result = gradients(params, *inputs)
+        try:
+            result = gradients(params, *inputs)
+        except NameError as error:
+            if "unbound axis name" not in str(error):
+                raise
+            raise ValueError(
+                "a step must have no collective over the axis of another program, got an axis that "
+                f"is not here: {error} Remove the lax.pmean of gradients: the gossip exchanges."
+            ) from error
         if not isinstance(result, tuple) or len(result) != 2:
             raise ValueError(
                 "gradients must return a pair (grads, aux), got "
@@ -39,6 +48,7 @@ def check_gradients(gradients: Gradients) -> Gradients:
                 f"the parameters, {expected}, got {got}: "
                 "jax.value_and_grad returns them in the other order."
             )
+        require_numbers(result[1], "aux")
         return result
 
     return checked

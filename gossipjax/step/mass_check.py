@@ -43,9 +43,9 @@ class MassCheck:
                     "check_mass out."
                 )
 
-    def after(self, run: Run, step: int, params: Any, opt_state: Any) -> None:
-        """Measures the sums if the check is due after `step`."""
-        if self._period and (step + 1) % self._period == 0:
+    def after(self, run: Run, step: int, params: Any, opt_state: Any, count: int = 1) -> None:
+        """Measures the sums if a check was due in one of the last `count` steps."""
+        if self._period and (step + 1) % self._period < count:
             self._sums = self._measure(run, f"after step {step}", params, opt_state)
 
     def _measure(self, run: Run, when: str, params: Any, opt_state: Any) -> np.ndarray:

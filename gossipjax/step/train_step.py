@@ -222,13 +222,15 @@ class TrainStep:
                 f"got {[list(shape) for shape in shapes[:4]]}: np.stack K node-stacked batches."
             )
         step_plan(opt_state)  # checks the chain
+        if "_scanned" not in vars(self):
+            _warn_of_equal_keys(jax.tree.map(lambda x: x[0], inputs))
         opt_state = self._begin(step, params, opt_state, count)
         steps = np.arange(step, step + count, dtype=np.int32)
         launch.advance(step, slow=True)  # as long as K steps, and compiled at the first call
         by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
         params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
         launch.advance(step + count - 1)
-        self._mass.after(self.run, step + count - 1, params, opt_state)
+        self._mass.after(self.run, step + count - 1, params, opt_state, count)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
     def _begin(self, step: int, params: Any, opt_state: Any, count: int) -> optax.OptState:
@@ -237,7 +239,8 @@ class TrainStep:
             kind = type(step).__name__
             raise ValueError(
                 f"step must be the number of the step, an integer from 0, got a {kind}: call "
-                "train_step(step, params, opt_state, *inputs)."
+                "train_step(step, params, opt_state, *inputs) in a loop of Python, as its programs "
+                "are compiled already, or train_step.scan for K steps at once."
             )
         is_start = step != self._next_step
         self._mass.before(self.run, step, params, opt_state, is_start)

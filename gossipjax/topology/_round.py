@@ -123,6 +123,11 @@ class Round:
                     " The rows sum to 1: pass the transpose. P[i, j] is the weight that receiver i "
                     "gives to sender j."
                 )
+            elif (weights == weights[0]).all():
+                hint = (
+                    " It looks like an adjacency matrix: gx.topology.from_graph(graph) of networkx "
+                    "finds weights for its edges."
+                )
             raise ValueError(
                 f"the columns of {name} must sum to 1, or mass is lost, got {sums[j]:.9g} for "
                 f"column {j}.{hint}"

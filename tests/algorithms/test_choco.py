@@ -54,6 +54,14 @@ def test_any_codec_reaches_consensus(codec):
     assert relative_distances(gx.choco(RING, codec, GAMMA[codec]), steps // 2)[1] < 1e-5
 
 
+@pytest.mark.parametrize("codec", [gx.wire.top_k(0.1), gx.wire.random_k(0.1)], ids=str)
+def test_a_step_that_is_too_large_is_refused(codec):
+    ring = gx.topology.ring(8)
+    with pytest.raises(ValueError, match=r"strength of choco must be small enough for \w+_k"):
+        gx.choco(ring, codec, 1.0)
+    gx.choco(ring, codec, 0.1)
+
+
 @pytest.mark.parametrize(
     ("codec", "floor"),
     [(gx.wire.bfloat16(), 1.5e-3), (gx.wire.int8(), 5e-3), (gx.wire.int4(), 0.09)],

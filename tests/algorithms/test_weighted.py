@@ -175,3 +175,24 @@ def test_nodes_reduce_their_rates_together(overlap_in_thread):
     assert (rates == rates[0]).all()
     assert rates[0] < 1
     train_step.close()
+
+
+@pytest.mark.parametrize("is_gossip", [False, True])
+def test_a_node_without_data_may_have_a_loss_of_nan(is_gossip):
+    """The mean over no examples is 0 / 0, and counts nothing."""
+    nodes = gx.Nodes(3)
+    masks = jnp.array([[0.0, 0, 0], [1.0, 1, 1], [1.0, 1, 0]])
+
+    def loss(z, mask):
+        return (mask * (z - 1.0) ** 2).sum() / mask.sum(), mask.sum()
+
+    sgd = optax.sgd(0.1)
+    parts = (sgd, gx.weighted(), gx.sgp(gx.topology.complete(3)))
+    tx = optax.chain(*(parts if is_gossip else (gx.weighted(), gx.allreduce(), sgd)))
+    step = gx.TrainStep(
+        jax.grad(loss, has_aux=True), tx, nodes, extra_args=lambda count: {"node_weight": count}
+    )
+    z, state = nodes.init(tx, jnp.zeros(()))
+    for k in range(2):
+        z, state, _ = step(k, z, state, masks)
+    np.testing.assert_allclose(z, 0.36, rtol=1e-6)

@@ -70,9 +70,9 @@ class OuterPlan(Plan):
         """Whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
 
         The exchange would not change the average over all nodes, and the outer step then replaces
-        all models, weights and messages.
+        all models, weights and messages. A codec would see other differences between the nodes.
         """
-        is_known = isinstance(step, int | np.integer)
+        is_known = isinstance(step, int | np.integer) and self.wire.codec is None
         return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
 
     def is_sent(self, fragment: int, step: Any) -> Any:
