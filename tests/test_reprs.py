@@ -47,6 +47,8 @@ IN_FLIGHT = "404 bytes in 3 other arrays, overlap 2, ring(4): 4 nodes, period 1"
             jax.eval_shape(lambda: OSGP),
             f"GossipState(count [], weight [], {IN_FLIGHT})",
         ),
+        (gx.Nodes(4), "Nodes(4)"),
+        (gx.Nodes(2, mesh=jax.make_mesh((1,), ("nodes",))), "Nodes(2, mesh={'nodes': 1})"),
         (EMPTY, "GossipState(overlap 2, ring(4): 4 nodes, period 1)"),
         (
             jax.tree.map(lambda leaf: "x", OSGP),

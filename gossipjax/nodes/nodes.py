@@ -173,6 +173,9 @@ class Nodes:
         object.__setattr__(self, "size", int(size))
         object.__setattr__(self, "mesh", mesh)
 
+    def __repr__(self) -> str:
+        return f"Nodes({self.size}{f', mesh={dict(self.mesh.shape)}' if self.mesh else ''})"
+
     @property
     def is_simulated(self) -> bool:
         """Whether all nodes run on one device."""
