@@ -9,6 +9,7 @@ import sys
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from launching import TIMEOUT, environment, launch_command
 from resumed_runs import TERMINATED, read_results, stop_after, without_clock
@@ -40,12 +41,17 @@ def folders(out):
 
 
 def read_checkpoint(folder):
-    """The names, shapes and checksum of the arrays, and the metadata without the clock."""
+    """The arrays, by name, and the metadata without the clock."""
     manifest = json.loads((folder / "manifest" / "metadata").read_text())
     manifest = json.loads(manifest["json"])
     metadata = without_clock(manifest["metadata"])
     metadata["metrics"] = without_clock(metadata["metrics"])
-    return manifest["leaves"], manifest["checksum"], metadata
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        shapes = reader.metadata(folder / "state").item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+        state = reader.restore(folder / "state", restore_args=as_numpy)
+    arrays = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): x.tobytes() for path, x in arrays}, metadata
 
 
 def assert_same_end(one, other):
@@ -78,7 +84,7 @@ def test_stopped_runs_end_as_if_they_had_never_been_stopped(tmp_path, monkeypatc
     monkeypatch.setattr(main, "train", recorded_train)
     resume = (*several, "--resume")
     assert train_interrupted(often, 7, *resume, number=signal.SIGINT) == 130
-    newest = [max(int(path.name) for path in folder.iterdir()) for folder in folders(often)]
+    newest = [max(int(path.name) for path in folder.glob("[0-9]*")) for folder in folders(often)]
     assert sorted(newest) == [6, STEPS]
     train(often, *resume)
     assert trained == ["2-osgp", "2-osgp"]
