@@ -32,14 +32,9 @@ TAKES = {"share", "grant", "hand over", "give up", "write off"}
 class Journal:
     """Appends a line of JSON for each event to a file; does nothing without a file.
 
-    A line is `{"event", "time", "life", "peer", "number", "w", "exponent"}`: the event, seconds
-    since 1970, the life of this node, the life of the peer, the number of the parcel or step, and
-    the weight that the event adds or takes, in units of `2^exponent`. At `begin` it is the weight
-    that the node holds. A line that begins a life also contains `more`.
-
-    A thread writes the file, so a disk that freezes does not stop the node; `has_written` says how
-    far the thread is. If the disk is full, or frozen while `MAX_WAITING` lines wait, the node warns
-    and goes on, and the journal later says how many lines are missing.
+    The weight `w` of a line is what the event adds or takes, in units of `2^exponent`; at `begin`
+    it is what the node holds. A line that begins a life also contains `more`. A thread writes the
+    file, so a disk that freezes does not stop the node.
     """
 
     def __init__(self, path: Path | None, **more: object):
@@ -60,12 +55,12 @@ class Journal:
     def begin_life(self, identity: Identity) -> None:
         """Begins another life, to which the lines that follow belong."""
         self._life |= identity._asdict()
-        self._put({"event": "life", **self._life})
+        self._put({"event": "life"} | self._life)
 
     def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
         """Adds an event."""
-        line: Line = {"event": event, "time": time.time(), "life": self._life["life"]}
-        line |= {"peer": peer, "number": number}
+        names = {"life": self._life["life"], "peer": peer, "number": number}
+        line: Line = {"event": event, "time": time.time()} | names
         if mass is not None:
             line |= {"w": float(mass.w)} | ({"exponent": mass.exponent} if mass.exponent else {})
         self._put(line)
@@ -192,7 +187,7 @@ def account(journals: Iterable[Path]) -> Account:
     sent: dict[Parcel, Fraction] = {}
     received: dict[Parcel, Fraction] = {}
     averaged: dict[Parcel, Fraction] = {}
-    returned: dict[Parcel, Fraction] = {}
+    returned: set[Parcel] = set()
     sums: dict[str, Fraction] = defaultdict(Fraction)  # event -> weight
     for line in (line for path in journals for line in read_journal(path)):
         life = line["life"]
@@ -216,7 +211,7 @@ def account(journals: Iterable[Path]) -> Account:
                     raise ValueError(f"a parcel must be received once, got {incoming} twice.")
                 known[incoming] = weight
             case "return":
-                returned[outgoing] = weight
+                returned.add(outgoing)
         sums[event] += weight
         if event in TAKES:
             held[life] -= weight
@@ -229,7 +224,7 @@ def account(journals: Iterable[Path]) -> Account:
             "none: give those of all nodes, whole."
         )
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
-    arrived = received.keys() | returned.keys()
+    arrived = received.keys() | returned
     in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), Fraction())
     # What the answering nodes gained and have not undone, and what the asking nodes gained.
     in_flight -= sums["average"] + sums["undo"] + sums["averaged"]

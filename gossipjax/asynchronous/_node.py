@@ -236,7 +236,7 @@ class Node:
                     self._journal.add("end", life, self._steps - 1, None)
                 self._moved = moved if self._outer else None
                 if not is_finite and not self._holding.is_finite():
-                    participant.write_off()
+                    participant.give_up("write off", keeps=False)
                 elif self._steps % (self._outer.every if self._outer else 1) == 0:
                     self._send(moved)
         self._service.wake()
@@ -390,7 +390,7 @@ class Node:
         if averages:
             self._sent += participant.ask(peer, now)
         elif half is None:  # what it holds is not finite
-            participant.write_off()
+            participant.give_up("write off", keeps=False)
         else:
             participant.share(peer, half, now)
             self._sent += 1

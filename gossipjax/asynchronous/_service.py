@@ -51,7 +51,8 @@ class Service:
         self.address = self._sockets.address
         self.is_refused_at = self._sockets.is_refused_at
         self.wake = self._sockets.wake  # makes the thread send the outbox now
-        max_bytes = MAX_HEADER_BYTES + job.model_bytes
+        buffers = zip(job.sizes, job.dtypes, strict=True)
+        max_bytes = MAX_HEADER_BYTES + sum(size * dtype.itemsize for size, dtype in buffers)
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
         self._held: list[tuple[str, Message]] = []  # until the journal is written

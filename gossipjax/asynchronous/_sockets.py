@@ -36,12 +36,9 @@ REFUSED = (
 class Sockets:
     """Sends frames to addresses, and receives frames that are sent to this node.
 
-    With a secret, connections are encrypted (CurveZMQ) by a key made from the secret, and nobody
-    without the secret can connect. Without a secret, frames go to this machine only, whatever
-    addresses strangers name.
-
-    The node listens at `address`, `host:port`. Port 0 means any free port, and the attribute then
-    has the real port. A connection that sends a frame of more than `MAX_FRAME_BYTES` is closed.
+    With a secret, connections are encrypted (CurveZMQ), and nobody without the secret can connect.
+    Without a secret, frames go to this machine only, whatever addresses strangers name. The
+    attribute `address` has the real port if the node listens at port 0, any free one.
     """
 
     def __init__(self, address: str, secret: str | None):
@@ -138,8 +135,6 @@ class Sockets:
 
     def close(self, linger: float = 0.0) -> None:
         """Closes all sockets, after at most `linger` seconds for frames that still wait."""
-        for socket in self._outgoing.values():
-            socket.close(linger=int(1000 * linger))
         self._context.destroy(linger=int(1000 * linger))
 
 
