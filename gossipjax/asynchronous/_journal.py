@@ -184,9 +184,8 @@ def account(journals: Iterable[Path]) -> Account:
     """
     held: dict[str, Fraction] = defaultdict(Fraction)
     last: dict[int, str] = {}
-    sent: dict[Parcel, Fraction] = {}
+    sent: set[Parcel] = set()
     received: dict[Parcel, Fraction] = {}
-    averaged: dict[Parcel, Fraction] = {}
     returned: set[Parcel] = set()
     sums: dict[str, Fraction] = defaultdict(Fraction)  # event -> weight
     for line in (line for path in journals for line in read_journal(path)):
@@ -203,13 +202,12 @@ def account(journals: Iterable[Path]) -> Account:
                 weight = Fraction(1)
             case "begin" if "w" in line:
                 held[life] = weight
-            case "share" | "grant" | "hand over":
-                sent[outgoing] = weight
+            case "share" | "grant" | "hand over" | "ask":
+                sent.add(outgoing)
             case "receive" | "average":
-                known = received if event == "receive" else averaged
-                if incoming in known:
+                if incoming in received:
                     raise ValueError(f"a parcel must be received once, got {incoming} twice.")
-                known[incoming] = weight
+                received[incoming] = weight
             case "return":
                 returned.add(outgoing)
         sums[event] += weight
@@ -217,15 +215,15 @@ def account(journals: Iterable[Path]) -> Account:
             held[life] -= weight
         elif event in ADDS:
             held[life] += weight
-    if missing := received.keys() - sent.keys():
+    if missing := received.keys() - sent:
         sender, receiver, number = next(iter(missing))
         raise ValueError(
             f"the journals must have what life {sender} sent as number {number} to {receiver}, got "
             "none: give those of all nodes, whole."
         )
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
-    arrived = received.keys() | returned
-    in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), Fraction())
+    in_flight = sums["share"] + sums["grant"] + sums["hand over"] + doubled
+    in_flight -= sums["receive"] + sums["return"]
     # What the answering nodes gained and have not undone, and what the asking nodes gained.
     in_flight -= sums["average"] + sums["undo"] + sums["averaged"]
     living = {place: held.pop(life, Fraction()) for place, life in sorted(last.items())}

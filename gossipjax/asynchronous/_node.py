@@ -85,6 +85,7 @@ class Node:
         require_transform(tx, "tx")
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
+        self._unpack = functools.partial(unpack, self._layout, self._like)
         self._models = 2 if self._outer and self._outer.momentum else 1  # in a message
         self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
@@ -394,9 +395,6 @@ class Node:
         else:
             participant.share(peer, half, now)
             self._sent += 1
-
-    def _unpack(self, x: Any, w: Any, moved: Any = None) -> Any:
-        return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w, moved)
 
     def _finish(self) -> None:
         """Moves the mass by the node's own movement since the last outer step, without momentum."""

@@ -25,6 +25,7 @@ from gossipjax.asynchronous._messages import (
     decode,
     encode,
 )
+from gossipjax.asynchronous._silence import explain_silence
 from gossipjax.asynchronous._sockets import make_keys
 from gossipjax.asynchronous._wire import Words
 
@@ -302,6 +303,7 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         return connect(socket, address)
 
     monkeypatch.setattr(zmq.Socket, "connect", record)
+    monkeypatch.setattr(socket, "create_connection", lambda address, _: connected.append(address))
     with join(patience=0.5) as a, zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         stranger.connect(f"tcp://{a.address}")
         stranger.linger = 0
@@ -317,8 +319,10 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         wait_for(lambda: "of another job" in a.statistics.dropped)
         wait_for(lambda: a.members == [0, 1])
         wait_for(lambda: a.members == [0])  # it has spoken to the stranger, who is silent
+        assert named in a._participant.members.contacts
+        explain_silence(a._participant, a._service, a._settings)
     assert connected
-    assert not [address for address in connected if named in address]
+    assert not [address for address in connected if "192.0.2.1" in address]
 
 
 def test_two_living_nodes_with_one_place_are_told_so():
