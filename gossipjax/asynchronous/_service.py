@@ -19,6 +19,7 @@ from gossipjax.asynchronous._messages import (
     MisfitError,
     decode,
     encode,
+    read_json,
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._settings import Settings
@@ -194,13 +195,12 @@ class Service:
         self._sockets.send(error.address, [MISFIT + said.encode()])
 
     def _note_misfit(self, frames: list[Any]) -> None:
-        with contextlib.suppress(ValueError, RecursionError):
-            match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
-                case [str() as address, str() as reason] if (address + reason).isprintable():
-                    with self.lock:
-                        if address in self._node.members.contacts:
-                            self.misfits[address] = reason
-                        self.lock.notify_all()
+        match read_json(frames[0][1:MAX_MISFIT_BYTES]):
+            case [str() as address, str() as reason] if (address + reason).isprintable():
+                with self.lock:
+                    if address in self._node.members.contacts:
+                        self.misfits[address] = reason
+                    self.lock.notify_all()
 
     def _send(self, address: str, message: Message) -> None:
         frames = encode(message, self._job)
