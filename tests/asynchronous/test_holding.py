@@ -20,10 +20,6 @@ def make_arrived(value, is_fresh=False):
     return Mass((np.full(100, value, np.float32),), 0.5, is_fresh=is_fresh)
 
 
-def read(holding):
-    return float(holding.read().x[0][0])
-
-
 def test_an_exact_share_has_the_memory_of_what_is_kept_and_stays_as_it_was():
     holding = make_holding()
     half = holding.move((jnp.full(100, 2.0),), None, EXACT)
@@ -63,7 +59,7 @@ def test_changes_are_added_in_arrays_that_nobody_else_has(first, second):
     arrived = [make_arrived(1.0, first), make_arrived(2.0, second), make_arrived(3.0)]
     for mass in arrived:
         holding.add(mass)
-    assert read(holding) == 10.0
+    assert holding.read().x[0][0] == 10.0
     assert holding.total.w == 2.5
     for mass, value in zip(arrived, (1.0, 2.0, 3.0), strict=True):
         assert mass.is_fresh or (mass.x[0] == value).all()
