@@ -185,11 +185,7 @@ class Ending:
             self.finals[origin] = version, mass
 
     def forget_final(self, origin: Identity) -> None:
-        """Sets the final mass of a life to nothing, because its process has begun another life.
-
-        All nodes learn this in the way in which they learn final masses. If a node was killed after
-        it told its final mass, the mass counts on all nodes.
-        """
+        """Sets the final mass of a life to nothing, because its process has begun another life."""
         if origin in self.finals and not self.is_ended:
             zero = self.finals[origin][1]
             zero -= zero

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +11,6 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._node import Node
-from gossipjax.asynchronous._secret import secret_from_env
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.collectives import require_floats
@@ -107,7 +107,7 @@ def join(
         patience=patience,
         max_received=max_received,
         wire=wire,
-        secret=secret_from_env() if secret is None else secret,
+        secret=os.environ.get("GOSSIPJAX_SECRET") if secret is None else secret,
         journal=journal,
         folder=None if folder is None else Path(folder),
         every=every,

@@ -32,14 +32,9 @@ TAKES = {"share", "grant", "hand over", "give up", "write off"}
 class Journal:
     """Appends a line of JSON for each event to a file; does nothing without a file.
 
-    A line is `{"event", "time", "life", "peer", "number", "w", "exponent"}`: the event, seconds
-    since 1970, the life of this node, the life of the peer, the number of the parcel or step, and
-    the weight that the event adds or takes, in units of `2^exponent`. At `begin` it is the weight
-    that the node holds. A line that begins a life also contains `more`.
-
-    A thread writes the file, so a disk that freezes does not stop the node; `has_written` says how
-    far the thread is. If the disk is full, or frozen while `MAX_WAITING` lines wait, the node warns
-    and goes on, and the journal later says how many lines are missing.
+    The weight `w` of a line is what the event adds or takes, in units of `2^exponent`; at `begin`
+    it is what the node holds. A line that begins a life also contains `more`. A thread writes the
+    file, so a disk that freezes does not stop the node.
     """
 
     def __init__(self, path: Path | None, **more: object):
@@ -60,12 +55,12 @@ class Journal:
     def begin_life(self, identity: Identity) -> None:
         """Begins another life, to which the lines that follow belong."""
         self._life |= identity._asdict()
-        self._put({"event": "life", **self._life})
+        self._put({"event": "life"} | self._life)
 
     def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
         """Adds an event."""
-        line: Line = {"event": event, "time": time.time(), "life": self._life["life"]}
-        line |= {"peer": peer, "number": number}
+        names = {"life": self._life["life"], "peer": peer, "number": number}
+        line: Line = {"event": event, "time": time.time()} | names
         if mass is not None:
             line |= {"w": float(mass.w)} | ({"exponent": mass.exponent} if mass.exponent else {})
         self._put(line)
@@ -189,10 +184,9 @@ def account(journals: Iterable[Path]) -> Account:
     """
     held: dict[str, Fraction] = defaultdict(Fraction)
     last: dict[int, str] = {}
-    sent: dict[Parcel, Fraction] = {}
+    sent: set[Parcel] = set()
     received: dict[Parcel, Fraction] = {}
-    averaged: dict[Parcel, Fraction] = {}
-    returned: dict[Parcel, Fraction] = {}
+    returned: set[Parcel] = set()
     sums: dict[str, Fraction] = defaultdict(Fraction)  # event -> weight
     for line in (line for path in journals for line in read_journal(path)):
         life = line["life"]
@@ -208,29 +202,28 @@ def account(journals: Iterable[Path]) -> Account:
                 weight = Fraction(1)
             case "begin" if "w" in line:
                 held[life] = weight
-            case "share" | "grant" | "hand over":
-                sent[outgoing] = weight
+            case "share" | "grant" | "hand over" | "ask":
+                sent.add(outgoing)
             case "receive" | "average":
-                known = received if event == "receive" else averaged
-                if incoming in known:
+                if incoming in received:
                     raise ValueError(f"a parcel must be received once, got {incoming} twice.")
-                known[incoming] = weight
+                received[incoming] = weight
             case "return":
-                returned[outgoing] = weight
+                returned.add(outgoing)
         sums[event] += weight
         if event in TAKES:
             held[life] -= weight
         elif event in ADDS:
             held[life] += weight
-    if missing := received.keys() - sent.keys():
+    if missing := received.keys() - sent:
         sender, receiver, number = next(iter(missing))
         raise ValueError(
             f"the journals must have what life {sender} sent as number {number} to {receiver}, got "
             "none: give those of all nodes, whole."
         )
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
-    arrived = received.keys() | returned.keys()
-    in_flight = sum((sent[parcel] for parcel in sent.keys() - arrived), Fraction())
+    in_flight = sums["share"] + sums["grant"] + sums["hand over"] + doubled
+    in_flight -= sums["receive"] + sums["return"]
     # What the answering nodes gained and have not undone, and what the asking nodes gained.
     in_flight -= sums["average"] + sums["undo"] + sums["averaged"]
     living = {place: held.pop(life, Fraction()) for place, life in sorted(last.items())}

@@ -7,7 +7,6 @@ used.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import re
@@ -177,11 +176,6 @@ class Format(NamedTuple):
         """The wire forms of the buffers in a message."""
         return self.wires if is_narrow else (None,) * len(self.wires)
 
-    @property
-    def model_bytes(self) -> int:
-        """The bytes of all buffers in the memory of a node."""
-        return sum(s * dtype.itemsize for s, dtype in zip(self.sizes, self.dtypes, strict=True))
-
 
 def encode(message: Message, job: Format) -> list[Any]:
     """Returns the frames of a message; does not copy buffers that are in the right form."""
@@ -205,7 +199,11 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     Raises:
       MessageError: if the frames are not a message of this job.
     """
-    header = _read_header(frames[0])
+    if len(frames[0]) > MAX_HEADER_BYTES:
+        raise MessageError("too large")
+    header = read_json(frames[0])
+    if not isinstance(header, dict):
+        raise MessageError("not readable")
     _require_same(header, "version", VERSION)
     for name in IN_COMMON:
         _require_same(header, name, getattr(job, name))
@@ -242,15 +240,6 @@ def _require_same(header: dict[str, Any], name: str, own: object) -> None:
     except MessageError:
         raise MessageError(reason) from None
     raise MisfitError(reason, str(own), sender.address)
-
-
-def _read_header(frame: Any) -> dict[str, Any]:
-    if len(frame) > MAX_HEADER_BYTES:
-        raise MessageError("too large")
-    header = read_json(frame)
-    if not isinstance(header, dict):
-        raise MessageError("not readable")
-    return header
 
 
 def read_json(frame: Any) -> Any:
@@ -327,17 +316,10 @@ def _read_death(death: object) -> tuple[Identity, str, float]:
 
 
 def _read_identity(identity: object) -> Identity:
-    try:
-        return _make_identity(*identity)  # pyright: ignore[reportGeneralTypeIssues]
-    except TypeError:
-        raise MessageError("with an identity that is none") from None
-
-
-@functools.lru_cache(MAX_ENTRIES, typed=True)  # every view contains the same ones
-def _make_identity(place: object, life: object, address: object) -> Identity:
-    if not isinstance(address, str) or not is_address(address):
-        raise MessageError("with an identity that is none")
-    return Identity(require_counts([place])[0], require_name(life), address)
+    match identity:
+        case [place, life, str() as address] if is_address(address):
+            return Identity(require_counts([place])[0], require_name(life), address)
+    raise MessageError("with an identity that is none")
 
 
 def is_address(address: str, may_be_any: bool = False) -> bool:

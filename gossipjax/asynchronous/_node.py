@@ -34,7 +34,7 @@ from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._saving import Saves
 from gossipjax.asynchronous._service import Service
 from gossipjax.asynchronous._settings import Settings
-from gossipjax.asynchronous._silence import GREETING, MAX_SHOWN, explain_silence, read_greeting
+from gossipjax.asynchronous._silence import MAX_SHOWN, all_refuse, explain_silence
 from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
@@ -42,6 +42,7 @@ from gossipjax.exchanges.transform import require_transform
 LIFE_LETTERS = 16  # letters in the name of a life
 MAX_GRADIENTS = 32  # different functions that a node compiles
 AVERAGE_SECONDS = 600.0
+PROBE_SECONDS = 2.0  # of silence, before a node sees whether all others refuse it
 MIN_NODES = 4  # from this size on, a node that holds more than half is reported
 
 
@@ -84,6 +85,7 @@ class Node:
         require_transform(tx, "tx")
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
+        self._unpack = functools.partial(unpack, self._layout, self._like)
         self._models = 2 if self._outer and self._outer.momentum else 1  # in a message
         self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
         opt_state = tx.init(params)
@@ -235,7 +237,7 @@ class Node:
                     self._journal.add("end", life, self._steps - 1, None)
                 self._moved = moved if self._outer else None
                 if not is_finite and not self._holding.is_finite():
-                    participant.write_off()
+                    participant.give_up("write off", keeps=False)
                 elif self._steps % (self._outer.every if self._outer else 1) == 0:
                     self._send(moved)
         self._service.wake()
@@ -343,22 +345,17 @@ class Node:
         end = start + (10 * self._settings.patience if timeout is None else timeout)
         members = self._participant.members
         founding = self._participant.founding
-        service = self._service
-
-        def list_refusals() -> list[str]:
-            return service.list_refusals(() if founding.may_go_on_alone else members.contacts)
+        misfits = self._service.misfits
+        silence = self._participant, self._service, self._settings
 
         def is_over() -> bool:
-            refusing = {*service.misfits, *list_refusals()}
-            is_refused = bool(refusing) and refusing >= members.contacts.keys()
-            is_refused |= members.twin is not None or self._saves.is_asked_to_end
-            return not founding.wants_mass or is_refused
+            is_misfit = bool(misfits) and misfits.keys() >= members.contacts.keys()
+            is_over = is_misfit or members.twin is not None or self._saves.is_asked_to_end
+            return is_over or not founding.wants_mass
 
-        service.wait_until(is_over, end - start)
-        # A tunnel lets everybody in, and then closes what it cannot pass on yet.
-        while {*map(read_greeting, list_refusals())} - {GREETING} and time.monotonic() < end:
-            service.refusals.clear()  # they get more time to let this node in
-            service.wait_until(is_over, end - time.monotonic())
+        while not self._service.wait_until(is_over, min(PROBE_SECONDS, end - time.monotonic())):
+            if time.monotonic() >= end or all_refuse(*silence):
+                break
         if members.twin is not None:
             raise ValueError(
                 f"place must be nobody else's, got {self.place}, and the node at "
@@ -368,10 +365,9 @@ class Node:
         if founding.wants_mass:
             self._end_if_asked()
             seconds = time.monotonic() - start
-            why = explain_silence(self._participant, service, self._settings)
             raise TimeoutError(
                 "another node must give this one half of what it holds, got nothing in "
-                f"{seconds:.3g} seconds: {why}"
+                f"{seconds:.3g} seconds: {explain_silence(*silence)}"
             )
 
     def _send(self, moved: Any) -> None:
@@ -395,13 +391,10 @@ class Node:
         if averages:
             self._sent += participant.ask(peer, now)
         elif half is None:  # what it holds is not finite
-            participant.write_off()
+            participant.give_up("write off", keeps=False)
         else:
             participant.share(peer, half, now)
             self._sent += 1
-
-    def _unpack(self, x: Any, w: Any, moved: Any = None) -> Any:
-        return unpack(self._layout, self._like, [jnp.asarray(buffer) for buffer in x], w, moved)
 
     def _finish(self) -> None:
         """Moves the mass by the node's own movement since the last outer step, without momentum."""

@@ -104,10 +104,6 @@ class Participant:
         self.post.put("ask", self.members.peers[peer.life], mass, since=now)
         return True
 
-    def write_off(self) -> None:
-        """Begins a new life after a model that is not finite; the weight of the model is lost."""
-        self._give_up("write off", keeps=False)
-
     # Which messages arrive.
 
     def receive(self, message: Message, now: float) -> None:
@@ -143,7 +139,7 @@ class Participant:
         if message.kind == "view" and message.view is not None:
             self._learn(peer, message.view)
         elif message.kind == "dead":
-            self._give_up()
+            self.give_up()
         elif message.kind == "gone":
             self._bury(message, peer.identity.address)
         elif message.kind in ("ack", "answer", "refuse"):
@@ -267,9 +263,9 @@ class Participant:
         self.members.learn(peer, view)
         self.ending.learn(peer, view)
         if self.founding.has_founded_before(made):
-            self._give_up(keeps=False)
+            self.give_up(keeps=False)
         elif self.members.is_dead_to_others(view, self.ending.is_finished):
-            self._give_up()
+            self.give_up()
         else:
             self.founding.learn(peer, view)
             self._give()
@@ -294,7 +290,7 @@ class Participant:
         is_mutual = self.life in {life for _, life, _ in view.deaths}
         # If both gave up, all mass of a job of two would be lost.
         if is_mutual and not self.members.outlives(sender, view.members):
-            self._give_up()
+            self.give_up()
             return
         self.post.drop("of the dead")
         if message.kind != "dead":
@@ -315,7 +311,7 @@ class Participant:
             self._declare_dead(peer)
             self.ending.forget_final(peer.identity)
 
-    def _give_up(self, event: str = "give up", keeps: bool = True) -> None:
+    def give_up(self, event: str = "give up", keeps: bool = True) -> None:
         """Begins a new life without mass, and may keep the old mass in case nobody gives any."""
         mass = self._holder.take()
         self._journal(event, self.life, 0, mass)

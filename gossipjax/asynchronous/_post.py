@@ -134,9 +134,7 @@ class Post:
     def _withdraw(self, peer: Peer, parcel: Parcel) -> None:
         """Takes back a parcel that does not arrive, by a small message, which may arrive.
 
-        The peer refuses the parcel, or says that it has acted upon it, so the parcel counts once. A
-        peer that does not answer is declared dead. After a withdrawal nothing is sent to the peer
-        for a while, and each time for longer.
+        The peer refuses the parcel, or says that it has acted upon it, so the parcel counts once.
         """
         peer.fails |= parcel.message.kind == "final"
         place, _, address = peer.identity

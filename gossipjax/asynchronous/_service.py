@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gossipjax import launch
@@ -20,6 +19,7 @@ from gossipjax.asynchronous._messages import (
     MisfitError,
     decode,
     encode,
+    read_json,
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._settings import Settings
@@ -30,7 +30,6 @@ MISFIT = b"M"  # the first byte of what tells a node of another job so
 MAX_MISFIT_BYTES = 4000
 MAX_STRANGERS = 256  # addresses that are answered, and that no node of the job has named
 PACKET = 1000  # bytes that fit into a packet on all networks
-REFUSED_SECONDS = 2.0  # time without a handshake after the first refusal
 LINGER_SECONDS = 0.2  # time to send the rest when a node leaves
 
 
@@ -51,9 +50,10 @@ class Service:
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
         self._sockets = Sockets(settings.listen, settings.secret)
         self.address = self._sockets.address
-        self.refusals = self._sockets.refusals
+        self.is_refused_at = self._sockets.is_refused_at
         self.wake = self._sockets.wake  # makes the thread send the outbox now
-        max_bytes = MAX_HEADER_BYTES + job.model_bytes
+        buffers = zip(job.sizes, job.dtypes, strict=True)
+        max_bytes = MAX_HEADER_BYTES + sum(size * dtype.itemsize for size, dtype in buffers)
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
         self._held: list[tuple[str, Message]] = []  # until the journal is written
@@ -63,11 +63,6 @@ class Service:
         self._is_closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
-
-    def list_refusals(self, addresses: Iterable[str]) -> list[str]:
-        """Returns which of these addresses refuse connections of this node."""
-        last = time.monotonic() - REFUSED_SECONDS
-        return [x for x in list(addresses) if self.refusals.get(x, math.inf) <= last]
 
     def start(self, node: Participant, has_written: Callable[[float], bool]) -> None:
         """Starts the thread; it calls `has_written(seconds)` to wait for the journal."""
@@ -200,13 +195,12 @@ class Service:
         self._sockets.send(error.address, [MISFIT + said.encode()])
 
     def _note_misfit(self, frames: list[Any]) -> None:
-        with contextlib.suppress(ValueError, RecursionError):
-            match json.loads(bytes(frames[0][1:MAX_MISFIT_BYTES])):
-                case [str() as address, str() as reason] if (address + reason).isprintable():
-                    with self.lock:
-                        if address in self._node.members.contacts:
-                            self.misfits[address] = reason
-                        self.lock.notify_all()
+        match read_json(frames[0][1:MAX_MISFIT_BYTES]):
+            case [str() as address, str() as reason] if (address + reason).isprintable():
+                with self.lock:
+                    if address in self._node.members.contacts:
+                        self.misfits[address] = reason
+                    self.lock.notify_all()
 
     def _send(self, address: str, message: Message) -> None:
         frames = encode(message, self._job)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from pathlib import Path
 from typing import Literal
 
 from gossipjax.asynchronous._messages import is_address
-from gossipjax.asynchronous._secret import is_loopback, require_secret
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.wire import WireLike
+
+MIN_SECRET = 16  # characters
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,12 @@ class Settings:
                     f"none with {name} {value}: give all nodes the same line of "
                     "`openssl rand -hex 32`, as secret= or in GOSSIPJAX_SECRET."
                 )
-        require_secret(self.secret, "secret")
+        if self.secret is not None and len(self.secret) < MIN_SECRET:
+            raise ValueError(
+                f"secret must have {MIN_SECRET} characters or more, got {len(self.secret)}: who "
+                "hears a message could try all that are shorter. Give all nodes the same line of "
+                "`openssl rand -hex 32`, as secret= or in GOSSIPJAX_SECRET."
+            )
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(
                 "algorithm must be gx.asynchronous.sgp(), adpsgd() or outer(every), got "
@@ -61,4 +68,9 @@ def may_connect(address: str, secret: str | None) -> bool:
     >>> may_connect("127.0.0.1:5000", None), may_connect("192.0.2.1:5000", None)
     (True, False)
     """
-    return secret is not None or is_loopback(address.rpartition(":")[0])
+    host = address.rpartition(":")[0]
+    try:
+        is_here = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:  # `host` is a name
+        is_here = False
+    return is_here or secret is not None

@@ -7,7 +7,7 @@ life never waits behind a model.
 from __future__ import annotations
 
 import contextlib
-import time
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +15,12 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from gossipjax.asynchronous._secret import make_key
 from gossipjax.asynchronous._settings import may_connect
 
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2000
+PROBE_MS = 1000
 ENCRYPTION_BYTES = 256  # that a frame is longer when it is encrypted, at most; 33 are in use
 MAX_FRAME_BYTES = 1 << 22
 MAX_SOCKETS = 16_384
@@ -36,16 +36,12 @@ REFUSED = (
 class Sockets:
     """Sends frames to addresses, and receives frames that are sent to this node.
 
-    With a secret, connections are encrypted (CurveZMQ) by a key made from the secret, and nobody
-    without the secret can connect. Without a secret, frames go to this machine only, whatever
-    addresses strangers name.
-
-    The node listens at `address`, `host:port`. Port 0 means any free port, and the attribute then
-    has the real port. A connection that sends a frame of more than `MAX_FRAME_BYTES` is closed.
+    With a secret, connections are encrypted (CurveZMQ), and nobody without the secret can connect.
+    Without a secret, frames go to this machine only, whatever addresses strangers name. The
+    attribute `address` has the real port if the node listens at port 0, any free one.
     """
 
     def __init__(self, address: str, secret: str | None):
-        self.refusals: dict[str, float] = {}  # by addresses, and since when they refuse this node
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # These are the defaults of all sockets.
@@ -61,8 +57,6 @@ class Sockets:
         self._incoming.maxmsgsize = MAX_FRAME_BYTES + (ENCRYPTION_BYTES if self._keys else 0)
         self._incoming.handshake_ivl = HANDSHAKE_MS
         self._incoming.curve_server = self._keys is not None
-        # What ZeroMQ says of handshakes, by address until there was one.
-        self._monitors: dict[str, zmq.Socket[bytes]] = {}
         try:
             self._incoming.bind(f"tcp://{address}")
         except zmq.ZMQError as error:
@@ -88,7 +82,8 @@ class Sockets:
             return False
         try:
             if key not in self._outgoing:
-                self._connect(address, is_bulk)
+                self._outgoing[key] = self._make_sender()
+                self._outgoing[key].connect(f"tcp://{address}")
             self._outgoing[key].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
@@ -97,29 +92,26 @@ class Sockets:
             return False
         return True
 
-    def _connect(self, address: str, is_bulk: bool) -> None:
-        socket = self._outgoing[address, is_bulk] = self._context.socket(zmq.PUSH)
+    def _make_sender(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.PUSH)
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = MAX_RECONNECT_MS
         if self._keys:
             socket.curve_serverkey = self._keys[0]
-        if not is_bulk:  # before it connects: some refusals come once
-            monitor = socket.get_monitor_socket(REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            self._monitors[address] = monitor
-            self._poller.register(monitor, zmq.POLLIN)
-        socket.connect(f"tcp://{address}")
+        return socket
 
-    def _end_watch(self, address: str) -> None:
-        self.refusals.pop(address, None)
-        monitor = self._monitors.pop(address, None)
-        if monitor is not None:
-            self._poller.unregister(monitor)
-            self._outgoing[address, False].disable_monitor()
-            monitor.close(linger=0)
+    def is_refused_at(self, address: str) -> bool:
+        """Whether the handshake of another connection to an address fails; any thread may ask."""
+        with self._make_sender() as socket:
+            with socket.get_monitor_socket(REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
+                socket.connect(f"tcp://{address}")
+                is_over = monitor.poll(PROBE_MS)
+                is_refused = is_over and recv_monitor_message(monitor)["event"] & REFUSED
+                socket.disable_monitor()
+            return bool(is_refused)
 
     def forget(self, address: str) -> None:
         """Drops what waits to be sent to an address."""
-        self._end_watch(address)
         for is_bulk in (True, False):
             socket = self._outgoing.pop((address, is_bulk), None)
             if socket is not None:
@@ -130,12 +122,6 @@ class Sockets:
         ready = dict(self._poller.poll(int(1000 * seconds)))
         if self._wake_receiver in ready:
             self._wake_receiver.recv()
-        for address, monitor in list(self._monitors.items()):
-            while monitor in ready and not monitor.closed and monitor.poll(0):
-                if recv_monitor_message(monitor)["event"] & REFUSED:
-                    self.refusals.setdefault(address, time.monotonic())
-                else:
-                    self._end_watch(address)
         arrived: list[list[Any]] = []
         while self._incoming in ready and len(arrived) < QUEUED and self._incoming.poll(0):
             frames = self._incoming.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -149,8 +135,6 @@ class Sockets:
 
     def close(self, linger: float = 0.0) -> None:
         """Closes all sockets, after at most `linger` seconds for frames that still wait."""
-        for socket in self._outgoing.values():
-            socket.close(linger=int(1000 * linger))
         self._context.destroy(linger=int(1000 * linger))
 
 
@@ -158,6 +142,12 @@ def make_keys(secret: str) -> tuple[bytes, bytes]:
     """Makes the public and the private key from a job's secret, in ZeroMQ's form.
 
     The public key is secret, too: it is never sent in the clear, and nobody connects without it.
+
+    >>> make_keys("a text that is long")[0][:16]
+    b'&Qh*^PgHbw87)mrS'
     """
-    private = z85.encode(make_key(secret, "asynchronous"))
+    text = secret.encode(errors="surrogateescape")
+    # This is slow on purpose (about 50 ms), so that nobody can try a dictionary.
+    key = hashlib.scrypt(text, salt=b"gossipjax asynchronous", n=1 << 14, r=8, p=1, dklen=32)
+    private = z85.encode(key)
     return zmq.curve_public(private), private

@@ -40,8 +40,8 @@ PIECE = b"P"
 PROGRESS = b"A"
 ALIGNMENT = 64  # bytes; XLA for CPUs reads an array without a copy if it begins at a multiple
 
+# `(address, frames, is_bulk)`: sends frames; returns False if too much waits already.
 Send = Callable[[str, list[Any], bool], bool]
-"""`(address, frames, is_bulk)`: sends frames; returns False if too much waits already."""
 
 
 @dataclasses.dataclass
@@ -146,14 +146,9 @@ class Transfers:
     def receive(
         self, frames: Sequence[Any], now: float
     ) -> tuple[str | None, list[Any] | None] | None:
-        """Takes frames that are a piece of a message, or the acknowledgement of a piece.
+        """Takes a piece of a message, or the acknowledgement of a piece; None for other frames.
 
-        Returns:
-          None if the frames are something else. For a piece or an acknowledgement, the life that
-          was heard (None if it is not known), and the frames of a message that is now complete.
-
-        Raises:
-          MessageError: if the frames cannot be read.
+        Returns the life that was heard, if it is known, and the frames of a message that is whole.
         """
         kind = bytes(frames[0][:1])
         if kind not in (PIECE, PROGRESS):
@@ -195,9 +190,11 @@ class Transfers:
         self, address: str, life: str, number: int, offset: int, now: float
     ) -> str | None:
         """Notes an acknowledgement; returns the life that receives, None if there is none."""
-        queue = self._queues.get(address, _Queue())
-        stream = queue.streams[0] if queue.streams else None
-        if stream is None or (stream.life, stream.number) != (life, number):
+        queue = self._queues.get(address)
+        if queue is None or not queue.streams:
+            return None
+        stream = queue.streams[0]
+        if (stream.life, stream.number) != (life, number):
             return None
         if not stream.acknowledged < offset <= stream.total:
             return stream.key[0]

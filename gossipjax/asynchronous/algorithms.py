@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple, get_args
 from gossipjax.asynchronous._messages import Identity
 
 Graph = Literal["exponential", "random", "rate"]
-Choose = Callable[[Sequence[Identity], Identity, int, Mapping[Identity, float]], Identity | None]
+Peers = Sequence[Identity]
+Seconds = Mapping[Identity, float]
+Choose = Callable[[Peers, Identity, int, Seconds], Identity | None]
 RATE_FLOOR = 0.1  # the part of the draws that are uniform
 
 
@@ -152,12 +154,7 @@ def _make_graph(name: str, graph: str, seed: int) -> Choose:
     return RandomPeer(seed, by_rate=graph == "rate")
 
 
-def choose_exponential(
-    peers: Sequence[Identity],
-    own: Identity,
-    step: int,
-    seconds: Mapping[Identity, float],
-) -> Identity:
+def choose_exponential(peers: Peers, own: Identity, step: int, seconds: Seconds) -> Identity:
     """Returns the peer of a step on the one-peer exponential graph over the living nodes.
 
     The nodes are in the order of their places. Each step uses the next of the hops `1, 2, 4, ...`
@@ -180,9 +177,7 @@ class RandomPeer:
     is_bipartite: bool = False
     by_rate: bool = False
 
-    def __call__(
-        self, peers: Sequence[Identity], own: Identity, step: int, seconds: Mapping[Identity, float]
-    ) -> Identity | None:
+    def __call__(self, peers: Peers, own: Identity, step: int, seconds: Seconds) -> Identity | None:
         if self.is_bipartite:
             peers = [peer for peer in peers if peer.place % 2] if own.place % 2 == 0 else []
         if not peers:

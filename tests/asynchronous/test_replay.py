@@ -13,12 +13,9 @@ import gossipjax.asynchronous as ga
 from experiments.fault_injection.replay import replay
 
 RATE, MOMENTUM = 0.05, 0.9
+PULL_TX = optax.sgd(0.05)
 START = {"a": jnp.arange(5.0), "b": jnp.ones((2, 3))}
 TX = optax.chain(optax.trace(MOMENTUM), optax.scale(-RATE))
-
-
-def target(place, step):
-    return place + np.sin(step)
 
 
 def gradients(params, goal):
@@ -26,7 +23,7 @@ def gradients(params, goal):
 
 
 def inputs(place, step):
-    return (target(place, step),)
+    return (place + np.sin(step),)
 
 
 def run_job(folder, algorithm, size, steps=30, **more):
@@ -98,9 +95,6 @@ def test_narrow_messages_keep_the_average(wire):
                     node.step(lambda params: (0 * params, None))
             assert min(node.statistics.sent for node in (a, b)) > 0
         np.testing.assert_allclose(a.params, sum(starts) / 2, rtol=1e-5)
-
-
-PULL_TX = optax.sgd(0.05)
 
 
 def pull(params, goal):

@@ -29,9 +29,8 @@ def gradients(params, goal):
 
 def free_addresses(count):
     with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
+        made = (socket.create_server(("127.0.0.1", 0)) for _ in range(count))
+        servers = [stack.enter_context(server) for server in made]
         return [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
 
 
@@ -101,14 +100,8 @@ def job(tmp_path):
 
 
 def read_save(node):
-    save = node._saves.checkpoints.restore(make_like())
-    assert save is not None
-    return save.state
-
-
-def make_like():
-    params = {"w": jnp.zeros(3)}
-    return (np.zeros(3, np.float32),) * 2, TX.init(params)
+    like = (np.zeros(3, np.float32),) * 2, TX.init({"w": jnp.zeros(3)})
+    return node._saves.checkpoints.restore(like).state
 
 
 def require_saved(job, node):
@@ -123,10 +116,8 @@ def require_saved(job, node):
 
 
 def require_optimizer(job, node):
-    for one, other in zip(
-        jax.tree.leaves(node.opt_state), jax.tree.leaves(job.saved[node.place][1]), strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    _, saved = job.saved[node.place]
+    jax.tree.map(np.testing.assert_array_equal, node.opt_state, saved)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -42,7 +42,8 @@ class Link:
 
     def run(self, rng, break_rate=0.0):
         for _ in range(100_000):
-            if not self.on_way and not any(self.has_more(end) for end in self.ends.values()):
+            queues = [queue for end in self.ends.values() for queue in end._queues.values()]
+            if not self.on_way and not any(queue.streams for queue in queues):
                 return
             self.now += 0.01
             if self.on_way and rng.random() < break_rate:
@@ -52,10 +53,6 @@ class Link:
             for end in self.ends.values():
                 end.tick(self.now)
         raise AssertionError("pieces without end")
-
-    @staticmethod
-    def has_more(end):
-        return any(queue.streams for queue in end._queues.values())
 
 
 def make_message(rng, sizes):

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from fake_network import PATIENCE, Network
+from test_protocol import deliver_all
 
 import gossipjax as gx
 from gossipjax.asynchronous._messages import Identity
@@ -31,11 +32,6 @@ def test_without_a_measurement_draws_are_uniform():
     assert all(count == pytest.approx(1000, abs=120) for count in count_draws({}).values())
     counts = count_draws({PEERS[0]: 8.0}, gx.asynchronous.sgp(graph="random"))
     assert counts[1] == pytest.approx(1000, abs=120)
-
-
-def deliver_all(network):
-    while network.messages:
-        network.deliver(0)
 
 
 def measured(process):
