@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from gossipjax.launch._process_info import ADDRESSES, PLACE
 from gossipjax.launch._progress import PROGRESS
-from gossipjax.launch._signals import GRACE, describe_signal
+from gossipjax.launch._signals import describe_signal
 from gossipjax.launch._stall import (
     BAD_USAGE,
     STACK_SECONDS,
@@ -86,7 +86,6 @@ def _make_environment(
         "JAX_NUM_CPU_DEVICES": str(options.local_devices),
         "GOSSIPJAX_RESTART": str(restarts),
         "GOSSIPJAX_JOB": job,
-        GRACE: f"{options.grace:g}",
         PROGRESS: "",  # not that of a job in which the launcher runs
         **options.gpu_variables[rank],
     }
