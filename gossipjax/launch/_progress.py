@@ -56,7 +56,7 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
     """
     writer = _find_writer()
     if writer is not None:
-        writer.write(step, slow)
+        writer.write(step, slow, time.monotonic_ns())
 
 
 def enable_stacks() -> None:
@@ -87,14 +87,11 @@ class _Writer:
         if self._has_stacks:  # else the program itself uses the signal
             # A handler in C writes the stacks to stderr, however the program hangs.
             faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
-        self._write(0, slow=False)
+        self.write(None, False, 0)
 
-    def write(self, step: int | None, slow: bool) -> None:
+    def write(self, step: int | None, slow: bool, nanoseconds: int) -> None:
         if step is not None:
             self._step = step
-        self._write(time.monotonic_ns(), slow)
-
-    def _write(self, nanoseconds: int, slow: bool) -> None:
         flags = (slow, self._has_stacks)
         _LAYOUT.pack_into(self._words, 0, self._process_id, nanoseconds, self._step, *flags)
 

@@ -246,17 +246,16 @@ def fill_pipe(launcher, folder):
 
 def test_more_than_fits_waits_for_the_reader(monkeypatch):
     """Then the processes wait, as at any full pipe; the order stays."""
-    monkeypatch.setattr(_worker, "MAX_WAITING_BYTES", 10**6)
+    monkeypatch.setattr(_worker, "MAX_WAITING_LINES", 1000)
     source, sink = os.pipe()
     output = _worker.Output(sink)
-    lines = [b"%1000d\n" % i for i in range(2000)]
-    count = 0
+    lines = []
     while output.has_room():
-        output.put(lines[count])
-        count += 1
+        lines.append(b"%1000d\n" % len(lines))
+        output.put(lines[-1])
     assert not output.is_written()
     with open(source, "rb") as reader:
-        assert [reader.readline() for _ in range(count)] == lines[:count]
+        assert [reader.readline() for _ in lines] == lines
         wait_for(output.is_written)
     os.close(sink)
 
