@@ -22,7 +22,7 @@ from gossipjax.launch._process_info import (
     require_address_with_numbers,
     seconds_from,
 )
-from gossipjax.launch._progress import enable_stacks
+from gossipjax.launch._progress import find_writer
 
 MEETING_SECONDS = 60.0  # for the other processes to come
 HEARTBEAT_SECONDS = 30.0  # until a process that is not heard counts as dead
@@ -83,7 +83,7 @@ def initialize(
     ProcessInfo(process_id=0, num_processes=1)
     """
     global _initialized
-    enable_stacks()
+    find_writer()  # so that the launcher can ask for the stacks of a process that hangs here
     timeout = seconds_from(initialization_timeout, "initialization_timeout", MEETING_SECONDS)
     heartbeat = seconds_from(heartbeat_timeout, "heartbeat_timeout", HEARTBEAT_SECONDS)
     requested = process_from_arguments(coordinator_address, num_processes, process_id)

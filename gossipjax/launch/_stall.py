@@ -174,7 +174,7 @@ def ask_for_stacks(processes: Sequence[Watched]) -> None:
     for beat, session in ((process.beat, process.session) for process in processes):
         with contextlib.suppress(OSError):
             # Its number might be that of another process: in a container, or after its end.
-            if beat.has_stacks and os.getsid(beat.process_id) == session:
+            if os.getsid(beat.process_id) == session:
                 os.kill(beat.process_id, STACK_SIGNAL)
                 os.kill(beat.process_id, signal.SIGCONT)
 
@@ -185,8 +185,6 @@ def describe_progress(process: Watched) -> str:
     start = f"rank {process.rank}, no advance"
     if not beat.process_id:
         start += ", no stack (it has called neither gossipjax.launch.initialize() nor advance())"
-    elif not beat.has_stacks:
-        start += f", no stack (it handles {STACK_SIGNAL.name} itself)"
     if not process.has_advanced:
         return f"{start} in the {process.quiet_seconds:.1f} s since its start"
     step = "" if beat.step is None else f", the last at step {beat.step}"

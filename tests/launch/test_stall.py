@@ -10,7 +10,7 @@ from launching import PROLOGUE, ROOT
 
 import gossipjax as gx
 from gossipjax.launch.__main__ import main
-from gossipjax.launch._progress import STACK_SIGNAL, Beat
+from gossipjax.launch._progress import Beat
 from gossipjax.launch._stall import StallLimits, Watched, find_stall
 
 # Without JAX: the module is loaded from its file.
@@ -125,16 +125,6 @@ def test_a_program_that_never_advances_is_named(run):
     assert "no process has advanced in 0.6 s (--stall-slow): the program must call" in report
     assert report.count("no stack (it has called neither gossipjax.launch.initialize() nor") == 3
     assert "restart 1" not in report
-
-
-def test_a_program_that_handles_the_signal_itself(run):
-    code = (
-        f"signal.signal({int(STACK_SIGNAL)}, lambda *_: print('handled'))\n"
-        "advance(0); time.sleep(1000)"
-    )
-    status, output, report = run(code, "--stall", 0.3, processes=1)
-    assert (status, output) == (124, "")
-    assert f"no stack (it handles {STACK_SIGNAL.name} itself)" in report
 
 
 def test_a_stuck_node_is_started_again_and_the_others_go_on(run):
