@@ -212,15 +212,13 @@ class _Supervisor:
             if self._watch is not None:
                 environment |= self._watch.add(rank)
             group.workers[rank] = Worker(rank, self._options.command, environment)
-            if self._watch is not None:
-                self._watch.follow(rank, group.workers[rank].process_id)
         await asyncio.gather(*(self._follow(group, worker) for worker in group.workers.values()))
 
     async def _follow(self, group: _Group, worker: Worker) -> None:
         """Waits for a process. The first failure stops the other processes of its group."""
         code = await worker.wait()
         if self._watch is not None:
-            self._watch.forget(worker.rank)
+            self._watch.forget(worker.rank, group.ranks)
         if code != 0 and group.failed is None and self._stop_signal is None:
             follows = "the others go on" if self._is_each else "stopping the others"
             log(worker.describe_failure(code, follows))
@@ -244,7 +242,7 @@ class _Supervisor:
                     continue
                 follows = "the others go on" if self._is_each else "stopping the job"
                 log(watch.describe(watched, verdict, follows))
-                ask_for_stacks(watched)
+                ask_for_stacks(watched, {w.rank: w.process_id for w in group.workers.values()})
                 group.failed = min(verdict.ranks, default=group.ranks[0])
                 await asyncio.sleep(STACK_SECONDS)
                 for rank in verdict.ranks:

@@ -7,17 +7,11 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gossipjax.launch._progress import (
-    PROGRESS,
-    STACK_SIGNAL,
-    Beat,
-    create_beat,
-    read_beat,
-)
+from gossipjax.launch._progress import PROGRESS, STACK_SIGNAL, Beat, create_beat, read_beat
 
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 STALL_STATUS = 124  # exit status of a process that was ended because it was stuck, as of `timeout`
@@ -42,7 +36,6 @@ class Watched:
     beat: Beat  # what it last said
     quiet_seconds: float = 0.0  # time since the last advance, or since the start
     path: Path = Path()  # of the file in which it says that it advances
-    session: int = 0  # the number of its session; 0 until it is started
 
     @property
     def has_advanced(self) -> bool:
@@ -121,13 +114,12 @@ class Watch:
         self._processes[rank] = Watched(rank, read_beat(path), path=path)
         return {PROGRESS: str(path)}
 
-    def follow(self, rank: int, session: int) -> None:
-        """Watches a process that was started."""
-        self._processes[rank].session = session
-
-    def forget(self, rank: int) -> None:
-        """Forgets a process that has ended."""
-        self._processes.pop(rank, None)
+    def forget(self, rank: int, group: Sequence[int]) -> None:
+        """Forgets a process that has ended. The others of its group may have waited for it."""
+        del self._processes[rank]
+        for process in self._processes.values():
+            if process.rank in group:
+                process.quiet_seconds = 0.0
 
     def look(self) -> list[Watched]:
         """Reads the last beats of the running processes, and returns these."""
@@ -166,17 +158,19 @@ class Watch:
         return "\n".join([*lines, *(f"    {describe_progress(process)}" for process in ordered)])
 
 
-def ask_for_stacks(processes: Sequence[Watched]) -> None:
+def ask_for_stacks(processes: Sequence[Watched], sessions: Mapping[int, int]) -> None:
     """Lets processes write their stacks to stderr, for which they need `STACK_SECONDS`.
 
-    The caller must end them then, as those that a signal has stopped are continued.
+    The caller must end them then, as those that a signal has stopped are continued. `sessions`:
+    the numbers of their sessions, by rank.
     """
-    for beat, session in ((process.beat, process.session) for process in processes):
+    for process in processes:
+        number = process.beat.process_id
         with contextlib.suppress(OSError):
-            # Its number might be that of another process: in a container, or after its end.
-            if os.getsid(beat.process_id) == session:
-                os.kill(beat.process_id, STACK_SIGNAL)
-                os.kill(beat.process_id, signal.SIGCONT)
+            # It might be the number of another process: in a container, or after its end.
+            if os.getsid(number) == sessions[process.rank]:
+                os.kill(number, STACK_SIGNAL)
+                os.kill(number, signal.SIGCONT)
 
 
 def describe_progress(process: Watched) -> str:
