@@ -26,6 +26,7 @@ from gossipjax.launch.peers import Connections
 BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # JAX's coordinator uses it, too
 NOTICE_SECONDS = 10.0  # after this wait, and after half of all, process 0 says who is missing
 RETRY_SECONDS = 0.05  # between two attempts to reach process 0, or to resolve a name
+WAIT_SECONDS = 1.0  # between two attempts to join it, while it is in an earlier attempt of the job
 LINE_SECONDS = 1.0  # for whoever connects to say who it is
 MAX_SHOWN = 8  # missing processes that a message names
 MAX_BYTES = 1 << 14  # of a line
@@ -71,22 +72,26 @@ def _join(address: str, hello: _Hello, timeout: float, by_gloo: bool) -> Connect
     """Says who this process is to process 0, and waits for its answer."""
     deadline = time.monotonic() + timeout
     start = f"process {hello.process_id} of {hello.num_processes}"
-    connection = reach(address, start, timeout)
-    connection.settimeout(max(0.0, deadline - time.monotonic()) + 2 * LINE_SECONDS)
-    problem = describe_gloo(connection, hello.process_id) if by_gloo else None
-    error = (
-        f"{start} connected to {address}, but what listens there does not expect it: process 0 has "
-        "started without it, in an attempt that has not ended yet (start this process again when "
-        "it has), another process was given this process_id, or the port is another program's."
-    )
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        _say(connection, *hello._replace(problem=problem))
-        name, error = _hear(connection)
-        if error is None:
-            connection.settimeout(None)
-            return {0: (connection, name)}
-    connection.close()
-    raise ConnectionError(error)
+    while True:
+        connection = reach(address, start, max(0.0, deadline - time.monotonic()))
+        connection.settimeout(max(0.0, deadline - time.monotonic()) + 2 * LINE_SECONDS)
+        problem = describe_gloo(connection, hello.process_id) if by_gloo else None
+        error = (
+            f"{start} connected to {address}, but what listens there does not expect it: process 0 "
+            "has started without it, in an attempt that has not ended yet (or was another process "
+            "given this process_id?), or the port is another program's."
+        )
+        is_final = False
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            _say(connection, *hello._replace(problem=problem))
+            name, error, is_final = _hear(connection)
+            if error is None:
+                connection.settimeout(None)
+                return {0: (connection, name)}
+        connection.close()
+        if is_final or time.monotonic() + WAIT_SECONDS >= deadline:
+            raise ConnectionError(error)
+        time.sleep(WAIT_SECONDS)  # an earlier attempt ends by itself, so waiting costs no restart
 
 
 def reach(address: str, start: str, timeout: float) -> socket.socket:
@@ -169,6 +174,7 @@ class _Host:
                 connection,
                 f"{hello.name} is of job {hello.job}, and not {own.job}, as process 0: give all "
                 "processes the same GOSSIPJAX_JOB and GOSSIPJAX_RESTART.",
+                is_final=False,
             )
             return
         former, named = self._others.get(hello.process_id, (None, own))
@@ -190,9 +196,11 @@ class _Host:
         if self._by_gloo and own.problem is None:
             self._own = own._replace(problem=describe_gloo(connection, 0))
 
-    def _answer(self, connection: socket.socket, error: str | None) -> None:
+    def _answer(
+        self, connection: socket.socket, error: str | None, *, is_final: bool = True
+    ) -> None:
         with contextlib.suppress(OSError):
-            _say(connection, self._own.name, error)
+            _say(connection, self._own.name, error, is_final)
             connection.settimeout(None)
         if error is not None:
             connection.close()

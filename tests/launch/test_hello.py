@@ -125,6 +125,7 @@ def test_a_process_of_another_job_or_attempt_is_told_so_and_ends_nothing(name, m
         first = job.start(0, 2)
         job.connect().close()  # process 0 has read its variables
         monkeypatch.setenv(name, "6")
+        job.timeout = 0.5
         error = job.start(1, 2).result() or ""
         assert re.search(r"process 1 \(.*6.*, and not .*7.*: give all .* GOSSIPJAX_JOB", error)
         monkeypatch.setenv(name, "7")
@@ -146,11 +147,21 @@ def test_a_port_that_is_in_use():
         message = f"process 0 of 2 cannot listen at {job.address}, got Address already in use"
         with pytest.raises(ConnectionError, match=message):
             meet(job.address, ProcessInfo(0, 2), TIMEOUT)
-        for line in (b"220 mail.example.org\n", b""):  # another program, or JAX's coordinator
+        job.timeout = 1
+        second = job.start(1, 2)
+        with server.accept()[0] as connection:
+            connection.sendall(b"220 mail.example.org\n")
+        assert "another program's" in (second.result() or "")
+
+
+def test_a_process_waits_until_an_earlier_attempt_has_ended(monkeypatch):
+    monkeypatch.setattr(_hello, "WAIT_SECONDS", 0.05)
+    with Job() as job:
+        with socket.create_server(parse_address(job.address)) as server:  # its coordinator, of JAX
             second = job.start(1, 2)
-            with server.accept()[0] as connection:
-                connection.sendall(line)
-            assert "another program's" in (second.result() or "")
+            for _ in range(3):
+                server.accept()[0].close()
+        assert [job.start(0, 2).result(), second.result()] == [None, None]
 
 
 @pytest.fixture
