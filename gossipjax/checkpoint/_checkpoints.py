@@ -153,9 +153,7 @@ class Checkpoints:
         self._is_entered = True
         if self._every is not None:
             self._former_handler = signal.getsignal(signal.SIGTERM)
-            handlers = launch.signal_handlers(
-                [signal.SIGTERM], self._on_sigterm, self._describe_end
-            )
+            handlers = launch.signal_handlers([signal.SIGTERM], self._on_sigterm)
             self._at_exit.enter_context(handlers)
         self._at_exit.callback(self._lock.release)
         return self
@@ -184,16 +182,6 @@ class Checkpoints:
 
     def _on_sigterm(self, *_: object) -> None:
         self._is_preempted = True
-
-    def _describe_end(self) -> str:
-        """Says what this process does after SIGTERM, if it does not end at once."""
-        saved = max(self._store.local_steps(), default=None)
-        newest = "nothing is complete" if saved is None else f"step {saved} is the newest complete"
-        return (
-            f"SIGTERM to process {jax.process_index()}: it saves and ends at the next call of "
-            "Checkpoints.after, when what it does now (a step, a compilation, an evaluation, a "
-            f"save) is over. In {self.folder} {newest}."
-        )
 
     @meshes.apart_from_set_mesh
     def resume(

@@ -8,7 +8,6 @@ process, under the launcher, and on the hosts of a cluster. This package imports
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gossipjax.launch._gpu import GpuSetting, gpu_settings, set_gpu_settings
 from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node
 from gossipjax.launch._progress import advance
 from gossipjax.launch._signals import signal_handlers
@@ -20,16 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MALLOC_ENVIRONMENT",
-    "GpuSetting",
     "NodeInfo",
     "ProcessInfo",
     "advance",
     "exit_process",
     "find_node",
-    "gpu_settings",
     "initialize",
     "mesh",
-    "set_gpu_settings",
     "signal_handlers",
 ]
 

@@ -72,31 +72,26 @@ def _join(address: str, hello: _Hello, timeout: float, by_gloo: bool) -> Connect
     """Says who this process is to process 0, and waits for its answer."""
     deadline = time.monotonic() + timeout
     start = f"process {hello.process_id} of {hello.num_processes}"
-    is_told = False
     while True:
         connection = reach(address, start, max(0.0, deadline - time.monotonic()))
-        connection.settimeout(max(0, deadline - time.monotonic()) + 2 * WAIT_SECONDS)
+        connection.settimeout(max(0.0, deadline - time.monotonic()) + 2 * LINE_SECONDS)
         problem = describe_gloo(connection, hello.process_id) if by_gloo else None
         error = (
             f"{start} connected to {address}, but what listens there does not expect it: process 0 "
             "has started without it, in an attempt that has not ended yet (or was another process "
             "given this process_id?), or the port is another program's."
         )
-        is_early = True
+        is_final = False
         with contextlib.suppress(OSError, ValueError, TypeError):
             _say(connection, *hello._replace(problem=problem))
-            name, error, is_early = _hear(connection)
+            name, error, is_final = _hear(connection)
             if error is None:
                 connection.settimeout(None)
                 return {0: (connection, name)}
         connection.close()
-        if not is_early or time.monotonic() + WAIT_SECONDS >= deadline:
+        if is_final or time.monotonic() + WAIT_SECONDS >= deadline:
             raise ConnectionError(error)
-        # The earlier attempt ends by itself, so waiting costs no restart.
-        if not is_told:
-            print(f"gossipjax: {error} It tries again for {timeout:g} s.", file=sys.stderr)
-            is_told = True
-        time.sleep(WAIT_SECONDS)
+        time.sleep(WAIT_SECONDS)  # an earlier attempt ends by itself, so waiting costs no restart
 
 
 def reach(address: str, start: str, timeout: float) -> socket.socket:
@@ -127,99 +122,99 @@ class _Host:
         self._timeout = timeout
         self._by_gloo = by_gloo
         self._others: dict[int, tuple[socket.socket, _Hello]] = {}  # by process_id
-        self._error: str | None = None
-        self._dropped: dict[str, None] = {}  # who was sent away, in the order of time
 
     def run(self) -> Connections:
-        start = time.monotonic()
-        end = self._timeout
-        with listen(self._address, self._own.num_processes, start + end) as server:
-            for seconds in (min(NOTICE_SECONDS, end / 4), end / 2, end):
-                if self._collect(server, start + seconds):
-                    break
-                missing = self._describe_missing(server, seconds)
-                if seconds < end:
-                    print(f"gossipjax: {missing}", file=sys.stderr, flush=True)
-                else:
-                    self._error = missing
+        error = None
+        try:
+            self._collect()
+        except ConnectionError as found:
+            error = str(found)
         # The port is free again before anybody is answered: JAX may listen there at once.
-        hellos = [self._own, *(hello for _, hello in self._others.values())]
-        problems = [hello.problem for hello in hellos if hello.problem is not None]
-        error = self._error or " ".join(problems[:MAX_SHOWN]) or None
         for connection, _ in self._others.values():
-            self._answer(connection, error, is_early=False)
+            self._answer(connection, error)
         if error is not None:
             raise ConnectionError(error)
         return {number: (other, hello.name) for number, (other, hello) in self._others.items()}
 
-    def _collect(self, server: socket.socket, deadline: float) -> bool:
-        """Welcomes processes until a time. Returns whether all have come, or there is an error."""
-        while self._error is None and len(self._others) + 1 < self._own.num_processes:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            server.settimeout(left)
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                self._welcome(*server.accept())
-        return True
+    def _collect(self) -> None:
+        """Welcomes processes until all have come. Says twice who is missing, and then raises."""
+        start, end = time.monotonic(), self._timeout
+        with listen(self._address, self._own.num_processes, start + end) as server:
+            for seconds in (min(NOTICE_SECONDS, end / 4), end / 2, end):
+                while self._must_wait() and (left := start + seconds - time.monotonic()) > 0:
+                    server.settimeout(left)
+                    with contextlib.suppress(TimeoutError, ConnectionAbortedError):
+                        self._welcome(server.accept()[0])
+                if self._must_wait() and seconds == end:
+                    raise ConnectionError(self._describe_missing(server, end))
+                if self._must_wait():
+                    missing = self._describe_missing(server, seconds)
+                    print(f"gossipjax: {missing}", file=sys.stderr, flush=True)
+        hellos = [self._own, *(hello for _, hello in self._others.values())]
+        problems = [hello.problem for hello in hellos if hello.problem is not None]
+        if problems:
+            raise ConnectionError(" ".join(problems[:MAX_SHOWN]))
 
-    def _welcome(self, connection: socket.socket, place: tuple[Any, ...]) -> None:
+    def _must_wait(self) -> bool:
+        return len(self._others) + 1 < self._own.num_processes
+
+    def _welcome(self, connection: socket.socket) -> None:
+        """Raises `ConnectionError` if this process shows that the job cannot be."""
         connection.settimeout(LINE_SECONDS)
         own = self._own
         hello = None
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             hello = _Hello(*_hear(connection))
         if hello is None or not hello.is_valid():
-            self._drop(connection, f"{place[0]} did not say which process it is")
+            connection.close()
             return
         if hello.job != own.job:
             # A process of an earlier attempt may be left over. It must not end this attempt.
-            other = f"{hello.name} is of job {hello.job}, not {own.job}"
-            error = f"{other}: give all processes the same GOSSIPJAX_JOB."
-            self._answer(connection, error, is_early=True)
-            self._drop(connection, other)
+            self._answer(
+                connection,
+                f"{hello.name} is of job {hello.job}, and not {own.job}, as process 0: give all "
+                "processes the same GOSSIPJAX_JOB and GOSSIPJAX_RESTART.",
+                is_final=False,
+            )
             return
         former, named = self._others.get(hello.process_id, (None, own))
+        self._others[hello.process_id] = connection, hello
         if hello.num_processes != own.num_processes:
-            self._error = (
+            raise ConnectionError(
                 "num_processes must be the same for all processes, got "
                 f"{own.num_processes} in {own.name} and {hello.num_processes} in {hello.name}"
             )
-        elif former is not None and _has_left(former):  # and was started again
-            self._drop(former, f"{named.name} connected and left")
+        if former is not None and _has_left(former):  # and was started again
+            former.close()
         elif former is not None:
-            self._error = (
+            error = (
                 f"there are two processes {hello.process_id} of {own.num_processes}, {named.host} "
                 f"and {hello.host}: give each another process_id"
             )
-            self._answer(former, self._error, is_early=False)
+            self._answer(former, error)
+            raise ConnectionError(error)
         if self._by_gloo and own.problem is None:
             self._own = own._replace(problem=describe_gloo(connection, 0))
-        self._others[hello.process_id] = connection, hello
 
-    def _answer(self, connection: socket.socket, error: str | None, *, is_early: bool) -> None:
+    def _answer(
+        self, connection: socket.socket, error: str | None, *, is_final: bool = True
+    ) -> None:
         with contextlib.suppress(OSError):
-            _say(connection, self._own.name, error, is_early)
+            _say(connection, self._own.name, error, is_final)
             connection.settimeout(None)
         if error is not None:
             connection.close()
-
-    def _drop(self, connection: socket.socket, reason: str) -> None:
-        connection.close()
-        if len(self._dropped) < MAX_SHOWN:
-            self._dropped[reason] = None
 
     def _describe_missing(self, server: socket.socket, seconds: float) -> str:
         count = self._own.num_processes
         missing = [str(number) for number in range(1, count) if number not in self._others]
         shown = ", ".join(missing[:MAX_SHOWN] + ["..."] * (len(missing) > MAX_SHOWN))
-        dropped = f" Dropped: {'; '.join(self._dropped)}." if self._dropped else ""
         return (
             f"process{'es' if len(missing) > 1 else ''} {shown} of {count} did not connect to "
             f"{self._address} within {seconds:g} s. Were they started, did they fail, can they "
             f"reach {server.getsockname()[0]}, where process 0 listens? If not, give "
             "coordinator_address the address of its machine in the network, or set "
-            f"{BIND_VARIABLE}=0.0.0.0:{parse_address(self._address)[1]}.{dropped}"
+            f"{BIND_VARIABLE}=0.0.0.0:{parse_address(self._address)[1]}."
         )
 
 
@@ -258,21 +253,19 @@ def listen(address: str, num_processes: int, deadline: float) -> socket.socket:
     where = bind_address(address)
     host, port = parse_address(where)
     while True:
-        errors: list[OSError] = []
-        for family in (socket.AF_INET, socket.AF_INET6):
-            dual = host == "::" and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-            try:
-                place = (host, port)
-                return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=dual)
-            except OSError as error:
-                errors.append(error)
-        is_known = [error for error in errors if (error.errno or 0) > 0]  # else the name is not
-        if is_known or time.monotonic() + RETRY_SECONDS >= deadline:
-            raise ConnectionError(
-                f"process 0 of {num_processes} cannot listen at {where}, got "
-                f"{(is_known or errors)[0].strerror}. Is this the host of process 0, and does no "
-                "other job or second process 0 use the port? If the address is forwarded to this "
-                f"machine, set {BIND_VARIABLE}=HOST:{port} with an address of this machine, or "
-                "with 0.0.0.0 for all of them."
-            )
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            family, *_, place = min(found, key=lambda each: each[0])  # IPv4 if it has both
+            is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # of "::"
+            return socket.create_server(place, family=family, backlog=128, dualstack_ipv6=is_dual)
+        except OSError as error:
+            is_known = not isinstance(error, socket.gaierror)
+            if is_known or time.monotonic() + RETRY_SECONDS >= deadline:
+                raise ConnectionError(
+                    f"process 0 of {num_processes} cannot listen at {where}, got {error.strerror}. "
+                    "Is this the host of process 0, and does no other job or second process 0 use "
+                    "the port? If the address is forwarded to this machine, set "
+                    f"{BIND_VARIABLE}=HOST:{port} with an address of this machine, or with 0.0.0.0 "
+                    "for all of them."
+                ) from error
         time.sleep(RETRY_SECONDS)

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import warnings
 from types import TracebackType
 from typing import NoReturn
 
@@ -23,7 +22,7 @@ from gossipjax.launch._process_info import (
     require_address_with_numbers,
     seconds_from,
 )
-from gossipjax.launch._progress import enable_stacks
+from gossipjax.launch._progress import find_writer
 
 MEETING_SECONDS = 60.0  # for the other processes to come
 HEARTBEAT_SECONDS = 30.0  # until a process that is not heard counts as dead
@@ -84,7 +83,7 @@ def initialize(
     ProcessInfo(process_id=0, num_processes=1)
     """
     global _initialized
-    enable_stacks()
+    find_writer()  # so that the launcher can ask for the stacks of a process that hangs here
     timeout = seconds_from(initialization_timeout, "initialization_timeout", MEETING_SECONDS)
     heartbeat = seconds_from(heartbeat_timeout, "heartbeat_timeout", HEARTBEAT_SECONDS)
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
@@ -137,29 +136,16 @@ def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
             raise
         return ProcessInfo(0, 1)
     except Exception as error:
-        if scheduled is not None or not _is_alone_in_kubernetes(error):
-            raise
-        warnings.warn(
-            f"this is a single process: JAX cannot ask Kubernetes about a job ({error}). In a job "
-            "of several, set GOSSIPJAX_COORDINATOR_ADDRESS, GOSSIPJAX_NUM_PROCESSES and "
-            "GOSSIPJAX_PROCESS_ID, as experiments/cluster/kubernetes.yaml does.",
-            stacklevel=3,
-        )
-        return ProcessInfo(0, 1)
+        if "KUBERNETES_SERVICE_HOST" in os.environ:
+            error.add_note(
+                "JAX asks Kubernetes for an Indexed Job. If this pod is a job by itself, set "
+                "GOSSIPJAX_NUM_PROCESSES=1. In another job of several set it, too, with "
+                "GOSSIPJAX_COORDINATOR_ADDRESS and GOSSIPJAX_PROCESS_ID."
+            )
+        raise
     if scheduled is not None:  # asking JAX would start its backend, which programs configure later
         return scheduled.info
     return ProcessInfo(jax.process_index(), jax.process_count())
-
-
-def _is_alone_in_kubernetes(error: Exception) -> bool:
-    """Whether JAX's detection failed in a pod of no job that it could join: of a notebook, say.
-
-    JAX joins Indexed Jobs only, whose pods know their index. It asks Kubernetes in other pods too,
-    which mostly may not ask, are of no Job or have no account.
-    """
-    is_in_job = "JOB_COMPLETION_INDEX" in os.environ or "Indexed" in str(error)
-    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)  # another detection, then no job
-    return "KUBERNETES_SERVICE_HOST" in os.environ and not is_in_job and not is_of_jax
 
 
 def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | None) -> None:

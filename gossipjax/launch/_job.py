@@ -15,21 +15,23 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from gossipjax.launch._process_info import ADDRESSES, PLACE
 from gossipjax.launch._progress import PROGRESS
-from gossipjax.launch._signals import GRACE, describe_signal
+from gossipjax.launch._signals import describe_signal
 from gossipjax.launch._stall import (
     BAD_USAGE,
     STACK_SECONDS,
     StallLimits,
     Watch,
+    ask_for_stacks,
     find_stall,
-    watching,
 )
 from gossipjax.launch._worker import DRAIN_SECONDS, LOOK_SECONDS, STDERR, STDOUT, Worker, log
 
@@ -56,8 +58,13 @@ def supervise(options: Namespace) -> int:
     delay the group is started again, unless the status was 2 (bad usage) or a signal stopped the
     job. A process that is stuck counts as failed, with status `STALL_STATUS`.
     """
-    limits = None if options.stall is None else StallLimits(options.stall, options.stall_slow)
-    with contextlib.ExitStack() as ports, watching(limits) as watch:
+    with (
+        contextlib.ExitStack() as ports,
+        tempfile.TemporaryDirectory(prefix="gossipjax-") as folder,
+    ):
+        watch = None
+        if options.stall is not None:
+            watch = Watch(StallLimits(options.stall, options.stall_slow), Path(folder))
         return asyncio.run(_Supervisor(options, ports, watch).run())
 
 
@@ -86,7 +93,6 @@ def _make_environment(
         "JAX_NUM_CPU_DEVICES": str(options.local_devices),
         "GOSSIPJAX_RESTART": str(restarts),
         "GOSSIPJAX_JOB": job,
-        GRACE: f"{options.grace:g}",
         PROGRESS: "",  # not that of a job in which the launcher runs
         **options.gpu_variables[rank],
     }
@@ -206,15 +212,13 @@ class _Supervisor:
             if self._watch is not None:
                 environment |= self._watch.add(rank)
             group.workers[rank] = Worker(rank, self._options.command, environment)
-            if self._watch is not None:
-                self._watch.follow(rank, group.workers[rank].process_id)
         await asyncio.gather(*(self._follow(group, worker) for worker in group.workers.values()))
 
     async def _follow(self, group: _Group, worker: Worker) -> None:
         """Waits for a process. The first failure stops the other processes of its group."""
         code = await worker.wait()
         if self._watch is not None:
-            self._watch.forget(worker.rank)
+            self._watch.forget(worker.rank, group.ranks)
         if code != 0 and group.failed is None and self._stop_signal is None:
             follows = "the others go on" if self._is_each else "stopping the others"
             log(worker.describe_failure(code, follows))
@@ -228,7 +232,7 @@ class _Supervisor:
     async def _look(self) -> None:
         """Kills processes that are stuck, which stops their group."""
         while (watch := self._watch) is not None:
-            await asyncio.sleep(max(0.0, watch.next_look - time.monotonic()))
+            await asyncio.sleep(watch.interval)
             processes = watch.look()
             for group in self._groups:
                 watched = [process for process in processes if process.rank in group.ranks]
@@ -238,12 +242,12 @@ class _Supervisor:
                     continue
                 follows = "the others go on" if self._is_each else "stopping the job"
                 log(watch.describe(watched, verdict, follows))
-                watch.ask_for_stacks(watched)
+                ask_for_stacks(watched, {w.rank: w.process_id for w in group.workers.values()})
                 group.failed = min(verdict.ranks, default=group.ranks[0])
                 await asyncio.sleep(STACK_SECONDS)
                 for rank in verdict.ranks:
                     group.workers[rank].send_signal(signal.SIGKILL)
-                self._fail(group, group.failed, watch.find_status(verdict))
+                self._fail(group, group.failed, watch.find_status())
 
     def _on_closed(self) -> None:
         """Stops the job when nobody reads its output, which each line of output reports."""

@@ -58,17 +58,19 @@ def mesh(
         jax.devices() if devices is None else devices,
         key=lambda device: (_slice_index(device), device.process_index, device.id),
     )
-    num_processes = len(_count_by(lambda device: device.process_index, available, "processes"))
+    per_process = _count_by(lambda device: device.process_index, available, "processes")
+    per_slice = _count_by(_slice_index, available, "slices")
     per_node = math.prod(inner.values())
-    if nodes is None:
-        if len(available) % per_node:
-            raise ValueError(
-                f"{' * '.join(inner)} must divide the number of devices, got {per_node} and "
-                f"{_describe(available)}. {_ways_out(per_node, num_processes)}"
-            )
+    if nodes is None and len(available) % per_node == 0:
         nodes = len(available) // per_node
-    _require_mesh_fits(nodes, inner, available, num_processes)
-    _require_whole_slices(per_node, available)
+    if nodes is None or nodes * per_node > len(available):
+        needed = per_node if nodes is None else nodes * per_node
+        product = " * ".join(inner if nodes is None else ("nodes", *inner))
+        raise ValueError(
+            f"{product} must {'divide' if nodes is None else 'be at most'} the number of devices, "
+            f"got {needed} and {_describe(available)}. {_ways_out(needed, len(per_process))}"
+        )
+    _require_whole(nodes, per_node, available, len(per_process), per_slice)
     shape = (nodes, *inner.values())
     grid = np.array(available[: math.prod(shape)]).reshape(shape)
     return Mesh(grid, ("nodes", *inner))
@@ -95,41 +97,28 @@ def _count_by(key: Callable[[Any], int], devices: list[Any], what: str) -> Count
     return counts
 
 
-def _require_whole_slices(per_node: int, devices: list[Any]) -> None:
-    """Raise `ValueError` unless each slice has whole nodes, or each node whole slices."""
-    counts = _count_by(_slice_index, devices, "slices")
-    per_slice = counts[_slice_index(devices[0])]
-    if len(counts) > 1 and per_slice % per_node and per_node % per_slice:
-        raise ValueError(
-            f"a node must have a divisor of a slice's devices, or whole slices, got {per_node} "
-            f"devices per node and {per_slice} per slice: a node would straddle slices. Take "
-            f"another number, as {math.gcd(per_node, per_slice)}."
-        )
-
-
-def _require_mesh_fits(
-    nodes: int, inner: dict[str, int], devices: list[Any], num_processes: int
+def _require_whole(
+    nodes: int, per_node: int, devices: list[Any], num_processes: int, slices: Counter[int]
 ) -> None:
-    """Raise `ValueError` unless each process gets whole nodes, or each node whole processes."""
-    sizes = {"nodes": nodes, **(inner or {"local": 1})}
-    needed = math.prod(sizes.values())
-    product = f"{' * '.join(map(str, sizes.values()))} = {needed}"
+    """Raise `ValueError` unless nodes have whole processes and slices, or the other way round."""
     if nodes % num_processes and num_processes % nodes:
         raise ValueError(
             f"nodes must be a multiple or a divisor of the number of processes, got {nodes} nodes "
             f"and {num_processes} processes. Take a multiple of {num_processes} nodes, or another "
             "number of processes."
         )
-    if needed > len(devices):
+    if num_processes > 1 and nodes * per_node < len(devices):
         raise ValueError(
-            f"{' * '.join(sizes)} must be at most the number of devices, got {product} and "
-            f"{_describe(devices)}. {_ways_out(needed, num_processes)}"
+            "the devices of all nodes must be those of several processes, got "
+            f"{nodes} * {per_node} = {nodes * per_node} and {_describe(devices)}. Use all, with "
+            f"nodes={len(devices) // per_node}, or start fewer processes or devices."
         )
-    if num_processes > 1 and needed < len(devices):
+    per_slice = slices[_slice_index(devices[0])]
+    if len(slices) > 1 and per_slice % per_node and per_node % per_slice:
         raise ValueError(
-            f"{' * '.join(sizes)} must be the number of devices of several processes, got "
-            f"{product} and {_describe(devices)}. Use all, with "
-            f"nodes={len(devices) * nodes // needed}, or start fewer processes or devices."
+            f"a node must have a divisor of a slice's devices, or whole slices, got {per_node} "
+            f"devices per node and {per_slice} per slice: a node would straddle slices. Take "
+            f"another number, as {math.gcd(per_node, per_slice)}."
         )
 
 

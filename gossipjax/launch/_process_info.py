@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import math
 import os
 import re
@@ -181,9 +180,8 @@ def find_own_host(address: str) -> str:
     """Returns the address by which this machine would reach `address`; sends nothing."""
     host, port = parse_address(address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        family, kind, protocol, _, target = found[0]
-        with socket.socket(family, kind, protocol) as probe:
+        family, kind, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
             probe.connect(target)
             own = probe.getsockname()[0]
     except OSError as error:
@@ -203,32 +201,20 @@ def describe_gloo(connection: socket.socket, process_id: int) -> str | None:
         for place in (connection.getsockname(), connection.getpeername())
     )
     name = socket.gethostname()
-    gloo = _find_gloo_host(name)
+    gloo = "no address"
+    with contextlib.suppress(OSError):
+        gloo = str(socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][4][0])
     # An IPv4 and an IPv6 address do not show whether they are in one network.
-    is_elsewhere = (
-        not gloo
-        or (gloo != own and (":" in gloo) == (":" in own))
-        or ipaddress.ip_address(gloo).is_loopback
-    )
-    if own == other or ipaddress.ip_address(own).is_loopback or not is_elsewhere:
+    is_there = gloo == own or (":" in gloo) != (":" in own)
+    if is_there or own == other or own.startswith("127."):
         return None
     return (
-        f"Gloo of process {process_id} would listen at {gloo or 'no address'}, to which the name "
-        f"of its machine, {name}, resolves, and not at {own}, where it is in the network of the "
-        f"coordinator: the others would not reach it there, or around a tunnel. Let `{own} {name}` "
-        f"be the only line with {name} in /etc/hosts of that machine, or take a "
-        "coordinator_address in the other network."
+        f"Gloo of process {process_id} would listen at {gloo}, to which the name of its machine, "
+        f"{name}, resolves, and not at {own}, where it is in the network of the coordinator: the "
+        f"others would not reach it there, or around a tunnel. Let `{own} {name}` be the only line "
+        f"with {name} in /etc/hosts of that machine, or take a coordinator_address in the other "
+        "network."
     )
-
-
-def _find_gloo_host(name: str) -> str:
-    """Returns the address to which the name of this machine resolves; empty if none."""
-    with contextlib.suppress(OSError):
-        for family, *_, place in socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family) as probe:
-                probe.bind(place)
-                return str(place[0])
-    return ""
 
 
 def int_from_env(variable: str, value: int | None = None) -> int | None:

@@ -22,7 +22,7 @@ PROGRESS = "GOSSIPJAX_PROGRESS"  # environment variable of a process: the path o
 STACK_SIGNAL = signal.SIGUSR2  # a process then writes its stacks; Slurm's scripts use SIGUSR1
 NO_STEP = -1
 
-_LAYOUT = struct.Struct("=5q")
+_LAYOUT = struct.Struct("=4q")
 
 
 class Beat(NamedTuple):
@@ -32,7 +32,6 @@ class Beat(NamedTuple):
     nanoseconds: int  # when it last advanced, by `time.monotonic_ns()`; 0 if never
     step: int | None  # the newest step that the process named
     is_slow: bool  # something slow may follow
-    has_stacks: bool = True  # whether the process writes its stacks on `STACK_SIGNAL`
 
 
 def advance(step: int | None = None, *, slow: bool = False) -> None:
@@ -54,25 +53,20 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
     >>> launch.advance(slow=True)  # before something slow, and
     >>> launch.advance()  # after it
     """
-    writer = _find_writer()
+    writer = find_writer()
     if writer is not None:
-        writer.write(step, slow)
-
-
-def enable_stacks() -> None:
-    """Lets the launcher ask this process for its stacks before its first `advance`."""
-    _find_writer()
+        writer.write(step, slow, time.monotonic_ns())
 
 
 def create_beat(path: Path) -> None:
     """Creates the file of a process that has said nothing."""
-    path.write_bytes(_LAYOUT.pack(0, 0, NO_STEP, 0, 0))
+    path.write_bytes(_LAYOUT.pack(0, 0, NO_STEP, 0))
 
 
 def read_beat(path: Path) -> Beat:
     """Reads the last numbers that a process wrote."""
-    process_id, nanoseconds, step, *flags = _LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])
-    return Beat(process_id, nanoseconds, None if step == NO_STEP else step, *map(bool, flags))
+    process_id, nanoseconds, step, is_slow = _LAYOUT.unpack(path.read_bytes()[: _LAYOUT.size])
+    return Beat(process_id, nanoseconds, None if step == NO_STEP else step, bool(is_slow))
 
 
 class _Writer:
@@ -83,25 +77,22 @@ class _Writer:
             self._words = mmap.mmap(file.fileno(), _LAYOUT.size)
         self._process_id = os.getpid()
         self._step = NO_STEP
-        self._has_stacks = signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL
-        if self._has_stacks:  # else the program itself uses the signal
+        if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:  # else the program itself uses it
             # A handler in C writes the stacks to stderr, however the program hangs.
             faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
-        self._write(0, slow=False)
+        self.write(None, False, 0)
 
-    def write(self, step: int | None, slow: bool) -> None:
+    def write(self, step: int | None, slow: bool, nanoseconds: int) -> None:
         if step is not None:
             self._step = step
-        self._write(time.monotonic_ns(), slow)
-
-    def _write(self, nanoseconds: int, slow: bool) -> None:
-        flags = (slow, self._has_stacks)
-        _LAYOUT.pack_into(self._words, 0, self._process_id, nanoseconds, self._step, *flags)
+        _LAYOUT.pack_into(self._words, 0, self._process_id, nanoseconds, self._step, slow)
 
 
 @functools.cache
-def _find_writer() -> _Writer | None:
+def find_writer() -> _Writer | None:
     """Returns the file of this process; None without a launcher that watches.
+
+    From the first call on, the launcher can ask this process for its stacks.
 
     Programs that this process starts inherit the variable, and must not use the file.
     """
@@ -115,7 +106,7 @@ def _find_writer() -> _Writer | None:
 
 
 # A child of the process is not watched, however it was made.
-os.register_at_fork(after_in_child=_find_writer.cache_clear)
+os.register_at_fork(after_in_child=find_writer.cache_clear)
 
 
 def _is_alive(process_id: int) -> bool:

@@ -6,23 +6,15 @@ import contextlib
 import dataclasses
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gossipjax.launch._progress import (
-    PROGRESS,
-    STACK_SIGNAL,
-    Beat,
-    create_beat,
-    read_beat,
-)
+from gossipjax.launch._progress import PROGRESS, STACK_SIGNAL, Beat, create_beat, read_beat
 
 BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 STALL_STATUS = 124  # exit status of a process that was ended because it was stuck, as of `timeout`
-STOPPED = "stopped by a signal (state T)"
 MARGIN = 0.1  # part of the limit: processes that stopped within it stopped together
 LOOKS = 10  # in the time after which a process is stuck
 MAX_LOOK_SECONDS = 0.5  # between two looks
@@ -36,27 +28,23 @@ class StallLimits(NamedTuple):
     slow_seconds: float  # from the start to the first advance, and after `slow=True`
 
 
-class Watched(NamedTuple):
+@dataclasses.dataclass
+class Watched:
     """What the launcher knows about a running process."""
 
     rank: int
     beat: Beat  # what it last said
-    quiet_seconds: float  # time since the last advance, or since the start
-    stopped_seconds: float | None  # how long a signal has stopped it; None if it is not stopped
+    quiet_seconds: float = 0.0  # time since the last advance, or since the start
+    path: Path = Path()  # of the file in which it says that it advances
 
     @property
     def has_advanced(self) -> bool:
         return self.beat.nanoseconds > 0
 
-    def is_stopped(self, limits: StallLimits) -> bool:
-        """Whether a signal has stopped the process for too long."""
-        return self.stopped_seconds is not None and self.stopped_seconds >= limits.seconds
-
     def is_overdue(self, limits: StallLimits) -> bool:
         """Whether the process has not advanced for too long."""
         is_slow = self.beat.is_slow or not self.has_advanced
-        limit = limits.slow_seconds if is_slow else limits.seconds
-        return self.quiet_seconds >= limit or self.is_stopped(limits)
+        return self.quiet_seconds >= (limits.slow_seconds if is_slow else limits.seconds)
 
 
 class Verdict(NamedTuple):
@@ -71,16 +59,11 @@ def find_stall(processes: Sequence[Watched], limits: StallLimits) -> Verdict | N
 
     If one process is stuck, all other processes soon wait for it, and no process advances any more.
     While one process advances, the others may just wait for it, for example during an evaluation.
-    So a job is stuck if no process has advanced in time, or if a signal has stopped a process,
-    which is never part of a program.
+    So a job is stuck if no process has advanced in time.
     """
-    is_stuck = bool(processes) and all(process.is_overdue(limits) for process in processes)
-    if not is_stuck and not any(process.is_stopped(limits) for process in processes):
-        return None
-    stopped = [process.rank for process in processes if process.stopped_seconds is not None]
-    if stopped:
-        return Verdict(stopped, STOPPED)
-    return _find_last(processes, limits.seconds * MARGIN)
+    if processes and all(process.is_overdue(limits) for process in processes):
+        return _find_last(processes, limits.seconds * MARGIN)
+    return None
 
 
 def _find_last(processes: Sequence[Watched], margin: float) -> Verdict:
@@ -107,96 +90,64 @@ def _find_last(processes: Sequence[Watched], margin: float) -> Verdict:
     return Verdict([], "all processes stopped advancing together")
 
 
-@dataclasses.dataclass
-class _Process:
-    """A process of the job. Times are on the clock of the watch."""
-
-    path: Path  # path of the file in which the process says that it advances
-    beat: Beat  # what it last said
-    advanced_at: float  # when the beat was seen
-    session: int = 0  # 0 until the process is started
-    stopped_at: float | None = None  # since when a signal has stopped the process
-
-    def find_state(self) -> str | None:
-        """Its state as one letter, as in `ps`; None if it is not known (no Linux)."""
-        with contextlib.suppress(OSError, IndexError):
-            stat = Path(f"/proc/{self.beat.process_id or self.session}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0]
-        return None
-
-
 class Watch:
     """Watches the processes of a job, by rank; `folder` contains their files.
 
-    The clock of the watch runs only while the launcher runs. So if the machine suspends the whole
-    job, the time in which no process could advance does not count. `next_look` is a time of
-    `time.monotonic()`.
+    Time counts only while the launcher runs. So if the machine suspends the whole job, the time in
+    which no process could advance does not count. `interval`: seconds from one look to the next.
     """
 
     def __init__(self, limits: StallLimits, folder: Path):
         self.limits = limits
+        self.interval = min(limits.seconds / LOOKS, MAX_LOOK_SECONDS)
         self._has_advanced = False
         self._folder = folder
-        self._interval = min(limits.seconds / LOOKS, MAX_LOOK_SECONDS)
         self._num_files = 0
-        self._clock = 0.0
         self._last_look = time.monotonic()
-        self.next_look = self._last_look + self._interval
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, Watched] = {}
 
     def add(self, rank: int) -> dict[str, str]:
         """Returns the environment of a process to be started, and forgets a former process."""
         path = self._folder / f"{rank}-{self._num_files}"
         self._num_files += 1
         create_beat(path)
-        self._processes[rank] = _Process(path, read_beat(path), self._clock)
+        self._processes[rank] = Watched(rank, read_beat(path), path=path)
         return {PROGRESS: str(path)}
 
-    def follow(self, rank: int, session: int) -> None:
-        """Watches a process that was started."""
-        self._processes[rank].session = session
-
-    def forget(self, rank: int) -> None:
-        """Forgets a process that has ended."""
-        self._processes.pop(rank, None)
+    def forget(self, rank: int, group: Sequence[int]) -> None:
+        """Forgets a process that has ended. The others of its group may have waited for it."""
+        del self._processes[rank]
+        for process in self._processes.values():
+            if process.rank in group:
+                process.quiet_seconds = 0.0
 
     def look(self) -> list[Watched]:
-        """Returns the last beats of the running processes."""
+        """Reads the last beats of the running processes, and returns these."""
         now = time.monotonic()
-        self._clock += min(now - self._last_look, 2 * self._interval)
+        seconds = min(now - self._last_look, 2 * self.interval)
         self._last_look = now
-        self.next_look = now + self._interval
-        return [self._look_at(rank, process) for rank, process in self._processes.items()]
+        for process in self._processes.values():
+            former = process.beat
+            with contextlib.suppress(OSError):  # a cleaner may have removed the file
+                process.beat = read_beat(process.path)
+            process.quiet_seconds += seconds
+            if process.beat.nanoseconds != former.nanoseconds:
+                process.quiet_seconds = 0.0
+                self._has_advanced = True
+        return list(self._processes.values())
 
-    def _look_at(self, rank: int, process: _Process) -> Watched:
-        beat = process.beat
-        with contextlib.suppress(OSError):  # a cleaner may have removed the file
-            beat = read_beat(process.path)
-        if beat.nanoseconds != process.beat.nanoseconds:
-            process.advanced_at = self._clock
-            self._has_advanced = True
-        process.beat = beat
-        stopped_seconds = None
-        if process.find_state() != "T":
-            process.stopped_at = None
-        else:
-            process.stopped_at = self._clock if process.stopped_at is None else process.stopped_at
-            stopped_seconds = self._clock - process.stopped_at
-        return Watched(rank, beat, self._clock - process.advanced_at, stopped_seconds)
-
-    def find_status(self, verdict: Verdict) -> int:
+    def find_status(self) -> int:
         """Returns the exit status of a stuck job: bad usage if the program never calls `advance`.
 
         A restart would not help a program that never calls `advance`.
         """
-        is_silent = not self._has_advanced and verdict.reason != STOPPED
-        return BAD_USAGE if is_silent else STALL_STATUS
+        return STALL_STATUS if self._has_advanced else BAD_USAGE
 
     def describe(self, processes: Sequence[Watched], verdict: Verdict, consequence: str) -> str:
         """Says which process is stuck, and for how long it and all others have not advanced."""
         names = ", ".join(f"rank {rank}" for rank in verdict.ranks)
         lines = [f"{names} stalled: {verdict.reason}, {consequence}".lstrip()]
-        if self.find_status(verdict) == BAD_USAGE:
+        if not self._has_advanced:
             lines.append(
                 f"    no process has advanced in {self.limits.slow_seconds:g} s (--stall-slow): "
                 "the program must call gx.TrainStep or gossipjax.launch.advance() at every step; "
@@ -206,27 +157,20 @@ class Watch:
         ordered = sorted(processes, key=lambda process: process.rank not in verdict.ranks)
         return "\n".join([*lines, *(f"    {describe_progress(process)}" for process in ordered)])
 
-    def ask_for_stacks(self, processes: Sequence[Watched]) -> None:
-        """Lets processes write their stacks to stderr, for which they need `STACK_SECONDS`.
 
-        The caller must end them then, as those that a signal has stopped are continued.
-        """
-        for rank, beat in ((process.rank, process.beat) for process in processes):
-            with contextlib.suppress(OSError):
-                # Its number might be that of another process: in a container, or after its end.
-                if beat.has_stacks and os.getsid(beat.process_id) == self._processes[rank].session:
-                    os.kill(beat.process_id, STACK_SIGNAL)
-                    os.kill(beat.process_id, signal.SIGCONT)
+def ask_for_stacks(processes: Sequence[Watched], sessions: Mapping[int, int]) -> None:
+    """Lets processes write their stacks to stderr, for which they need `STACK_SECONDS`.
 
-
-@contextlib.contextmanager
-def watching(limits: StallLimits | None) -> Iterator[Watch | None]:
-    """Makes a watch and its folder while the context is open; None without limits."""
-    if limits is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="gossipjax-") as folder:
-        yield Watch(limits, Path(folder))
+    The caller must end them then, as those that a signal has stopped are continued. `sessions`:
+    the numbers of their sessions, by rank.
+    """
+    for process in processes:
+        number = process.beat.process_id
+        with contextlib.suppress(OSError):
+            # It might be the number of another process: in a container, or after its end.
+            if os.getsid(number) == sessions[process.rank]:
+                os.kill(number, STACK_SIGNAL)
+                os.kill(number, signal.SIGCONT)
 
 
 def describe_progress(process: Watched) -> str:
@@ -235,8 +179,6 @@ def describe_progress(process: Watched) -> str:
     start = f"rank {process.rank}, no advance"
     if not beat.process_id:
         start += ", no stack (it has called neither gossipjax.launch.initialize() nor advance())"
-    elif not beat.has_stacks:
-        start += f", no stack (it handles {STACK_SIGNAL.name} itself)"
     if not process.has_advanced:
         return f"{start} in the {process.quiet_seconds:.1f} s since its start"
     step = "" if beat.step is None else f", the last at step {beat.step}"

@@ -15,7 +15,7 @@ from typing import IO
 
 from gossipjax.launch._signals import describe_signal
 
-MAX_WAITING_BYTES = 1 << 24  # of each stream; then the processes wait, as at any full pipe
+MAX_WAITING_LINES = 10_000  # of each stream; then the processes wait, as at any full pipe
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # lines of a failed process's output that are shown
 DRAIN_SECONDS = 2.0  # time to read the output of a process that has exited
@@ -40,36 +40,29 @@ class Output:
     def __init__(self, descriptor: int):
         self.on_closed: Callable[[], object] = lambda: None
         self._descriptor = descriptor
-        self._lines = queue.SimpleQueue[bytes]()
-        self._lock = threading.Lock()
-        self._num_bytes = 0  # bytes of the lines that are not written yet
-        self._thread: threading.Thread | None = None
+        self._lines = queue.Queue[bytes]()
+        self._thread = threading.Thread(target=self._write_lines, daemon=True)
 
     def put(self, line: bytes) -> None:
-        with self._lock:
-            self._num_bytes += len(line)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write_lines, daemon=True)
-                self._thread.start()
+        if self._thread.ident is None:
+            self._thread.start()
         self._lines.put(line)
 
     def has_room(self) -> bool:
-        return self._num_bytes < MAX_WAITING_BYTES
+        return self._lines.qsize() < MAX_WAITING_LINES
 
     def is_written(self) -> bool:
-        return self._num_bytes == 0
+        return self._lines.unfinished_tasks == 0
 
     def _write_lines(self) -> None:
         while True:
             line = self._lines.get()
             try:
-                data = memoryview(line)
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
             except OSError:
                 self.on_closed()
-            with self._lock:
-                self._num_bytes -= len(line)
+            self._lines.task_done()
 
 
 STDOUT = Output(1)

@@ -2,14 +2,11 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import re
 import resource
 import signal
-import threading
-import time
 import warnings
 
 import jax
@@ -23,7 +20,6 @@ from short_runs import assert_equal_bits, average_densely, names_in, snapshot
 import gossipjax as gx
 from gossipjax import processes
 from gossipjax.checkpoint import Checkpoints, Preempted, TrainState, _store
-from gossipjax.launch import _signals
 
 N = 4
 NODES = gx.Nodes(N)
@@ -284,30 +280,6 @@ class TestSigterm:
             assert (resumed.step, resumed.metadata) == (3, {"seed": 3, "nodes": N})
             os.kill(os.getpid(), signal.SIGTERM)  # not caught without `every`
             assert received == [signal.SIGTERM]
-
-    def test_during_a_compilation_says_at_once_what_is_saved(self, tmp_path, monkeypatch, capfd):
-        """In which no handler of Python's runs."""
-        monkeypatch.setattr(_signals, "NOTICE_SECONDS", 0.05)
-        monkeypatch.setenv("GOSSIPJAX_GRACE", "30")
-        start = make_start(NODES)
-
-        def run_until_sigterm():
-            with Checkpoints(tmp_path, every=2) as checkpoints:
-                checkpoints.after(start._replace(step=2))
-                checkpoints.wait()
-                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
-                hashlib.pbkdf2_hmac("sha256", b"", b"", 3 * 10**6)  # a second in C
-                said.append(capfd.readouterr().err)
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(0.2)
-                checkpoints.after(start._replace(step=3))
-
-        said = []
-        with pytest.raises(Preempted):
-            run_until_sigterm()
-        message = r"next call of Checkpoints.after, .* step 2 is the newest .* killed 30 s after"
-        assert re.search(message, said[0])
-        assert capfd.readouterr().err == ""
 
     @pytest.mark.parametrize("has_handler", [True, False])
     def test_in_the_last_write_completes_it(self, has_handler, tmp_path, received):

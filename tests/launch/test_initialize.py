@@ -5,7 +5,6 @@ import subprocess
 import sys
 from typing import Any
 
-import jax
 import pytest
 from launching import TIMEOUT, environment, free_address, run_job, started_processes
 
@@ -92,35 +91,19 @@ def test_bad_environment_variables(variable, value, message, fresh_process):
         launch.initialize(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("index", "error"),
-    [
-        (None, RuntimeError("Kubernetes API Error: 403 - Forbidden")),
-        (None, RuntimeError("Cannot automatically initialize: pod a does not have a controller.")),
-        (None, KeyError("job-name")),  # of a StatefulSet, such as a notebook's
-        (None, FileNotFoundError("no account")),
-        (None, RuntimeError('jobs must be indexed by setting `completionMode: "Indexed"`.')),
-        (None, jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")),
-        ("3", RuntimeError("Kubernetes API Error: 403 - Forbidden")),
-    ],
-    ids=str,
-)
-def test_a_pod_that_is_of_no_job_is_a_single_process(index, error, fresh_process):
-    """A pod of a job is never one by itself: four pods would train four models."""
+def test_a_pod_that_is_of_no_job_learns_how_to_be_a_single_process(fresh_process):
+    """It is never one by itself: four pods of a job would train four models."""
     fresh_process.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    if index is not None:
-        fresh_process.setenv("JOB_COMPLETION_INDEX", index)
 
     def detect(*_, **options):
-        raise error
+        raise RuntimeError("Kubernetes API Error: 403 - Forbidden")
 
     fresh_process.setattr(_initialize, "_initialize_jax", detect)
-    if index is None and "Indexed" not in str(error) and "DEADLINE" not in str(error):
-        with pytest.warns(UserWarning, match=r"a single process: JAX cannot ask .* set GOSSIPJAX_"):
-            assert launch.initialize() == ProcessInfo(0, 1)
-    else:
-        with pytest.raises(type(error)):
-            launch.initialize()
+    with pytest.raises(RuntimeError, match="403") as found:
+        launch.initialize()
+    assert "set GOSSIPJAX_NUM_PROCESSES=1" in found.value.__notes__[0]
+    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "1")
+    assert launch.initialize() == ProcessInfo(0, 1)
 
 
 def test_a_job_step_of_one_process_is_a_single_process(fresh_process):
