@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 
 from gossipjax import launch, meshes
-from gossipjax.checkpoint._leaves import as_arrays, leaf_specs
+from gossipjax.checkpoint._leaves import as_arrays, held_nodes, leaf_specs
 from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
@@ -23,7 +24,6 @@ from gossipjax.checkpoint._store import (
     Restored,
     by_number,
     first_line,
-    make_part,
     read_checkpoint,
     require_metadata,
 )
@@ -32,14 +32,19 @@ from gossipjax.checkpoint._train_state import (
     Preempted,
     fit_state,
     make_template,
-    name_processes,
     require_make_tx,
     take_kept_nodes,
     warn_of_changes,
 )
 from gossipjax.checkpoint._writer import Writer
 from gossipjax.nodes import Nodes
-from gossipjax.processes import all_processes, any_process, meet_within, require_shared_folder
+from gossipjax.processes import (
+    all_processes,
+    any_process,
+    broadcast_text,
+    meet_within,
+    require_shared_folder,
+)
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
@@ -53,9 +58,8 @@ class Checkpoints:
     In a training loop, `resume` returns the state to start from. `after` saves every `every` steps,
     at the end, and when any process gets SIGTERM. You can also call `save` and `restore` yourself,
     with any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static
-    data (the schedule of a `GossipState`) are not saved. The `metadata` of the state are saved, a
-    dict for JSON with, for example, the position in the data and the options of the run. All
-    processes make the same calls, and each writes and reads its own nodes.
+    data (the schedule of a `GossipState`) are not saved. All processes make the same calls, and
+    each writes and reads its own nodes.
 
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
     donate them. A checkpoint is complete when its folder is named by the number of the step; then
@@ -66,8 +70,7 @@ class Checkpoints:
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
     their parts. If the folder of a process is empty, because its machine has lost its disk,
-    `resume` warns and starts all nodes from the average model of the remaining nodes. A run can
-    then be resumed only with the same numbers of processes and nodes.
+    `resume` warns and starts all nodes from the average model of the remaining nodes.
 
     Args:
       folder: where the checkpoints are. A folder that does not exist is made.
@@ -127,8 +130,7 @@ class Checkpoints:
             if not self._is_there(self.folder):
                 raise OSError(
                     f"the folder must be one that all processes can read, got {self.folder}: there "
-                    "is no such folder, or one of them does not see it. Give that of a run's "
-                    "Checkpoints."
+                    "is no such folder, or a process does not see it."
                 )
         elif self._is_shared:
             require_shared_folder(self.folder)
@@ -139,20 +141,17 @@ class Checkpoints:
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
         self._last_step: int | None = None  # the newest step that was saved or restored
-        self._failure: Exception | None = None
         self._problem: str | None = None  # why the last write failed, if it did
         self._is_entered = False
-        self._damaged: set[int] = set()  # that could not be renamed
+        self._damaged: set[int] = set()  # steps that the next save renames
         self._must_write = True  # no write may fail before one has succeeded
         self._is_preempted = False
-        self._former_handler: Any = signal.SIG_DFL
         self._at_exit = contextlib.ExitStack()
         self._writer = Writer(timeout, self._is_shared)
 
     def __enter__(self) -> Checkpoints:
         self._is_entered = True
         if self._every is not None:
-            self._former_handler = signal.getsignal(signal.SIGTERM)
             handlers = launch.signal_handlers(
                 [signal.SIGTERM], self._on_sigterm, self._describe_end
             )
@@ -168,14 +167,11 @@ class Checkpoints:
                 self.close()
                 is_preempted = self._every is not None and any_process(self._is_preempted)
             # The others may go on, so this process asks them nothing, and completes its part.
-            elif (failure := self._failure or self._writer.wait()) is not None:
+            elif (failure := self._writer.wait()) is not None:
                 warnings.warn(f"{self._describe(failure)}: older ones are untouched.", stacklevel=2)
         # SIGTERM came after the last step, for example in the last write. All is written now.
         if kind is None and (is_preempted or self._is_preempted):
-            if self._former_handler == signal.SIG_DFL:
-                raise Preempted(max(self._store.local_steps(), default=None), self.folder)
-            if self._is_preempted:
-                signal.raise_signal(signal.SIGTERM)
+            raise Preempted(max(self._store.local_steps(), default=None), self.folder)
 
     @property
     def is_preempted(self) -> bool:
@@ -248,9 +244,7 @@ class Checkpoints:
         if not settings:
             return resumed
         metadata = restored.metadata or {}
-        saved = metadata.get("settings")
-        if saved and isinstance(saved, dict):
-            warn_of_changes(saved, settings)
+        warn_of_changes(metadata.get("settings"), settings)
         return resumed._replace(metadata={**metadata, "settings": settings})
 
     def _restore_train_state(
@@ -266,9 +260,9 @@ class Checkpoints:
             return resumed
         kept, resumed = take_kept_nodes(resumed, lost)
         warnings.warn(
-            f"process {name_processes(lost)} has no checkpoint in its folder, as "
-            f"{self.folder}: all nodes start from the average model of nodes {kept} at step "
-            f"{restored.step}. If a disk is not mounted there, end the run and mount it.",
+            f"processes {sorted(lost)} have no checkpoint in their folders, as {self.folder}: all "
+            f"nodes start from the average model of nodes {kept} at step {restored.step}. If a "
+            "disk is not mounted there, end the run and mount it.",
             stacklevel=4,
         )
         return resumed
@@ -281,8 +275,7 @@ class Checkpoints:
 
         Raises:
           Preempted: after SIGTERM to any process, when the state is completely written. After the
-            last step, the end of the `with` block raises `Preempted`. If your program had set its
-            own handler of SIGTERM before, that handler is called instead.
+            last step, the end of the `with` block raises `Preempted`.
           ValueError: if the folder was opened without `every`.
         """
         if self._every is None:
@@ -339,17 +332,19 @@ class Checkpoints:
                 f"{later}: resume from the newest, remove or rename what you do not want, or save "
                 "in another folder."
             )
-        part = None if self._is_shared else make_part(leaves, is_first=not steps)
+        part = None
+        if not self._is_shared:
+            save = broadcast_text(uuid.uuid4().hex)
+            part = {"nodes": held_nodes(leaves), "save": save, "is_first": not steps}
         manifest = Manifest(step, leaf_specs(state), metadata, part)
         self._last_step = step
         try:
-            if self._damaged:
-                self._store.set_aside(self._damaged)
-                self._damaged = set()
-            self._store.begin(step)
-            self._writer.write(self.folder / str(step), by_number(leaves), manifest)
-        except Exception as error:  # the next call raises it, because all processes must raise
-            self._failure = error
+            self._store.begin(step, self._damaged)
+        except OSError as error:  # on all processes
+            self._writer.failure = error
+            return
+        self._damaged = set()
+        self._writer.write(self.folder / str(step), by_number(leaves), manifest)
 
     def _is_there(self, folder: Path) -> bool:
         return (all_processes if self._is_shared else any_process)(folder.is_dir())
@@ -369,8 +364,7 @@ class Checkpoints:
             self._finish_write(warns=False)
         finally:
             self._lock.release()
-        problem = self._problem
-        self._problem = None
+        problem, self._problem = self._problem, None
         if problem is not None:
             raise OSError(
                 f"{problem}: it was the last write, and the end of the run is not saved. Older "
@@ -381,9 +375,9 @@ class Checkpoints:
         """Returns the newest complete checkpoint, or None if there is none.
 
         If the newest checkpoint is damaged (incomplete, of other checksums, step or format),
-        `restore` warns, renames it to `STEP.corrupted` (except with `read_only`) and reads the one
-        before it. If the disk itself fails, `restore` tries again for some seconds and then raises
-        the error; nothing is renamed.
+        `restore` warns and reads the one before it; the next `save` renames the damaged one to
+        `STEP.corrupted`. If the disk itself fails, `restore` tries again for some seconds and then
+        raises the error.
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function
@@ -398,14 +392,12 @@ class Checkpoints:
             first), or if there is no checkpoint of this `step`.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
-        if step is not None:
-            step = require_int(step, "step", 0)
         restored, lost = self._restore(like, step)
         if lost:
             raise OSError(
-                f"every process must have its part of a checkpoint, got none in {self.folder} of "
-                f"process {name_processes(lost)}: Checkpoints.resume starts its nodes "
-                "from the average of the others."
+                f"every process must have its part of a checkpoint, got none in the folders of "
+                f"processes {sorted(lost)}, as {self.folder}: Checkpoints.resume starts from the "
+                "average of the others."
             )
         return restored
 
@@ -426,18 +418,12 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[number] = error
                 continue
-            # Not before an older one is read: where none can be, the disk may be at fault.
             self._damaged = {*damaged}
-            if not self._is_read_only:
-                with contextlib.suppress(OSError):  # the disk may be read-only
-                    self._store.set_aside(damaged)
-                    self._damaged = set()
             self._last_step = number
             for bad, reason in damaged.items():
-                name = "" if bad in self._damaged else f" and now named {bad}.corrupted"
                 warnings.warn(
-                    f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}){name}: "
-                    f"took that of step {number}.",
+                    f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}): took "
+                    f"that of step {number}.",
                     stacklevel=3,
                 )
             return restored, lost
@@ -454,8 +440,7 @@ class Checkpoints:
         """Waits for a write in progress. If it failed on any process, cleans up and says so."""
         launch.advance(slow=True)
         is_writing = self._writer.is_writing
-        failure = self._writer.wait() or self._failure
-        self._failure = None
+        failure = self._writer.wait()
         if all_processes(failure is None):
             if is_writing:
                 self._problem = None
@@ -463,19 +448,15 @@ class Checkpoints:
                 self._store.delete_all_but(self._max_to_keep)
             return
         self._store.remove_unfinished()
-        self._problem = self._describe(failure)
+        problem = self._describe(failure)
         if self._must_write:
-            problem = self._problem
-            self._problem = None
             raise OSError(
                 f"{problem}: it was the first write, or there is no `with` block to wait for the "
                 "last. Make room, or give a folder that takes it."
             )
+        self._problem = problem
         if warns:
-            warnings.warn(
-                f"{self._problem}: the run continues, and older checkpoints are untouched.",
-                stacklevel=3,
-            )
+            warnings.warn(f"{problem}: the run continues, older ones are untouched.", stacklevel=3)
 
     def _describe(self, failure: Exception | None) -> str:
         return (
@@ -486,13 +467,10 @@ class Checkpoints:
 
 def _require_folder(folder: str | Path, what: str) -> Path:
     """Returns an absolute path; raises `ValueError` if `folder` is empty or an address."""
-    if not folder:
-        raise ValueError(f"{what} must be the path of a folder, got {folder!r}.")
-    if ADDRESS.match(os.fspath(folder)):
+    if not folder or ADDRESS.match(os.fspath(folder)):
         raise ValueError(
             f"{what} must be the path of a folder on a disk, got {os.fspath(folder)!r}: object "
-            "stores have no locks and no renames, which checkpoints need. Save on a disk, without "
-            "a shared one by Checkpoints(..., shared=False), and copy it there (gcloud storage "
-            "rsync, aws s3 sync)."
+            "stores have no locks and no renames. Save on a disk (if none is shared, with "
+            "shared=False), and copy it there (gcloud storage rsync, aws s3 sync)."
         )
     return Path(os.path.realpath(folder))  # `resolve` fails at a link that leads to itself

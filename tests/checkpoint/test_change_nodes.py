@@ -115,14 +115,13 @@ def test_from_one_algorithm_to_another(old):
     params, state = train_from_start(old, 8, 5, optimizer=optimizer)
     expected = average_densely(params, state)
     tx = make_chain(new, 5, optimizer)
-    params, changed, report = resize(params, state, tx, 5)
+    params, changed, _ = resize(params, state, tx, 5)
     template = gx.spmd(tx.init, nodes=5)(params)
     assert jax.tree.structure(changed) == jax.tree.structure(template)
     for a, b in zip(jax.tree.leaves(changed), jax.tree.leaves(template), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
     for node in range(5):
         assert relative_error(params[node], expected) < 1e-6
-    assert len(report.averaged) == (1 if optimizer == "momentum" else 2)
     if optimizer == "adam":
         counts = [x for x in jax.tree.leaves(changed) if x.dtype == jnp.int32]
         has_count = gx.gossip_state(state) is not None

@@ -60,7 +60,7 @@ def test_a_run_goes_on_and_what_is_of_others_stays(kind, name, folder, outside):
     put_in_place(folder / name, kind, outside)
     before = contents(outside)
     if name == ".lock" and kind != "file":
-        with pytest.raises(OSError, match=r"where \.lock cannot be written \(.*Remove it if"):
+        with pytest.raises(OSError, match=r"where \.lock cannot be written \(.*Remove what has"):
             Checkpoints(folder)
     else:
         with Checkpoints(folder, max_to_keep=2) as checkpoints:
@@ -84,12 +84,11 @@ def test_a_damaged_checkpoint_takes_the_place_of_what_has_its_name(kind, folder,
     put_in_place(folder / "2.corrupted", kind, outside)
     before = contents(outside)
     (folder / "2" / "manifest" / "metadata").write_text("{}")
-    with (
-        Checkpoints(folder) as checkpoints,
-        pytest.warns(UserWarning, match=r"now named 2\.corrupted: took that of step 1"),
-    ):
-        checkpoints.restore(make_state(0))
-    assert names_in(folder) == ["1", "2.corrupted"]
+    with Checkpoints(folder) as checkpoints:
+        with pytest.warns(UserWarning, match=r"is damaged .*: took that of step 1"):
+            checkpoints.restore(make_state(0))
+        checkpoints.save(2, make_state(2), {})
+    assert names_in(folder) == ["1", "2", "2.corrupted"]
     assert (folder / "2.corrupted" / "manifest").exists()
     assert contents(outside) == before
 
