@@ -108,6 +108,7 @@ def test_a_folder_that_is_none(kind, tmp_path, outside):
             Checkpoints(path)
 
 
+@pytest.mark.filterwarnings("default:old checkpoints in")
 def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch):
     remove = _store.remove
 
@@ -118,15 +119,11 @@ def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch)
 
     monkeypatch.setattr(_store, "remove", remove_or_fail)
 
-    def train():
-        with Checkpoints(folder, max_to_keep=2) as checkpoints:
-            for step in (3, 4, 5):
-                checkpoints.save(step, make_state(step), {})
-
-    with pytest.warns(
-        UserWarning, match=r"old checkpoints in .* cannot be deleted \(.*or the disk fills"
-    ):
-        train()
+    with Checkpoints(folder, max_to_keep=2) as checkpoints:
+        for step in (3, 4, 5):
+            checkpoints.save(step, make_state(step), {})
+        with pytest.warns(UserWarning, match=r"old .* cannot be deleted \(.*or the disk fills"):
+            checkpoints.wait()
     assert names_in(folder) == ["1", "4", "5"]
 
 

@@ -14,10 +14,10 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from modes import make_mesh
-from short_runs import assert_equal_bits, average_densely, names_in, snapshot
+from promotion import apply_updates
+from short_runs import assert_equal_bits, average_densely, make_chain, names_in, snapshot
 
 import gossipjax as gx
 from gossipjax import processes
@@ -26,31 +26,39 @@ from gossipjax.launch import _signals
 
 N = 4
 NODES = gx.Nodes(N)
+MESH = gx.Nodes(mesh=make_mesh(N))
 UNFINISHED = "9.orbax-checkpoint-tmp"
-ALGORITHMS = {"osgp": lambda n: gx.osgp(gx.topology.random_peer(n, 3, seed=1)), "d1d": gx.d1d_psgd}
+# What a state holds is the algorithm's, where it is the placement's. Those with several parts.
+CASES = [("osgp 1", MESH), ("osgp 1", gx.Nodes(N, mesh=make_mesh(2))), ("osgp 3", NODES)]
+CASES += [("adpsgd", NODES), ("sgp, int8", MESH), ("choco, top_k", MESH)]
 
 
 def make_tx(metadata):
-    algorithm = ALGORITHMS[metadata.get("algorithm", "osgp")]
-    return optax.chain(optax.sgd(0.1, momentum=0.9), algorithm(metadata["nodes"]))
+    return make_chain(metadata.get("algorithm", "osgp 3"), metadata["nodes"])
 
 
-def make_start(nodes, **metadata):
-    params, opt_state = nodes.init(make_tx(metadata | {"nodes": nodes.size}), jnp.zeros(3))
-    rest = {"mean": nodes.replicate(jnp.zeros(2))}
-    return TrainState(0, params, opt_state, rest, metadata)
+def make_start(nodes, dtype=jnp.float32, **metadata):
+    tx = make_tx(metadata | {"nodes": nodes.size})
+    params, opt_state = nodes.init(tx, jnp.zeros(3, dtype))
+    keys = nodes.replicate(jax.random.key(1), fold_in=True)
+    return TrainState(
+        0, params, opt_state, {"mean": nodes.replicate(jnp.zeros(2)), "key": keys}, metadata
+    )
 
 
 @functools.cache
 def make_step(algorithm, nodes):
+    """A step whose gradients are random, by a key that is a part of the state."""
     tx = make_tx({"algorithm": algorithm, "nodes": nodes})
 
     def step(params, opt_state, rest, k):
         node = jax.lax.axis_index("nodes").astype(jnp.float32)
-        grads = params - jnp.arange(3.0) - node
+        key, noise = jax.random.split(rest["key"])
+        goal = jnp.arange(3.0) + node + 0.1 * jax.random.normal(noise, (3,))
+        grads = params - goal.astype(params.dtype)
         updates, opt_state = tx.update(grads, opt_state, params, step=k)
-        rest = jax.tree.map(lambda x: 0.9 * x + 0.1 * node, rest)
-        return optax.apply_updates(params, updates), opt_state, rest
+        rest = {"mean": 0.9 * rest["mean"] + 0.1 * node, "key": key}
+        return apply_updates(params, updates), opt_state, rest
 
     return step
 
@@ -58,7 +66,7 @@ def make_step(algorithm, nodes):
 def train(state, nodes, steps, checkpoints=None):
     """Trains until `steps`; the metadata have the position in the batches."""
     metadata = state.metadata or {}
-    step = make_step(metadata.get("algorithm", "osgp"), nodes.size)
+    step = make_step(metadata.get("algorithm", "osgp 3"), nodes.size)
     while state.step < steps:
         arrays = nodes.run(step, *state.arrays, nodes.shared(np.int32(state.step)))
         batches = [state.step, state.step + 1]
@@ -69,10 +77,11 @@ def train(state, nodes, steps, checkpoints=None):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("nodes", [gx.Nodes(mesh=make_mesh(N)), NODES], ids=["mesh", "vmap"])
-def test_bit_for_bit(nodes, tmp_path):
+@pytest.mark.parametrize(("algorithm", "nodes"), CASES)
+def test_bit_for_bit(algorithm, nodes, tmp_path):
     """Saved at every third step and at the last; the metadata come back, with the nodes."""
-    start = make_start(nodes)
+    dtype = jnp.bfloat16 if nodes is NODES else jnp.float32
+    start = make_start(nodes, dtype, algorithm=algorithm)
     uninterrupted = train(start, nodes, 9)
     with Checkpoints(tmp_path, every=3) as checkpoints:
         assert checkpoints.resume(start, nodes, make_tx) is start
@@ -83,10 +92,12 @@ def test_bit_for_bit(nodes, tmp_path):
         state = checkpoints.resume(start, nodes, make_tx)
         assert checkpoints.resize_report is None
         assert checkpoints.resumed_from == tmp_path
-        assert (state.step, state.metadata) == (7, {"batches": [6, 7], "nodes": N})
+        metadata = {"algorithm": algorithm, "batches": [6, 7], "nodes": N}
+        assert (state.step, state.metadata) == (7, metadata)
         gossip = gx.gossip_state(state.opt_state)
         assert gossip is not None
-        assert np.abs(gossip.in_flight.x).max() > 0.1
+        if algorithm.startswith("osgp"):
+            assert np.abs(np.asarray(gossip.in_flight.x, np.float32)).max() > 0.1
         for a, b in zip(*map(jax.tree.leaves, (state.arrays, start.arrays)), strict=True):
             assert a.sharding == b.sharding
         state = train(state, nodes, 9, checkpoints)
@@ -124,18 +135,18 @@ def test_another_algorithm_and_init_from_another_folder(tmp_path):
     first = tmp_path / "first"
     second = tmp_path / "second"
     with Checkpoints(first, every=5) as checkpoints:
-        saved = train(make_start(NODES, algorithm="osgp"), NODES, 5, checkpoints)
+        saved = train(make_start(NODES, algorithm="osgp 3"), NODES, 5, checkpoints)
     expected = average_densely(saved.params, saved.opt_state)
-    start = make_start(NODES, algorithm="d1d")
+    start = make_start(NODES, algorithm="d1d_psgd")
     with Checkpoints(first) as checkpoints:
         state = checkpoints.resume(start, NODES, make_tx)
         assert checkpoints.resize_report is not None
     assert jax.tree.structure(state.opt_state) == jax.tree.structure(start.opt_state)
     assert NODES.one(state.params) == pytest.approx(expected, rel=1e-5)
     assert state.metadata is not None
-    assert state.metadata["algorithm"] == "osgp"  # as it was saved
+    assert state.metadata["algorithm"] == "osgp 3"  # as it was saved
     nodes = gx.Nodes(3)
-    start = make_start(nodes, algorithm="d1d")
+    start = make_start(nodes, algorithm="d1d_psgd")
     with Checkpoints(second, every=4) as checkpoints:
         state = checkpoints.resume(start, nodes, make_tx, init_from=first)
         assert (state.step, checkpoints.resumed_from) == (5, first)
@@ -206,23 +217,20 @@ SETTINGS = {"lr": 0.1, "sgd": {"momentum": 0.9, "betas": (0.9, 0.99)}}
     ],
 )
 def test_settings_that_differ_are_named_once(saved, current, nodes, message, tmp_path):
-    """The run has its settings from then on. How its chain is written does not matter."""
+    """The run has its settings from then on."""
 
-    def make_same(saved):
-        return optax.chain(optax.sgd(0.1, 0.9), ALGORITHMS["osgp"](saved["nodes"]))
-
-    def resume(nodes, make_tx, settings):
+    def resume(nodes, settings):
         start = make_start(nodes, **({} if settings is None else {"settings": settings}))
         with Checkpoints(tmp_path, every=1) as checkpoints:
             state = checkpoints.resume(start, nodes, make_tx)
             checkpoints.after(state._replace(step=state.step + 1))
         return (state.metadata or {}).get("settings")
 
-    resume(NODES, make_tx, saved)
+    resume(NODES, saved)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        kept = resume(nodes, make_same, current)
-        resume(nodes, make_same, current)  # as it was saved
+        kept = resume(nodes, current)
+        resume(nodes, current)  # as it was saved
     assert json.dumps(kept) == json.dumps(saved if current is None else current)
     texts = [str(warning.message) for warning in caught]
     assert texts == [f"settings of the resumed run differ: {message}."] * (message is not None)
@@ -304,9 +312,14 @@ class TestSigterm:
 
     def test_in_the_last_write_completes_it(self, tmp_path, received):
         """And ends as at any step."""
-        with pytest.raises(Preempted), Checkpoints(tmp_path, every=1) as checkpoints:
-            checkpoints.after(make_start(NODES)._replace(step=2), last=True)
-            os.kill(os.getpid(), signal.SIGTERM)
+
+        def run():
+            with Checkpoints(tmp_path, every=1) as checkpoints:
+                checkpoints.after(make_start(NODES)._replace(step=2), last=True)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.raises(Preempted):
+            run()
         assert received == []
         assert names_in(tmp_path) == ["2"]
 
