@@ -64,9 +64,9 @@ class Checkpoints:
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
     donate them. A checkpoint is complete when its folder is named by the number of the step; then
     an older checkpoint is deleted. If the first write fails (for example on a full disk), the next
-    call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`. If
-    a write in between fails, you get a warning. Without a `with` block nobody says which save is
-    the last, so each is complete when `save` returns, or raises `OSError`.
+    call raises `OSError`; if the last write fails, the end of the `with` block does. If a write in
+    between fails, you get a warning. Without a `with` block each save may be the last, so each is
+    complete when `save` returns, or raises `OSError`.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
     their parts. If the folder of a process is empty, because its machine has lost its disk,
@@ -86,6 +86,7 @@ class Checkpoints:
     Attributes:
       resize_report: says what the last `resume` changed in nodes or chain; None if nothing.
       resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
+      is_preempted: whether this process has got SIGTERM.
 
     Raises:
       ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
@@ -126,18 +127,13 @@ class Checkpoints:
         self._is_read_only = read_only
         self._is_shared = shared or jax.process_count() == 1
         self._store = Folder(self.folder, self._is_shared)
-        if read_only:
-            if not self._is_there(self.folder):
-                raise OSError(
-                    f"the folder must be one that all processes can read, got {self.folder}: there "
-                    "is no such folder, or a process does not see it."
-                )
-        elif self._is_shared:
-            require_shared_folder(self.folder)
-        else:
-            self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
-        self._lock = FolderLock(self.folder, self._is_shared)
-        self._acquire()
+        self._lock = FolderLock(self.folder)
+        if not read_only:
+            if self._is_shared:
+                require_shared_folder(self.folder)
+            else:
+                self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
+            self._store.each(self._lock.acquire)
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
         self._last_step: int | None = None  # the newest step that was saved or restored
@@ -145,7 +141,7 @@ class Checkpoints:
         self._is_entered = False
         self._damaged: set[int] = set()  # steps that the next save renames
         self._must_write = True  # no write may fail before one has succeeded
-        self._is_preempted = False
+        self.is_preempted = False
         self._at_exit = contextlib.ExitStack()
         self._writer = Writer(timeout, self._is_shared)
 
@@ -160,35 +156,29 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        is_preempted = False
         self._is_entered = False
         with self._at_exit:
             if kind is None:
                 self.close()
-                is_preempted = self._every is not None and any_process(self._is_preempted)
+                if self._every is not None and any_process(self.is_preempted):
+                    self.is_preempted = True
             # The others may go on, so this process asks them nothing, and completes its part.
             elif (failure := self._writer.wait()) is not None:
                 warnings.warn(f"{self._describe(failure)}: older ones are untouched.", stacklevel=2)
         # SIGTERM came after the last step, for example in the last write. All is written now.
-        if kind is None and (is_preempted or self._is_preempted):
+        if kind is None and self.is_preempted:
             raise Preempted(max(self._store.local_steps(), default=None), self.folder)
 
-    @property
-    def is_preempted(self) -> bool:
-        """Whether this process has got SIGTERM."""
-        return self._is_preempted
-
     def _on_sigterm(self, *_: object) -> None:
-        self._is_preempted = True
+        self.is_preempted = True
 
     def _describe_end(self) -> str:
         """Says what this process does after SIGTERM, if it does not end at once."""
-        saved = max(self._store.local_steps(), default=None)
-        newest = "nothing is complete" if saved is None else f"step {saved} is the newest complete"
+        newest = max(self._store.local_steps(), default="none")
         return (
             f"SIGTERM to process {jax.process_index()}: it saves and ends at the next call of "
-            "Checkpoints.after, when what it does now (a step, a compilation, an evaluation, a "
-            f"save) is over. In {self.folder} {newest}."
+            "Checkpoints.after, when the step, compilation, evaluation or save that it does now is "
+            f"over. The newest complete step in {self.folder}: {newest}."
         )
 
     @meshes.apart_from_set_mesh
@@ -202,16 +192,13 @@ class Checkpoints:
         """Returns the newest saved state on the devices of `nodes`, or `state` if there is none.
 
         A run with the same nodes and chain continues bit for bit. If the number of nodes, the
-        topology or the algorithm is another, `change_nodes` changes the state, and all nodes start
-        from the average model.
-
-        The chain itself is not described in a checkpoint: a changed rate, momentum or topology goes
-        unnoticed, unless you give `metadata["settings"]`, a dict. A warning then names the settings
-        that differ from the saved ones, and the returned metadata have those of `state`.
+        topology or the algorithm is another, all nodes start from the average model, as from
+        `change_nodes`. Other changes of the chain (a rate, a momentum) go unnoticed, unless you
+        give `metadata["settings"]`, a dict. A warning then names the settings that differ from the
+        saved ones, and the returned metadata have those of `state`.
 
         Args:
-          state: the state with which a new run would start, on the devices, and the settings of
-            this run in its metadata.
+          state: the state with which a new run would start, on the devices.
           nodes: the nodes of this run.
           make_tx: a function. `make_tx(metadata)` returns the chain of the run that saved
             `metadata`; `metadata["nodes"]` is its number of nodes.
@@ -229,9 +216,8 @@ class Checkpoints:
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
-            if self._is_there(other):
-                with Checkpoints(other, read_only=True, shared=self._is_shared) as others:
-                    restored = others._restore_train_state(state, nodes, make_tx)
+            with Checkpoints(other, read_only=True, shared=self._is_shared) as others:
+                restored = others._restore_train_state(state, nodes, make_tx)
             if restored is None:
                 raise ValueError(
                     f"init_from must be a folder of checkpoints, got {other}, which holds none."
@@ -280,7 +266,7 @@ class Checkpoints:
         """
         if self._every is None:
             raise ValueError("every must be given to Checkpoints for its `after`, got None.")
-        is_preempted = any_process(self._is_preempted)
+        is_preempted = any_process(self.is_preempted)
         if is_preempted:
             self._must_write = False  # the run ends with an error in any case
         if is_preempted or last or state.step % self._every == 0:
@@ -309,7 +295,7 @@ class Checkpoints:
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
         leaves = as_arrays(meshes.on_auto_axes(state), self._is_shared)
-        self._acquire()
+        self._store.each(self._lock.acquire)  # again, after `close`
         self._finish_write()
         with meet_within(self._timeout):
             self._begin_write(step, state, leaves, metadata)
@@ -346,9 +332,6 @@ class Checkpoints:
         self._damaged = set()
         self._writer.write(self.folder / str(step), by_number(leaves), manifest)
 
-    def _is_there(self, folder: Path) -> bool:
-        return (all_processes if self._is_shared else any_process)(folder.is_dir())
-
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
         self._finish_write()
@@ -381,10 +364,9 @@ class Checkpoints:
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function
-            that makes this pytree from the saved `metadata`. Restored arrays get the shardings of
-            `like`. If a leaf of `like` has no sharding, as from `jax.eval_shape`, the array is a
-            whole NumPy array, so you can also read the state of another number of nodes. Static
-            data are taken from `like`.
+            that makes this pytree from the saved `metadata`. Restored arrays get its shardings, and
+            are whole NumPy arrays where it has none, as from `jax.eval_shape`. Static data are
+            taken from `like`.
           step: the step of the checkpoint, if you do not want the newest.
 
         Raises:
@@ -403,7 +385,8 @@ class Checkpoints:
 
     def _restore(self, like: Any, step: int | None) -> tuple[Restored | None, set[int]]:
         """Also returns the processes that have lost their part; they get arrays of `like`."""
-        self._acquire()
+        if not self._is_read_only:
+            self._store.each(self._lock.acquire)
         self._finish_write()
         steps, lost = self._store.agree()
         if step is not None and step not in steps:
@@ -431,10 +414,6 @@ class Checkpoints:
             return None, set()
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
-
-    def _acquire(self) -> None:
-        if not self._is_read_only:
-            self._lock.acquire()
 
     def _finish_write(self, warns: bool = True) -> None:
         """Waits for a write in progress. If it failed on any process, cleans up and says so."""

@@ -11,45 +11,37 @@ import warnings
 import weakref
 from pathlib import Path
 
-from gossipjax.processes import gather_texts, is_main_process
-
 NAME = ".lock"
 
 _files: dict[Path, int] = {}  # of this process: the system does not refuse it its own lock
 
 
 class FolderLock:
-    """The lock of a folder. Process 0 takes it for the whole job, if all processes share it.
+    """The lock of a folder, for this process.
 
     The operating system frees the lock when the process ends, however it ends, also if a forked
     child lives on. The file stays.
     """
 
-    def __init__(self, folder: Path, shared: bool = True):
+    def __init__(self, folder: Path):
         self._folder = folder
-        self._is_shared = shared
         self._close: weakref.finalize | None = None  # also if the program never releases it
-        self._is_held = False
 
     def acquire(self) -> None:
-        """Takes the lock, unless this job has it already. All processes must call this."""
-        if self._is_held:
+        """Takes the lock, unless it has it; raises `OSError` if another job has the folder."""
+        if self._close is not None and self._close.alive:
             return
-        problem = self._take() if is_main_process() or not self._is_shared else ""
-        problem = next(filter(None, gather_texts(problem)), "")
-        if problem:
+        if problem := self._take():
             self.release()
             raise OSError(f"the folder must be of one job at a time, got {self._folder}, {problem}")
-        self._is_held = True
 
     def release(self) -> None:
-        """Frees the lock. A process may call this alone."""
+        """Frees the lock."""
         if self._close is not None:
             self._close()
-        self._is_held = False
 
     def _take(self) -> str:
-        """Takes the lock for this process, or returns why it cannot."""
+        """Takes the lock, or returns why it cannot."""
         job = f"process {os.getpid()} on {socket.gethostname()}"
         if self._folder in _files:
             return f"which {job} has open. Close it first; read_only=True only reads."

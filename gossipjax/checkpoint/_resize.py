@@ -290,15 +290,12 @@ def _is_gossip(node: Any) -> bool:
     return isinstance(node, GossipState)
 
 
-def _count_nodes(trees: dict[str, Any]) -> int:
-    """Returns the N of node-stacked trees, which are given by name."""
-    leaves = [
-        (f"{name}{jax.tree_util.keystr(path)}", list(np.shape(leaf)[:1]))
-        for name, tree in trees.items()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    first_name, first = leaves[0]
-    for name, axis in leaves:
+def _count_nodes(tree: Any) -> int:
+    """Returns the N of a node-stacked tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    axes = [(list(np.shape(leaf)[:1]), jax.tree_util.keystr(path)) for path, leaf in leaves]
+    first, first_name = axes[0]
+    for axis, name in axes:
         if not axis or axis != first:
             raise ValueError(
                 f"all arrays must be node-stacked, [N, ...], with one N, got {axis or 'no axis'} "
@@ -311,11 +308,7 @@ def _count_nodes(trees: dict[str, Any]) -> int:
 
 
 def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
-    """Whether a leaf holds PRNG keys: typed keys, or an array that looks like raw keys.
-
-    Raw keys are uint32 arrays whose name fits, and whose last axis (after at least `leading` axes)
-    has the length of a key.
-    """
+    """Whether a leaf holds PRNG keys: typed ones, or raw ones by type, name and last axis."""
     if is_key(leaf):
         return True
     has_form = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS

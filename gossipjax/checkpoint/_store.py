@@ -139,22 +139,20 @@ class Folder:
     def each(self, action: Callable[[], None]) -> None:
         """Calls `action` in process 0 if the folder is shared, else in each process.
 
-        If a disk refuses the action, all processes raise `OSError`.
+        If a disk refuses the action, all processes raise `OSError` with the reason.
         """
-        failure = None
+        problem = ""
         if jax.process_index() == 0 or not self.shared:
             try:
                 action()
             except OSError as error:
-                failure = error
-        if not all_processes(failure is None):
-            raise OSError(first_line(failure)) from failure
+                problem = first_line(error)
+        if problem := next(filter(None, gather_texts(problem)), ""):
+            raise OSError(problem)
 
     def local_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, as this process sees them."""
-        if not self.path.is_dir():
-            return []
-        names = [path.name for path in self.path.iterdir() if path.is_dir()]
+        names = [path.name for path in self.path.glob("[0-9]*") if path.is_dir()]
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
     def steps(self) -> list[int]:
@@ -164,10 +162,9 @@ class Folder:
     def agree(self) -> tuple[list[int], set[int]]:
         """Returns the steps of complete checkpoints, and the processes whose folder is empty.
 
-        If folders are not shared, a checkpoint is complete if each process has its part, and all
-        manifests name the same save. A process whose folder is empty has lost its parts. But if the
-        other folders contain only a first checkpoint, the job may have ended before it was
-        complete, and nothing counts.
+        If folders are not shared, each process must have its part, of the same save. A process
+        whose folder is empty has lost its parts; but if the others have only a first checkpoint,
+        the job may have ended before it was complete, and nothing counts.
         """
         if self.shared:  # the steps that process 0 sees
             return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
@@ -236,14 +233,14 @@ class Folder:
 
     def delete_all_but(self, count: int) -> None:
         """Deletes all but the newest checkpoints; warns if one cannot be deleted."""
-        kept = self.steps()[-count:]
+        steps = self.steps()
 
         def delete() -> None:
             for step in reversed(self.local_steps()):  # what stays is often the oldest
-                if step < kept[0]:
+                if step < steps[-count]:
                     remove(self.path / str(step))
 
-        if len(kept) == count:
+        if len(steps) >= count:
             try:
                 self.each(delete)
             except OSError as error:
@@ -373,10 +370,8 @@ def _read_together(read: Callable[[], Any], folder: Path) -> Any:
     for delay in (*RETRY_DELAYS, None):
         try:
             item, error = read(), None
-            break
         except (DamagedError, *NOT_OF_THE_DISK) as reason:
             error = DamagedError(first_line(reason))
-            break
         except Exception as reason:
             error = reason
         if not isinstance(error, OSError) or delay is None:

@@ -44,11 +44,8 @@ class Preempted(SystemExit):
         self.folder = folder
 
     def __str__(self) -> str:
-        if self.step is None:
-            return f"asked to end: nothing is saved in {self.folder}"
-        return (
-            f"asked to end: saved after step {self.step} in {self.folder}; a resumed run continues"
-        )
+        saved = "nothing is saved" if self.step is None else f"saved after step {self.step}"
+        return f"asked to end: {saved} in {self.folder}; a resumed run continues"
 
 
 def require_make_tx(make_tx: Any) -> None:
@@ -64,8 +61,6 @@ def require_make_tx(make_tx: Any) -> None:
             f"{reprlib.repr(make_tx)} ({error}). Write `lambda saved: tx`, or better build the "
             'chain for saved["nodes"] nodes.'
         ) from error
-    except ValueError:  # a function in C may not show its arguments
-        pass
 
 
 def make_template(

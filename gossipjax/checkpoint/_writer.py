@@ -17,7 +17,7 @@ from etils import epath
 
 from gossipjax.checkpoint._store import MANIFEST_FILE, Manifest, sum_files, temporary
 
-_numbers = itertools.count()  # numbers of writers, the same in all processes
+_numbers = itertools.count()  # of writes, the same in all processes
 
 
 class Writer:
@@ -29,8 +29,7 @@ class Writer:
 
     def __init__(self, timeout: float, shared: bool):
         self._timeout = math.ceil(timeout)
-        self._name = f"gossipjax writer {next(_numbers)}"
-        self._count = 0
+        self._name = ""
         self._thread: threading.Thread | None = None
         self.failure: Exception | None = None  # which `wait` will return
         number = jax.process_index()
@@ -57,7 +56,7 @@ class Writer:
 
     def write(self, path: Path, arrays: dict[str, Any], manifest: Manifest) -> None:
         """Copies the arrays, by their numbers, to the host, and begins to write them."""
-        self._count += 1
+        self._name = f"gossipjax write {next(_numbers)}"
         folder = epath.Path(temporary(path)) / "state"
         futures: list[Any] = []
         try:
@@ -88,7 +87,7 @@ class Writer:
                     (folder / f"files.{number}").write_text(json.dumps(sums))
             finally:  # a process that failed does not let the others wait
                 ocp.multihost.sync_global_processes(
-                    f"{self._name}, {self._count}", timeout=self._timeout, processes=self._processes
+                    self._name, timeout=self._timeout, processes=self._processes
                 )
             if number == self._primary and self.failure is None:
                 self._commit(path, manifest)

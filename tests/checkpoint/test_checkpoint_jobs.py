@@ -9,7 +9,7 @@ from short_runs import names_in
 
 # What worker.py checks before, in the order in which it says so: each launch takes seconds.
 CHECKS = {
-    True: ["processes", "nodes", "damage_on_a_shared_disk"],
+    True: ["processes", "nodes", "damage_in_one", "shared_folder"],
     False: [
         *("same_bits", "damage_in_one", "other_steps", "lost_folder"),
         *("first_checkpoint_of_one", "sharded_nodes"),

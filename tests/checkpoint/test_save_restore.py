@@ -2,7 +2,6 @@
 
 import json
 import math
-import resource
 import subprocess
 import sys
 import zlib
@@ -153,12 +152,11 @@ def test_another_state_is_refused_before_an_array_is_read(tmp_path):
 
 
 class Disk:
-    """Full or not: a limit on the size of files is met in the thread that writes."""
+    """Full, not full, or gone."""
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def __init__(self, folder):
+    def __init__(self, folder, limit_files):
         self.folder = folder
+        self.limit_files = limit_files
 
     def save(self, checkpoints, step, full):
         noise = np.random.default_rng(step).normal(size=(8, 50_000)).astype(np.float32)
@@ -166,14 +164,13 @@ class Disk:
         if full == "gone":
             self.folder.rename(self.folder.with_name("away"))
             self.folder.write_text("a file")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if full else -1, self.limits[1]))
+        self.limit_files(100_000 if full else -1)
         checkpoints.save(step, self.state, {})
 
 
 @pytest.fixture
-def disk(tmp_path):
-    yield Disk(tmp_path / "run")
-    resource.setrlimit(resource.RLIMIT_FSIZE, Disk.limits)
+def disk(tmp_path, limit_files):
+    return Disk(tmp_path / "run", limit_files)
 
 
 @pytest.mark.filterwarnings("default:.*could not be written")

@@ -115,42 +115,6 @@ def check_nodes():
     np.testing.assert_array_equal(NODES.to_host(same), rows + 1)
 
 
-def check_damage_on_a_shared_disk():
-    """What one process cannot read is passed over by both."""
-    folder = FOLDER / "damaged"
-    arrays = train(make_start(), 2).arrays[:2]
-    forms = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
-    )
-    with Checkpoints(folder) as checkpoints:
-        for step in (2, 4):
-            checkpoints.save(step, arrays, {"nodes": N})
-        assert checkpoints.wait() == [2, 4]
-        with pytest.raises(OSError, match="Close it first"):  # the lock is the whole job's
-            Checkpoints(folder)
-        for expected in (4, 2):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                restored = checkpoints.restore(forms)
-            assert restored is not None
-            assert (restored.step, restored.metadata) == (expected, {"nodes": N})
-            assert len(caught) == (expected == 2)
-            assert_equal(restored.state, arrays)
-            processes.barrier()
-            if RANK == 1:
-                for path in (folder / "4").rglob("ocdbt.process_1/d/*"):
-                    path.write_bytes(b"")
-            processes.barrier()
-        whole = checkpoints.restore(
-            jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), forms)
-        )
-        assert whole is not None
-        assert whole.state[0]["w"].shape == (N, 1000)
-        checkpoints.save(5, arrays, {})
-        assert checkpoints.wait() == [2, 5]
-        assert (folder / "4.corrupted").is_dir()
-
-
 def check_failed_writes():
     """What one process cannot begin to write, or to complete, no other waits for."""
     state = train(make_start(), 2)
@@ -196,7 +160,7 @@ class Run:
         processes.barrier()
 
     def open(self, folder=None):
-        return Checkpoints(folder or self.folder, every=1, max_to_keep=2, shared=False)
+        return Checkpoints(folder or self.folder, every=1, max_to_keep=2, shared=SHARED)
 
     def resume(self, folder=None, nodes=None) -> tuple[Any, Any, str]:
         """The state, the checkpoints and what was said, which an error is, too."""
@@ -238,6 +202,7 @@ def check_same_bits():
 
 
 def check_damage_in_one():
+    """What one process cannot read is passed over by both."""
     run = Run("damaged")
     if RANK == 1:
         files = (run.folder / "3" / "state" / "ocdbt.process_1" / "d").iterdir()
@@ -254,6 +219,19 @@ def check_damage_in_one():
         checkpoints.after(move(run.start, 3))
     assert step_of(run) == (3, "")
     assert (run.folder / "3.corrupted").is_dir()
+
+
+def check_shared_folder():
+    """One lock is the job's, and all of it is refused another; each reads the whole."""
+    run = Run("whole")
+    with run.open() as checkpoints:
+        with pytest.raises(OSError, match="Close it first"):
+            run.open()
+        forms = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), run.start.params)
+        checkpoints.save(4, run.start.params, {"nodes": N})
+        restored = checkpoints.restore(forms)
+    assert restored is not None
+    np.testing.assert_array_equal(restored.state["w"], make_rows(N, 0))
 
 
 def check_other_steps():
@@ -344,7 +322,7 @@ def kill_in_the_save_of_step_4():
 
 
 CHECKS = {
-    True: (check_processes, check_nodes, check_damage_on_a_shared_disk),
+    True: (check_processes, check_nodes, check_damage_in_one, check_shared_folder),
     False: (
         check_same_bits,
         check_damage_in_one,
