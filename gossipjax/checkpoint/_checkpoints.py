@@ -426,7 +426,7 @@ class Checkpoints:
                 self._must_write = False
                 self._store.delete_all_but(self._max_to_keep)
             return
-        self._store.remove_unfinished()
+        self._store.each(self._store.remove_unfinished)
         problem = self._describe(failure)
         if self._must_write:
             raise OSError(
@@ -448,7 +448,7 @@ def _require_folder(folder: str | Path, what: str) -> Path:
     """Returns an absolute path; raises `ValueError` if `folder` is empty or an address."""
     if not folder or ADDRESS.match(os.fspath(folder)):
         raise ValueError(
-            f"{what} must be the path of a folder on a disk, got {os.fspath(folder)!r}: object "
+            f"{what} must be the path of a folder on a disk, got {str(folder)!r}: object "
             "stores have no locks and no renames. Save on a disk (if none is shared, with "
             "shared=False), and copy it there (gcloud storage rsync, aws s3 sync)."
         )

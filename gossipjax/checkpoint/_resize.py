@@ -242,8 +242,7 @@ def _weigh_models(opt_state: Any, old: GossipState) -> Any:
     """Weighs the models that states keep by the weights of the old nodes."""
     if old.weight is None:
         return opt_state
-    shares = np.asarray(old.weight, np.float64)
-    shares = shares / shares.mean()
+    shares = np.asarray(old.weight, np.float64) / np.mean(old.weight, dtype=np.float64)
 
     def weigh(part: Any) -> Any:
         return part.weigh(shares) if isinstance(part, Exchanging) else part

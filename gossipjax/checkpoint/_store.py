@@ -206,7 +206,7 @@ class Folder:
         path = self.path / str(step)
 
         def make() -> None:
-            self._remove_unfinished()
+            self.remove_unfinished()
             for bad in damaged & {*self.local_steps()}:
                 target = self.path / f"{bad}.corrupted"
                 remove(target)
@@ -223,10 +223,7 @@ class Folder:
         self.each(make)
 
     def remove_unfinished(self) -> None:
-        """Removes what an interrupted write has left."""
-        self.each(self._remove_unfinished)
-
-    def _remove_unfinished(self) -> None:
+        """Removes what an interrupted write has left; call it by `each`."""
         for unfinished in self.path.glob(f"*{TEMPORARY_SUFFIX}*"):
             with contextlib.suppress(OSError):
                 remove(unfinished)

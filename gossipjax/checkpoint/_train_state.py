@@ -49,10 +49,7 @@ class Preempted(SystemExit):
 
 
 def require_make_tx(make_tx: Any) -> None:
-    """Raises `ValueError` unless `make_tx` can be called with the metadata of a run.
-
-    It is called only when a run is resumed, which may be days later.
-    """
+    """Raises `ValueError` unless `make_tx`, called days later, takes the metadata of a run."""
     try:
         inspect.signature(make_tx).bind({})
     except TypeError as error:

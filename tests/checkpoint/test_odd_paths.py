@@ -117,45 +117,34 @@ def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch)
     assert names_in(folder) == ["1", "4", "5"]
 
 
-@pytest.mark.parametrize("allowed", range(4))
-def test_a_write_that_cannot_begin_leaves_no_thread_that_waits(allowed, folder, monkeypatch):
-    """Without inodes, quota or permission, from the n-th folder on: the process ends at once."""
-    mkdir = os.mkdir
-    made = []
+@pytest.mark.parametrize(
+    ("name", "allowed"), [*(("mkdir", count) for count in range(4)), ("rename", 0)]
+)
+def test_a_write_that_cannot_begin_leaves_no_thread_that_waits(name, allowed, folder, monkeypatch):
+    """Without inodes, quota or permission, from the n-th folder on: the process ends at once.
 
-    def mkdir_or_fail(path, *args, **kwargs):
-        if len(made) == allowed:
+    A run restores from a disk that can only be read, and is told that it saves nothing.
+    """
+    (folder / "2" / "manifest" / "metadata").write_text("{}")
+    action = getattr(os, name)
+    done = []
+
+    def act_or_fail(path, *args, **kwargs):
+        if len(done) == allowed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        made.append(path)
-        mkdir(path, *args, **kwargs)
+        done.append(path)
+        action(path, *args, **kwargs)
 
     before = set(threading.enumerate())
     with Checkpoints(folder) as checkpoints:
-        monkeypatch.setattr(os, "mkdir", mkdir_or_fail)
-        checkpoints.save(3, make_state(3), {})
-        with pytest.raises(OSError, match=r"step 3 could not .*No space left.*the first write"):
-            checkpoints.wait()
-        assert checkpoints.wait() == [1, 2]
-    assert not {thread for thread in threading.enumerate() if not thread.daemon} - before
-    monkeypatch.undo()
-    with Checkpoints(folder) as checkpoints:
+        with monkeypatch.context() as full:
+            full.setattr(os, name, act_or_fail)
+            with pytest.warns(UserWarning, match=r"step 2 in .* is damaged .*took that of step 1"):
+                assert checkpoints.restore(make_state(0)) is not None
+            checkpoints.save(3, make_state(3), {})
+            with pytest.raises(OSError, match=r"step 3 could not .*No space left.*the first write"):
+                checkpoints.wait()
+        assert not {thread for thread in threading.enumerate() if not thread.daemon} - before
         checkpoints.save(4, make_state(4), {})
-        assert checkpoints.wait() == [1, 2, 4]
-
-
-def test_a_disk_that_can_only_be_read(folder, monkeypatch):
-    """A run restores from it although it can rename nothing, and is told that it saves nothing."""
-    (folder / "2" / "manifest" / "metadata").write_text("{}")
-
-    def refuse(*_):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    with Checkpoints(folder) as checkpoints:
-        monkeypatch.setattr(os, "rename", refuse)
-        with pytest.warns(UserWarning, match=r"step 2 in .* is damaged \([^)]*\): took that of"):
-            restored = checkpoints.restore(make_state(0))
-        assert restored is not None
-        checkpoints.save(2, make_state(2), {})
-        with pytest.raises(OSError, match=r"step 2 could not be written .*Read-only"):
-            checkpoints.wait()
-    assert names_in(folder) == ["1", "2"]
+        assert checkpoints.wait() == [1, 4]
+    assert names_in(folder) == ["1", "2.corrupted", "4"]

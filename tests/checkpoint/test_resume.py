@@ -320,7 +320,8 @@ class TestSigterm:
         with pytest.raises(Preempted):
             run()
         assert received == []
-        assert names_in(tmp_path) == ["2"]
+        with Checkpoints(tmp_path) as checkpoints:  # the lock is free
+            assert checkpoints.wait() == [2]
 
     @pytest.mark.filterwarnings("default:.*could not be written")
     @pytest.mark.parametrize(("step", "message"), [(1, "after step 1 in"), (None, "nothing is")])

@@ -188,10 +188,9 @@ class TestNothingThatWasNotSavedEndsInSuccess:
             assert checkpoints.wait() == [3]
         assert names_in(disk.folder) == ["3"]
 
-    @pytest.mark.parametrize("full", ["full", "gone"])
-    def test_the_first_raises_at_the_next_call(self, full, disk):
+    def test_the_first_raises_at_the_next_call(self, disk):
         with Checkpoints(disk.folder) as checkpoints:
-            disk.save(checkpoints, 1, full)
+            disk.save(checkpoints, 1, full=True)
             with pytest.raises(OSError, match=r"step 1 could not be .*the first write"):
                 checkpoints.save(2, disk.state, {})
 
