@@ -305,7 +305,7 @@ class TestSigterm:
         said = []
         with pytest.raises(Preempted):
             run_until_sigterm()
-        message = r"next call of Checkpoints.after, .* newest complete step in .*: 2\. .* killed 30 s after"
+        message = r"next call of Checkpoints.after, .* newest complete step .*: 2\. .* killed 30 s"
         assert re.search(message, said[0])
         assert capfd.readouterr().err == ""
 
