@@ -94,17 +94,27 @@ def edit_any(folder, rng):
     edit(choose(files_of(folder / "2"), rng), choose(EDITS, rng), rng)
 
 
-def delete_file(folder, rng):
-    choose(files_of(folder / "2"), rng).unlink()
+def replace_file(folder, rng):
+    """By nothing, an empty file, a folder, or a link to nothing or to another file."""
+    path, other = rng.choice(files_of(folder / "2"), 2, replace=False)
+    path.unlink()
+    match rng.integers(5):
+        case 0:
+            path.write_bytes(b"")
+        case 1:
+            path.mkdir()
+        case 2:
+            path.symlink_to(folder / "nothing")
+        case 3:
+            path.symlink_to(other)
 
 
-def delete_folder(folder, rng):
-    folders = sorted(path for path in (folder / "2").rglob("*") if path.is_dir())
-    shutil.rmtree(choose(folders, rng))
-
-
-def empty_file(folder, rng):
-    choose(files_of(folder / "2"), rng).write_bytes(b"")
+def replace_folder(folder, rng):
+    """By nothing, or by a file."""
+    path = choose(sorted(path for path in (folder / "2").rglob("*") if path.is_dir()), rng)
+    shutil.rmtree(path)
+    if rng.integers(2):
+        path.write_bytes(b"")
 
 
 def swap_files(folder, rng):
@@ -130,31 +140,10 @@ def take_folder_of_another_step(folder, rng):
     shutil.copytree(folder / "1" / name, folder / "2" / name)
 
 
-def file_for_folder(folder, rng):
-    folders = sorted(path for path in (folder / "2").rglob("*") if path.is_dir())
-    path = choose(folders, rng)
-    shutil.rmtree(path)
-    path.write_bytes(b"")
-
-
-def folder_for_file(folder, rng):
-    path = choose(files_of(folder / "2"), rng)
-    path.unlink()
-    path.mkdir()
-
-
-def link_for_file(folder, rng):
-    """To nothing, or to another file."""
-    path, other = rng.choice(files_of(folder / "2"), 2, replace=False)
-    path.unlink()
-    path.symlink_to(choose((folder / "nothing", other), rng))
-
-
 DAMAGES = [
     *(edit_arrays, edit_arrays, edit_arrays, edit_any, edit_any, edit_both_steps),
-    *(delete_file, delete_folder, empty_file, swap_files),
-    *(take_file_of_another_step, take_folder_of_another_step),
-    *(file_for_folder, folder_for_file, link_for_file),
+    *(replace_file, replace_file, replace_file, replace_file, replace_folder, replace_folder),
+    *(swap_files, take_file_of_another_step, take_folder_of_another_step),
 ]
 
 

@@ -240,11 +240,7 @@ def test_a_process_that_hangs_in_its_read_is_waited_for_as_long_as_is_said(tmp_p
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, {"a": np.ones(3)}, {})
     waited = []
-
-    def agree(flag):
-        waited.append(processes._seconds.get())
-        return flag
-
+    agree = lambda flag: waited.append(processes._seconds.get()) or flag  # noqa: E731
     monkeypatch.setattr(_store, "all_processes", agree)
     with Checkpoints(tmp_path, read_only=True, timeout=7) as checkpoints:
         assert checkpoints.restore({"a": np.ones(3)}) is not None
