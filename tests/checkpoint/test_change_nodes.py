@@ -10,6 +10,7 @@ import pytest
 from promotion import apply_updates
 from short_runs import (
     NAMES,
+    assert_like,
     average_densely,
     make_chain,
     relative_error,
@@ -27,12 +28,6 @@ from gossipjax.exchanges.transform import gossip_transform
 
 resize: Any = change_nodes  # of a model that is one array, which its types cannot say
 gossip_state: Any = gx.gossip_state
-
-
-def assert_like(actual, template):
-    assert jax.tree.structure(actual) == jax.tree.structure(template)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(template), strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
 
 
 def extra_mass(state):
