@@ -242,10 +242,10 @@ def _weigh_models(opt_state: Any, old: GossipState) -> Any:
     """Weighs the models that states keep by the weights of the old nodes."""
     if old.weight is None:
         return opt_state
-    shares = np.asarray(old.weight, np.float64) / np.mean(old.weight, dtype=np.float64)
+    shares = np.asarray(old.weight, np.float64)
 
     def weigh(part: Any) -> Any:
-        return part.weigh(shares) if isinstance(part, Exchanging) else part
+        return part.weigh(shares / shares.mean()) if isinstance(part, Exchanging) else part
 
     return jax.tree.map(weigh, opt_state, is_leaf=lambda part: isinstance(part, Exchanging))
 
