@@ -199,7 +199,6 @@ def _repeat(tree: Any, nodes: int) -> Any:
 
 
 def _average(tree: Any) -> Any:
-    """Averages over the nodes, `[N, ...]` to `[...]`."""
     return jax.tree_util.tree_map_with_path(_average_leaf, tree)
 
 
@@ -226,11 +225,12 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
     weights = np.ones(nodes) if old.weight is None else np.asarray(old.weight, np.float64)
     x = jax.tree.map(lambda leaf: _weighted_sum(leaf, weights), part)
     if old.residual is not None:
-        x = jax.tree.map(lambda a, b: a + _weighted_sum(b, weights), x, old.residual)
+        rest = arrange_like(x, old.residual)  # nnx.Optimizer puts it in Variables of its own
+        x = jax.tree.map(lambda a, b: a + _weighted_sum(b, weights), x, rest)
     weight = weights.sum()
     if old.in_flight is not None:
         sent = jax.tree.map(lambda leaf: _weighted_sum(leaf, np.ones(nodes)), old.in_flight)
-        x = jax.tree.map(np.add, x, sent.x)
+        x = jax.tree.map(np.add, x, arrange_like(x, sent.x))
         weight += 0.0 if sent.weight is None else sent.weight
     model = jax.tree.map(lambda a: a / weight, x)
     # Parameters outside the mask have no weights, so their mean is the plain mean.
