@@ -91,7 +91,7 @@ class Checkpoints:
     Raises:
       ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
       OSError: if the folder cannot be made, written or read, is not the same for all processes, or
-        another job has it open (the message names the job, its machine and when it began).
+        another job has it open (the message names its process, machine and beginning).
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import Checkpoints, TrainState
