@@ -347,11 +347,11 @@ class Checkpoints:
             self._finish_write(warns=False)
         finally:
             self._lock.release()
-        problem, self._problem = self._problem, None
+        problem = self._problem
+        self._problem = None
         if problem is not None:
             raise OSError(
-                f"{problem}: it was the last write, and the end of the run is not saved. Older "
-                "checkpoints are untouched: make room or mend the disk, and resume."
+                f"{problem}: it was the last write. Make room, and resume from the one before."
             )
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:

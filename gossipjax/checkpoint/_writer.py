@@ -29,7 +29,6 @@ class Writer:
 
     def __init__(self, timeout: float, shared: bool):
         self._timeout = math.ceil(timeout)
-        self._name = ""
         self._thread: threading.Thread | None = None
         self.failure: Exception | None = None  # which `wait` will return
         number = jax.process_index()
@@ -72,7 +71,8 @@ class Writer:
         """Waits until the checkpoint is complete, or this part of it; returns why it failed."""
         if self._thread is not None:
             self._thread.join()
-        failure, self.failure, self._thread = self.failure, None, None
+        failure = self.failure
+        self._thread = self.failure = None
         return failure
 
     def _complete(self, path: Path, futures: list[Any], manifest: Manifest) -> None:
