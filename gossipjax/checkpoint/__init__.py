@@ -1,7 +1,6 @@
 """Saves a training run, and continues it on the same or another number of nodes.
 
-`Checkpoints` needs orbax (`pip install orbax-checkpoint`), and is imported when you first use it.
-`change_nodes` does not need orbax.
+Only `Checkpoints` needs orbax (`pip install orbax-checkpoint`). It is imported when first used.
 """
 
 import importlib

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import uuid
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 
 from gossipjax import launch, meshes
-from gossipjax.checkpoint._leaves import as_arrays, leaf_specs
+from gossipjax.checkpoint._leaves import as_arrays, held_nodes, leaf_specs
 from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
@@ -23,7 +24,6 @@ from gossipjax.checkpoint._store import (
     Restored,
     by_number,
     first_line,
-    make_part,
     read_checkpoint,
     require_metadata,
 )
@@ -32,14 +32,19 @@ from gossipjax.checkpoint._train_state import (
     Preempted,
     fit_state,
     make_template,
-    name_processes,
     require_make_tx,
     take_kept_nodes,
     warn_of_changes,
 )
 from gossipjax.checkpoint._writer import Writer
 from gossipjax.nodes import Nodes
-from gossipjax.processes import all_processes, any_process, meet_within, require_shared_folder
+from gossipjax.processes import (
+    all_processes,
+    any_process,
+    broadcast_text,
+    meet_within,
+    require_shared_folder,
+)
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
@@ -53,21 +58,19 @@ class Checkpoints:
     In a training loop, `resume` returns the state to start from. `after` saves every `every` steps,
     at the end, and when any process gets SIGTERM. You can also call `save` and `restore` yourself,
     with any pytree of node-stacked arrays `[N, ...]`, PRNG keys, NumPy arrays and numbers. Static
-    data (the schedule of a `GossipState`) are not saved. The `metadata` of the state are saved, a
-    dict for JSON with, for example, the position in the data and the options of the run. All
-    processes make the same calls, and each writes and reads its own nodes.
+    data (the schedule of a `GossipState`) are not saved. All processes make the same calls, and
+    each writes and reads its own nodes.
 
     Saving is asynchronous (orbax). `save` returns when the arrays are on the host, and you may then
     donate them. A checkpoint is complete when its folder is named by the number of the step; then
     an older checkpoint is deleted. If the first write fails (for example on a full disk), the next
-    call raises `OSError`. If the last write fails, the end of the `with` block raises `OSError`. If
-    a write in between fails, you get a warning. Without a `with` block nobody says which save is
-    the last, so each is complete when `save` returns, or raises `OSError`.
+    call raises `OSError`; if the last write fails, the end of the `with` block does. If a write in
+    between fails, you get a warning. Without a `with` block each save may be the last, so each is
+    complete when `save` returns, or raises `OSError`.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
     their parts. If the folder of a process is empty, because its machine has lost its disk,
-    `resume` warns and starts all nodes from the average model of the remaining nodes. A run can
-    then be resumed only with the same numbers of processes and nodes.
+    `resume` warns and starts all nodes from the average model of the remaining nodes.
 
     Args:
       folder: where the checkpoints are. A folder that does not exist is made.
@@ -83,11 +86,12 @@ class Checkpoints:
     Attributes:
       resize_report: says what the last `resume` changed in nodes or chain; None if nothing.
       resumed_from: the folder from which the last `resume` restored; None if nothing was saved.
+      is_preempted: whether this process has got SIGTERM.
 
     Raises:
       ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
       OSError: if the folder cannot be made, written or read, is not the same for all processes, or
-        another job has it open (the message names the job, its machine and when it began).
+        another job has it open (the message names its process, machine and beginning).
 
     >>> import tempfile, jax.numpy as jnp, optax, gossipjax as gx
     >>> from gossipjax.checkpoint import Checkpoints, TrainState
@@ -123,65 +127,48 @@ class Checkpoints:
         self._is_read_only = read_only
         self._is_shared = shared or jax.process_count() == 1
         self._store = Folder(self.folder, self._is_shared)
-        if read_only:
-            if not self._is_there(self.folder):
-                raise OSError(
-                    f"the folder must be one that all processes can read, got {self.folder}: there "
-                    "is no such folder, or one of them does not see it. Give that of a run's "
-                    "Checkpoints."
-                )
-        elif self._is_shared:
-            require_shared_folder(self.folder)
-        else:
-            self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
-        self._lock = FolderLock(self.folder, self._is_shared)
-        self._acquire()
+        self._lock = FolderLock(self.folder)
+        if not read_only:
+            if self._is_shared:
+                require_shared_folder(self.folder)
+            else:
+                self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
+            self._store.each(self._lock.acquire)
         self.resize_report: ResizeReport | None = None
         self.resumed_from: Path | None = None
         self._last_step: int | None = None  # the newest step that was saved or restored
-        self._failure: Exception | None = None
         self._problem: str | None = None  # why the last write failed, if it did
         self._is_entered = False
-        self._damaged: set[int] = set()  # that could not be renamed
+        self._damaged: set[int] = set()  # steps that the next save renames
         self._must_write = True  # no write may fail before one has succeeded
-        self._is_preempted = False
-        self._former_handler: Any = signal.SIG_DFL
+        self.is_preempted = False
         self._at_exit = contextlib.ExitStack()
         self._writer = Writer(timeout, self._is_shared)
 
     def __enter__(self) -> Checkpoints:
         self._is_entered = True
         if self._every is not None:
-            self._former_handler = signal.getsignal(signal.SIGTERM)
             handlers = launch.signal_handlers([signal.SIGTERM], self._on_sigterm)
             self._at_exit.enter_context(handlers)
         self._at_exit.callback(self._lock.release)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        is_preempted = False
         self._is_entered = False
         with self._at_exit:
             if kind is None:
                 self.close()
-                is_preempted = self._every is not None and any_process(self._is_preempted)
+                if self._every is not None and any_process(self.is_preempted):
+                    self.is_preempted = True
             # The others may go on, so this process asks them nothing, and completes its part.
-            elif (failure := self._failure or self._writer.wait()) is not None:
+            elif (failure := self._writer.wait()) is not None:
                 warnings.warn(f"{self._describe(failure)}: older ones are untouched.", stacklevel=2)
         # SIGTERM came after the last step, for example in the last write. All is written now.
-        if kind is None and (is_preempted or self._is_preempted):
-            if self._former_handler == signal.SIG_DFL:
-                raise Preempted(max(self._store.local_steps(), default=None), self.folder)
-            if self._is_preempted:
-                signal.raise_signal(signal.SIGTERM)
-
-    @property
-    def is_preempted(self) -> bool:
-        """Whether this process has got SIGTERM."""
-        return self._is_preempted
+        if kind is None and self.is_preempted:
+            raise Preempted(max(self._store.local_steps(), default=None), self.folder)
 
     def _on_sigterm(self, *_: object) -> None:
-        self._is_preempted = True
+        self.is_preempted = True
 
     @meshes.apart_from_set_mesh
     def resume(
@@ -194,16 +181,13 @@ class Checkpoints:
         """Returns the newest saved state on the devices of `nodes`, or `state` if there is none.
 
         A run with the same nodes and chain continues bit for bit. If the number of nodes, the
-        topology or the algorithm is another, `change_nodes` changes the state, and all nodes start
-        from the average model.
-
-        The chain itself is not described in a checkpoint: a changed rate, momentum or topology goes
-        unnoticed, unless you give `metadata["settings"]`, a dict. A warning then names the settings
-        that differ from the saved ones, and the returned metadata have those of `state`.
+        topology or the algorithm is another, all nodes start from the average model, as from
+        `change_nodes`. Other changes of the chain (a rate, a momentum) go unnoticed, unless you
+        give `metadata["settings"]`, a dict. A warning then names the settings that differ from the
+        saved ones, and the returned metadata have those of `state`.
 
         Args:
-          state: the state with which a new run would start, on the devices, and the settings of
-            this run in its metadata.
+          state: the state with which a new run would start, on the devices.
           nodes: the nodes of this run.
           make_tx: a function. `make_tx(metadata)` returns the chain of the run that saved
             `metadata`; `metadata["nodes"]` is its number of nodes.
@@ -221,9 +205,8 @@ class Checkpoints:
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
-            if self._is_there(other):
-                with Checkpoints(other, read_only=True, shared=self._is_shared) as others:
-                    restored = others._restore_train_state(state, nodes, make_tx)
+            with Checkpoints(other, read_only=True, shared=self._is_shared) as others:
+                restored = others._restore_train_state(state, nodes, make_tx)
             if restored is None:
                 raise ValueError(
                     f"init_from must be a folder of checkpoints, got {other}, which holds none."
@@ -236,9 +219,7 @@ class Checkpoints:
         if not settings:
             return resumed
         metadata = restored.metadata or {}
-        saved = metadata.get("settings")
-        if saved and isinstance(saved, dict):
-            warn_of_changes(saved, settings)
+        warn_of_changes(metadata.get("settings"), settings)
         return resumed._replace(metadata={**metadata, "settings": settings})
 
     def _restore_train_state(
@@ -254,9 +235,9 @@ class Checkpoints:
             return resumed
         kept, resumed = take_kept_nodes(resumed, lost)
         warnings.warn(
-            f"process {name_processes(lost)} has no checkpoint in its folder, as "
-            f"{self.folder}: all nodes start from the average model of nodes {kept} at step "
-            f"{restored.step}. If a disk is not mounted there, end the run and mount it.",
+            f"processes {sorted(lost)} have no checkpoint in their folders, as {self.folder}: all "
+            f"nodes start from the average model of nodes {kept} at step {restored.step}. If a "
+            "disk is not mounted there, end the run and mount it.",
             stacklevel=4,
         )
         return resumed
@@ -269,13 +250,12 @@ class Checkpoints:
 
         Raises:
           Preempted: after SIGTERM to any process, when the state is completely written. After the
-            last step, the end of the `with` block raises `Preempted`. If your program had set its
-            own handler of SIGTERM before, that handler is called instead.
+            last step, the end of the `with` block raises `Preempted`.
           ValueError: if the folder was opened without `every`.
         """
         if self._every is None:
             raise ValueError("every must be given to Checkpoints for its `after`, got None.")
-        is_preempted = any_process(self._is_preempted)
+        is_preempted = any_process(self.is_preempted)
         if is_preempted:
             self._must_write = False  # the run ends with an error in any case
         if is_preempted or last or state.step % self._every == 0:
@@ -304,7 +284,7 @@ class Checkpoints:
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
         leaves = as_arrays(meshes.on_auto_axes(state), self._is_shared)
-        self._acquire()
+        self._store.each(self._lock.acquire)  # again, after `close`
         self._finish_write()
         with meet_within(self._timeout):
             self._begin_write(step, state, leaves, metadata)
@@ -327,20 +307,19 @@ class Checkpoints:
                 f"{later}: resume from the newest, remove or rename what you do not want, or save "
                 "in another folder."
             )
-        part = None if self._is_shared else make_part(leaves, is_first=not steps)
+        part = None
+        if not self._is_shared:
+            save = broadcast_text(uuid.uuid4().hex)
+            part = {"nodes": held_nodes(leaves), "save": save, "is_first": not steps}
         manifest = Manifest(step, leaf_specs(state), metadata, part)
         self._last_step = step
         try:
-            if self._damaged:
-                self._store.set_aside(self._damaged)
-                self._damaged = set()
-            self._store.begin(step)
-            self._writer.write(self.folder / str(step), by_number(leaves), manifest)
-        except Exception as error:  # the next call raises it, because all processes must raise
-            self._failure = error
-
-    def _is_there(self, folder: Path) -> bool:
-        return (all_processes if self._is_shared else any_process)(folder.is_dir())
+            self._store.begin(step, self._damaged)
+        except OSError as error:  # on all processes
+            self._writer.failure = error
+            return
+        self._damaged = set()
+        self._writer.write(self.folder / str(step), by_number(leaves), manifest)
 
     def wait(self) -> list[int]:
         """Waits until everything is written; returns the steps of the complete checkpoints."""
@@ -361,24 +340,22 @@ class Checkpoints:
         self._problem = None
         if problem is not None:
             raise OSError(
-                f"{problem}: it was the last write, and the end of the run is not saved. Older "
-                "checkpoints are untouched: make room or mend the disk, and resume."
+                f"{problem}: it was the last write. Make room, and resume from the one before."
             )
 
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
 
         If the newest checkpoint is damaged (incomplete, of other checksums, step or format),
-        `restore` warns, renames it to `STEP.corrupted` (except with `read_only`) and reads the one
-        before it. If the disk itself fails, `restore` tries again for some seconds and then raises
-        the error; nothing is renamed.
+        `restore` warns and reads the one before it; the next `save` renames the damaged one to
+        `STEP.corrupted`. If the disk itself fails, `restore` tries again for some seconds and then
+        raises the error.
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function
-            that makes this pytree from the saved `metadata`. Restored arrays get the shardings of
-            `like`. If a leaf of `like` has no sharding, as from `jax.eval_shape`, the array is a
-            whole NumPy array, so you can also read the state of another number of nodes. Static
-            data are taken from `like`.
+            that makes this pytree from the saved `metadata`. Restored arrays get its shardings, and
+            are whole NumPy arrays where it has none, as from `jax.eval_shape`. Static data are
+            taken from `like`.
           step: the step of the checkpoint, if you do not want the newest.
 
         Raises:
@@ -386,20 +363,19 @@ class Checkpoints:
             first), or if there is no checkpoint of this `step`.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
-        if step is not None:
-            step = require_int(step, "step", 0)
         restored, lost = self._restore(like, step)
         if lost:
             raise OSError(
-                f"every process must have its part of a checkpoint, got none in {self.folder} of "
-                f"process {name_processes(lost)}: Checkpoints.resume starts its nodes "
-                "from the average of the others."
+                f"every process must have its part of a checkpoint, got none in the folders of "
+                f"processes {sorted(lost)}, as {self.folder}: Checkpoints.resume starts from the "
+                "average of the others."
             )
         return restored
 
     def _restore(self, like: Any, step: int | None) -> tuple[Restored | None, set[int]]:
         """Also returns the processes that have lost their part; they get arrays of `like`."""
-        self._acquire()
+        if not self._is_read_only:
+            self._store.each(self._lock.acquire)
         self._finish_write()
         steps, lost = self._store.agree()
         if step is not None and step not in steps:
@@ -414,18 +390,12 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[number] = error
                 continue
-            # Not before an older one is read: where none can be, the disk may be at fault.
             self._damaged = {*damaged}
-            if not self._is_read_only:
-                with contextlib.suppress(OSError):  # the disk may be read-only
-                    self._store.set_aside(damaged)
-                    self._damaged = set()
             self._last_step = number
             for bad, reason in damaged.items():
-                name = "" if bad in self._damaged else f" and now named {bad}.corrupted"
                 warnings.warn(
-                    f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}){name}: "
-                    f"took that of step {number}.",
+                    f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}): took "
+                    f"that of step {number}.",
                     stacklevel=3,
                 )
             return restored, lost
@@ -434,36 +404,27 @@ class Checkpoints:
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
 
-    def _acquire(self) -> None:
-        if not self._is_read_only:
-            self._lock.acquire()
-
     def _finish_write(self, warns: bool = True) -> None:
         """Waits for a write in progress. If it failed on any process, cleans up and says so."""
         launch.advance(slow=True)
         is_writing = self._writer.is_writing
-        failure = self._writer.wait() or self._failure
-        self._failure = None
+        failure = self._writer.wait()
         if all_processes(failure is None):
             if is_writing:
                 self._problem = None
                 self._must_write = False
                 self._store.delete_all_but(self._max_to_keep)
             return
-        self._store.remove_unfinished()
-        self._problem = self._describe(failure)
+        self._store.each(self._store.remove_unfinished)
+        problem = self._describe(failure)
         if self._must_write:
-            problem = self._problem
-            self._problem = None
             raise OSError(
                 f"{problem}: it was the first write, or there is no `with` block to wait for the "
                 "last. Make room, or give a folder that takes it."
             )
+        self._problem = problem
         if warns:
-            warnings.warn(
-                f"{self._problem}: the run continues, and older checkpoints are untouched.",
-                stacklevel=3,
-            )
+            warnings.warn(f"{problem}: the run continues, older ones are untouched.", stacklevel=3)
 
     def _describe(self, failure: Exception | None) -> str:
         return (
@@ -474,13 +435,10 @@ class Checkpoints:
 
 def _require_folder(folder: str | Path, what: str) -> Path:
     """Returns an absolute path; raises `ValueError` if `folder` is empty or an address."""
-    if not folder:
-        raise ValueError(f"{what} must be the path of a folder, got {folder!r}.")
-    if ADDRESS.match(os.fspath(folder)):
+    if not folder or ADDRESS.match(os.fspath(folder)):
         raise ValueError(
-            f"{what} must be the path of a folder on a disk, got {os.fspath(folder)!r}: object "
-            "stores have no locks and no renames, which checkpoints need. Save on a disk, without "
-            "a shared one by Checkpoints(..., shared=False), and copy it there (gcloud storage "
-            "rsync, aws s3 sync)."
+            f"{what} must be the path of a folder on a disk, got {str(folder)!r}: object "
+            "stores have no locks and no renames. Save on a disk (if none is shared, with "
+            "shared=False), and copy it there (gcloud storage rsync, aws s3 sync)."
         )
     return Path(os.path.realpath(folder))  # `resolve` fails at a link that leads to itself

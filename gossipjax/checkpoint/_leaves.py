@@ -9,14 +9,7 @@ import jax
 import numpy as np
 
 from gossipjax.exchanges.state import Exchanging
-from gossipjax.processes import is_key
 from gossipjax.sharding import ShardedState
-
-# How an error calls a static setting, by the end of its path.
-SETTINGS = {
-    ".wire.codec": "codec: pass the one it was saved with as wire=",
-    ".plan.": "setting of gx.outer: pass the one it was saved with",
-}
 
 
 def as_arrays(tree: Any, shared: bool) -> list[Any]:
@@ -57,16 +50,14 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
 
 def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
     """Finds all states that exchange, those inside of others too; returns paths and states."""
-    found: list[tuple[Any, Any]] = []
-    for path, node in jax.tree_util.tree_leaves_with_path(
-        tree, is_leaf=lambda part: isinstance(part, Exchanging)
-    ):
-        if isinstance(node, Exchanging):
-            path = (*prefix, *path)
-            found.append((path, node))
-            fields: Any = node
-            for name, part in fields._asdict().items():
-                found += _find_exchanging(part, (*path, jax.tree_util.GetAttrKey(name)))
+
+    def is_inside(part: Any) -> bool:
+        return part is not tree and isinstance(part, Exchanging)
+
+    found = [(prefix, tree)] if isinstance(tree, Exchanging) else []
+    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_inside):
+        if is_inside(node):
+            found += _find_exchanging(node, (*prefix, *path))
     return found
 
 
@@ -99,19 +90,12 @@ def require_same_specs(saved: list[list[Any]], current: list[list[Any]], name: s
     for old, new in itertools.zip_longest(saved, current):
         if old == new or (old and new and _without_variable(old) == _without_variable(new)):
             continue
-        way_out = "It is of another model, optimizer or algorithm."
-        if setting := _find_setting(old) or _find_setting(new):
-            way_out = (
-                f"It is of another {setting}, or go on from the average model by "
-                "gossipjax.checkpoint.change_nodes."
-            )
-        elif old and new and _without_nodes(old) == _without_nodes(new):
-            way_out = (
-                "It is of another number of nodes: Checkpoints.resume takes it, or read it as it "
-                "was saved and give it to gossipjax.checkpoint.change_nodes."
-            )
         expected, actual = map(_describe, (new, old))
-        raise ValueError(f"{name} must have {expected}, as this run, got {actual}. {way_out}")
+        raise ValueError(
+            f"{name} must have {expected}, as this run, got {actual}. It is of another model, "
+            "optimizer, algorithm, setting or number of nodes. Checkpoints.resume takes other "
+            "nodes, and gossipjax.checkpoint.change_nodes another algorithm or setting, too."
+        )
 
 
 def _without_variable(spec: list[Any]) -> list[Any]:
@@ -119,20 +103,11 @@ def _without_variable(spec: list[Any]) -> list[Any]:
     return [spec[0].removesuffix(".value"), *spec[1:]]
 
 
-def _without_nodes(spec: list[Any]) -> list[Any]:
-    return [spec[0], len(spec[1]), spec[1][1:], spec[2]]
-
-
-def _find_setting(spec: list[Any] | None) -> str | None:
-    path = spec[0] if spec else ""
-    return next((setting for name, setting in SETTINGS.items() if name in path), None)
-
-
 def _describe(spec: list[Any] | None) -> str:
     if spec is None:
         return "nothing more"
     path, shape, kind = spec
-    return f"{path}: {kind}" if _find_setting(spec) else f"{path}: {shape} {kind}"
+    return f"{path}: {shape} {kind}" if shape else f"{path}: {kind}"
 
 
 def is_on_all_processes(leaf: Any) -> bool:
@@ -148,15 +123,3 @@ def held_nodes(leaves: list[Any]) -> list[int]:
         return []
     indices = first.sharding.addressable_devices_indices_map(first.shape).values()
     return sorted({row for index in indices for row in range(first.shape[0])[index[0]]})
-
-
-def require_types_of_devices(like: Any, name: str) -> None:
-    """Raises `ValueError` if an array for devices has 64 bits, of which JAX would keep 32."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(like):
-        if is_key(leaf) or getattr(leaf, "sharding", None) is None:
-            continue
-        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:
-            raise ValueError(
-                f"{name} has {jax.tree_util.keystr(path)} of type {leaf.dtype}, which devices must "
-                "be allowed to hold: set jax_enable_x64, as in the run that saved it."
-            )

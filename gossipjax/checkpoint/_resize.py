@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -24,18 +24,7 @@ from gossipjax.topology.schedule import require_int
 
 # Part of names in a path that mean keys: `rng_key`, `dropout_key`, `rngs`.
 KEY_NAME = re.compile(r"(^|_)(p?rngs?|keys?)(_|\d*$)", re.IGNORECASE)
-MAX_PATHS = 8  # paths that a sentence names
 IMPLEMENTATIONS = {2: "threefry2x32", 4: "rbg"}  # by the number of words of a raw key
-
-
-def shorten(texts: Sequence[str], count: int, separator: str = ", ") -> str:
-    """Joins the first texts, and says how many more there are.
-
-    >>> shorten("abc", 2)
-    'a, b and 1 more'
-    """
-    more = len(texts) - count
-    return separator.join(texts[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 class ResizeReport(NamedTuple):
@@ -45,29 +34,19 @@ class ResizeReport(NamedTuple):
       before, after: the old and the new number of nodes.
       weight: the sum of the old push-sum weights, in flight included. Up to rounding it is
         `before`.
-      fraction_in_flight: the fraction of `weight` that was in messages; None if messages carry no
-        weight (`osgp` with `biased=True`).
-      averaged: the paths of the optimizer's arrays that were averaged, and after
-        `Checkpoints.resume` also the paths of `rest`.
 
-    >>> report = ResizeReport(before=4, after=3, weight=4.0, fraction_in_flight=None, averaged=())
-    >>> str(report).startswith("4 nodes became 3")
-    True
+    >>> print(ResizeReport(before=4, after=3, weight=4.0))
+    4 nodes became 3: all start from the average model, of weight 4.
     """
 
     before: int
     after: int
     weight: float
-    fraction_in_flight: float | None
-    averaged: tuple[str, ...]
 
     def __str__(self) -> str:
-        fraction = self.fraction_in_flight
-        in_flight = "unknown" if fraction is None else f"{fraction:.1%}"
         return (
             f"{self.before} nodes became {self.after}: all start from the average model, of weight "
-            f"{self.weight:.6g} ({in_flight} of it in flight), with weight 1 and nothing in "
-            f"flight; also averaged: {shorten(self.averaged, MAX_PATHS) or 'nothing'}."
+            f"{self.weight:.6g}."
         )
 
 
@@ -77,25 +56,25 @@ def change_nodes(
 ) -> tuple[optax.Params, optax.OptState, ResizeReport]:
     """Turns the state of N nodes, `[N, ...]`, into the state of M nodes, `[M, ...]`, for `tx`.
 
-    Every new node starts from the average model, computed in float64 with the messages in flight:
+    Every new node starts from the average model, computed in float64 with the messages in flight,
+    with weight 1 and nothing in flight:
 
         z = sum_i x_i / sum_i w_i
 
-    A new node has weight 1, and nothing is in flight. Low-precision parameters keep in float32
-    residuals what rounding `z` left over. The count of the gossip goes on; a chain that had no
-    gossip starts at 0. Parts that only one algorithm keeps (`extra`) follow their rules: the
-    average, the maximum or the first of the old nodes, or what `tx.init` makes from `z`, as for
-    parts that the old state does not have in this shape. Parameters that do not gossip
-    (`optax.masked`, `optax.multi_transform`) are averaged without weights.
+    Low-precision parameters keep in float32 residuals what rounding `z` left over. The count of the
+    gossip goes on; a chain that had no gossip starts at 0. Parts that only one algorithm keeps
+    (`extra`) follow their rules: the average, the maximum or the first of the old nodes, or what
+    `tx.init` makes from `z`, as for parts that the old state does not have in this shape.
+    Parameters that do not gossip (`optax.masked`, `optax.multi_transform`) are averaged without
+    weights.
 
     All new nodes get the average of the rest of the optimizer's state (momentum, the moments of
     Adam) and the maximum of integers (step counts). `tx` may use another algorithm or topology than
     the old chain. The arrays outside the gossip are matched by their order.
 
-    For each PRNG key (the `rng_key` of `optax.add_noise`, keys of dropout), node j gets
-    `jax.random.fold_in(key, j)` of node 0's key. A uint32 array `[..., 2]` or `[..., 4]` counts as
-    raw keys if its path has a name with `key` or `rng` in it. Only a part of `extra` whose rule is
-    `"first"` is the same on all nodes, keys included.
+    For each PRNG key, node j gets `jax.random.fold_in(key, j)` of node 0's key. A uint32 array
+    `[..., 2]` or `[..., 4]` counts as raw keys if its path has a name with `key` or `rng` in it.
+    Only a part of `extra` whose rule is `"first"` is the same on all nodes, keys included.
 
     Args:
       params: the parameters `[N, ...]`, NumPy arrays or JAX's, with all nodes in this process.
@@ -123,7 +102,7 @@ def change_nodes(
     params, opt_state = meshes.on_auto_axes((params, opt_state))
     before = _count_nodes({"params": params, "opt_state": opt_state})
     old = gossip_state(opt_state) or GossipState(np.zeros(before, np.int32))
-    model, weight, fraction_in_flight = _average_model(params, old, before)
+    model, weight = _average_model(params, old, before)
     new_params = cast_like(model, params)
     stacked = Nodes(1).spmd(tx.init)(jax.tree.map(lambda x: x[None], new_params))
     template = jax.tree.map(lambda x: x[0], stacked)
@@ -133,15 +112,14 @@ def change_nodes(
             f"nodes must be those of the schedule of tx, {new.schedule.size}, got {nodes}: build "
             f"tx with a schedule for {nodes} nodes."
         )
-    others, averaged = _average_others(_weigh_models(opt_state, old), template)
-    leaves, structure = jax.tree.flatten(template, is_leaf=_is_gossip)
+    others = _average_others(_weigh_models(opt_state, old), template)
+
     # The gossip may be elsewhere in the new chain. All other arrays keep their order.
-    for i, leaf in enumerate(leaves):
-        leaves[i] = (
-            _resize_gossip(old, leaf, model, new_params) if _is_gossip(leaf) else others.pop(0)
-        )
-    state = jax.tree.unflatten(structure, leaves)
-    report = ResizeReport(before, nodes, weight, fraction_in_flight, averaged)
+    def resize(part: Any) -> Any:
+        return _resize_gossip(old, part, model, new_params) if _is_gossip(part) else next(others)
+
+    state = jax.tree.map(resize, template, is_leaf=_is_gossip)
+    report = ResizeReport(before, nodes, weight)
     return _repeat(new_params, nodes), _repeat(state, nodes), report
 
 
@@ -221,7 +199,6 @@ def _repeat(tree: Any, nodes: int) -> Any:
 
 
 def _average(tree: Any) -> Any:
-    """Averages over the nodes, `[N, ...]` to `[...]`."""
     return jax.tree_util.tree_map_with_path(_average_leaf, tree)
 
 
@@ -241,27 +218,24 @@ ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, float, float | None]:
-    """Returns `z` in float64, the sum of the weights, and the fraction of it that is in flight."""
+def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, float]:
+    """Returns `z` in float64 and the sum of the weights, both with what is in flight."""
     part = gossiped(params, old)
     require_floats(part, "params")
-    leaves, structure = jax.tree.flatten(part)
     weights = np.ones(nodes) if old.weight is None else np.asarray(old.weight, np.float64)
-    x = [_weighted_sum(leaf, weights) for leaf in leaves]
+    x = jax.tree.map(lambda leaf: _weighted_sum(leaf, weights), part)
     if old.residual is not None:
-        rest = [_weighted_sum(leaf, weights) for leaf in jax.tree.leaves(old.residual)]
-        x = list(map(np.add, x, rest))
+        rest = arrange_like(x, old.residual)  # nnx.Optimizer puts it in Variables of its own
+        x = jax.tree.map(lambda a, b: a + _weighted_sum(b, weights), x, rest)
     weight = weights.sum()
-    fraction: float | None = 0.0
     if old.in_flight is not None:
         sent = jax.tree.map(lambda leaf: _weighted_sum(leaf, np.ones(nodes)), old.in_flight)
-        x = list(map(np.add, x, jax.tree.leaves(sent.x)))
+        x = jax.tree.map(np.add, x, arrange_like(x, sent.x))
         weight += 0.0 if sent.weight is None else sent.weight
-        fraction = None if sent.weight is None else float(sent.weight / weight)
-    model = jax.tree.unflatten(structure, [a / weight for a in x])
+    model = jax.tree.map(lambda a: a / weight, x)
     # Parameters outside the mask have no weights, so their mean is the plain mean.
     others = params if old.mask is None else _average(params)
-    return merge_gossiped(others, model, old), float(weight), fraction
+    return merge_gossiped(others, model, old), float(weight)
 
 
 def _weigh_models(opt_state: Any, old: GossipState) -> Any:
@@ -269,10 +243,9 @@ def _weigh_models(opt_state: Any, old: GossipState) -> Any:
     if old.weight is None:
         return opt_state
     shares = np.asarray(old.weight, np.float64)
-    shares = shares / shares.mean()
 
     def weigh(part: Any) -> Any:
-        return part.weigh(shares) if isinstance(part, Exchanging) else part
+        return part.weigh(shares / shares.mean()) if isinstance(part, Exchanging) else part
 
     return jax.tree.map(weigh, opt_state, is_leaf=lambda part: isinstance(part, Exchanging))
 
@@ -281,8 +254,8 @@ def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
     return np.tensordot(weights, np.asarray(array, np.float64), 1)
 
 
-def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str, ...]]:
-    """Averages the arrays outside the gossip, in the types of `new`; returns their paths, too."""
+def _average_others(opt_state: Any, template: Any) -> Iterator[Any]:
+    """Averages the arrays outside the gossip, in the types of `template`."""
     old = _others(opt_state)
     new = _others(template)
     for old_item, new_item in itertools.zip_longest(old, new):
@@ -294,15 +267,7 @@ def _average_others(opt_state: Any, template: Any) -> tuple[list[Any], tuple[str
                 f"optimizer, got {' '.join(actual)}: the gossip may change, the optimizer before "
                 "it must be the same."
             )
-    averages = [_average_leaf(path, leaf) for path, leaf in old]
-    cast = [_cast(leaf, like) for leaf, (_, like) in zip(averages, new, strict=True)]
-    return cast, paths_of_floats(old)
-
-
-def paths_of_floats(leaves: list[tuple[Any, Any]], name: str = "") -> tuple[str, ...]:
-    """Returns the paths, below `name`, of the leaves that are averaged."""
-    floats = [path for path, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
-    return tuple(name + jax.tree_util.keystr(path) for path in floats)
+    return (_cast(_average_leaf(*item), like) for item, (_, like) in zip(old, new, strict=True))
 
 
 def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
@@ -324,15 +289,12 @@ def _is_gossip(node: Any) -> bool:
     return isinstance(node, GossipState)
 
 
-def _count_nodes(trees: dict[str, Any]) -> int:
-    """Returns the N of node-stacked trees, which are given by name."""
-    leaves = [
-        (f"{name}{jax.tree_util.keystr(path)}", list(np.shape(leaf)[:1]))
-        for name, tree in trees.items()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    first_name, first = leaves[0]
-    for name, axis in leaves:
+def _count_nodes(tree: Any) -> int:
+    """Returns the N of a node-stacked tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    axes = [(list(np.shape(leaf)[:1]), jax.tree_util.keystr(path)) for path, leaf in leaves]
+    first, first_name = axes[0]
+    for axis, name in axes:
         if not axis or axis != first:
             raise ValueError(
                 f"all arrays must be node-stacked, [N, ...], with one N, got {axis or 'no axis'} "
@@ -345,11 +307,7 @@ def _count_nodes(trees: dict[str, Any]) -> int:
 
 
 def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
-    """Whether a leaf holds PRNG keys: typed keys, or an array that looks like raw keys.
-
-    Raw keys are uint32 arrays whose name fits, and whose last axis (after at least `leading` axes)
-    has the length of a key.
-    """
+    """Whether a leaf holds PRNG keys: typed ones, or raw ones by type, name and last axis."""
     if is_key(leaf):
         return True
     has_form = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS

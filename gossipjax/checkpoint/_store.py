@@ -8,10 +8,9 @@ import re
 import reprlib
 import shutil
 import time
-import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from gossipjax.checkpoint._leaves import (
     is_on_all_processes,
     leaf_specs,
     require_same_specs,
-    require_types_of_devices,
 )
 from gossipjax.nodes.arguments import is_function
 from gossipjax.processes import all_processes, gather_texts, is_key
@@ -83,12 +81,6 @@ class Manifest(NamedTuple):
 TYPES = (int, list, dict, dict | None, dict | None)  # of the fields
 
 
-def make_part(leaves: list[Any], is_first: bool) -> dict[str, Any]:
-    """Returns what a manifest says of its part, if each process has its own folder."""
-    save = gather_texts(uuid.uuid4().hex)[0]
-    return {"nodes": held_nodes(leaves), "save": save, "is_first": is_first}
-
-
 def parse_manifest(content: bytes) -> Manifest:
     """Reads a manifest from the `content` of its file."""
     try:
@@ -102,14 +94,10 @@ def parse_manifest(content: bytes) -> Manifest:
         elif not fields["files"]:
             raise TypeError("it names no files")
         manifest = Manifest(**fields)
-        part = manifest.part or {"nodes": [], "save": "", "is_first": False}
-        if (
-            all(map(isinstance, manifest, TYPES))
-            and all([*map(type, spec)] == [str, list, str] for spec in manifest.leaves)
-            and [*map(type, part.values())] == [list, str, bool]
-        ):
-            return manifest
-        raise TypeError("it has fields of other types")
+        specs = [[*map(type, spec)] == [str, list, str] for spec in fields["leaves"]]
+        if not (all(map(isinstance, manifest, TYPES)) and all(specs)):
+            raise TypeError("it has fields of other types")
+        return manifest
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"its manifest is not one: {first_line(error)}") from error
 
@@ -151,22 +139,20 @@ class Folder:
     def each(self, action: Callable[[], None]) -> None:
         """Calls `action` in process 0 if the folder is shared, else in each process.
 
-        If a disk refuses the action, all processes raise `OSError`.
+        If a disk refuses the action, all processes raise `OSError` with the reason.
         """
-        failure = None
+        problem = ""
         if jax.process_index() == 0 or not self.shared:
             try:
                 action()
             except OSError as error:
-                failure = error
-        if not all_processes(failure is None):
-            raise OSError(first_line(failure)) from failure
+                problem = first_line(error)
+        if problem := next(filter(None, gather_texts(problem)), ""):
+            raise OSError(problem)
 
     def local_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, as this process sees them."""
-        if not self.path.is_dir():
-            return []
-        names = [path.name for path in self.path.iterdir() if path.is_dir()]
+        names = [path.name for path in self.path.glob("[0-9]*") if path.is_dir()]
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
     def steps(self) -> list[int]:
@@ -176,10 +162,9 @@ class Folder:
     def agree(self) -> tuple[list[int], set[int]]:
         """Returns the steps of complete checkpoints, and the processes whose folder is empty.
 
-        If folders are not shared, a checkpoint is complete if each process has its part, and all
-        manifests name the same save. A process whose folder is empty has lost its parts. But if the
-        other folders contain only a first checkpoint, the job may have ended before it was
-        complete, and nothing counts.
+        If folders are not shared, each process must have its part, of the same save. A process
+        whose folder is empty has lost its parts; but if the others have only a first checkpoint,
+        the job may have ended before it was complete, and nothing counts.
         """
         if self.shared:  # the steps that process 0 sees
             return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
@@ -216,12 +201,16 @@ class Folder:
                 found.append((step, None))
         return found
 
-    def begin(self, step: int) -> None:
-        """Makes the folders in which a checkpoint is written."""
+    def begin(self, step: int, damaged: set[int]) -> None:
+        """Makes the folders of a checkpoint, and renames damaged ones to `STEP.corrupted`."""
         path = self.path / str(step)
 
         def make() -> None:
-            self._remove_unfinished()
+            self.remove_unfinished()
+            for bad in damaged & {*self.local_steps()}:
+                target = self.path / f"{bad}.corrupted"
+                remove(target)
+                (self.path / str(bad)).rename(target)
             if not self.shared:  # from this step on, other processes do not have their parts
                 for other in self.local_steps():
                     if other >= step:
@@ -234,35 +223,21 @@ class Folder:
         self.each(make)
 
     def remove_unfinished(self) -> None:
-        """Removes what an interrupted write has left."""
-        self.each(self._remove_unfinished)
-
-    def _remove_unfinished(self) -> None:
+        """Removes what an interrupted write has left; call it by `each`."""
         for unfinished in self.path.glob(f"*{TEMPORARY_SUFFIX}*"):
             with contextlib.suppress(OSError):
                 remove(unfinished)
 
-    def set_aside(self, steps: Iterable[int]) -> None:
-        """Renames damaged checkpoints to `STEP.corrupted`, and replaces what has that name."""
-
-        def rename() -> None:
-            for step in sorted({*steps} & {*self.local_steps()}):
-                target = self.path / f"{step}.corrupted"
-                remove(target)
-                (self.path / str(step)).rename(target)
-
-        self.each(rename)
-
     def delete_all_but(self, count: int) -> None:
         """Deletes all but the newest checkpoints; warns if one cannot be deleted."""
-        kept = self.steps()[-count:]
+        steps = self.steps()
 
         def delete() -> None:
             for step in reversed(self.local_steps()):  # what stays is often the oldest
-                if step < kept[0]:
+                if step < steps[-count]:
                     remove(self.path / str(step))
 
-        if len(kept) == count:
+        if len(steps) >= count:
             try:
                 self.each(delete)
             except OSError as error:
@@ -286,13 +261,12 @@ def temporary(path: Path) -> Path:
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
-def sum_files(folder: Path, pattern: str, known: Iterable[str] = ()) -> dict[str, int]:
+def sum_files(folder: Path, pattern: str, known: Collection[str] = ()) -> dict[str, int]:
     """Returns the CRC-32 of the files in `folder`, by path, without those that are `known`."""
-    known = {*known}
     paths = {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
     return {
         name: _sum_file(path)
-        for name, path in sorted(paths.items())
+        for name, path in paths.items()
         if name not in known and not path.is_dir()
     }
 
@@ -322,7 +296,6 @@ def read_checkpoint(source: Folder, step: int, like: Any, lost: set[int]) -> Res
     name = f"the checkpoint of step {step}"
     specs = leaf_specs(like)
     require_same_specs(manifest.leaves, specs, name)
-    require_types_of_devices(like, name)
     if manifest.files is None and (narrow := [spec for spec in specs if NARROW.match(spec[2])]):
         raise ValueError(
             f"{name} was saved by gossipjax 0.4, which stored types of 8 bits and less in another "
@@ -351,8 +324,7 @@ def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path)
     if not all_processes(nodes is not None and (is_lost or nodes == saved)):
         raise ValueError(
             "a checkpoint in folders that are not shared must be restored by the processes and "
-            f"nodes that saved it, in their order, got {folder} with nodes {saved} for "
-            f"{'other nodes' if nodes is None else f'nodes {nodes}'} of process "
+            f"nodes that saved it, got {folder} with nodes {saved} for nodes {nodes} of process "
             f"{jax.process_index()}, or such a difference in another process. Start as that run, "
             "each process with its folder; other nodes need a folder that all share."
         )
@@ -395,10 +367,8 @@ def _read_together(read: Callable[[], Any], folder: Path) -> Any:
     for delay in (*RETRY_DELAYS, None):
         try:
             item, error = read(), None
-            break
         except (DamagedError, *NOT_OF_THE_DISK) as reason:
             error = DamagedError(first_line(reason))
-            break
         except Exception as reason:
             error = reason
         if not isinstance(error, OSError) or delay is None:

@@ -17,19 +17,12 @@ import numpy as np
 import optax
 
 from gossipjax.checkpoint._leaves import arrange_like, unwrap
-from gossipjax.checkpoint._resize import (
-    ResizeReport,
-    average_nodes,
-    change_nodes,
-    paths_of_floats,
-    shorten,
-)
+from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
 from gossipjax.nodes import Nodes
 from gossipjax.processes import is_key, put_global, to_host
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
-MAX_CHANGES = 4  # changed settings that one line names
 MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
 
@@ -51,28 +44,20 @@ class Preempted(SystemExit):
         self.folder = folder
 
     def __str__(self) -> str:
-        if self.step is None:
-            return f"asked to end: nothing is saved in {self.folder}"
-        return (
-            f"asked to end: saved after step {self.step} in {self.folder}; a resumed run continues"
-        )
+        saved = "nothing is saved" if self.step is None else f"saved after step {self.step}"
+        return f"asked to end: {saved} in {self.folder}; a resumed run continues"
 
 
 def require_make_tx(make_tx: Any) -> None:
-    """Raises `ValueError` unless `make_tx` can be called with the metadata of a run.
-
-    It is called only when a run is resumed, which may be days later.
-    """
+    """Raises `ValueError` unless `make_tx`, called days later, takes the metadata of a run."""
     try:
         inspect.signature(make_tx).bind({})
     except TypeError as error:
         raise ValueError(
             "make_tx must be a function of the metadata that returns an optax transform, got "
-            f"{reprlib.repr(make_tx)} ({error}). Write `lambda saved: tx`, or build the chain for "
-            'saved["nodes"] nodes, so that the run can be resumed with another number.'
+            f"{reprlib.repr(make_tx)} ({error}). Write `lambda saved: tx`, or better build the "
+            'chain for saved["nodes"] nodes.'
         ) from error
-    except ValueError:  # a function in C may not show its arguments
-        pass
 
 
 def make_template(
@@ -98,24 +83,24 @@ def make_template(
     return params, opt_state, rest
 
 
-def warn_of_changes(saved: dict[str, Any], settings: dict[str, Any]) -> None:
+def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
     """Warns in one line of the settings of this run that differ from the saved ones."""
-    changes = _find_changes(saved, json.loads(json.dumps(settings)))  # as saved: tuples are lists
+    if not (saved and isinstance(saved, dict)):
+        return
+    was, now = map(_flatten, (saved, json.loads(json.dumps(settings))))  # as saved: lists
+    changes = [
+        f"{key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')}"
+        for key in {**was, **now}
+        if was.get(key) != now.get(key)
+    ]
     if changes:
-        text = shorten(changes, MAX_CHANGES, "; ")
-        warnings.warn(f"settings of the resumed run differ: {text}.", stacklevel=4)
+        warnings.warn(f"settings of the resumed run differ: {'; '.join(changes)}.", stacklevel=4)
 
 
-def _find_changes(saved: dict[str, Any], current: dict[str, Any], prefix: str = "") -> list[str]:
-    texts = []
-    for key in {**saved, **current}:
-        old, new = (settings.get(key) for settings in (saved, current))
-        was, now = (repr(s[key]) if key in s else "not there" for s in (saved, current))
-        if isinstance(old, dict) and isinstance(new, dict):
-            texts += _find_changes(old, new, f"{prefix}{key}.")
-        elif was != now:
-            texts.append(f"{prefix}{key} was {was}, is {now}")
-    return texts
+def _flatten(settings: dict[str, Any]) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(settings, lambda part: not isinstance(part, dict))
+    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
+    return {name: repr(value) for name, (_, value) in zip(names, leaves, strict=True)}
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
@@ -132,9 +117,9 @@ def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], Train
     kept = sorted({*rows}.difference(*gone))
     if not kept:
         raise OSError(
-            f"at least one node must be whole, got parts of all {len(rows)} that were on process "
-            f"{name_processes(lost)}, which has no checkpoint in its folder: mount its disk, or "
-            "begin in empty folders."
+            f"at least one node must be whole, got parts of all {len(rows)} that were on processes "
+            f"{sorted(lost)}, whose folders have no checkpoint: mount their disks, or begin in "
+            "empty folders."
         )
 
     def take(leaf: Any) -> Any:
@@ -146,10 +131,6 @@ def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], Train
 
     arrays = jax.tree.map(take, state.arrays)
     return kept, TrainState(state.step, *arrays, metadata=state.metadata)
-
-
-def name_processes(processes: set[int]) -> str:
-    return ", ".join(map(str, sorted(processes)))
 
 
 def fit_state(
@@ -164,11 +145,7 @@ def fit_state(
     )
     if jax.tree.structure(unwrap(opt_state)) == jax.tree.structure(unwrap(state.opt_state)):
         opt_state = arrange_like(state.opt_state, opt_state)
-    others = jax.tree_util.tree_leaves_with_path(restored.rest)
-    averaged = (*report.averaged, *paths_of_floats(others, "rest"))
-    report = report._replace(averaged=averaged)
-    rest = average_nodes(restored.rest, nodes.size)
-    arrays = params, opt_state, rest
+    arrays = params, opt_state, average_nodes(restored.rest, nodes.size)
     if nodes.inner_axes:
         arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
     else:

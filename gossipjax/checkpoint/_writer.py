@@ -17,7 +17,7 @@ from etils import epath
 
 from gossipjax.checkpoint._store import MANIFEST_FILE, Manifest, sum_files, temporary
 
-_numbers = itertools.count()  # numbers of writers, the same in all processes
+_numbers = itertools.count()  # of writes, the same in all processes
 
 
 class Writer:
@@ -29,10 +29,8 @@ class Writer:
 
     def __init__(self, timeout: float, shared: bool):
         self._timeout = math.ceil(timeout)
-        self._name = f"gossipjax writer {next(_numbers)}"
-        self._count = 0
         self._thread: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None  # which `wait` will return
         number = jax.process_index()
         self._processes = {*range(jax.process_count())} if shared else {number}
         self._primary = min(self._processes)
@@ -57,7 +55,7 @@ class Writer:
 
     def write(self, path: Path, arrays: dict[str, Any], manifest: Manifest) -> None:
         """Copies the arrays, by their numbers, to the host, and begins to write them."""
-        self._count += 1
+        self._name = f"gossipjax write {next(_numbers)}"
         folder = epath.Path(temporary(path)) / "state"
         futures: list[Any] = []
         try:
@@ -65,7 +63,7 @@ class Writer:
             with ThreadPoolExecutor(1) as pool:  # a notebook has a loop in this thread
                 futures = pool.submit(asyncio.run, save).result() or []
         except Exception as error:  # the others wait for this process in their threads
-            self._failure = error
+            self.failure = error
         self._thread = threading.Thread(target=self._complete, args=(path, futures, manifest))
         self._thread.start()
 
@@ -73,8 +71,8 @@ class Writer:
         """Waits until the checkpoint is complete, or this part of it; returns why it failed."""
         if self._thread is not None:
             self._thread.join()
-        failure = self._failure
-        self._thread = self._failure = None
+        failure = self.failure
+        self._thread = self.failure = None
         return failure
 
     def _complete(self, path: Path, futures: list[Any], manifest: Manifest) -> None:
@@ -84,17 +82,17 @@ class Writer:
             try:
                 for future in futures:
                     future.result(timeout=self._timeout)
-                if number != self._primary and self._failure is None:
+                if number != self._primary and self.failure is None:
                     sums = sum_files(folder, f"state/ocdbt.process_{number}/**/*")
                     (folder / f"files.{number}").write_text(json.dumps(sums))
             finally:  # a process that failed does not let the others wait
                 ocp.multihost.sync_global_processes(
-                    f"{self._name}, {self._count}", timeout=self._timeout, processes=self._processes
+                    self._name, timeout=self._timeout, processes=self._processes
                 )
-            if number == self._primary and self._failure is None:
+            if number == self._primary and self.failure is None:
                 self._commit(path, manifest)
         except Exception as error:
-            self._failure = error
+            self.failure = error
 
     def _commit(self, path: Path, manifest: Manifest) -> None:
         folder = temporary(path)

@@ -1,5 +1,6 @@
 """A folder with two checkpoints, and reads that fail are tried again without a disk's pauses."""
 
+import resource
 import shutil
 
 import pytest
@@ -26,3 +27,11 @@ def folder(saved, tmp_path):
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch):
     monkeypatch.setattr(_store, "RETRY_DELAYS", (0.01, 0.01, 0.01))
+
+
+@pytest.fixture
+def limit_files():
+    """Sets the size of files, in bytes, at which a write fails as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -76,10 +76,15 @@ def relative_error(actual, expected):
     return np.linalg.norm(np.asarray(actual, np.float64) - expected) / np.linalg.norm(expected)
 
 
-def assert_equal_bits(actual, expected):
+def assert_like(actual, expected):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
+
+
+def assert_equal_bits(actual, expected):
+    assert_like(actual, expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
