@@ -296,6 +296,14 @@ def read_checkpoint(source: Folder, step: int, like: Any, lost: set[int]) -> Res
     name = f"the checkpoint of step {step}"
     specs = leaf_specs(like)
     require_same_specs(manifest.leaves, specs, name)
+    for leaf in jax.tree.leaves(like):
+        if is_key(leaf) or getattr(leaf, "sharding", None) is None:
+            continue
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:  # JAX would keep 32 bits
+            raise ValueError(
+                f"{name} has an array of {leaf.dtype}, which devices must be allowed to hold: set "
+                "jax_enable_x64, as in the run that saved it."
+            )
     if manifest.files is None and (narrow := [spec for spec in specs if NARROW.match(spec[2])]):
         raise ValueError(
             f"{name} was saved by gossipjax 0.4, which stored types of 8 bits and less in another "

@@ -151,6 +151,16 @@ def test_another_state_is_refused_before_an_array_is_read(tmp_path):
     assert names_in(tmp_path) == ["4"]
 
 
+def test_numbers_of_64_bits_are_not_narrowed(tmp_path):
+    with jax.enable_x64(True), Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": jnp.arange(3.0)}, {"step": 1})
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = {"a": jax.ShapeDtypeStruct((3,), np.float64, sharding=device)}
+    for template, message in ((like, "jax_enable_x64"), ({"a": jnp.zeros(3)}, "got .*float64")):
+        with Checkpoints(tmp_path) as checkpoints, pytest.raises(ValueError, match=message):
+            checkpoints.restore(template)
+
+
 class Disk:
     """Full, not full, or gone."""
 
