@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -88,8 +87,12 @@ def all_processes(flag: bool, timeout: float | None = None) -> bool:
         return flag
     if peers.kept is not None:
         return all(peers.kept.gather("all_processes", bool(flag), timeout or _seconds.get()))
+    sharding = NamedSharding(_all_devices(), P("devices"))
+    flags = jax.make_array_from_callback(
+        (jax.device_count(),), sharding, lambda index: np.array([flag])
+    )
     with meshes.unset_mesh():
-        return bool(multihost_utils.process_allgather(np.array(flag)).all())
+        return bool(_all(flags))
 
 
 def any_process(flag: bool) -> bool:
@@ -116,6 +119,15 @@ def barrier() -> None:
     >>> barrier()
     """
     all_processes(True)
+
+
+@jax.jit
+def _all(flags: jax.Array) -> jax.Array:
+    return jnp.all(flags)
+
+
+def _all_devices() -> Mesh:
+    return Mesh(np.array(jax.devices()), ("devices",))
 
 
 def require_shared_folder(folder: Path) -> None:
@@ -167,13 +179,20 @@ def gather_texts(text: str) -> list[str]:
         return [text]
     if peers.kept is not None:
         return peers.kept.gather("gather_texts", text, _seconds.get())
-    encoded = np.frombuffer(text.encode(), np.uint8)
-    with meshes.unset_mesh():
-        sizes = multihost_utils.process_allgather(np.array(encoded.size))
-        # A number of bytes that is a power of two: texts of many lengths need few programs.
-        width = 1 << int(sizes.max()).bit_length()
-        rows = multihost_utils.process_allgather(np.pad(encoded, (0, width - encoded.size)))
-    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
+    mesh = _all_devices()
+    count = jax.local_device_count()
+
+    def gather(row: Any) -> np.ndarray:
+        rows = put(np.tile(row, (count, 1)), mesh, mesh.size, axis_name="devices")
+        first = {device.process_index: i for i, device in reversed([*enumerate(jax.devices())])}
+        return to_host(rows)[[first[process] for process in range(jax.process_count())]]
+
+    encoded = text.encode()
+    sizes = gather(np.array([len(encoded)], np.int32))[:, 0]
+    # A number of bytes that is a power of two: texts of many lengths need few programs.
+    width = 1 << int(sizes.max()).bit_length()
+    rows = gather(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8))
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
 
 def local_nodes(mesh: Mesh | None, size: int, *, axis_name: str = "nodes") -> list[int]:
