@@ -14,6 +14,7 @@ from gossipjax.collectives import (
     axis_size,
     cast_like,
     node_mean,
+    node_spread,
     node_sum,
     require_floats,
     upcast,
@@ -222,8 +223,7 @@ def sum_mass(params: optax.Params, opt_state: optax.OptState, axis_name: str) ->
     sums = node_sum(jnp.stack([mass.weight, jnp.asarray(numerator)]), Wire(axis_name))
     # In integers: a sum of large counts is none that float32 has.
     count = jnp.asarray(0 if state is None else state.count)
-    spread = jax.lax.pmax(count, axis_name) - jax.lax.pmin(count, axis_name)
-    return jnp.append(sums, spread.astype(dtype))
+    return jnp.append(sums, node_spread(count, axis_name).astype(dtype))
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:

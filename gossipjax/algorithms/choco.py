@@ -36,7 +36,7 @@ from gossipjax.wire import Codec, Wire, WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
 ROUNDS = 300
-VALUES = 200  # of a model that is followed
+MAX_VALUES = 200  # of a model that is followed
 GROWTH = 2.0  # of the distance in these rounds; where nodes come to agree, it falls
 
 
@@ -83,8 +83,8 @@ def choco(
       copies: "updated" for the order of the paper, or "previous" for the order of the code.
 
     Raises:
-      ValueError: if the schedule has several rounds, an argument is not as above, nodes would
-        diverge with a sparse codec and this gamma, or `gx.sgp` would raise it.
+      ValueError: if the schedule has several rounds, an argument is not as above, or `gx.sgp` would
+        raise it. In `init`: if nodes would diverge with a sparse codec and this gamma.
 
     References:
       Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms with
@@ -117,9 +117,16 @@ def choco(
     gamma = require_number(strength, "strength of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
     route = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
-    if codec.is_sparse:
-        _require_stable(schedule, codec, gamma, copies)
-    return _make(schedule, gamma, copies, route)
+    tx = _make(schedule, gamma, copies, route)
+    if not codec.is_sparse or schedule.size == 1:
+        return tx
+
+    def init(params: optax.Params) -> optax.OptState:
+        largest = max(map(np.size, jax.tree.leaves(params)), default=0)
+        _require_stable(schedule, codec, gamma, copies, min(largest, MAX_VALUES))
+        return tx.init(params)
+
+    return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
 def _make(
@@ -156,10 +163,14 @@ def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
 
 
 @functools.lru_cache(64)
-def _require_stable(schedule: Schedule, codec: Codec, gamma: float, copies: Copies) -> None:
-    """Raises `ValueError` if random models that nothing moves drift apart."""
+def _require_stable(
+    schedule: Schedule, codec: Codec, gamma: float, copies: Copies, values: int
+) -> None:
+    """Raises `ValueError` if random models `[values]` that nothing moves drift apart."""
+    if not values:
+        return
     tx = _make(schedule, gamma, copies, Wire(codec=codec))
-    z = np.random.default_rng(0).normal(size=(schedule.size, VALUES)).astype(np.float32)
+    z = np.random.default_rng(0).normal(size=(schedule.size, values)).astype(np.float32)
     z -= z.mean(axis=0)
 
     def mix(z: Any, state: Any, step: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from gossipjax.collectives._averages import (
     exact_average,
     mean_of_encoded,
     node_mean,
+    node_spread,
     node_sum,
     sum_over_parts,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "mix",
     "mix_encoded",
     "node_mean",
+    "node_spread",
     "node_sum",
     "require_doubly_stochastic",
     "require_floats",

@@ -129,6 +129,11 @@ def node_sum(tree: Any, wire: Wire) -> Any:
     return _map_buffers(sum_buffer, tree, wire.axis_name)
 
 
+def node_spread(x: jax.Array, axis_name: str) -> jax.Array:
+    """The largest value of the nodes, less the smallest, in the type of `x`."""
+    return jax.lax.pmax(x, axis_name) - jax.lax.pmin(x, axis_name)
+
+
 def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
     """The node mean of a vector `[L]`, with the same bits on all nodes, during other computation.
 

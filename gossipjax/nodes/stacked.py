@@ -108,8 +108,9 @@ def split_rows(batch: Any, count: int, axis: int = 0) -> Any:
                 f"{name} must have as many examples as the leaves before it, got lengths "
                 f"{sorted(lengths)}: nodes.replicate gives every node all of an array."
             )
-        before, after = array.shape[:axis], array.shape[axis + 1 :]
-        parts = array.reshape(*before, count, array.shape[axis] // count, *after)
+        shape = array.shape
+        cut = (count, shape[axis] // count)
+        parts = array.reshape(*shape[:axis], *cut, *shape[axis + 1 :])
         return parts.transpose(axis, *range(axis), *range(axis + 1, parts.ndim))
 
     return jax.tree_util.tree_map_with_path(split, batch)

@@ -58,8 +58,8 @@ def test_any_codec_reaches_consensus(codec):
 def test_a_step_that_is_too_large_is_refused(codec):
     ring = gx.topology.ring(8)
     with pytest.raises(ValueError, match=r"strength of choco must be small enough for \w+_k"):
-        gx.choco(ring, codec, 1.0)
-    gx.choco(ring, codec, 0.1)
+        gx.Nodes(8).init(gx.choco(ring, codec, 1.0), jnp.zeros(200))
+    gx.Nodes(8).init(gx.choco(ring, codec, 0.1), jnp.zeros(200))
 
 
 @pytest.mark.parametrize(
