@@ -92,7 +92,7 @@ gossipjax/algorithms/quasi_global.py | algorithms/test_algorithms.py -k "round_b
 gossipjax/exchanges/model.py | algorithms/test_around.py -k not_finite_is_in_the_parameters | residuals keep NaN | jnp.where(jnp.isfinite(z), leaf - z, jnp.zeros_like(leaf)) => leaf - z
 gossipjax/exchanges/model.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
 gossipjax/exchanges/plan.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
-gossipjax/exchanges/chain.py | test_train_step.py -k go_on_alike | a jump loses messages | if overlapped and overlapped.plan => if 0 and overlapped.plan
+gossipjax/exchanges/chain.py | test_train_step.py -k returned_to_their | a jump loses messages | if overlapped and overlapped.plan => if 0 and overlapped.plan
 gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
 gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | jax.tree.map(jnp.zeros_like, old[1]) => jax.tree.map(jnp.copy, old[1])
 gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | gossip in outer steps takes the round of the step | step=self.steps.plan.round_number(self.step) => step=self.step
@@ -109,7 +109,6 @@ gossipjax/step/train_step.py | test_train_step.py -k equals_one_device | local a
 gossipjax/step/closed.py | test_decentralized_step.py -k "dense_oracle and vmap" | a closed step's own model is mixed, and not what it moved | subtract(upcast(new_params), upcast(params)) => upcast(new_params)
 gossipjax/step/bytes_per_step.py | test_bytes_per_step.py -k "compiled_programs and sgp" | what is received counts as sent | Traffic(rows[:, 0], rows[:, 1]) => Traffic(rows[:, 1], rows[:, 0])
 gossipjax/algorithms/outer/plan.py | algorithms/test_outer.py -k "OnTheHost and vmap or OnTheHost and mesh" | a step that is skipped forgets what was sent | "sent": Used(sent | used, sent) => "sent": Used(used, sent)
-gossipjax/step/beside.py | algorithms/test_outer.py -k middle_of_a_delay | a resumed run has sent nothing | first = step => first = last
 gossipjax/models.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and osgp" | mass ignores what is in flight | numerators(params, state), sent.x) => numerators(params, state), 0)
 gossipjax/exchanges/state.py | algorithms/test_state.py -k TestLocalModel | local models are not divided by the weight | debias(add(numerators(params, self), updates), self.weight) => add(numerators(params, self), updates)
 gossipjax/step/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | statistics are not weighted | weight.astype(s.dtype) * s => s

@@ -53,8 +53,7 @@ class UpdateBeside:
 
     An exchange starts `plan.lead()` steps before the step that uses it. That step first dispatches
     its gradients, and then waits for the exchange. Steps that use none run `fused`, the update as
-    one program. If a run has just begun, the exchanges that should have started before are computed
-    anew from the state, with the same result.
+    one program, and so do the first steps of a run, whose exchanges should have started before it.
     """
 
     def __init__(
@@ -127,18 +126,14 @@ class UpdateBeside:
 
     def _start_exchanges(self, step: int, number: Any, params: Any, opt_state: Any) -> None:
         """Starts what can start now, before the gradients of `step`."""
-        last = step + self._lead
-        first = last
         if step != self._next_step:
             self.wait()
             self._pending.clear()
-            first = step
         self._next_step = step + 1
-        for user in range(first, last + 1):
-            if not self._is_static:
-                self._pending[user] = self._start.start(number, params, opt_state)
-            else:
-                self._start_exchange(user, params, opt_state)
+        if not self._is_static:
+            self._pending[step] = self._start.start(number, params, opt_state)
+        else:
+            self._start_exchange(step + self._lead, params, opt_state)
 
     def _start_exchange(self, user: int, params: Any, opt_state: Any) -> None:
         """Starts the exchange that step `user` uses, unless it has none or is on its way."""
