@@ -327,7 +327,9 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def uncommit(x: jax.Array) -> jax.Array:
-    """A copy of a replicated array that is bound to no device, so JAX moves it where it is used."""
+    """A replicated array that is bound to no device, so JAX moves it where it is used."""
+    if not x.committed:
+        return x
     if is_key(x):
         data = uncommit(jax.random.key_data(x))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))

@@ -4,7 +4,7 @@
 - state: `GossipState`, the numerators and residuals of a model, and one round of the exchange.
 - chain: finds the exchanging states inside the state of a chain, and checks their order.
 - transform: the wrapper of all gossip transforms, and the checks of arguments.
-- early: the exchange that can run before a step, and messages in flight.
+- model: the model of a node, leaf by leaf, and its residuals.
 - mask: the part of the parameters that a masked transform sees.
 - fragments: the parts in which a model travels.
 - weighted, apply_if_finite, refuse_outliers, sharded: what stands before or around an exchange.

@@ -45,7 +45,7 @@ def refuse_outliers(factor: float = 1e4) -> optax.GradientTransformation:
 
     def init(params: Any) -> OutlierState:
         del params
-        return OutlierState(jnp.zeros(()))
+        return OutlierState(jnp.zeros((), jnp.float32))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, OutlierState]:
         del params

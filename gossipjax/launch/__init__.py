@@ -1,8 +1,8 @@
 """Joins processes and hosts to a job; `python -m gossipjax.launch` starts one on this machine.
 
 A program calls `initialize()` before it first uses JAX. The program then runs unchanged in one
-process, under the launcher, and on the hosts of a cluster. This package imports nothing else of
-`gossipjax`.
+process, under the launcher, and on the hosts of a cluster. This package imports nothing of
+`gossipjax` but old names.
 """
 
 import importlib
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node
 from gossipjax.launch._progress import advance
 from gossipjax.launch._signals import signal_handlers
+from gossipjax.renamed import old_names
 
 if TYPE_CHECKING:
     from gossipjax.launch._initialize import exit_process, initialize
@@ -42,7 +43,7 @@ if not TYPE_CHECKING:
         """Imports names at their first use, so that the launcher starts without JAX."""
         if name in _LATER:
             return getattr(importlib.import_module(f"gossipjax.launch.{_LATER[name]}"), name)
-        raise AttributeError(f"module 'gossipjax.launch' has no attribute {name!r}")
+        return old_names("launch")(name)
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from types import TracebackType
 from typing import NoReturn
 
@@ -103,6 +104,12 @@ def initialize(
         return _initialized
     info, address = requested
     if address is not None and info.num_processes > 1:
+        if os.environ.get("GOSSIPJAX_SECRET"):
+            warnings.warn(
+                "GOSSIPJAX_SECRET guards asynchronous nodes alone since gossipjax 0.5.0, and not "
+                "this job: docs/guides/launcher.md says how to protect it.",
+                stacklevel=2,
+            )
         local_device_ids = choose_gpu(info)
         platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
         is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))

@@ -347,17 +347,20 @@ def _require_same_form(state: Any, new: Any) -> None:
 
 def _warn_of_copies(params: Any, rest: Any) -> None:
     """Warns of parameters that the rest of the state has a second time, maybe in another type."""
-    shapes: dict[Any, list[np.ndarray]] = {}
-    for leaf in map(np.asarray, jax.tree.leaves(params)):
-        if leaf.size and (leaf != leaf.flat[0]).any():  # all constants are alike
-            shapes.setdefault(leaf.shape, []).append(leaf)
+    rows: dict[Any, list[tuple[np.ndarray, Any]]] = {}  # of each leaf its first row, by shape
+    for leaf in jax.tree.leaves(params):
+        row = _first_row(leaf)
+        if row.size and (row != row[0]).any():  # all constants are alike
+            rows.setdefault(jnp.shape(leaf), []).append((row, leaf))
     for path, leaf in jax.tree_util.tree_leaves_with_path(rest, is_leaf=_is_parameter):
-        if _is_parameter(leaf) or is_key(leaf) or jnp.shape(leaf) not in shapes:
+        if _is_parameter(leaf) or is_key(leaf) or jnp.shape(leaf) not in rows:
             continue
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             continue
-        copy = np.asarray(leaf)
-        if any((copy.astype(x.dtype) == x).all() for x in shapes[copy.shape]):
+        # Whole arrays, which may be large and on devices, are compared only where the rows agree.
+        first = _first_row(leaf)
+        alike = [x for row, x in rows[leaf.shape] if (first.astype(row.dtype) == row).all()]
+        if any((np.asarray(leaf).astype(x.dtype) == np.asarray(x)).all() for x in alike):
             warnings.warn(
                 f"state{jax.tree_util.keystr(path)} is a copy of parameters. If your step starts "
                 "from the copy, as from a float32 master or slow weights, gossip does not reach "
@@ -365,6 +368,13 @@ def _warn_of_copies(params: Any, rest: Any) -> None:
                 stacklevel=3,
             )
             return
+
+
+def _first_row(leaf: Any) -> np.ndarray:
+    """The values along the last axis at the start of an array, `[d]`."""
+    if not jnp.ndim(leaf) or not jnp.size(leaf):  # no copy of anything can be told from these
+        return np.zeros(0)
+    return np.asarray(leaf[(0,) * (jnp.ndim(leaf) - 1)])
 
 
 def _find_raw_keys(rest: Any, fold_in: bool | None) -> list[bool]:

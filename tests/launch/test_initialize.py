@@ -106,6 +106,18 @@ def test_a_pod_that_is_of_no_job_learns_how_to_be_a_single_process(fresh_process
     assert launch.initialize() == ProcessInfo(0, 1)
 
 
+def test_a_secret_guards_no_job_in_lockstep(fresh_process):
+    """Until 0.4.0 it signed the meeting, so who still sets it must learn that it does not."""
+    fresh_process.setenv("GOSSIPJAX_SECRET", "0123456789abcdef")
+
+    def meet(*_, **options):
+        raise ConnectionError("met nobody")
+
+    fresh_process.setattr(_initialize, "meet", meet)
+    with pytest.raises(ConnectionError), pytest.warns(UserWarning, match="nodes alone since"):
+        launch.initialize("127.0.0.1:1", 2, 0)
+
+
 def test_a_job_step_of_one_process_is_a_single_process(fresh_process):
     fresh_process.setenv("SLURM_STEP_NUM_TASKS", "1")
     fresh_process.setenv("SLURM_PROCID", "0")

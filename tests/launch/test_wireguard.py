@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import socket
 import subprocess
@@ -54,7 +53,6 @@ wg-quick up "$NAME"
 eval "$HOSTS"
 exec "$@"
 """
-SECRET = secrets.token_hex()
 REPEATED = re.compile(rb"(?s)(?!\0{4})(....)\1{15}")  # one number sixteen times
 
 
@@ -98,7 +96,7 @@ def run_machines(
             "HOSTS": name_it.replace(IN_TUNNEL[0], address) if is_named else "",
         }
         for given, machine, address in zip(
-            two_machines(f"{addresses[0]}:1234", GOSSIPJAX_SECRET=SECRET),
+            two_machines(f"{addresses[0]}:1234"),
             MACHINES,
             addresses,
             strict=True,
