@@ -95,6 +95,17 @@ def test_allreduce_is_one_message_too():
     assert text.count("stablehlo.all_reduce") == 1
 
 
+def test_small_leaves_are_encoded_together():
+    """Integers with scales have no longer programs than bfloat16; one a leaf had three times it."""
+    lines = {}
+    for wire in (gx.wire.bfloat16(), gx.wire.int8(), gx.wire.int4(block=16)):
+        tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N), wire=wire))
+        params, state, grads = start(tx, leaves=60)
+        lines[wire] = make_train_step(tx).lower(params, state, grads, 0).as_text().count("\n")
+    bfloat16, *integers = lines.values()
+    assert max(integers) <= 1.2 * bfloat16, lines
+
+
 def test_bfloat16_parameters_travel_with_float32_ones():
     tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N)))
     params = {"a": jnp.ones((N, 3), jnp.bfloat16), "b": jnp.ones((N, 3))}

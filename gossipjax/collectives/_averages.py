@@ -36,8 +36,8 @@ from gossipjax.wire import (
     FloatCodec,
     Wire,
     concatenate_in_place,
-    decode_all,
-    encode_all,
+    decode_array,
+    encode_array,
     encode_pieces,
     fold_in,
     is_narrower,
@@ -100,7 +100,7 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[
     row = jax.ShapeDtypeStruct((-(-sum(sizes) // nodes),), leaves[0].dtype)
     received = exchange_rows(encode_rows(leaves, nodes, codec, None), axis_name)
     average = sum_rows(received, codec, row) / nodes
-    words = gather_words(encode_all([average], codec), axis_name)
+    words = gather_words(encode_array(average, codec), axis_name)
     return split_by_size(decode_rows(words, codec, row).ravel(), sizes)
 
 
@@ -259,15 +259,15 @@ def _mean_of_encoded(
 def _mean_of_sparse(
     x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None, mean_over: MeanOver
 ) -> tuple[jax.Array, jax.Array]:
-    words = encode_all([x], codec, key)
-    error = x - decode_all(words, codec, [x])[0]
+    words = encode_array(x, codec, key)
+    error = x - decode_array(words, codec, x)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     messages = gather_words(words, axis_name)
     if mean_over == "nodes":
         return sum_rows(messages, codec, like) / axis_size(axis_name), error
 
     def add(sums: Any, message: jax.Array) -> tuple[Any, None]:
-        (values,) = decode_all(message, codec, [like])
+        values = decode_array(message, codec, like)
         return (sums[0] + values, sums[1] + (values != 0).astype(like.dtype)), None
 
     zeros = jnp.zeros(like.shape, like.dtype)
@@ -283,9 +283,9 @@ def _mean_of_dense(
     words = encode_rows([x], nodes, codec, fold_in(key, 0))
     errors = pad_to_rows(x, nodes) - decode_rows(words, codec, row)
     average = sum_rows(exchange_rows(words, axis_name), codec, row) / nodes
-    words = encode_all([average], codec, fold_in(key, 1))
+    words = encode_array(average, codec, fold_in(key, 1))
     # N nodes get the average, so its error counts N times, in the row that this node averages.
-    lack = nodes * (average - decode_all(words, codec, [average])[0])
+    lack = nodes * (average - decode_array(words, codec, average))
     is_own_row = jnp.arange(nodes, dtype=jnp.int32)[:, None] == jax.lax.axis_index(axis_name)
     errors += jnp.where(is_own_row, lack[None], jnp.zeros_like(errors))
     mean = decode_rows(gather_words(words, axis_name), codec, row)
@@ -299,7 +299,7 @@ def encode_rows(
     if rows > MAX_UNROLLED:
         buffer = pad_to_rows(concatenate_in_place(arrays), rows)
         numbers = jnp.arange(rows)
-        return jax.vmap(lambda row, i: encode_all([row], codec, fold_in(key, i)))(buffer, numbers)
+        return jax.vmap(lambda row, i: encode_array(row, codec, fold_in(key, i)))(buffer, numbers)
     # One pass over memory for each row. Rows of one rounded buffer would be copied once more.
     pieces = cut_into_rows(arrays, rows)
     return jnp.stack([encode_pieces(row, codec, fold_in(key, i)) for i, row in enumerate(pieces)])
@@ -307,7 +307,7 @@ def encode_rows(
 
 def decode_rows(words: jax.Array, codec: Codec, row: jax.ShapeDtypeStruct) -> jax.Array:
     """Returns the rows `[rows, length]`, each like `row`."""
-    return jax.vmap(lambda message: decode_all(message, codec, [row])[0])(words)
+    return jax.vmap(lambda message: decode_array(message, codec, row))(words)
 
 
 def sum_rows(words: jax.Array, codec: Codec, row: jax.ShapeDtypeStruct) -> jax.Array:
@@ -315,7 +315,7 @@ def sum_rows(words: jax.Array, codec: Codec, row: jax.ShapeDtypeStruct) -> jax.A
     if len(words) > MAX_UNROLLED:
         return decode_rows(words, codec, row).sum(axis=0)
     # Not `sum(axis=0)`: XLA on CPU takes 75 ms for a `sum` of 10 MB of bfloat16, and 1 ms for this.
-    return reduce(jnp.add, [decode_all(message, codec, [row])[0] for message in words])
+    return reduce(jnp.add, [decode_array(message, codec, row) for message in words])
 
 
 def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
@@ -379,9 +379,9 @@ def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.A
 
     def reply(error: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
         words, number = inputs
-        exact = (total - decode_all(words, wire.codec, [total])[0]) / (nodes - 1) + error
-        words = encode_all([exact], wire.codec, fold_in(key, number))
-        return exact - decode_all(words, wire.codec, [exact])[0], words
+        exact = (total - decode_array(words, wire.codec, total)) / (nodes - 1) + error
+        words = encode_array(exact, wire.codec, fold_in(key, number))
+        return exact - decode_array(words, wire.codec, exact), words
 
     no_error = jnp.zeros_like(total)
     for name in sorted(varying_axes(total)):

@@ -145,14 +145,14 @@ def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
 
 
 def exchange_slots(
-    sent: list[jax.Array], keys: jax.Array | None, round_: NodeRound, wire: Wire
+    sent: list[jax.Array], key: jax.Array | None, round_: NodeRound, wire: Wire
 ) -> list[jax.Array]:
     """Exchanges the flat leaves that all nodes have `split` off, in one message per slot.
 
     Sender `j` divides its leaves by `P_ij / (1 - P_jj)` over its receivers. It keeps the rounding
     error of every message, so mass is conserved to float32 rounding. In full precision it does not
-    keep the error in rounds with a self weight below 1/128, or if shares divide exactly. `keys` has
-    one key per leaf, for codecs that need a key.
+    keep the error in rounds with a self weight below 1/128, or if shares divide exactly. `key`
+    is for codecs that need one.
     """
     dtype = sent[0].dtype
     is_narrow = is_narrower(wire.codec, dtype)
@@ -175,10 +175,7 @@ def exchange_slots(
             # A filler must carry a true zero: 0 * NaN would spread a NaN along edges of no graph.
             sends = copy_for_leaves(select(share > 0, bool), sent, wire.axis_name)
             messages = list(map(_or_zeros, sends, messages))
-        keys_of_slot = None
-        if keys is not None:
-            keys_of_slot = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
-        words = encode_each(messages, wire.codec, keys_of_slot)
+        words = encode_each(messages, wire.codec, fold_in(key, number))
         if slot is not None and round_.is_single:
             received = permute(words, slot.receivers[0], wire.axis_name, slot.weights[0] > 0)
         else:  # the sender is data too, which is allowed for simulated nodes

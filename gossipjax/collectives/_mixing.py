@@ -48,11 +48,10 @@ from gossipjax.wire import (
     WireLike,
     as_key,
     concatenate_in_place,
-    decode_all,
-    encode_all,
+    decode_array,
+    encode_array,
     fold_in,
     is_narrower,
-    leaf_keys,
     require_key,
     split_by_size,
 )
@@ -210,14 +209,12 @@ def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) ->
         elif wire.local_axis_name is None and not _is_average(round_, is_narrow):
             # Words are made leaf by leaf, and so are the same wherever the nodes are.
             exchange = partial(exchange_slots, round_=round_, wire=wire)
-            keys = None
             if is_narrow:
                 in_full = partial(
-                    exchange_slots, keys=None, round_=round_, wire=wire._replace(codec=None)
+                    exchange_slots, key=None, round_=round_, wire=wire._replace(codec=None)
                 )
                 exchange = straight_through(exchange, in_full)
-                keys = leaf_keys(fold_in_node(key_of_type, wire), len(leaves))
-            arrived.append(exchange(leaves, keys))
+            arrived.append(exchange(leaves, fold_in_node(key_of_type, wire)))
         elif travels_by_leaf(wire) and not is_narrow:
             arrived.append([_deliver_buffer(leaf, round_, wire, None) for leaf in leaves])
         else:
@@ -270,8 +267,7 @@ def _deliver_rounded(
         first = _deliver_in_full(sent[:1], round_, wire)
         rest = deliver_uniform(others, key, wire)
     else:
-        keys = leaf_keys(key, 2)
-        first, rest = exchange_slots([sent[:1], others], keys, round_, wire)
+        first, rest = exchange_slots([sent[:1], others], key, round_, wire)
     return jnp.where(is_first, first, rest)
 
 
@@ -398,8 +394,8 @@ def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None)
 def _mix_encoded(
     part: jax.Array, wire: Wire, round_: NodeRound, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    words = encode_all([part], wire.codec, key)
-    sent = decode_all(words, wire.codec, [part])[0]
+    words = encode_array(part, wire.codec, key)
+    sent = decode_array(words, wire.codec, part)
     mixed = [round_.select(round_.self_weights, part.dtype) * sent]
     for slot in round_.slots:
         if round_.is_single:
@@ -408,7 +404,7 @@ def _mix_encoded(
         else:
             sender = round_.select(slot.senders, np.int32)
             (message,) = gather_rows([words], sender, wire.axis_name)
-        received = decode_all(message, wire.codec, [part])[0]
+        received = decode_array(message, wire.codec, part)
         by_receiver = np.take_along_axis(slot.weights, slot.senders, axis=1)
         weighted = round_.select(by_receiver, part.dtype) * received
         if (by_receiver == 0).any():  # a filler, whose 0 * NaN would spread along edges of no graph

@@ -39,14 +39,13 @@ from gossipjax.wire._floats import round_to as round_to
 from gossipjax.wire._integers import IntegerCodec, int4, int8
 from gossipjax.wire._messages import Wire
 from gossipjax.wire._messages import concatenate_in_place as concatenate_in_place
-from gossipjax.wire._messages import decode_all as decode_all
+from gossipjax.wire._messages import decode_array as decode_array
 from gossipjax.wire._messages import decode_each as decode_each
-from gossipjax.wire._messages import encode_all as encode_all
+from gossipjax.wire._messages import encode_array as encode_array
 from gossipjax.wire._messages import encode_each as encode_each
 from gossipjax.wire._messages import encode_pieces as encode_pieces
 from gossipjax.wire._messages import is_cpu_over_processes as is_cpu_over_processes
 from gossipjax.wire._messages import is_narrower as is_narrower
-from gossipjax.wire._messages import leaf_keys as leaf_keys
 from gossipjax.wire._messages import require_codec as require_codec
 from gossipjax.wire._messages import split_by_size as split_by_size
 from gossipjax.wire._sparse import RandomK, TopK, random_k, top_k

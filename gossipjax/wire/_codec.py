@@ -61,6 +61,14 @@ class Codec(abc.ABC):
     def count_words(self, like: Like) -> int:
         """The number of words of an array with the size and type of `like`."""
 
+    def join(self, size: int) -> tuple[Codec, int] | None:
+        """The codec that encodes arrays of `size` values as one, and the size to pad each to.
+
+        None if the words of each array would then be others.
+        """
+        del size
+        return None
+
     def count_bytes(self, size: int) -> int:
         """The bytes of a message of `size` float32 values, scales and indices included."""
         return self.count_words(jax.ShapeDtypeStruct((size,), np.float32)) * self.word.itemsize

@@ -67,6 +67,10 @@ class IntegerCodec(Codec):
         scale_words = blocks * like.dtype.itemsize // WORD.itemsize
         return self._count_integer_words(like.size) + scale_words
 
+    def join(self, size: int) -> tuple[Codec, int] | None:
+        blocks, length = self._cut(size)  # every block keeps its scale
+        return dataclasses.replace(self, block=length), blocks * length
+
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
         given: jax.Array = require_key(self, key)
         blocks, length = self._cut(array.size)

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import Codec, Like, WireLike, make_seed_key
+from gossipjax.wire._codec import Codec, Like, WireLike, compute_once, make_seed_key
 from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
+
+MAX_JOINED = 2**14  # values of an array that is encoded with others, which costs a copy
 
 
 class Wire(NamedTuple):
@@ -97,44 +99,57 @@ def is_narrower(codec: Codec | None, dtype: np.dtype) -> bool:
     return codec is not None and codec.applies_to(dtype)
 
 
-def encode_all(
-    arrays: Sequence[jax.Array], codec: Codec | None, key: jax.Array | None = None
-) -> jax.Array:
-    """Encodes flat arrays of one type as words, one array after another.
+def encode_array(array: jax.Array, codec: Codec | None, key: jax.Array | None = None) -> jax.Array:
+    """Encodes a flat array as words.
 
     A single value, such as a push-sum weight, keeps its full precision. Values that are not finite
     do not become finite.
 
     >>> from gossipjax.wire import bfloat16, float16
-    >>> encode_all([jnp.array([1.0, 2.0])], bfloat16()).dtype
+    >>> encode_array(jnp.array([1.0, 2.0]), bfloat16()).dtype
     dtype('uint16')
-    >>> encode_all([jnp.array([1e6, 2e6])], float16()).shape
+    >>> encode_array(jnp.array([1e6, 2e6]), float16()).shape
     (3,)
     """
-    return concatenate_in_place(encode_each(arrays, codec, leaf_keys(key, len(arrays))))
-
-
-def encode_each(
-    arrays: Sequence[jax.Array], codec: Codec | None, keys: jax.Array | None = None
-) -> list[jax.Array]:
-    """Encodes flat arrays, each with another key; their words in this order are one message."""
-    return [
-        _encode_array(array, codec, None if keys is None else keys[i])
-        for i, array in enumerate(arrays)
-    ]
-
-
-def leaf_keys(key: jax.Array | None, count: int) -> jax.Array | None:
-    """Makes a key for each of several arrays, `[count]`: `fold_in(key, i)`, in one program."""
-    return None if key is None else jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(count))
-
-
-def _encode_array(array: jax.Array, codec: Codec | None, key: jax.Array | None) -> jax.Array:
     if codec is None or not codec.applies_to(array.dtype):
         return array
     if array.size == 1:
         return jax.lax.bitcast_convert_type(array, codec.word).ravel()
     return codec.encode(array, key)
+
+
+def encode_each(
+    arrays: Sequence[jax.Array], codec: Codec | None, key: jax.Array | None = None
+) -> list[jax.Array]:
+    """Encodes flat arrays of one type; their words in this order are one message.
+
+    Small arrays are encoded together where the codec allows it, since XLA takes long to compile a
+    program for each. Each of the returned arrays of words has drawn with another key.
+    """
+    groups = _group(codec, arrays)
+    keys = [None] * len(groups)
+    if key is not None:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(groups)))
+    words = []
+    for number, (joint, group) in enumerate(groups):
+        values = []
+        for i, size in group.items():
+            padding = size - arrays[i].size
+            values.append(jnp.pad(arrays[i], (0, padding)) if padding else arrays[i])
+        words.append(encode_array(concatenate_in_place(values), joint, keys[number]))
+    return words
+
+
+def _group(codec: Codec | None, like: Sequence[Like]) -> list[tuple[Codec | None, dict[int, int]]]:
+    """Returns codecs with the arrays that each encodes as one: their numbers and padded sizes."""
+    groups: dict[Any, dict[int, int]] = {}
+    for i, array in enumerate(like):
+        joint = None
+        if codec is not None and 1 < array.size <= MAX_JOINED and codec.applies_to(array.dtype):
+            joint = codec.join(array.size)
+        joint, size = joint or (i, array.size)
+        groups.setdefault(joint, {})[i] = size
+    return [(codec if isinstance(joint, int) else joint, group) for joint, group in groups.items()]
 
 
 def encode_pieces(
@@ -153,40 +168,37 @@ def encode_pieces(
     return concatenate_in_place([codec.encode(piece, key) for piece in pieces])
 
 
-def decode_all(words: jax.Array, codec: Codec | None, like: Sequence[Like]) -> list[jax.Array]:
-    """Decodes `words`, which `encode` made, to flat arrays with the sizes and types of `like`.
+def decode_array(words: jax.Array, codec: Codec | None, like: Like) -> jax.Array:
+    """Decodes `words`, which `encode` made, to a flat array with the size and type of `like`.
 
     >>> from gossipjax.wire import bfloat16
-    >>> sent = [jnp.array([1.0, 2.0]), jnp.array([0.1])]
-    >>> [array.tolist() for array in decode_all(encode_all(sent, bfloat16()), bfloat16(), sent)]
-    [[1.0, 2.0], [0.10000000149011612]]
+    >>> sent = jnp.array([1.0, 0.1])
+    >>> decode_array(encode_array(sent, bfloat16()), bfloat16(), sent).tolist()
+    [1.0, 0.10009765625]
     """
-    sizes = [_count_words(words.dtype, codec, array) for array in like]
-    return decode_each(split_by_size(words, sizes), codec, like)
-
-
-def decode_each(
-    words: Sequence[jax.Array], codec: Codec | None, like: Sequence[Like]
-) -> list[jax.Array]:
-    """Decodes `words`, which `encode_each` made, to flat arrays."""
-    return [_decode_array(part, codec, array) for part, array in zip(words, like, strict=True)]
-
-
-def _count_words(word: np.dtype, codec: Codec | None, array: Like) -> int:
-    if codec is None or not codec.applies_to(array.dtype):
-        return array.size
-    if array.size == 1:
-        return array.dtype.itemsize // word.itemsize
-    return codec.count_words(array)
-
-
-def _decode_array(words: jax.Array, codec: Codec | None, like: Like) -> jax.Array:
     if codec is None or not codec.applies_to(like.dtype):
         return words
     if like.size > 1 or not like.size:
         return codec.decode(words, like)
     words = words if words.dtype.itemsize == like.dtype.itemsize else words.reshape(1, -1)
     return jax.lax.bitcast_convert_type(words, like.dtype)
+
+
+def decode_each(
+    words: Sequence[jax.Array], codec: Codec | None, like: Sequence[Like]
+) -> list[jax.Array]:
+    """Decodes `words`, which `encode_each` made, to flat arrays with sizes and types of `like`."""
+    arrays: list[Any] = [None] * len(like)
+    for part, (joint, group) in zip(words, _group(codec, like), strict=True):
+        whole = jax.ShapeDtypeStruct((sum(group.values()),), like[next(iter(group))].dtype)
+        values = decode_array(part, joint, whole)
+        if len(group) > 1:  # else XLA would decode again in the program of each array
+            bits = np.dtype(f"uint{8 * whole.dtype.itemsize}")
+            once = compute_once(jax.lax.bitcast_convert_type(values, bits))
+            values = jax.lax.bitcast_convert_type(once, whole.dtype)
+        for i, padded in zip(group, split_by_size(values, list(group.values())), strict=True):
+            arrays[i] = padded[: like[i].size]
+    return arrays
 
 
 def split_by_size(buffer: Any, sizes: Sequence[int]) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 from modes import make_mesh, run
 
 import gossipjax as gx
-from gossipjax.wire import encode_pieces
+from gossipjax.wire import decode_each, encode_each, encode_pieces
 
 N = 8
 DENSE = [gx.wire.bfloat16(), gx.wire.float16(), gx.wire.int8(), gx.wire.int4(block=16)]
@@ -70,6 +70,41 @@ def test_the_words_of_pieces_are_those_of_the_whole(codec):
     x = jnp.array([1.0, 3e5, 2.0])
     words = encode_pieces([x[:1], x[1:2], x[2:]], codec, make_key())
     np.testing.assert_array_equal(words, codec.encode(x, make_key()))
+
+
+@pytest.mark.parametrize("codec", [*INTEGERS, gx.wire.bfloat16(), gx.wire.top_k(0.5)], ids=str)
+def test_small_arrays_share_a_message_and_no_scale(codec):
+    """Each is rounded as it is alone, but for other random numbers, in as many words."""
+    rng = np.random.default_rng(0)
+    sizes = (10, 700, 1, 0, 13, 256, 700, 33_000, 5)
+    arrays = [
+        jnp.asarray(rng.normal(size=size) * 10.0 ** (-3 * i), jnp.float32)
+        for i, size in enumerate(sizes)
+    ]
+
+    @jax.jit
+    def send_all(arrays):
+        words = encode_each(arrays, codec, make_key())
+        alone = [codec.decode(codec.encode(x, make_key()), x) for x in arrays]
+        return words, decode_each(words, codec, arrays), alone
+
+    words, arrived, alone = send_all(arrays)
+    assert sum(part.size for part in words) == sum(
+        codec.count_words(x) if x.size > 1 else x.nbytes // codec.word.itemsize for x in arrays
+    )
+    is_joined = isinstance(codec, gx.wire.IntegerCodec)
+    assert (len(words) < len(arrays)) == is_joined
+    for x, together, by_itself in zip(arrays, arrived, alone, strict=True):
+        if x.size == 1:
+            assert together == x
+        elif not is_joined:
+            np.testing.assert_array_equal(together, by_itself)
+        elif x.size:
+            blocks, length = codec._cut(x.size)
+            rows = np.pad(x, (0, blocks * length - x.size)).reshape(blocks, length)
+            step = np.abs(rows).max(axis=1, keepdims=True) / (2 ** (codec.bits - 1) - 1)
+            step = np.broadcast_to(step, rows.shape).ravel()[: x.size]
+            assert (np.abs(together - x) <= step * (1 + 1e-5)).all()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from modes import make_mesh, run
 
 import gossipjax as gx
-from gossipjax.wire import decode_all, encode_all
+from gossipjax.wire import decode_each, encode_each
 
 N = 8
 
@@ -45,9 +45,9 @@ def test_decode_reads_what_encode_wrote(wire, words):
     dtype = None if wire is None else jnp.dtype(wire)
     rng = np.random.default_rng(0)
     arrays = [jnp.asarray(rng.normal(size=size), jnp.float32) for size in (1, 5, 0, 1, 3)]
-    encoded = encode_all(arrays, codec)
-    assert encoded.shape == (words,)
-    decoded = decode_all(encoded, codec, arrays)
+    encoded = encode_each(arrays, codec)
+    assert jnp.concatenate(encoded).shape == (words,)
+    decoded = decode_each(encoded, codec, arrays)
     for actual, array in zip(decoded, arrays, strict=True):
         assert (actual.shape, actual.dtype) == (array.shape, array.dtype)
         rounded = array if dtype is None or array.size == 1 else array.astype(dtype)
