@@ -212,18 +212,27 @@ def require_inside(axis_name: str, call: str) -> None:
         raise ValueError(f"{error} For one ordinary model call {call}, nodes=nodes).") from None
 
 
-def sum_mass(params: optax.Params, opt_state: optax.OptState, axis_name: str) -> jax.Array:
-    """`[3]`: the sum of weights, the sum of all numerators, the spread of counted updates."""
+def sum_mass(
+    params: optax.Params, opt_state: optax.OptState, aux: Any, axis_name: str
+) -> tuple[jax.Array, jax.Array]:
+    """`[3]`: the sum of weights, the sum of all numerators, the spread of counted updates.
+
+    And `[N]`, booleans: whose `aux` is not finite.
+    """
     params, opt_state = _without_variables((params, opt_state))
     state = gossip_state(opt_state)
     mass = _mass_of_node(gossiped(params, state), state)
     dtype = mass.weight.dtype
     # Summed before the nodes are: on a mesh three numbers travel, not a model.
     numerator = sum(jnp.sum(leaf, dtype=dtype) for leaf in jax.tree.leaves(mass.x))
-    sums = node_sum(jnp.stack([mass.weight, jnp.asarray(numerator)]), Wire(axis_name))
+    floats = [leaf for leaf in jax.tree.leaves(aux) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in floats], True)
+    here = jnp.arange(axis_size(axis_name)) == jax.lax.axis_index(axis_name)
+    numbers = [mass.weight, jnp.asarray(numerator), *(here & ~jnp.asarray(is_finite)).astype(dtype)]
+    sums = node_sum(jnp.stack(numbers), Wire(axis_name))
     # In integers: a sum of large counts is none that float32 has.
     count = jnp.asarray(0 if state is None else state.count)
-    return jnp.append(sums, node_spread(count, axis_name).astype(dtype))
+    return jnp.append(sums[:2], node_spread(count, axis_name).astype(dtype)), sums[2:] > 0
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:

@@ -376,6 +376,28 @@ def test_a_check_of_mass_finds_nothing_where_nothing_is_lost(tx: Any):
     train(tx, check_mass=True)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_the_first_loss_that_is_not_finite_is_named_with_its_node(is_scanned):
+    tx = optax.chain(SGD, gx.sgp(gx.topology.ring(N)))
+    train_step = gx.TrainStep(
+        lambda z, y: (jax.tree.map(lambda x: x - y, z), {"loss": y}), tx, NODES, check_mass=1
+    )
+    state = NODES.init(tx, PARAMS)
+    targets = np.tile(np.arange(N, dtype=np.float32), (9, 1))
+    targets[6, 2] = np.nan
+
+    def train_on() -> None:
+        nonlocal state
+        for step, target in enumerate(targets):
+            *state, _ = train_step(step, *state, target)
+
+    program = (lambda: train_step.scan(0, *state, targets)) if is_scanned else train_on
+    when = "step 8" if is_scanned else "step 6"
+    with pytest.warns(UserWarning, match=rf"after {when} on the nodes \[2\]") as warned:
+        program()
+    assert len(warned) == 1
+
+
 def test_counts_of_a_long_run_are_compared_exactly():
     """In float32 a sum of large counts is none of its terms times N."""
     nodes = gx.Nodes(5)

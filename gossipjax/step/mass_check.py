@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,16 +25,17 @@ class MassCheck:
         self._nodes = nodes
         self._period = require_int(int(period), "check_mass", 0)
         self._sums: np.ndarray | None = None  # after the last step, if it was checked
+        self._has_warned = False
 
     def before(self, run: Run, step: int, params: Any, opt_state: Any, is_start: bool) -> None:
         """Raises `ValueError` if mass was lost since the last step or before the loop."""
         before = self._sums
         self._sums = None
         if is_start and self._period:
-            self._measure(run, f"before step {step}", params, opt_state)
+            self._measure(run, f"before step {step}", params, opt_state, None)
         elif before is not None:
             when = f"between steps {step - 1} and {step}"
-            now = self._measure(run, when, params, opt_state)
+            now = self._measure(run, when, params, opt_state, None)
             # The same program on the same arrays: not a bit may differ.
             if not np.array_equal(now, before, equal_nan=True):
                 raise ValueError(
@@ -43,16 +45,30 @@ class MassCheck:
                     "check_mass out."
                 )
 
-    def after(self, run: Run, step: int, params: Any, opt_state: Any, count: int = 1) -> None:
+    def after(
+        self, run: Run, step: int, params: Any, opt_state: Any, aux: Any, count: int = 1
+    ) -> None:
         """Measures the sums if a check was due in one of the last `count` steps."""
         if self._period and (step + 1) % self._period < count:
-            self._sums = self._measure(run, f"after step {step}", params, opt_state)
+            self._sums = self._measure(run, f"after step {step}", params, opt_state, aux)
 
-    def _measure(self, run: Run, when: str, params: Any, opt_state: Any) -> np.ndarray:
-        """`sum_mass`; raises `ValueError` unless weights add up to N and counts are equal."""
+    def _measure(self, run: Run, when: str, params: Any, opt_state: Any, aux: Any) -> np.ndarray:
+        """`sum_mass`; raises `ValueError` unless weights add up to N and counts are equal.
+
+        It warns once of nodes whose `aux` is not finite.
+        """
         program = on_axis(sum_mass, self._nodes.axis_name)
-        sums = run(self._nodes.run, program, params, opt_state)
-        mass = np.asarray(sums.addressable_data(0))[0]
+        results = run(self._nodes.run, program, params, opt_state, aux)
+        mass, is_infinite = (np.asarray(x.addressable_data(0))[0] for x in results)
+        if is_infinite.any() and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"the loss, or another part of aux, is not finite {when} on the nodes "
+                f"{np.flatnonzero(is_infinite).tolist()}, and was at the check before: gossip "
+                "carries such a model to all nodes. Skip such steps by gx.apply_if_finite, or take "
+                "a smaller rate.",
+                stacklevel=4,
+            )
         size = self._nodes.size
         # Weights are float32, and rounded at every step.
         if not abs(mass[0] - size) <= 1e-2 + 1e-5 * size or mass[2] != 0:

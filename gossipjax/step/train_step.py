@@ -83,8 +83,9 @@ class TrainStep:
         of `gx.weighted`, these arguments are averaged over the nodes, so that nodes decide alike.
       check_mass: the number of steps between two checks, 0 for none. A check finds out if one node
         alone has changed shared values: push-sum weights must add up to N, all nodes must have
-        counted the same updates, and no sum may change before the next call. Each check takes the
-        time of one pass over the model.
+        counted the same updates, and no sum may change before the next call. A check also warns,
+        once, of nodes whose `aux` is not finite. Each check takes the time of one pass over the
+        model.
       donated_inputs: the numbers of `inputs` that come back, new, in `aux`; accelerators donate
         them.
 
@@ -173,7 +174,7 @@ class TrainStep:
         result = programs.update(step, number, params, opt_state, *inputs)
         if is_new:
             launch.advance(step)  # it was slow since it compiled
-        self._mass.after(self.run, step, *result[:2])
+        self._mass.after(self.run, step, *result)
         return result
 
     def scan(
@@ -230,7 +231,7 @@ class TrainStep:
         by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
         params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
         launch.advance(step + count - 1)
-        self._mass.after(self.run, step + count - 1, params, opt_state, count)
+        self._mass.after(self.run, step + count - 1, params, opt_state, aux, count)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
     def _begin(self, step: int, params: Any, opt_state: Any, count: int) -> optax.OptState:
