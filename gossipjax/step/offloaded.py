@@ -105,9 +105,15 @@ class OffloadedUpdate:
         # What comes from the host is bound to a device, as then all results are. Programs would be
         # compiled again for these.
         params, opt_state = jax.tree.map(commit, (params, opt_state))
-        placed = _to_host(opt_state)
+        try:
+            placed = jax.block_until_ready(_to_host(opt_state))
+        except jax.errors.JaxRuntimeError as error:
+            error.add_note(
+                "XLA takes at most 64 GB of pinned memory from the host of a GPU. Allow more by "
+                "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB, or offload less."
+            )
+            raise
         if self._is_donated:  # which JAX does not do from one memory to another
-            jax.block_until_ready(placed)
             kept = set(map(id, jax.tree.leaves((params, placed))))
             for x in jax.tree.leaves(opt_state):
                 if id(x) not in kept:

@@ -570,6 +570,15 @@ class TestOnTheHost:
         with pytest.raises(ValueError, match=r"scan must not be called .* offload_outer"):
             train_step.scan(1, *state, TARGETS[None])
 
+    def test_the_limit_of_pinned_memory_is_named(self, monkeypatch):
+        def run_out(_):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of pinned memory")
+
+        monkeypatch.setattr("gossipjax.step.offloaded._to_host", run_out)
+        with pytest.raises(jax.errors.JaxRuntimeError) as raised:
+            run_steps(make_streaming(), 1, offload_outer=True)
+        assert "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB" in raised.value.__notes__[0]
+
 
 ONE_PEER = gx.topology.one_peer_exponential(N)
 
