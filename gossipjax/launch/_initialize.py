@@ -15,15 +15,16 @@ import jax
 
 from gossipjax.launch import peers
 from gossipjax.launch._devices import choose_gpu, visible_gpus
-from gossipjax.launch._hello import bind_address, meet, reach
+from gossipjax.launch._hello import MAX_SHOWN, bind_address, meet, reach
 from gossipjax.launch._process_info import (
     ProcessInfo,
+    describe_gloo,
     process_from_arguments,
     process_from_scheduler,
-    require_address_with_numbers,
+    require_address,
     seconds_from,
 )
-from gossipjax.launch._progress import find_writer
+from gossipjax.launch._progress import open_progress
 
 MEETING_SECONDS = 60.0  # for the other processes to come
 HEARTBEAT_SECONDS = 30.0  # until a process that is not heard counts as dead
@@ -72,8 +73,8 @@ def initialize(
       The number of this process and the number of processes.
 
     Raises:
-      ValueError: if numbers or address are incomplete or malformed, they differ from those of an
-        earlier call, or a host has more processes than GPUs.
+      ValueError: if numbers or address are incomplete, malformed or contradict each other, or if a
+        host has more processes than GPUs.
       ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing or
         were started twice, or if another process cannot reach the address at which Gloo listens.
         The message names the address and the timeout, the processes, or the line that /etc/hosts
@@ -84,21 +85,14 @@ def initialize(
     ProcessInfo(process_id=0, num_processes=1)
     """
     global _initialized
-    find_writer()  # so that the launcher can ask for the stacks of a process that hangs here
+    open_progress()  # so that the launcher can ask for the stacks of a process that hangs here
     timeout = seconds_from(initialization_timeout, "initialization_timeout", MEETING_SECONDS)
     heartbeat = seconds_from(heartbeat_timeout, "heartbeat_timeout", HEARTBEAT_SECONDS)
-    requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if _initialized is None and jax.distributed.is_initialized():  # the program did it
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
     if _initialized is not None:
-        if requested is not None and requested[0] != _initialized:
-            raise ValueError(
-                f"initialize must be called with the same information again, got process "
-                f"{requested[0].process_id} of {requested[0].num_processes} in process "
-                f"{_initialized.process_id} of {_initialized.num_processes}. Call it once, at the "
-                "top of the program."
-            )
         return _initialized
+    requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if requested is None:
         _initialized = _initialize_detected(timeout, heartbeat)
         return _initialized
@@ -110,10 +104,16 @@ def initialize(
                 "this job: docs/guides/launcher.md says how to protect it.",
                 stacklevel=2,
             )
-        local_device_ids = choose_gpu(info)
+        local_device_ids = choose_gpu()
         platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
         is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))
-        peers.kept = peers.Peers(info, meet(address, info, timeout, by_gloo=is_on_cpu))
+        connections = meet(address, info, timeout)
+        peers.kept = peers.Peers(info, connections)
+        connection = next(iter(connections.values()))[0]
+        problem = describe_gloo(connection, info.process_id) if is_on_cpu else None
+        if problems := [text for text in peers.kept.gather("Gloo", problem, timeout) if text]:
+            peers.kept.leave()  # all end
+            raise ConnectionError(" ".join(problems[:MAX_SHOWN]))
         if info.process_id:  # JAX would sleep for a second after a failed attempt
             reach(address, f"process {info.process_id}", timeout).close()
         _initialize_jax(
@@ -132,15 +132,16 @@ def initialize(
 
 
 def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
-    local_device_ids = choose_gpu(None)
     scheduled = process_from_scheduler()
+    # Only Open MPI 4 tells JAX an address; under Open MPI 5, JAX would ask for mpi4py.
+    if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:
+        require_address()
     try:
-        _initialize_jax(timeout, heartbeat, local_device_ids=local_device_ids)
+        _initialize_jax(timeout, heartbeat, local_device_ids=choose_gpu())
     except ValueError as error:
-        if "Number of processes" in str(error) or "coordinator_address" in str(error):
-            require_address_with_numbers()
         if "coordinator_address" not in str(error):
             raise
+        require_address()
         return ProcessInfo(0, 1)
     except Exception as error:
         if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -151,7 +152,7 @@ def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
             )
         raise
     if scheduled is not None:  # asking JAX would start its backend, which programs configure later
-        return scheduled.info
+        return scheduled[1]
     return ProcessInfo(jax.process_index(), jax.process_count())
 
 

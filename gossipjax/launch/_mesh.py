@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -51,28 +52,39 @@ def mesh(
     {'nodes': 1, 'fsdp': 1, 'tensor': 1}
     """
     inner = axes if local is None else {"local": local, **axes}
-    for name, size in {"nodes": 1 if nodes is None else nodes, **inner}.items():
-        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {size!r}.")
     available = sorted(
         jax.devices() if devices is None else devices,
         key=lambda device: (_slice_index(device), device.process_index, device.id),
     )
-    per_process = _count_by(lambda device: device.process_index, available, "processes")
-    per_slice = _count_by(_slice_index, available, "slices")
     per_node = math.prod(inner.values())
-    if nodes is None and len(available) % per_node == 0:
-        nodes = len(available) // per_node
-    if nodes is None or nodes * per_node > len(available):
-        needed = per_node if nodes is None else nodes * per_node
-        product = " * ".join(inner if nodes is None else ("nodes", *inner))
+    count = len(available)
+    shape = (max(1, count // per_node) if nodes is None else nodes, *inner.values())
+    needed = math.prod(shape)
+    num_processes = len({device.process_index for device in available})
+    per_process = -(-needed // num_processes)
+    if needed > count or (needed < count and (nodes is None or num_processes > 1)):
         raise ValueError(
-            f"{product} must {'divide' if nodes is None else 'be at most'} the number of devices, "
-            f"got {needed} and {_describe(available)}. {_ways_out(needed, len(per_process))}"
+            f"{' * '.join(('nodes', *inner))} must be the number of devices (or less, if a single "
+            f"process has them), got {' * '.join(map(str, shape))} = {needed} and {count} devices "
+            f"of {num_processes} processes. Take other numbers, or start with other devices: on "
+            f"CPU with --local-devices {per_process} of gossipjax.launch, or "
+            f'jax.config.update("jax_num_cpu_devices", {per_process}) before JAX\'s first use; '
+            "under Slurm and Open MPI, where JAX uses one GPU per process, with "
+            "JAX_LOCAL_DEVICE_IDS."
         )
-    _require_whole(nodes, per_node, available, len(per_process), per_slice)
-    shape = (nodes, *inner.values())
-    grid = np.array(available[: math.prod(shape)]).reshape(shape)
+    grid = np.array(available[:needed]).reshape(shape)
+    for what, index in (("processes", attrgetter("process_index")), ("slices", _slice_index)):
+        counts = Counter(map(index, available))
+        parts = [set(map(index, node)) for node in grid.reshape(shape[0], -1)]
+        is_inside = all(len(part) == 1 for part in parts)
+        is_whole = sum(map(len, parts)) == len(counts)
+        if len(set(counts.values())) > 1 or not (is_inside or is_whole):
+            raise ValueError(
+                f"{what} must have the same number of devices, and contain whole nodes or be whole "
+                f"in a node, got {shape[0]} nodes of {per_node} devices and, by number, "
+                f"{dict(counts)} devices. Take other numbers, give devices= some of them, or start "
+                f"all {what} with the same number of GPUs, TPUs or JAX_NUM_CPU_DEVICES."
+            )
     return Mesh(grid, ("nodes", *inner))
 
 
@@ -83,57 +95,3 @@ def _slice_index(device: Any) -> int:
     """
     is_tpu = getattr(device, "platform", None) == "tpu"
     return (getattr(device, "slice_index", None) or 0) if is_tpu else 0
-
-
-def _count_by(key: Callable[[Any], int], devices: list[Any], what: str) -> Counter[int]:
-    """Counts the devices of each process or slice, which must all have the same number."""
-    counts = Counter(map(key, devices))
-    if len(set(counts.values())) > 1:
-        raise ValueError(
-            f"all {what} must have the same number of devices, got {dict(counts)} by number. Start "
-            "them with the same number of GPUs, TPUs or JAX_NUM_CPU_DEVICES, or give devices= some "
-            "of them."
-        )
-    return counts
-
-
-def _require_whole(
-    nodes: int, per_node: int, devices: list[Any], num_processes: int, slices: Counter[int]
-) -> None:
-    """Raise `ValueError` unless nodes have whole processes and slices, or the other way round."""
-    if nodes % num_processes and num_processes % nodes:
-        raise ValueError(
-            f"nodes must be a multiple or a divisor of the number of processes, got {nodes} nodes "
-            f"and {num_processes} processes. Take a multiple of {num_processes} nodes, or another "
-            "number of processes."
-        )
-    if num_processes > 1 and nodes * per_node < len(devices):
-        raise ValueError(
-            "the devices of all nodes must be those of several processes, got "
-            f"{nodes} * {per_node} = {nodes * per_node} and {_describe(devices)}. Use all, with "
-            f"nodes={len(devices) // per_node}, or start fewer processes or devices."
-        )
-    per_slice = slices[_slice_index(devices[0])]
-    if len(slices) > 1 and per_slice % per_node and per_node % per_slice:
-        raise ValueError(
-            f"a node must have a divisor of a slice's devices, or whole slices, got {per_node} "
-            f"devices per node and {per_slice} per slice: a node would straddle slices. Take "
-            f"another number, as {math.gcd(per_node, per_slice)}."
-        )
-
-
-def _ways_out(needed: int, num_processes: int) -> str:
-    """Says what to do if a mesh needs another number of devices than there are."""
-    per_process = -(-needed // num_processes)
-    return (
-        "Take fewer nodes, or nodes of other sizes. Or start with more devices: on CPU with "
-        f"--local-devices {per_process} of gossipjax.launch, or "
-        f'jax.config.update("jax_num_cpu_devices", {per_process}) before JAX\'s first use; '
-        "under Slurm and Open MPI, where JAX uses one GPU per process, with JAX_LOCAL_DEVICE_IDS."
-    )
-
-
-def _describe(devices: list[Any]) -> str:
-    num_processes = len({device.process_index for device in devices})
-    processes = "1 process" if num_processes == 1 else f"each of {num_processes} processes"
-    return f"{len(devices)} devices ({len(devices) // num_processes} in {processes})"

@@ -11,19 +11,18 @@ from typing import NamedTuple
 
 PLACE = "GOSSIPJAX_NODE"  # of an asynchronous job: the place of the process, and where all listen
 ADDRESSES = "GOSSIPJAX_NODE_ADDRESSES"
-# The variables in which a scheduler gives the number of processes, the number of this one, its
-# number on its host, and the number of processes on the first host (Slurm: `8(x2)`).
-SLURM = ("STEP_NUM_TASKS", "PROCID", "LOCALID", "STEP_TASKS_PER_NODE")
+COORDINATORS = ("GOSSIPJAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_ADDRESS")
+# The variables in which an engine gives the number of this process and the number of processes.
+OURS = ("GOSSIPJAX_PROCESS_ID", "GOSSIPJAX_NUM_PROCESSES")
+JAX = ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+# A scheduler also gives the number of the process on its host. Where Slurm starts the daemons of
+# mpirun, it has numbered these.
 SCHEDULERS = {
-    "Open MPI": [f"OMPI_COMM_WORLD_{x}" for x in ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE")],
-    "Slurm": [f"SLURM_{x}" for x in SLURM],
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 }
 # Slurm counts how often it has requeued a job. A requeued job counts as another job.
 JOBS = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-VARIABLES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")  # after GOSSIPJAX_ or JAX_
-MAX_PORT = 65535
-MAX_PROCESSES = 10**6
-MAX_TIMEOUT = 10**6  # seconds
 
 
 class ProcessInfo(NamedTuple):
@@ -37,81 +36,80 @@ class ProcessInfo(NamedTuple):
     num_processes: int
 
 
-class ScheduledProcess(NamedTuple):
-    """The number of a process in a scheduler's job step, and among the processes of its host."""
-
-    scheduler: str
-    info: ProcessInfo
-    local_rank: int | None
-    local_size: int | None  # number of processes on process 0's host
-
-
 def process_from_arguments(
     coordinator_address: str | None, num_processes: int | None, process_id: int | None
 ) -> tuple[ProcessInfo, str | None] | None:
-    """Finds the process information in arguments, else in variables; None if there is none.
+    """Finds the process information in arguments, else in variables.
 
-    Also returns the coordinator's address, which is None only in a job of one process. The
-    variables are `GOSSIPJAX_*`, or `JAX_*` if no `GOSSIPJAX_*` is set. Under a scheduler that
-    numbers the processes, the coordinator's address alone is enough.
+    Also returns the coordinator's address, which is None only in a job of one process. Returns None
+    if there is no number, or if only JAX may know the address.
     """
-    ours = any(os.environ.get(f"GOSSIPJAX_{name}") for name in VARIABLES)
-    prefix = "GOSSIPJAX" if ours else "JAX"
-    num_processes = int_from_env(f"{prefix}_NUM_PROCESSES", num_processes)
-    process_id = int_from_env(f"{prefix}_PROCESS_ID", process_id)
-    address = coordinator_address or None
-    # JAX_COORDINATOR_ADDRESS alone is meant for JAX's own detection.
-    if address is None and (ours or (num_processes, process_id) != (None, None)):
-        address = os.environ.get(f"{prefix}_COORDINATOR_ADDRESS") or None
+    our_address = coordinator_address or os.environ.get(COORDINATORS[0])
+    address = our_address or os.environ.get(COORDINATORS[1]) or None
     if address is not None:
         parse_address(address)
+    ours = tuple(map(int_from_env, OURS))
+    if (num_processes or ours[1]) == 1 and not (process_id or ours[0]):
+        return ProcessInfo(0, 1), address  # a job by itself, perhaps inside of another one
+    sources = [(ProcessInfo._fields, (process_id, num_processes)), (OURS, ours)]
+    sources.append((JAX, tuple(map(int_from_env, JAX))))
     scheduled = process_from_scheduler()
-    if num_processes is None and process_id is None:
-        if scheduled is not None and (address or scheduled.info.num_processes == 1):
-            process_id, num_processes = scheduled.info
-        elif address is None:
-            return None
-    if num_processes == 1 and process_id is None:
-        process_id = 0
-    if (address is None and num_processes != 1) or num_processes is None or process_id is None:
+    if scheduled is not None:
+        sources.append((SCHEDULERS[scheduled[0]], scheduled[1]))
+    number, count = (
+        _find_same({names[column]: values[column] for names, values in sources})
+        for column in range(2)
+    )
+    if count == 1 and number in (None, 0):
+        return ProcessInfo(0, 1), address
+    # JAX_COORDINATOR_ADDRESS alone is meant for JAX's own detection.
+    if not our_address and (count is number is None or (not address and scheduled is not None)):
+        return None
+    if address is None or count is None or number is None:
         raise ValueError(
-            f"coordinator_address, num_processes and process_id ({prefix}_COORDINATOR_ADDRESS and "
-            f"so on) must be given together, got {address}, {num_processes} and {process_id}: give "
-            "all three, or none of them for a single process."
+            f"coordinator_address, num_processes and process_id ({COORDINATORS[0]} and so on, or "
+            f"with JAX_) must be given together, got {address}, {count} and {number}: give all "
+            "three, or none of them for a single process."
         )
-    if not 0 <= process_id < num_processes:
+    if not 0 <= number < count:
         raise ValueError(
             "process_id must be an integer from 0 to num_processes - 1, got "
-            f"process_id={process_id} and num_processes={num_processes}."
+            f"process_id={number} and num_processes={count}."
         )
-    return ProcessInfo(process_id, num_processes), address
+    return ProcessInfo(number, count), address
 
 
-def require_address_with_numbers() -> None:
-    """Raises `ValueError` if only an address is given, or only numbers of processes."""
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
-    scheduled = process_from_scheduler()
-    if scheduled is not None and scheduled.info.num_processes > 1:
+def _find_same(values: dict[str, int | None]) -> int | None:
+    """Returns the number that all give who give one; None if nobody does."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if len(set(given.values())) > 1:
+        first, *others = given
+        other = next(name for name in others if given[name] != given[first])
         raise ValueError(
-            f"{scheduled.scheduler} runs {scheduled.info.num_processes} processes, and nothing "
-            "says where the first of them is. Set GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT for all "
-            "of them, with the host of process 0."
+            f"{first} and {other} must be the same, got {first}={given[first]} and "
+            f"{other}={given[other]}: one is of another job. Unset it, for example by "
+            f"env -u {first if first.isupper() else other} python ..."
         )
-    if address and scheduled is None:
+    return next(iter(given.values()), None)
+
+
+def require_address() -> None:
+    """Raises `ValueError` in a scheduler's job step of several processes."""
+    scheduler, info, _ = process_from_scheduler() or ("", ProcessInfo(0, 1), None)
+    if info.num_processes > 1:
         raise ValueError(
-            "JAX_COORDINATOR_ADDRESS must come with JAX_NUM_PROCESSES and JAX_PROCESS_ID where no "
-            f"scheduler numbers the processes, got {address} alone: set all three, or none."
+            f"{scheduler} runs {info.num_processes} processes, and nothing says where the first of "
+            f"them is. Set {COORDINATORS[0]}=HOST:PORT for all of them (mpirun passes it on with "
+            "-x), with the host of process 0."
         )
 
 
-def process_from_scheduler() -> ScheduledProcess | None:
-    """Finds the process information of Open MPI or Slurm; None outside of their job steps."""
-    for scheduler, (*numbers, on_host) in SCHEDULERS.items():
-        num_processes, process_id, local_rank = map(int_from_env, numbers)
+def process_from_scheduler() -> tuple[str, ProcessInfo, int | None] | None:
+    """Finds the scheduler (Open MPI, Slurm) of this job step, and the numbers of this process."""
+    for scheduler, variables in SCHEDULERS.items():
+        process_id, num_processes, local_rank = map(int_from_env, variables)
         if num_processes is not None and process_id is not None:
-            info = ProcessInfo(process_id, num_processes)
-            size = re.match(r"\d+", os.environ.get(on_host, ""))
-            return ScheduledProcess(scheduler, info, local_rank, int(size[0]) if size else None)
+            return scheduler, ProcessInfo(process_id, num_processes), local_rank
     return None
 
 
@@ -159,7 +157,7 @@ def find_node() -> NodeInfo | None:
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
     requested = process_from_arguments(None, None, None)
     if requested is None:
-        require_address_with_numbers()
+        require_address()
         return None
     (place, num_nodes), coordinator = requested
     if coordinator is None:
@@ -217,51 +215,36 @@ def describe_gloo(connection: socket.socket, process_id: int) -> str | None:
     )
 
 
-def int_from_env(variable: str, value: int | None = None) -> int | None:
-    """Returns the value if there is one, else the integer in an environment variable, or None."""
-    name = variable
-    given: object = value
-    if value is not None:
-        name = f"{variable.partition('JAX_')[2].lower()} ({variable})"
-    elif (text := os.environ.get(variable)) is not None:
-        given = int(text) if text.isdecimal() else text
-    else:
+def int_from_env(variable: str) -> int | None:
+    """Returns the integer in an environment variable, or None if it is not set."""
+    text = os.environ.get(variable)
+    if not text:
         return None
-    if type(given) is not int or not 0 <= given <= MAX_PROCESSES:
-        raise ValueError(f"{name} must be an integer from 0 to {MAX_PROCESSES}, got {given!r}.")
-    return given
+    if not text.isdecimal():
+        raise ValueError(f"{variable} must be an integer >= 0, got {text!r}.")
+    return int(text)
 
 
 def seconds_from(value: float | None, name: str, default: float) -> float:
     """Returns `value`, else the seconds in the variable of this name, else the default."""
     variable = f"GOSSIPJAX_{name.upper()}"
     given = os.environ.get(variable, default) if value is None else value
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= MAX_TIMEOUT:  # also for nan
-        raise ValueError(
-            f"{name} ({variable}) must be a number of seconds > 0 and <= "
-            f"{MAX_TIMEOUT}, got {given!r}."
-        )
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 < float(given) < math.inf:
+            return float(given)
+    raise ValueError(f"{name} ({variable}) must be a number of seconds > 0, got {given!r}.")
 
 
-def parse_address(address: str, name: str = "coordinator_address") -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
     """Splits `HOST:PORT` or `[IPv6]:PORT` into host and port.
 
     >>> parse_address("node-7:1234"), parse_address("[::1]:80")
     (('node-7', 1234), ('::1', 80))
     """
-    host, _, port = address.rpartition(":")
-    is_bracketed = host.startswith("[") and host.endswith("]")
-    bare_host = host[1:-1] if is_bracketed else host
-    number = int(port) if port.isdecimal() else 0
-    is_host = bare_host.isprintable() and " " not in bare_host and bare_host != ""
-    if is_host and (":" in bare_host) == is_bracketed and 0 < number <= MAX_PORT:
-        return bare_host, number
-    raise ValueError(
-        f"{name} must be HOST:PORT with a port from 1 to {MAX_PORT}, got "
-        f"{address!r}. Write it as in node-7:1234 or [::1]:1234."
-    )
+    found = re.fullmatch(r"(?:\[([^\[\]\s]+:[^\[\]\s]*)\]|([^:\[\]\s]+)):([0-9]{1,5})", address)
+    if found is None or not 0 < int(found[3]) < 2**16:
+        raise ValueError(
+            "The address of process 0 must be HOST:PORT with a port from 1 to 65535, got "
+            f"{address!r}. Write it as in node-7:1234 or [::1]:1234."
+        )
+    return found[1] or found[2], int(found[3])

@@ -39,13 +39,3 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iter
     finally:
         for number, former in former_handlers.items():
             signal.signal(number, former)
-
-
-def describe_signal(number: int) -> str:
-    """Returns the name and number of a signal.
-
-    >>> describe_signal(9)
-    'SIGKILL, signal 9'
-    """
-    names = {int(s): s.name for s in signal.Signals}
-    return f"{names.get(number, 'unnamed')}, signal {number}"

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-import queue
+import select
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
-from gossipjax.launch._signals import describe_signal
-
-MAX_WAITING_LINES = 10_000  # of each stream; then the processes wait, as at any full pipe
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # lines of a failed process's output that are shown
 DRAIN_SECONDS = 2.0  # time to read the output of a process that has exited
-LOOK_SECONDS = 0.05  # between two looks whether a process has exited, or output is written
+
+WRITING = threading.Lock()  # of output; the processes wait meanwhile, as at any full pipe
+CLOSED = set[int]()  # of the descriptors of stdout and stderr: which nobody reads any more
 
 # In the group of each process a shell waits for the end of its input, which is the end of the
 # launcher, and then kills the group. It is no child of the program, which may wait for children.
@@ -30,48 +29,17 @@ exec 3<&- "$@" </dev/null
 """
 
 
-class Output:
-    """A stream of the launcher. A thread writes it, so that nothing else waits for the reader.
-
-    If the reader pauses, as `less` does, the lines wait in this object. If nobody reads the stream
-    any more, the thread calls `on_closed`.
-    """
-
-    def __init__(self, descriptor: int):
-        self.on_closed: Callable[[], object] = lambda: None
-        self._descriptor = descriptor
-        self._lines = queue.Queue[bytes]()
-        self._thread = threading.Thread(target=self._write_lines, daemon=True)
-
-    def put(self, line: bytes) -> None:
-        if self._thread.ident is None:
-            self._thread.start()
-        self._lines.put(line)
-
-    def has_room(self) -> bool:
-        return self._lines.qsize() < MAX_WAITING_LINES
-
-    def is_written(self) -> bool:
-        return self._lines.unfinished_tasks == 0
-
-    def _write_lines(self) -> None:
-        while True:
-            line = self._lines.get()
-            try:
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
-            except OSError:
-                self.on_closed()
-            self._lines.task_done()
-
-
-STDOUT = Output(1)
-STDERR = Output(2)
-
-
 def log(text: str) -> None:
-    """Writes a message of the launcher to stderr, without waiting for its reader."""
-    STDERR.put(f"[launch] {text}\n".encode())
+    """Writes a message of the launcher to stderr."""
+    write(2, f"[launch] {text}\n".encode())
+
+
+def write(descriptor: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        CLOSED.add(descriptor)
 
 
 class Worker:
@@ -85,53 +53,48 @@ class Worker:
     def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str]):
         self.rank = rank
         self._last_lines = deque[bytes](maxlen=LAST_LINES)
+        read_end, self._stdin = os.pipe()
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", GUARDED, "sh", *command],
-            stdin=subprocess.PIPE,
+            stdin=read_end,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
-
-    @property
-    def process_id(self) -> int:
-        """The number of the process, and of its session."""
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the process has not been waited for, so that its number is not another's."""
-        return self._process.returncode is None
+        os.close(read_end)
+        self.process_id = self._process.pid  # and that of its session
+        pipes = (self._process.stdout, 1), (self._process.stderr, 2)
+        self._readers = [threading.Thread(target=self._forward, args=p, daemon=True) for p in pipes]
+        for reader in self._readers:
+            reader.start()
+        self._deadline = 0.0  # for its output, after its end
+        self._guard = select.poll()
+        self._guard.register(self._stdin, 0)  # finds only that it is no longer read
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process group, if the process has not exited."""
-        if self.is_running:
+        if self._process.returncode is None:  # else its number may be another's
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process_id, number)
 
-    async def wait(self) -> int:
-        """Waits for the end of the process and of its output.
+    def poll(self) -> int | None:
+        """Returns None until the process and its output have ended.
 
         Returns:
           The exit status, or minus the number of the signal that ended the process.
         """
-        pipes = (self._process.stdout, self._process.stderr)
-        readers = [
-            asyncio.create_task(self._forward(pipe, output))
-            for pipe, output in zip(pipes, (STDOUT, STDERR), strict=True)
-            if pipe is not None
-        ]
-        while not self._has_exited():
-            await asyncio.sleep(LOOK_SECONDS)
-        self.send_signal(signal.SIGKILL)  # to the rest of its group
-        code = self._process.wait()
-        await asyncio.wait(readers, timeout=DRAIN_SECONDS)
-        for reader in readers:
-            reader.cancel()
-        if self._process.stdin is not None:
-            self._process.stdin.close()  # a shell that still waits for its end kills the group
-        return code
+        if self._process.returncode is None:
+            if not self._has_exited() and not self._guard.poll(0):
+                return None
+            self.send_signal(signal.SIGKILL)  # to the rest of its group, or if nothing guards it
+            self._process.wait()
+            self._deadline = time.monotonic() + DRAIN_SECONDS
+        may_read = time.monotonic() < self._deadline or WRITING.locked()
+        if may_read and any(reader.is_alive() for reader in self._readers):
+            return None
+        os.close(self._stdin)  # a shell that still waits for its end kills the group
+        return self._process.returncode
 
     def _has_exited(self) -> bool:
         if not hasattr(os, "waitid"):  # on macOS before Python 3.13
@@ -140,30 +103,18 @@ class Worker:
         options = os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, self.process_id, options) is not None
 
-    async def _forward(self, pipe: IO[bytes], output: Output) -> None:
-        """Passes lines on with the rank in front, and keeps the last lines.
-
-        After the process has exited, the rest of its pipe is passed on without waiting for room.
-        """
-        reader = asyncio.StreamReader()
-        connect = asyncio.get_running_loop().connect_read_pipe
-        transport, _ = await connect(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        rest = b""
-        with contextlib.closing(transport):
-            while (data := await reader.read(MAX_LINE_BYTES)) or rest:
-                *lines, rest = (rest + data).split(b"\n")
-                if rest and (not data or len(rest) >= MAX_LINE_BYTES):
-                    lines.append(rest)
-                    rest = b""
-                for line in lines:
-                    self._last_lines.append(line)
-                    output.put(b"[%d] %s\n" % (self.rank, line))
-                while self.is_running and not output.has_room():
-                    await asyncio.sleep(LOOK_SECONDS)
+    def _forward(self, pipe: IO[bytes], descriptor: int) -> None:
+        """Passes lines on with the rank in front, and keeps the last lines."""
+        with pipe:
+            while line := pipe.readline(MAX_LINE_BYTES):
+                self._last_lines.append(line)
+                with WRITING:
+                    write(descriptor, b"[%d] %s\n" % (self.rank, line.removesuffix(b"\n")))
 
     def describe_failure(self, code: int, consequence: str) -> str:
         """Describes why the process failed, what follows, and the last lines of its output."""
-        reason = f"exit status {code}" if code > 0 else describe_signal(-code)
-        lines = [line.decode(errors="replace").rstrip() for line in self._last_lines]
+        name = next((each.name for each in signal.Signals if each == -code), "unnamed")
+        reason = f"exit status {code}" if code > 0 else f"{name}, signal {-code}"
+        lines = [line.decode(errors="replace").rstrip() for line in list(self._last_lines)]
         output = ["its last lines:", *(f"    {line}" for line in lines)] if lines else ["no output"]
         return f"rank {self.rank} failed ({reason}), {consequence}; " + "\n".join(output)

@@ -87,10 +87,10 @@ class Peers:
             return bool(self._changed.wait_for(lambda: self._lost, seconds))
 
     def describe_loss(self) -> str:
-        number, count = self._info
         return (
-            f"process {number} of {count} ends: {self._lost} has ended or cannot be reached. Start "
-            "all processes again; Checkpoints.resume continues from the newest checkpoint."
+            f"process {self._info.process_id} of {self._info.num_processes} ends: {self._lost} has "
+            "ended or cannot be reached. Start all processes again; Checkpoints.resume continues "
+            "from the newest checkpoint."
         )
 
     def _read(self, number: int) -> None:
@@ -101,27 +101,29 @@ class Peers:
         self._lose(name)
 
     def _receive(self, number: int, message: dict[str, Any]) -> None:
-        match message:
-            case {"lost": str(name)}:
-                self._lose(name)
-            case {"key": str(key), "answer": answer}:
-                with self._changed:
+        with self._changed:
+            match message:
+                case {"lost": str(name)}:
+                    self._lose(name)
+                case {"key": str(key), "answer": answer}:
                     self._answers[key] = answer
                     self._changed.notify_all()
-            case {"key": str(key), "value": value}:
-                with self._changed:
+                case {"key": str(key), "value": value}:
                     values = self._values.setdefault(key, {})
                     values[number] = value
-                    is_complete = len(values) == self._info.num_processes
-                if is_complete:
-                    del self._values[key]
-                    self._tell_all({"key": key, "answer": [v for _, v in sorted(values.items())]})
-            case {"key": str(key)}:
-                with self._changed:
+                    if len(values) == self._info.num_processes:
+                        del self._values[key]
+                        self._answer(key, [values[i] for i in sorted(values)])
+                case {"key": str(key)}:
                     here = self._values.get(key, {})
                     missing = [i for i in range(self._info.num_processes) if i not in here]
-                names = ", ".join(self._connections[i][1] if i else "process 0" for i in missing)
-                self._tell_all({"key": f"missing in {key}", "answer": names})
+                    names = [self._connections[i][1] if i else "process 0" for i in missing]
+                    self._answer(f"missing in {key}", ", ".join(names))
+
+    def _answer(self, key: str, answer: Any) -> None:
+        self._answers[key] = answer
+        self._changed.notify_all()
+        self._send({"key": key, "answer": answer})
 
     def _tell(self, message: dict[str, Any]) -> None:
         """Sends a message to process 0, which may be this one."""
@@ -129,10 +131,6 @@ class Peers:
             self._receive(0, message)
         else:
             self._send(message)
-
-    def _tell_all(self, message: dict[str, Any]) -> None:
-        self._receive(0, message)
-        self._send(message)
 
     def _send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"

@@ -137,9 +137,8 @@ OTHERS = [
     ("compare", "-- --seed=3", "got --seed: give it before --"),
     ("report", "--section no-such", "--section must be one of hours, averaging, "),
     ("report", "--fashion-mnist OUT", "--fashion-mnist must be a folder that holds the four files"),
-    ("launch", "--processes 0 -- true", "--processes must be from 1 to 1024, got 0"),
+    ("launch", "--processes 0 -- true", "--processes must be at least 1, got 0"),
     ("launch", "--processes 1 --stall-slow 9 -- true", "--stall-slow must come with --stall"),
-    ("launch", "--processes 1 -- /nowhere/at/all", "the command must be a program"),
 ]
 ROWS += [Line(program, given, message) for program, given, message in OTHERS]
 LINK = "--bandwidth 10gbit"
@@ -172,6 +171,6 @@ ROWS += [
 
 SUBPROCESSES = [
     Line("experiments.image", "--model linear --topology ring/ring", "two different topologies"),
-    Line("gossipjax.launch", "--processes 0 -- true", "--processes must be from 1 to 1024"),
+    Line("gossipjax.launch", "--processes 0 -- true", "--processes must be at least 1"),
 ]
 """Run as users run them."""

@@ -95,11 +95,11 @@ def test_a_run_that_fails_before_a_kill_is_an_error(tmp_path, monkeypatch):
 def test_a_kill_resumes_at_the_first_message_after_its_restart(tmp_path):
     run = LockstepJob(LockstepOptions(), tmp_path, [0], restarts=3)
     lines = {
-        "[launch] restart 1 of 3, with 4 processes": False,
-        "[launch] restart 2 of 3, with 4 processes": False,
+        "[launch] restart 1 of 3": False,
+        "[launch] restart 2 of 3": False,
         "[1] sgp resumes after step 90": False,
         "[0] sgp resumes after step 20": True,
-        "[launch] restart 3 of 3, with 4 processes": False,
+        "[launch] restart 3 of 3": False,
     }
     assert run.is_training()
     for line, is_training in lines.items():

@@ -67,7 +67,7 @@ def errors_of(infos: list[tuple[int, int]], timeout: float) -> list[str]:
         return [result.result() or "" for result in results]
 
 
-def test_all_meet_and_those_that_are_missing_are_named_twice_before_the_end(capsys):
+def test_all_meet_and_those_that_are_missing_are_named_before_the_end(capsys):
     assert errors_of([(i, 5) for i in range(5)], TIMEOUT) == [""] * 5
     assert capsys.readouterr().err == ""
     first, second = errors_of([(0, 4), (2, 4)], 0.8)
@@ -76,7 +76,7 @@ def test_all_meet_and_those_that_are_missing_are_named_twice_before_the_end(caps
     assert "can they reach 127.0.0.1, where process 0 listens? If not, " in first
     assert "JAX_COORDINATOR_BIND_ADDRESS=0.0.0.0:" in first
     said = re.findall(r"processes 1, 3 of 4 .* within (\S+) s", capsys.readouterr().err)
-    assert said == ["0.2", "0.4"]
+    assert said == ["0.4"]
 
 
 def test_doubled_processes_and_those_that_disagree_are_named():
@@ -90,19 +90,17 @@ def test_doubled_processes_and_those_that_disagree_are_named():
     assert "and 4 in process 2 (" in errors[0]
 
 
-HELLO = [1, 2, "somewhere", "'', restart 0", None]
+HELLO = [1, 2, "somewhere", "'', restart 0"]
 WRONG = [
-    [True, *HELLO[1:]],
     [0, *HELLO[1:]],
     [2, *HELLO[1:]],
-    [1, 10**3000, *HELLO[2:]],
     [1, 2, "\x1b[2J", *HELLO[3:]],  # controls a terminal
     HELLO[:3],
     [*HELLO, 1],
     {"process_id": 1},
 ]
 LINES = [json.dumps(message).encode() + b"\n" for message in WRONG]
-LINES += [b"[" * 4000 + b"\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\x00\n", b"1" * 100_000]
+LINES += [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\x00\n", b"1" * 100_000]
 
 
 def test_strangers_do_not_end_the_job():

@@ -1,5 +1,6 @@
 """Joining a job: process information, and jobs of two real processes."""
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -34,43 +35,89 @@ ENGINES = {  # the variables of process 3 of 4
 def test_each_engine_says_who_a_process_is(variables, fresh_process):
     for name, value in variables.items():
         fresh_process.setenv(name, value)
+    fresh_process.setenv("JAX_PLATFORMS", "cpu")
+    here, there = socket.socketpair()
     calls = []
-    fresh_process.setattr(_initialize, "meet", lambda *args, **_: calls.append(args[:2]) or {})
-    fresh_process.setattr(peers, "kept", None)
+    fresh_process.setattr(_initialize, "describe_gloo", lambda *_: None)
     fresh_process.setattr(_initialize, "reach", lambda *_: socket.socket())
+    fresh_process.setattr(peers, "kept", None)
+    problems = iter([["Gloo of process 1 would"], [None]])
+    fresh_process.setattr(peers.Peers, "gather", lambda *_: next(problems))
+
+    def meet(*given):
+        calls.append(given[:2])
+        return {0: (here, "process 0")}
+
+    fresh_process.setattr(_initialize, "meet", meet)
     fresh_process.setattr(_initialize, "_initialize_jax", lambda *_, **given: calls.append(given))
-    assert launch.initialize() == ProcessInfo(3, 4)
-    met, given = calls
+    with here, there:
+        with pytest.raises(ConnectionError, match="Gloo of process 1 would"):
+            launch.initialize()
+        assert launch.initialize() == ProcessInfo(3, 4)
+        assert peers.kept is not None
+        peers.kept.leave()
+    _, met, given = calls
     assert met == ("node-0:1", ProcessInfo(3, 4))
     # By default JAX's coordinator, which lets everybody in, would listen at all addresses.
     assert given["coordinator_bind_address"] == "node-0:1"
 
 
-def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_process):
-    for name, value in ENGINES["Kubeflow Trainer"].items():
+NUMBERS = {  # that each engine gives of one process of two
+    "ours": {"GOSSIPJAX_NUM_PROCESSES": "2", "GOSSIPJAX_PROCESS_ID": "1"},
+    "JAX's": {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"},
+    "Open MPI": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"},
+    "Slurm": {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
+}
+ARGUMENTS = {"num_processes": "2", "process_id": "1"}
+PAIRS = [
+    pair
+    for pair in itertools.combinations({"arguments": ARGUMENTS, **NUMBERS}, 2)
+    if pair != ("Open MPI", "Slurm")  # which has then numbered the daemons of mpirun
+]
+
+
+@pytest.mark.parametrize("column", [0, 1])
+@pytest.mark.parametrize("pair", PAIRS, ids=map(" and ".join, PAIRS))
+def test_numbers_that_contradict_each_other_are_named_at_once(pair, column, fresh_process):
+    given = {"arguments": ARGUMENTS, **NUMBERS}
+    first, second = (dict(given[name]) for name in pair)
+    name, other = list(first)[column], list(second)[column]
+    value, right = [("3", "2"), ("0", "1")][column]
+    first[name] = value
+    arguments = {k: int(v) for k, v in first.items()} if pair[0] == "arguments" else {}
+    for variable, text in {**second, **({} if arguments else first)}.items():
+        fresh_process.setenv(variable, text)
+    unset = other if arguments else name
+    with pytest.raises(
+        ValueError, match=f"got {name}={value} and {other}={right}.*env -u {unset} "
+    ):
+        launch.initialize("127.0.0.1:1", **arguments)
+
+
+def test_one_process_is_a_job_by_itself_also_inside_of_another(fresh_process):
+    for name, value in NUMBERS["Slurm"].items():
         fresh_process.setenv(name, value)
-    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "1")  # of a job inside of the engine's
-    assert launch.initialize() == ProcessInfo(0, 1)
-    fresh_process.setattr(_initialize, "_initialized", None)
+    assert launch.initialize(num_processes=1) == ProcessInfo(0, 1)
+
+
+def test_open_mpi_5_tells_jax_no_address(fresh_process):
+    for name, value in NUMBERS["Open MPI"].items():
+        fresh_process.setenv(name, value)
+    fresh_process.setattr(_initialize, "_initialize_jax", None)  # it would ask for mpi4py
+    message = r"Open MPI runs 2 processes, .* Set GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT .* -x"
+    with pytest.raises(ValueError, match=message):
+        launch.initialize()
+
+
+def test_variables_must_be_complete(fresh_process):
     fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "2")
     with pytest.raises(ValueError, match=r"\(GOSSIPJAX_COORDINATOR_ADDRESS .*None, 2 and None"):
         launch.initialize()
     fresh_process.delenv("GOSSIPJAX_NUM_PROCESSES")
-    fresh_process.setenv("JAX_NUM_PROCESSES", "four")
-    with pytest.raises(ValueError, match=r"JAX_NUM_PROCESSES must be an integer .* got 'four'"):
+    fresh_process.setenv("JAX_COORDINATOR_ADDRESS", "node-0:1")
+    fresh_process.setenv("JAX_PROCESS_ID", "3")
+    with pytest.raises(ValueError, match=r"with JAX_\) .* got node-0:1, None and 3"):
         launch.initialize()
-    fresh_process.delenv("JAX_NUM_PROCESSES")
-    with pytest.raises(ValueError, match=r"\(JAX_COORDINATOR_ADDRESS .*node-0:1, None and 3"):
-        launch.initialize()
-    fresh_process.delenv("JAX_PROCESS_ID")
-
-    def find_nothing(*_, **options):
-        raise ValueError("Number of processes must be defined.")  # as JAX's detection says
-
-    fresh_process.setattr(_initialize, "_initialize_jax", find_nothing)
-    for call in (launch.initialize, launch.find_node):
-        with pytest.raises(ValueError, match=r"must come with JAX_NUM_PROCESSES.*node-0:1 alone"):
-            call()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +126,7 @@ def test_variables_of_an_engine_stand_behind_ours_and_must_be_complete(fresh_pro
         ("GOSSIPJAX_INITIALIZATION_TIMEOUT", "soon", "INITIALIZATION_TIMEOUT.* got 'soon'"),
         ("GOSSIPJAX_NUM_PROCESSES", "four", "GOSSIPJAX_NUM_PROCESSES.*'four'"),
         ("GOSSIPJAX_HEARTBEAT_TIMEOUT", "0", "heartbeat_timeout .* a number of seconds > 0.* '0'"),
-        ("JAX_COORDINATOR_BIND_ADDRESS", "all", "JAX_COORDINATOR_BIND_ADDRESS must be HOST:PORT"),
+        ("JAX_COORDINATOR_BIND_ADDRESS", "all", "must be HOST:PORT .* got 'all'"),
         ("SLURM_STEP_NUM_TASKS", "two", "SLURM_STEP_NUM_TASKS must be an integer .* got 'two'"),
     ],
 )
@@ -123,8 +170,6 @@ def test_a_job_step_of_one_process_is_a_single_process(fresh_process):
     fresh_process.setenv("SLURM_PROCID", "0")
     assert launch.initialize() == ProcessInfo(0, 1)
     assert launch.initialize() == launch.initialize(num_processes=1) == ProcessInfo(0, 1)
-    with pytest.raises(ValueError, match="got process 1 of 2 in process 0 of 1"):
-        launch.initialize("127.0.0.1:1", 2, 1)
 
 
 def test_an_address_is_enough_where_a_scheduler_numbers_the_processes(fresh_process):
@@ -160,29 +205,6 @@ info = launch.initialize(initialization_timeout=50)
 assert launch.initialize() == info
 mesh = launch.mesh(nodes=2, local=2)
 """
-
-
-def test_two_processes_exchange_and_end_seconds_apart():
-    """Process 0, the coordinator, ends first; it waits for process 1, longer than a heartbeat."""
-    code = CLUSTER + (
-        "assert [[d.process_index for d in node] for node in mesh.devices] == [[0, 0], [1, 1]]\n"
-        "def both(x):\n"
-        "    return jax.lax.psum(x, 'nodes'), jax.lax.ppermute(x, 'nodes', [(0, 1), (1, 0)])\n"
-        "total, other = gx.spmd(both, gx.Nodes(mesh=mesh))(jnp.array([3.0, 5.0]))\n"
-        "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
-        "print('result', *info, launch.mesh().shape['nodes'], *values, flush=True)\n"
-        "if info.process_id == 0: launch.exit_process(0)\n"
-        "time.sleep(7)\n"
-        "print('end')"
-    )
-    more = {"GOSSIPJAX_HEARTBEAT_TIMEOUT": "5"}
-    done = run_job(code, "--processes", 2, "--local-devices", 2, **more)
-    assert done.returncode == 0, done.stderr
-    # Threads of Gloo print there too, and mix their lines.
-    lines = [line for line in done.stdout.splitlines() if "result" in line or "end" in line]
-    assert sorted(lines) == ["[0] result 0 2 4 8 5", "[1] end", "[1] result 1 2 4 8 3"]
-
-
 LISTENING = """
 from pathlib import Path
 links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
@@ -194,22 +216,38 @@ for row in rows:
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_where_a_job_of_the_launcher_listens():
-    """The coordinator on the loopback, and Gloo where the name of this machine leads."""
-    program = (
-        f"{CLUSTER}"
-        "total = gx.Nodes(mesh=mesh).run(lambda x: jax.lax.psum(x, 'nodes'), jnp.ones(2))\n"
-        "print(total.shape)\n"
-        f"{LISTENING}"
-        "launch.exit_process(0)"
+def test_two_processes_exchange_and_end_seconds_apart():
+    """Process 0, the coordinator, ends first; it waits for process 1, longer than a heartbeat.
+
+    The coordinator listens on the loopback, and Gloo where the name of this machine leads.
+    """
+    code = CLUSTER + (
+        "assert [[d.process_index for d in node] for node in mesh.devices] == [[0, 0], [1, 1]]\n"
+        "def both(x):\n"
+        "    return jax.lax.psum(x, 'nodes'), jax.lax.ppermute(x, 'nodes', [(0, 1), (1, 0)])\n"
+        "total, other = gx.spmd(both, gx.Nodes(mesh=mesh))(jnp.array([3.0, 5.0]))\n"
+        "values = [int(a.addressable_shards[0].data[0]) for a in (total, other)]\n"
+        "print('result', *info, launch.mesh().shape['nodes'], *values, flush=True)\n"
+        f"{LISTENING if sys.platform == 'linux' else ''}"
+        "if info.process_id == 0: launch.exit_process(0)\n"
+        "time.sleep(7)\n"
+        "print('end')"
     )
-    done = run_job(program, "--processes", 2, "--local-devices", 2)
+    more = {"GOSSIPJAX_HEARTBEAT_TIMEOUT": "5"}
+    done = run_job(code, "--processes", 2, "--local-devices", 2, **more)
     assert done.returncode == 0, done.stderr
-    found = sorted(line for line in done.stdout.splitlines() if "listens" in line)
-    name = socket.inet_aton(socket.gethostbyname(socket.gethostname()))[::-1].hex().upper()
-    gloo = [f"[{number}] listens at {name}" for number in range(2)]
-    assert found == sorted([*gloo, "[0] listens at 0100007F"])
+    # Threads of Gloo print there too, and mix their lines.
+    lines = [line for line in done.stdout.splitlines() if "result" in line or "end" in line]
+    assert sorted(lines) == ["[0] result 0 2 4 8 5", "[1] end", "[1] result 1 2 4 8 3"]
+    if sys.platform == "linux":
+        name = socket.inet_aton(socket.gethostbyname(socket.gethostname()))[::-1].hex().upper()
+        gloo = [f"[{number}] listens at {name}" for number in range(2)]
+        found = [line for line in done.stdout.splitlines() if "listens" in line]
+        assert sorted(found) == sorted([*gloo, "[0] listens at 0100007F"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_where_an_asynchronous_node_of_the_launcher_listens():
     asynchronous = (
         "import os, jax.numpy as jnp, optax, gossipjax as gx\n"
         "assert os.environ['NCCL_SOCKET_IFNAME'] == 'lo'\n"
