@@ -39,7 +39,8 @@ gossipjax/topology/schedule.py | topology/test_topology.py -k piecewise_starts |
 gossipjax/topology/schedule.py | topology/test_schedule.py -k canonical | canonical steps forget the start | len(steps) - len(cycle) + (offset => (offset
 gossipjax/topology/permutations.py | test_composed_axis.py -k to_the_bit | rows that stay are mixed up | received_row[stays]] = sent_row[stays] => received_row[stays]] = received_row[stays]
 gossipjax/topology/spectra.py | topology/test_spectra.py -k spectral_gap | gap per step instead of per cycle | math.exp(log / schedule.period if per_round else log) => math.exp(log / schedule.period)
-gossipjax/wire/_messages.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and random_k" | one key for all arrays | jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(count)) => jax.vmap(lambda k, _: k, (None, 0))(key, np.arange(count))
+gossipjax/wire/_messages.py | collectives/test_codecs.py -k share_a_message | one key for all arrays | (key, np.arange(len(groups))) => (key, 0 * np.arange(len(groups)))
+gossipjax/wire/_integers.py | collectives/test_codecs.py -k share_a_message | small arrays share blocks | replace(self, block=length), blocks * length => self, size
 gossipjax/wire/_floats.py | collectives/test_wire.py -k too_large | scaled beyond the largest value | maxexp - 1), -limit => maxexp - 0), -limit
 gossipjax/nodes/_convolutions.py | test_convolutions.py -k those_of_lax | taps are shifted the wrong way | low = params["padding"][i][0] - k => low = params["padding"][i][0] + k
 gossipjax/nodes/_convolutions.py | test_convolutions.py -k left_but | a model's own groups become products | sizes.groups != self.nodes => sizes.groups % self.nodes

@@ -110,7 +110,7 @@ RANDOM_K = gx.wire.random_k(0.3, seed=5)
 def draw_values(difference, step, node):
     """What the codec draws of a difference; which values these are depends on none of them."""
     key = gx.wire.Wire(codec=RANDOM_K).make_key(step)
-    for number in (node, 0, 0):  # the node, the type of the values, the array in the message
+    for number in (node, 0):  # the node, the type of the values
         key = gx.wire.fold_in(key, number)
     bias_size = int(np.prod(SHAPES["bias"]))  # it is the last here, and the first in a message
     message = jnp.asarray(np.roll(difference, bias_size), jnp.float32)

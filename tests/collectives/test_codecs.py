@@ -81,6 +81,7 @@ def test_small_arrays_share_a_message_and_no_scale(codec):
         jnp.asarray(rng.normal(size=size) * 10.0 ** (-3 * i), jnp.float32)
         for i, size in enumerate(sizes)
     ]
+    arrays.append(arrays[7])
 
     @jax.jit
     def send_all(arrays):
@@ -92,6 +93,7 @@ def test_small_arrays_share_a_message_and_no_scale(codec):
     assert sum(part.size for part in words) == sum(
         codec.count_words(x) if x.size > 1 else x.nbytes // codec.word.itemsize for x in arrays
     )
+    assert np.array_equal(arrived[7], arrived[-1]) == (not codec.needs_key)
     is_joined = isinstance(codec, gx.wire.IntegerCodec)
     assert (len(words) < len(arrays)) == is_joined
     for x, together, by_itself in zip(arrays, arrived, alone, strict=True):
