@@ -74,7 +74,7 @@ class Checkpoints:
     `resume` warns and starts all nodes from the average model of the remaining nodes.
 
     Args:
-      folder: where the checkpoints are. A folder that does not exist is made.
+      folder: where the checkpoints are, on a disk or at `gs://BUCKET/FOLDER`. Made if missing.
       every: steps between the checkpoints of `after`; None if you do not use `after`. If given,
         SIGTERM is caught inside `with Checkpoints(...)`.
       max_to_keep: how many complete checkpoints stay. With 2 or more, an older checkpoint can
@@ -90,7 +90,7 @@ class Checkpoints:
       is_preempted: whether this process has got SIGTERM.
 
     Raises:
-      ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
+      ValueError: if an argument is not as above, or the folder is another address (`s3://...`).
       OSError: if the folder cannot be made, written or read, is not the same for all processes, or
         another job has it open (the message names its process, machine and beginning).
 

@@ -248,6 +248,8 @@ class Folder:
         if len(steps) >= count:
             try:
                 self.each(delete)
+            except ConnectionError:  # another process has ended
+                raise
             except OSError as error:
                 warnings.warn(
                     f"old checkpoints in {self.path} cannot be deleted ({first_line(error)}): "

@@ -38,7 +38,7 @@ def make_state(step):
 @pytest.fixture(scope="session")
 def bucket():
     """One for all tests: etils makes one client in a process."""
-    logging.getLogger("gcsfs").setLevel(logging.ERROR)  # it warns that it has no credentials
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it has no credentials
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
