@@ -50,6 +50,7 @@ def bucket():
     with subprocess.Popen(command) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", url)  # for gcsfs
         patch.setenv("TENSORSTORE_GCS_HTTP_URL", url)  # for the arrays
+        patch.setenv("NO_GCE_CHECK", "true")  # no search for a server that knows credentials
         epath.Path("gs://bucket").mkdir()  # which tries again until the server listens
         yield "gs://bucket"
         server.terminate()
@@ -116,15 +117,15 @@ def test_a_job_that_is_killed_loses_the_save_at_most(bucket):
     folder = f"{bucket}/killed"
     rng = random.Random(0)
     complete = 0
+    command = [sys.executable, "-c", PROGRAM, folder]
     for _ in range(4):
-        job = subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=subprocess.PIPE)
-        assert job.stdout is not None
-        for _ in range(2):
-            complete = int(job.stdout.readline())
-        time.sleep(rng.random())
-        job.kill()
-        complete = max(complete, *map(int, job.stdout.read().split()), 0)
-        job.wait()
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as job:
+            assert job.stdout is not None
+            for _ in range(2):
+                complete = int(job.stdout.readline())
+            time.sleep(rng.random())
+            job.kill()
+            complete = max(complete, *map(int, job.stdout.read().split()), 0)
         assert restore(folder) in (complete, complete + 1)
 
 
