@@ -51,11 +51,10 @@ class Writer:
     def write(self, path: AnyPath, arrays: dict[str, Any], manifest: Manifest) -> None:
         """Copies the arrays, by their numbers, to the host, and begins to write them."""
         self._name = f"gossipjax write {next(_numbers)}"
-        self._folder = epath.Path(temporary(path) if isinstance(path, Path) else path)
+        folder = self._folder = epath.Path(temporary(path) if isinstance(path, Path) else path)
         futures: list[Any] = []
         try:
-            args = ocp.args.PyTreeSave(arrays)
-            save = self._handler.async_save(self._folder / "state", args=args)
+            save = self._handler.async_save(folder / "state", args=ocp.args.PyTreeSave(arrays))
             with ThreadPoolExecutor(1) as pool:  # a notebook has a loop in this thread
                 futures = pool.submit(asyncio.run, save).result() or []
         except Exception as error:  # the others wait for this process in their threads
