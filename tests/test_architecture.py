@@ -57,7 +57,7 @@ ALLOWED_PACKAGES = {
     "flax.py": {"flax", "optax"},
     "topology": {"cvxpy", "numpy"},
     "dirichlet.py": {"numpy"},
-    "checkpoint": {"etils", "jax", "numpy", "optax", "orbax"},
+    "checkpoint": {"etils", "fsspec", "jax", "numpy", "optax", "orbax"},
     "asynchronous": {"jax", "numpy", "optax", "zmq"},
     "launch": {"jax", "numpy"},
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import re
 import signal
 import uuid
 import warnings
@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from etils import epath
+from fsspec.config import conf as fsspec_settings
 
 from gossipjax import launch, meshes
 from gossipjax.checkpoint._leaves import as_arrays, held_nodes, leaf_specs
 from gossipjax.checkpoint._lock import FolderLock
 from gossipjax.checkpoint._resize import ResizeReport
 from gossipjax.checkpoint._store import (
+    AnyPath,
     DamagedError,
     Folder,
     Manifest,
@@ -49,8 +52,6 @@ from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
-ADDRESS = re.compile("[a-zA-Z][a-zA-Z0-9+.-]+:/")  # gs:// and s3://, which paths shorten to gs:/
-
 
 class Checkpoints:
     """Saves a run in a folder that all its processes share, or in one folder for each process.
@@ -73,7 +74,7 @@ class Checkpoints:
     `resume` warns and starts all nodes from the average model of the remaining nodes.
 
     Args:
-      folder: where the checkpoints are. A folder that does not exist is made.
+      folder: where the checkpoints are, on a disk or at `gs://BUCKET/FOLDER`. Made if missing.
       every: steps between the checkpoints of `after`; None if you do not use `after`. If given,
         SIGTERM is caught inside `with Checkpoints(...)`.
       max_to_keep: how many complete checkpoints stay. With 2 or more, an older checkpoint can
@@ -89,7 +90,7 @@ class Checkpoints:
       is_preempted: whether this process has got SIGTERM.
 
     Raises:
-      ValueError: if an argument is not as above, or the folder is an address (`gs://...`).
+      ValueError: if an argument is not as above, or the folder is another address (`s3://...`).
       OSError: if the folder cannot be made, written or read, is not the same for all processes, or
         another job has it open (the message names its process, machine and beginning).
 
@@ -129,13 +130,13 @@ class Checkpoints:
         self._store = Folder(self.folder, self._is_shared)
         self._lock = FolderLock(self.folder)
         if not read_only:
-            if self._is_shared:
+            if self._is_shared and isinstance(self.folder, Path):
                 require_shared_folder(self.folder)
             else:
                 self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
             self._store.each(self._lock.acquire)
         self.resize_report: ResizeReport | None = None
-        self.resumed_from: Path | None = None
+        self.resumed_from: AnyPath | None = None
         self._last_step: int | None = None  # the newest step that was saved or restored
         self._problem: str | None = None  # why the last write failed, if it did
         self._is_entered = False
@@ -205,7 +206,7 @@ class Checkpoints:
         restored = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if restored is None else self.folder
         if restored is None and other is not None:
-            with Checkpoints(other, read_only=True, shared=self._is_shared) as others:
+            with Checkpoints(str(other), read_only=True, shared=self._is_shared) as others:
                 restored = others._restore_train_state(state, nodes, make_tx)
             if restored is None:
                 raise ValueError(
@@ -225,9 +226,8 @@ class Checkpoints:
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> TrainState | None:
-        restored, lost = self._restore(
-            lambda saved: make_template(state, nodes, make_tx, saved), None
-        )
+        make_like = functools.partial(make_template, state, nodes, make_tx)
+        restored, lost = self._restore(make_like, None)
         if restored is None:
             return None
         resumed = TrainState(restored.step, *restored.state, metadata=restored.metadata)
@@ -407,7 +407,7 @@ class Checkpoints:
     def _finish_write(self, warns: bool = True) -> None:
         """Waits for a write in progress. If it failed on any process, cleans up and says so."""
         launch.advance(slow=True)
-        is_writing = self._writer.is_writing
+        is_writing = self._writer.thread is not None
         failure = self._writer.wait()
         if all_processes(failure is None):
             if is_writing:
@@ -433,12 +433,14 @@ class Checkpoints:
         )
 
 
-def _require_folder(folder: str | Path, what: str) -> Path:
-    """Returns an absolute path; raises `ValueError` if `folder` is empty or an address."""
-    if not folder or ADDRESS.match(os.fspath(folder)):
+def _require_folder(folder: str | Path, what: str) -> AnyPath:
+    """Returns an absolute path; raises `ValueError` if `folder` is empty or another address."""
+    if str(folder).startswith("gs://"):  # what other jobs write there, gcsfs would not see
+        fsspec_settings.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+        return epath.Path(folder)
+    if not folder or ":/" in str(folder):  # paths shorten s3:// to s3:/
         raise ValueError(
-            f"{what} must be the path of a folder on a disk, got {str(folder)!r}: object "
-            "stores have no locks and no renames. Save on a disk (if none is shared, with "
-            "shared=False), and copy it there (gcloud storage rsync, aws s3 sync)."
+            f"{what} must be a path on a disk or the text 'gs://BUCKET/FOLDER', got "
+            f"{str(folder)!r}: orbax knows no other store. Save on a disk, and copy it there."
         )
     return Path(os.path.realpath(folder))  # `resolve` fails at a link that leads to itself

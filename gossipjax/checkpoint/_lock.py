@@ -9,7 +9,7 @@ import socket
 import time
 import warnings
 import weakref
-from pathlib import Path
+from pathlib import Path, PurePath
 
 NAME = ".lock"
 
@@ -20,18 +20,18 @@ class FolderLock:
     """The lock of a folder, for this process.
 
     The operating system frees the lock when the process ends, however it ends, also if a forked
-    child lives on. The file stays.
+    child lives on. The file stays. A bucket has no locks.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: PurePath):
         self._folder = folder
         self._close: weakref.finalize | None = None  # also if the program never releases it
 
     def acquire(self) -> None:
         """Takes the lock, unless it has it; raises `OSError` if another job has the folder."""
-        if self._close is not None and self._close.alive:
+        if not isinstance(self._folder, Path) or (self._close is not None and self._close.alive):
             return
-        if problem := self._take():
+        if problem := self._take(self._folder):
             self.release()
             raise OSError(f"the folder must be of one job at a time, got {self._folder}, {problem}")
 
@@ -40,15 +40,15 @@ class FolderLock:
         if self._close is not None:
             self._close()
 
-    def _take(self) -> str:
+    def _take(self, folder: Path) -> str:
         """Takes the lock, or returns why it cannot."""
         job = f"process {os.getpid()} on {socket.gethostname()}"
-        if self._folder in _files:
+        if folder in _files:
             return f"which {job} has open. Close it first; read_only=True only reads."
         try:
-            file = os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            _files[self._folder] = file
-            self._close = weakref.finalize(self, _unlock, self._folder)
+            file = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            _files[folder] = file
+            self._close = weakref.finalize(self, lambda: os.close(_files.pop(folder)))
             if os.fstat(file).st_nlink > 1:
                 raise OSError(errno.EMLINK, "it has another name")
         except OSError as error:
@@ -63,7 +63,7 @@ class FolderLock:
             )
         except OSError as error:
             warnings.warn(
-                f"the disk of {self._folder} has no locks ({error.strerror}), so a second job that "
+                f"the disk of {folder} has no locks ({error.strerror}), so a second job that "
                 "saves there would not be refused: see that there is none.",
                 stacklevel=4,
             )
@@ -71,7 +71,3 @@ class FolderLock:
         os.ftruncate(file, 0)
         os.pwrite(file, f"{job}, {since}".encode(), 0)
         return ""
-
-
-def _unlock(folder: Path) -> None:
-    os.close(_files.pop(folder))

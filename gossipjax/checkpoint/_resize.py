@@ -146,16 +146,12 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
     """Returns `new`, which `tx.init` made from the model, with the parts of `old` that survive."""
     residual = None
     if new.residual is not None:
-        rest = jax.tree.map(
-            lambda z, x: np.subtract(z, x, dtype=np.float64),
-            gossiped(model, new),
-            gossiped(params, new),
-        )
+        parts = gossiped(model, new), gossiped(params, new)
+        rest = jax.tree.map(lambda z, x: np.subtract(z, x, dtype=np.float64), *parts)
         residual = cast_like(rest, new.residual)
     old_extra = old.extra or {}
-    extra = {
-        name: _resize_extra(old_extra.get(name), part) for name, part in (new.extra or {}).items()
-    }
+    new_extra = new.extra or {}
+    extra = {name: _resize_extra(old_extra.get(name), part) for name, part in new_extra.items()}
     count = np.asarray(old.count).max(axis=0)
     return new._replace(count=count, residual=residual, extra=extra or new.extra)
 

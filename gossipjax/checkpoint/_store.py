@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import reprlib
-import shutil
 import time
 import warnings
 import zlib
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import SingleDeviceSharding
 
 from gossipjax.checkpoint._leaves import (
@@ -35,7 +36,8 @@ except ImportError as error:
         "gossipjax.checkpoint.Checkpoints needs orbax: pip install orbax-checkpoint."
     ) from error
 
-TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"  # of a folder that is being written
+TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"  # of what is there until a checkpoint is complete
+AnyPath = Path | epath.Path  # on a disk, or in a bucket: no locks, links or renames
 MANIFEST_FILE = Path("manifest", "metadata")
 NARROW = re.compile("float[48]|u?int[24]$")  # types of NumPy arrays that JAX brings
 READ_BYTES = 2**22
@@ -132,27 +134,28 @@ def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
 class Folder:
     """A folder that all processes share, or one for each process; all make the same calls."""
 
-    def __init__(self, path: Path, shared: bool):
+    def __init__(self, path: AnyPath, shared: bool):
         self.path = path
         self.shared = shared
 
     def each(self, action: Callable[[], None]) -> None:
         """Calls `action` in process 0 if the folder is shared, else in each process.
 
-        If a disk refuses the action, all processes raise `OSError` with the reason.
+        If the action fails, all processes raise `OSError` with the reason.
         """
         problem = ""
         if jax.process_index() == 0 or not self.shared:
             try:
                 action()
-            except OSError as error:
+            except Exception as error:  # a bucket does not only raise `OSError`
                 problem = first_line(error)
         if problem := next(filter(None, gather_texts(problem)), ""):
             raise OSError(problem)
 
     def local_steps(self) -> list[int]:
         """Returns the steps of the complete checkpoints, as this process sees them."""
-        names = [path.name for path in self.path.glob("[0-9]*") if path.is_dir()]
+        paths = [path for path in self.path.glob("[0-9]*") if path.is_dir()]
+        names = [path.name for path in paths if not temporary(path).exists()]
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
 
     def steps(self) -> list[int]:
@@ -215,8 +218,11 @@ class Folder:
                 for other in self.local_steps():
                     if other >= step:
                         remove(self.path / str(other))
-            if path.is_symlink() or path.exists():
+            if path.exists() or os.path.islink(path):
                 raise FileExistsError(f"{path} is no checkpoint: move it away")
+            if not isinstance(path, Path):
+                temporary(path).write_text("")
+                return
             (temporary(path) / "state").mkdir(parents=True)
             (temporary(path) / MANIFEST_FILE).parent.mkdir()
 
@@ -226,6 +232,8 @@ class Folder:
         """Removes what an interrupted write has left; call it by `each`."""
         for unfinished in self.path.glob(f"*{TEMPORARY_SUFFIX}*"):
             with contextlib.suppress(OSError):
+                if not isinstance(unfinished, Path):
+                    remove(unfinished.with_name(unfinished.name.removesuffix(TEMPORARY_SUFFIX)))
                 remove(unfinished)
 
     def delete_all_but(self, count: int) -> None:
@@ -240,6 +248,8 @@ class Folder:
         if len(steps) >= count:
             try:
                 self.each(delete)
+            except ConnectionError:  # another process has ended
+                raise
             except OSError as error:
                 warnings.warn(
                     f"old checkpoints in {self.path} cannot be deleted ({first_line(error)}): "
@@ -248,30 +258,32 @@ class Folder:
                 )
 
 
-def remove(path: Path) -> None:
+def remove(path: AnyPath) -> None:
     """Removes a folder, a file or a link, if it exists. The target of a link stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+    if path.is_dir() and not os.path.islink(path):
+        epath.Path(path).rmtree()
     else:
         path.unlink(missing_ok=True)
 
 
-def temporary(path: Path) -> Path:
-    """Returns the folder in which a checkpoint is written until it is complete."""
+def temporary(path: AnyPath) -> AnyPath:
+    """Returns what becomes a checkpoint at its end, or what marks it in a bucket until its end."""
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
-def sum_files(folder: Path, pattern: str, known: Collection[str] = ()) -> dict[str, int]:
-    """Returns the CRC-32 of the files in `folder`, by path, without those that are `known`."""
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
-    return {
-        name: _sum_file(path)
-        for name, path in paths.items()
-        if name not in known and not path.is_dir()
-    }
+def sum_files(folder: AnyPath, part: str, known: Collection[str] = ()) -> dict[str, int]:
+    """Returns the CRC-32 of the files in a part of `folder`, by path, without `known` ones."""
+    sums = {}
+    for path in (folder / part).iterdir():
+        name = f"{part}/{path.name}"
+        if path.is_dir():
+            sums |= sum_files(folder, name, known)
+        elif name not in known:
+            sums[name] = _sum_file(path)
+    return sums
 
 
-def _sum_file(path: Path) -> int:
+def _sum_file(path: AnyPath) -> int:
     number = 0
     with path.open("rb") as file:
         while part := file.read(READ_BYTES):
@@ -317,7 +329,7 @@ def read_checkpoint(source: Folder, step: int, like: Any, lost: set[int]) -> Res
     return Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
 
 
-def _check_files(folder: Path, manifest: Manifest, shared: bool) -> None:
+def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
     """Raises `DamagedError` if a file has another checksum; each process reads some of them."""
     files = sorted((manifest.files or {}).items())
     for name, number in files[jax.process_index() :: jax.process_count()] if shared else files:
@@ -325,7 +337,7 @@ def _check_files(folder: Path, manifest: Manifest, shared: bool) -> None:
             raise DamagedError(f"{name} has another checksum")
 
 
-def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path) -> None:
+def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: AnyPath) -> None:
     """Raises `ValueError` unless each process is to read the nodes that it wrote."""
     leaves = jax.tree.leaves(like)
     nodes = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
@@ -338,7 +350,7 @@ def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path)
         )
 
 
-def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
+def _read_manifest(folder: AnyPath, lost: set[int]) -> Manifest:
     """Reads the manifest in `folder`; a process that has lost its own gets another's."""
 
     def read() -> Manifest | None:
@@ -356,19 +368,19 @@ def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
     return manifest
 
 
-def _read_arrays(folder: Path, leaves: list[Any]) -> list[Any]:
+def _read_arrays(folder: AnyPath, leaves: list[Any]) -> list[Any]:
     """Reads the arrays of the checkpoint in `folder`, in the forms of `leaves`."""
     item = by_number(leaves)
     number = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=number, active_processes={number})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
-    with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
-        args = ocp.args.PyTreeRestore(item, restore_args=jax.tree.map(_restore_args, item))
-        arrays = reader.restore(folder / "state", args=args)
+    args = ocp.args.PyTreeRestore(item, restore_args=jax.tree.map(_restore_args, item))
+    with contextlib.closing(handler):
+        arrays = handler.restore(epath.Path(folder) / "state", args=args)
     return [_give_form(arrays.get(str(i)), leaf) for i, leaf in enumerate(leaves)]
 
 
-def _read_together(read: Callable[[], Any], folder: Path) -> Any:
+def _read_together(read: Callable[[], Any], folder: AnyPath) -> Any:
     """Calls `read` in each process, again if the disk fails; all raise if one cannot read."""
     item = None
     error: Exception | None = None

@@ -9,7 +9,7 @@ import reprlib
 import signal
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -33,12 +33,12 @@ class Preempted(SystemExit):
       step: the step of the newest complete checkpoint; None if no checkpoint could be written.
       folder: the folder with the checkpoint.
 
-    >>> stop = Preempted(40, Path("runs/a"))
+    >>> stop = Preempted(40, PurePath("runs/a"))
     >>> (stop.step, stop.code)
     (40, 143)
     """
 
-    def __init__(self, step: int | None, folder: Path):
+    def __init__(self, step: int | None, folder: PurePath):
         super().__init__(128 + signal.SIGTERM)
         self.step = step
         self.folder = folder
@@ -123,11 +123,10 @@ def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], Train
         )
 
     def take(leaf: Any) -> Any:
-        data = jax.random.key_data(leaf) if is_key(leaf) else leaf
-        part = to_host(data)[np.array(kept)]
-        return (
-            jax.random.wrap_key_data(part, impl=jax.random.key_impl(leaf)) if is_key(leaf) else part
-        )
+        if is_key(leaf):
+            data = take(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+        return to_host(leaf)[np.array(kept)]
 
     arrays = jax.tree.map(take, state.arrays)
     return kept, TrainState(state.step, *arrays, metadata=state.metadata)

@@ -15,7 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from gossipjax.checkpoint._store import MANIFEST_FILE, Manifest, sum_files, temporary
+from gossipjax.checkpoint._store import MANIFEST_FILE, AnyPath, Manifest, sum_files, temporary
 
 _numbers = itertools.count()  # of writes, the same in all processes
 
@@ -29,7 +29,7 @@ class Writer:
 
     def __init__(self, timeout: float, shared: bool):
         self._timeout = math.ceil(timeout)
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # which writes, until `wait`
         self.failure: Exception | None = None  # which `wait` will return
         number = jax.process_index()
         self._processes = {*range(jax.process_count())} if shared else {number}
@@ -48,42 +48,37 @@ class Writer:
             use_compression=False, multiprocessing_options=processes, **options
         )
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether `wait` will say how a write ended."""
-        return self._thread is not None
-
-    def write(self, path: Path, arrays: dict[str, Any], manifest: Manifest) -> None:
+    def write(self, path: AnyPath, arrays: dict[str, Any], manifest: Manifest) -> None:
         """Copies the arrays, by their numbers, to the host, and begins to write them."""
         self._name = f"gossipjax write {next(_numbers)}"
-        folder = epath.Path(temporary(path)) / "state"
+        folder = self._folder = epath.Path(temporary(path) if isinstance(path, Path) else path)
         futures: list[Any] = []
         try:
-            save = self._handler.async_save(folder, args=ocp.args.PyTreeSave(arrays))
+            save = self._handler.async_save(folder / "state", args=ocp.args.PyTreeSave(arrays))
             with ThreadPoolExecutor(1) as pool:  # a notebook has a loop in this thread
                 futures = pool.submit(asyncio.run, save).result() or []
         except Exception as error:  # the others wait for this process in their threads
             self.failure = error
-        self._thread = threading.Thread(target=self._complete, args=(path, futures, manifest))
-        self._thread.start()
+        self.thread = threading.Thread(target=self._complete, args=(path, futures, manifest))
+        self.thread.start()
 
     def wait(self) -> Exception | None:
         """Waits until the checkpoint is complete, or this part of it; returns why it failed."""
-        if self._thread is not None:
-            self._thread.join()
+        if self.thread is not None:
+            self.thread.join()
         failure = self.failure
-        self._thread = self.failure = None
+        self.thread = self.failure = None
         return failure
 
-    def _complete(self, path: Path, futures: list[Any], manifest: Manifest) -> None:
-        folder = temporary(path)
+    def _complete(self, path: AnyPath, futures: list[Any], manifest: Manifest) -> None:
+        folder = self._folder
         number = jax.process_index()
         try:
             try:
                 for future in futures:
                     future.result(timeout=self._timeout)
                 if number != self._primary and self.failure is None:
-                    sums = sum_files(folder, f"state/ocdbt.process_{number}/**/*")
+                    sums = sum_files(folder, f"state/ocdbt.process_{number}")
                     (folder / f"files.{number}").write_text(json.dumps(sums))
             finally:  # a process that failed does not let the others wait
                 ocp.multihost.sync_global_processes(
@@ -94,9 +89,9 @@ class Writer:
         except Exception as error:
             self.failure = error
 
-    def _commit(self, path: Path, manifest: Manifest) -> None:
-        folder = temporary(path)
-        self._handler.finalize(epath.Path(folder) / "state")
+    def _commit(self, path: AnyPath, manifest: Manifest) -> None:
+        folder = self._folder
+        self._handler.finalize(folder / "state")
         files: dict[str, int] = {}
         for number in self._processes - {self._primary}:
             sums = folder / f"files.{number}"
@@ -104,6 +99,9 @@ class Writer:
                 raise OSError(f"process {number} could not write its part")
             files |= json.loads(sums.read_text())
             sums.unlink()
-        files |= sum_files(folder, "state/**/*", known=files)
+        files |= sum_files(folder, "state", known=files)
         (folder / MANIFEST_FILE).write_text(manifest._replace(files=files).to_json())
-        folder.rename(path)
+        if isinstance(path, Path):
+            folder.rename(path)
+        else:
+            temporary(path).unlink()

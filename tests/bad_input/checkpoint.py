@@ -77,7 +77,7 @@ def make_outer(every: int) -> Any:
 ROWS: list[Call] = []
 for name, function, values, message in (
     ("max_to_keep", lambda n: opened(max_to_keep=n), [0], "max_to_keep must"),
-    ("folder", Checkpoints, ["", "gs://bucket/run", Path("s3://bucket/run")], "folder must"),
+    ("folder", Checkpoints, ["", "s3://bucket/run", Path("gs://bucket/run")], "folder must"),
     ("save metadata", lambda m: saved(metadata=m)(), [[1], {"a": np.zeros(2)}], "metadata"),
     ("settings", lambda s: saved(metadata={"settings": s})(), [3], "metadata['settings'] must"),
     ("a setting", lambda x: saved(metadata={"lr": {"a": x}})(), [Path("a")], "metadata['lr']['a']"),

@@ -117,6 +117,15 @@ def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch)
     assert names_in(folder) == ["1", "4", "5"]
 
 
+def test_a_process_that_ends_is_no_disk_that_cannot_delete(folder, monkeypatch):
+    def lose(*_):
+        raise ConnectionError("process 1 has ended")
+
+    monkeypatch.setattr(_store.Folder, "each", lose)
+    with pytest.raises(ConnectionError, match="process 1 has ended"):
+        _store.Folder(folder, shared=True).delete_all_but(1)
+
+
 @pytest.mark.parametrize(
     ("name", "allowed"), [*(("mkdir", count) for count in range(4)), ("rename", 0)]
 )
