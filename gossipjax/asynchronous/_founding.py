@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 
 from gossipjax.asynchronous._membership import BEATS, Membership, Peer
 from gossipjax.asynchronous._messages import Mass, View
@@ -24,11 +25,15 @@ class Founding:
 
     The mass of a job is what its founders brought. So a node brings a model only where nobody holds
     mass: a second model would draw the others back. But a node that hears nobody cannot tell a job
-    that is lost from a job that it is cut off from.
+    that is lost from a job that it is cut off from: what it brings alone is a branch, which ends
+    where it meets the job, or an older branch.
     """
 
     def __init__(self, settings: Settings, members: Membership, holder: Holding, add: JournalAdd):
         self.joined_at: int | None = None  # the clock of who gave, until the loop has taken note
+        # When the mass that it holds was brought from a save in which not all nodes took part, in
+        # microseconds since 1970; 0 for the mass of the job.
+        self.branch = 0
         self._members = members
         self._holder = holder
         self._journal = add
@@ -50,11 +55,12 @@ class Founding:
         """Whether it has a model other than a first one, to go on with if nobody gives mass."""
         return self._estate is not None and self._estate[0] is not Estate.FIRST
 
-    def bring(self, mass: Mass, steps: int = 0, clock: int = 0) -> None:
+    def bring(self, mass: Mass, steps: int = 0, clock: int = 0, branch: int = 0) -> None:
         """Keeps a model, a first one or a saved one, for a job in which no node holds mass.
 
         With a saved model, `steps` are the steps that all lives of this node had made by then.
         """
+        self.branch = branch
         self._estate = (Estate.SAVED if steps else Estate.FIRST), mass
         self._members.learn_steps(self._members.identity.place, steps)
         self._members.clock = clock
@@ -85,9 +91,21 @@ class Founding:
         )
         return True
 
-    def admit(self, clock: int) -> None:
-        """Has got a share, with the clock of who gave it."""
+    def is_outdated(self, view: View) -> bool:
+        """Whether it holds a branch, and hears of the job, or of an older branch."""
+        if self.wants_mass or view.wants_mass or self.branch <= view.branch:
+            return False
+        self._members.note(
+            "branch",
+            "this node had gone on alone from what it had saved, but others had gone on, too. It "
+            "gave up its model, and asks for half of theirs.",
+        )
+        return True
+
+    def admit(self, clock: int, branch: int) -> None:
+        """Has got a share, with the clock of who gave it, and the branch that it belongs to."""
         if self.wants_mass:
+            self.branch = branch
             self._members.clock = self.joined_at = clock
             self._journal("admit", self._members.identity.life, clock, None)
             self._end_want()
@@ -113,23 +131,31 @@ class Founding:
         is_back = kind is Estate.GIVEN_UP
         self._journal("revive" if is_back else "found", self._members.identity.life, 0, mass)
         self._is_founder = not is_back
+        if kind is Estate.SAVED:  # an older branch stays one
+            self.branch = 0 if self._all_are_heard() else self.branch or time.time_ns() // 1000
         self._holder.add(mass)
         if kind is Estate.SAVED and self._members.contacts and not self._members.peers:
             self._members.note(
                 "alone",
                 f"no other node was heard for {self._patience:g} s, so this one goes on alone "
                 "from what it had saved. If another lives, their models go apart until they "
-                "hear each other, and one side is then given up: see whether its address, the "
+                "hear each other, and this one is then given up: see whether its address, the "
                 "firewall and GOSSIPJAX_SECRET are right.",
             )
         self._end_want()
 
-    def _may_bring(self, kind: Estate) -> bool:
-        peers = self._members.peers.values()
-        places = {self._members.identity.place, *(peer.identity.place for peer in peers)}
+    def _all_are_heard(self) -> bool:
         # Long enough ago that the node met last has heard that this one holds nothing.
         is_known = self._members.now - self._members.met > self._patience / BEATS
-        all_are_heard = 0 < self._num_nodes <= len(places) and is_known
+        return 0 < self._num_nodes <= len(self._places()) and is_known
+
+    def _places(self) -> set[int]:
+        own, peers = self._members.identity, self._members.peers.values()
+        return {own.place, *(peer.identity.place for peer in peers)}
+
+    def _may_bring(self, kind: Estate) -> bool:
+        peers = self._members.peers.values()
+        all_are_heard = self._all_are_heard()
         # Nodes that were heard without mass found the job together, each with its model.
         nobody_had = all(peer.wanted for peer in peers)
         nobody_gives = nobody_had and self._is_calm()
@@ -142,7 +168,7 @@ class Founding:
             case Estate.FIRST if all_are_heard:  # a new job begins, or one that lost all its mass
                 return is_new or nobody_gives
             case Estate.FIRST:  # a node that hears few may be cut off from a job that goes on
-                return is_new and nobody_gives and 2 * len(places) > self._num_nodes
+                return is_new and nobody_gives and 2 * len(self._places()) > self._num_nodes
 
     def _is_calm(self) -> bool:
         """Whether it has wanted mass for long, and met no other node meanwhile."""

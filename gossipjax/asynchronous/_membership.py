@@ -26,6 +26,7 @@ MAX_STEPS = 1 << 40
 # it on: of n nodes, log(n) / log(5) beats later all but a few know it, and e^4 times fewer a beat.
 MAX_NEIGHBORS = 16
 NEIGHBORS = 4
+UNKNOWN = View(wants_mass=True)  # of a node that has not told yet what it holds
 
 
 @dataclasses.dataclass
@@ -47,7 +48,7 @@ class Peer:
     identity: Identity
     heard: float  # when it was last heard, here or by a node that says so
     spoke: float  # when its last message came
-    view: View = dataclasses.field(default_factory=View)  # the newest view that it sent
+    view: View = UNKNOWN  # the newest view that it sent
     beat: int = 0  # how often it has said that it lives, as far as known
     sent: int = 0  # number of the newest parcel to it
     parcel: Parcel | None = None  # the newest parcel, until it is acknowledged

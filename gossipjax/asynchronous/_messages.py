@@ -17,7 +17,7 @@ import numpy as np
 
 from gossipjax.asynchronous._wire import Wire, as_bytes, count_bytes, read_frame
 
-VERSION = 5
+VERSION = 6
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
@@ -113,6 +113,7 @@ class View(NamedTuple):
     is_ending: bool = False  # whether the eldest has said that all are drained
     is_ended: bool = False  # whether the eldest has said that `finals` count
     beat: int = 0  # how often it has said that it lives
+    branch: int = 0  # `Founding.branch`
     query: int = 0  # the receiver sends it back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query
 
@@ -297,7 +298,7 @@ def _read_view(view: object) -> View:
         or len(view["members"]) != len(view["beats"])
     ):
         raise MessageError("with a view that is none")
-    require_counts([view["beat"], view["query"], view["echo"]])
+    require_counts([view[name] for name in ("beat", "branch", "query", "echo")])
     read = {
         "members": tuple(map(_read_identity, view["members"])),
         "beats": require_counts(view["beats"]),

@@ -114,7 +114,7 @@ class Node:
             settings, self._holding, self._make_life, self._journal.add, time.monotonic()
         )
         if estate is not None:
-            self._participant.founding.bring(estate, saves.steps, saves.clock)
+            self._participant.founding.bring(estate, saves.steps, saves.clock, saves.branch)
         self._is_open = True
         self._in_block = False
         self._is_over = False
@@ -279,7 +279,8 @@ class Node:
                 mass = self._holding.merge()
                 moved = self._moved
                 clock = self._participant.members.clock
-            self._saves.save(steps, mass, moved, self.opt_state, clock)
+                branch = self._participant.founding.branch
+            self._saves.save(steps, mass, moved, self.opt_state, clock=clock, branch=branch)
         self._end_if_asked()
 
     def _end_if_asked(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gossipjax.asynchronous._ending import Ending
 from gossipjax.asynchronous._founding import Founding
-from gossipjax.asynchronous._membership import BEATS, Membership, Peer
+from gossipjax.asynchronous._membership import BEATS, UNKNOWN, Membership, Peer
 from gossipjax.asynchronous._messages import Identity, Mass, Message, View
 from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._post import RETURNED, JournalAdd, Post
@@ -145,6 +145,9 @@ class Participant:
         elif message.kind in ("ack", "answer", "refuse"):
             self._settle(peer, message)
             self._give()  # mass that was promised to a peer can be spared now
+        elif peer.view is UNKNOWN:
+            # One of the two may belong to a branch, whose mass must not get into the job.
+            self.post.drop("of a node that has not told yet what it holds")
         elif peer.query:
             # This node was stopped for a while. If it was declared dead meanwhile, the sender has
             # taken back what it sent before, and adding it here would count it twice.
@@ -180,7 +183,7 @@ class Participant:
         elif message.kind == "share" and message.mass is not None:
             self._journal("receive", peer.identity.life, message.number, message.mass)
             self._holder.add(message.mass)
-            self.founding.admit(message.version)
+            self.founding.admit(message.version, peer.view.branch)
         elif message.kind == "final" and message.mass is not None:
             self.ending.learn_final(message.origin or peer.identity, message.version, message.mass)
         peer.reply = reply
@@ -264,7 +267,9 @@ class Participant:
         self.ending.learn(peer, view)
         if self.founding.has_founded_before(made):
             self.give_up(keeps=False)
-        elif self.members.is_dead_to_others(view, self.ending.is_finished):
+        elif self.founding.is_outdated(view) or self.members.is_dead_to_others(
+            view, self.ending.is_finished
+        ):
             self.give_up()
         else:
             self.founding.learn(peer, view)
@@ -370,5 +375,9 @@ class Participant:
 
     def _make_view(self) -> View:
         view = self.members.make_view()
-        view = view._replace(wants_mass=self.founding.wants_mass, is_ready=self.is_ready)
+        view = view._replace(
+            wants_mass=self.founding.wants_mass,
+            is_ready=self.is_ready,
+            branch=self.founding.branch,
+        )
         return self.ending.mark(view)

@@ -32,6 +32,7 @@ class Saves:
         self.opt_state = opt_state
         self.steps = 0  # steps of the place until the save
         self.clock = 0  # the step of the schedules in `opt_state`
+        self.branch = 0  # to which the mass belonged
         self.block: Any = contextlib.nullcontext()  # in which the node is used
         self.checkpoints: Any = None
         self._every = every
@@ -46,6 +47,7 @@ class Saves:
             self.estate = Mass(tuple(map(np.asarray, x)), 1.0)
             self.steps = restored.step
             self.clock = restored.metadata["clock"]
+            self.branch = restored.metadata.get("branch", 0)  # 0.4.0 has none
 
     @property
     def is_asked_to_end(self) -> bool:
@@ -56,11 +58,14 @@ class Saves:
         """Whether to save after these steps."""
         return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
 
-    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, clock: int) -> None:
-        """Begins to write, unless there is no mass; returns when the arrays are on the host."""
+    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, **rest: int) -> None:
+        """Begins to write, unless there is no mass; returns when the arrays are on the host.
+
+        `rest` is `clock` and `branch`.
+        """
         if mass.w:
             state = divide(mass.x, mass.w, moved), opt_state
-            self.checkpoints.save(steps, state, {"clock": clock})
+            self.checkpoints.save(steps, state, rest)
 
     def end(self, place: int, has_heir: bool) -> NoReturn:
         """After SIGTERM, waits for the write, says what the node does, and raises `Preempted`."""

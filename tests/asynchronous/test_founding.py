@@ -1,5 +1,6 @@
 """Who brings a model: all nodes of a new job, and none that comes back to one that goes on."""
 
+import itertools
 import random
 import re
 from fractions import Fraction
@@ -84,6 +85,50 @@ def test_who_comes_back_after_a_long_time_gets_half(is_cut):
     run_calmly(network, PATIENCE)
     assert not network.processes[1].node.founding.wants_mass
     assert sum(weights(network)) == pytest.approx(left)
+
+
+@pytest.mark.parametrize("size", [2, 3, 6])
+@pytest.mark.parametrize("away", ["one", "half", "all"])
+@pytest.mark.parametrize("ends", ["killed", "leaves"])
+@pytest.mark.parametrize("network_comes", ["in time", "late", "after a day"])
+def test_what_nodes_with_saves_do_when_they_come_back(size, away, ends, network_comes):
+    """The table in docs/guides/asynchronous.md: the job that went on goes on, and no old model."""
+    network = make_network(size, range(size))
+    run_calmly(network, 2 * PATIENCE)
+    count = {"one": 1, "half": size // 2, "all": size}[away]
+    gone = network.processes[size - count :]
+    saves = [(p.holder.mass, p.node.members.own_steps, p.node.founding.branch) for p in gone]
+    if ends == "leaves":
+        for process in gone:
+            process.node.ending.leave()
+        run_calmly(network, PATIENCE, steps=False)
+    for process in gone:
+        process.kill()
+    run_calmly(network, 3 * PATIENCE)
+    left = sum(w for w in weights(network) if w is not None)
+    assert left == (size if away != "all" and ends == "leaves" else left)
+    if network_comes != "in time":
+        pairs = itertools.product([p.place for p in gone], range(size))
+        network.cut = {frozenset(pair) for pair in pairs}
+    for process, (mass, steps, branch) in zip(gone, saves, strict=True):
+        process.start(founder=None)
+        process.node.founding.bring(mass / mass.w, steps, 0, branch)
+    run_calmly(
+        network, {"in time": 0, "late": PATIENCE / 2, "after a day": 4 * PATIENCE}[network_comes]
+    )
+    is_alone = network_comes == "after a day"
+    assert [p.node.founding.wants_mass for p in gone] == [not is_alone] * count
+    assert set(weights(network)[size - count :]) == {float(is_alone)}
+    network.cut = set()
+    run_calmly(network, 3 * PATIENCE)
+    network.check()
+    assert not any(p.node.founding.wants_mass for p in network.processes)
+    # Who goes on alone has weight 1, of which the oldest is kept if no other has any.
+    kept = left if away != "all" else 1 if is_alone else size
+    on_way = sum(mass.w for p in network.processes for mass in p.node.post.list_moving())
+    assert sum(weights(network)) + float(on_way) == pytest.approx(float(kept))
+    told = ["branch" in p.node.members.notes for p in gone]
+    assert sum(told) == (0 if not is_alone else count - (away == "all"))
 
 
 def test_a_job_that_is_lost_begins_anew():
