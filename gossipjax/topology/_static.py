@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gossipjax.topology._round import (
-    Round,
-    make_regular_round,
-    require_int,
-    require_nodes,
-)
+from gossipjax.topology._round import Round, make_regular_round, require_int
 from gossipjax.topology._weights import optimal_weights, read_graph
 from gossipjax.topology.schedule import Schedule, named
 
@@ -87,7 +82,7 @@ def ring(nodes: int) -> Schedule:
     >>> ring(4).matrices()[0].round(2)[0].tolist()
     [0.33, 0.33, 0.0, 0.33]
     """
-    n = require_nodes(nodes, "ring")
+    n = require_int(nodes, "nodes of ring", 1)
     return Schedule([make_circulant_round(n, [1, -1])])
 
 
@@ -98,7 +93,7 @@ def directed_ring(nodes: int) -> Schedule:
     >>> directed_ring(3).matrices()[0].tolist()
     [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
-    n = require_nodes(nodes, "directed_ring")
+    n = require_int(nodes, "nodes of directed_ring", 1)
     return Schedule([make_circulant_round(n, [1])])
 
 
@@ -109,7 +104,7 @@ def complete(nodes: int) -> Schedule:
     >>> complete(4).round_at(0).is_uniform
     True
     """
-    n = require_nodes(nodes, "complete")
+    n = require_int(nodes, "nodes of complete", 1)
     return Schedule([make_regular_round(np.broadcast_to(np.arange(n, dtype=np.int32), (n, n)))])
 
 
@@ -127,7 +122,7 @@ def exponential(nodes: int) -> Schedule:
     >>> len(exponential(8).round_at(0).slots)
     3
     """
-    n = require_nodes(nodes, "exponential")
+    n = require_int(nodes, "nodes of exponential", 1)
     return Schedule([make_circulant_round(n, exponential_hops(n))])
 
 
@@ -148,7 +143,7 @@ def star(nodes: int, *, weights: Weights = "uniform") -> Schedule:
     >>> star(3).matrices()[0].round(2).tolist()
     [[0.33, 0.5, 0.5], [0.33, 0.5, 0.0], [0.33, 0.0, 0.5]]
     """
-    n = require_nodes(nodes, "star")
+    n = require_int(nodes, "nodes of star", 1)
     leaves = np.arange(1, n)
     hub = np.zeros(n - 1, dtype=int)
     return _make_graph_schedule(
@@ -189,7 +184,7 @@ def hypercube(nodes: int) -> Schedule:
     >>> hypercube(4).round_at(0).matrix.round(2)[0].tolist()
     [0.33, 0.33, 0.33, 0.0]
     """
-    n = require_nodes(nodes, "hypercube")
+    n = require_int(nodes, "nodes of hypercube", 1)
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
         raise ValueError(
