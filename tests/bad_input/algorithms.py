@@ -182,13 +182,8 @@ CALLS += [
     *each(
         lambda average: outer(average=average),
         "by itself that adapts, then combines",
-        SGD,
-        gx.allreduce(),
-        gx.sgp(RING, order="combine-while-adapting"),
-        OSGP,
-        gx.choco(RING, TOP_K, 0.1),
-        gx.easgd(0.1),
-        optax.chain(SGD, SGP),
+        *(SGD, OSGP, gx.sgp(RING, order="combine-while-adapting")),
+        *(gx.choco(RING, TOP_K, 0.1), gx.easgd(0.1), optax.chain(SGD, SGP)),
     ),
     *each(
         lambda options: outer(average=SGP, **options),
@@ -231,17 +226,13 @@ CALLS += [
     *each(
         lambda tx: gx.outer(SGD, tx, 4).init(PARAMS),
         "outer_tx of outer",
-        optax.lbfgs(),
-        gx.allreduce(),
+        *(optax.lbfgs(), gx.allreduce(), optax.chain(SGD, gx.dpsgd(RING))),
         optax.contrib.sam(SGD, SGD, opaque_mode=True),
-        optax.chain(SGD, gx.dpsgd(RING)),
     ),
     *each(
         init_outer,
         "inner of outer",
-        gx.easgd(0.1),
-        gx.adpsgd(RING, 2),
-        gx.outer(SGD, SGD, 2),
+        *(gx.easgd(0.1), gx.adpsgd(RING, 2), gx.outer(SGD, SGD, 2)),
         optax.masked(SGP, {"a": True, "b": False}),
     ),
     *each(

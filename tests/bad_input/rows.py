@@ -11,7 +11,7 @@ class Line(NamedTuple):
     """A command line.
 
     Attributes:
-      program: its name in `test_bad_input.PROGRAMS`.
+      program: its name, after `python -m experiments.` or `gossipjax.`
       arguments: in which `OUT` is an empty folder, one per row.
       message: a part of what is printed.
       write: writes files into the folder first.
