@@ -50,12 +50,7 @@ def _make_graph_schedule(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: Weights
 ) -> Schedule:
     """Makes a schedule of one round over given edges, without self-loops and repeated edges."""
-    keys = np.unique(receivers * n + senders)
-    receivers = keys // n
-    senders = keys % n
-    is_edge = receivers != senders
-    receivers = receivers[is_edge]
-    senders = senders[is_edge]
+    receivers, senders = np.divmod(np.unique((receivers * n + senders)[receivers != senders]), n)
     degree = np.bincount(senders, minlength=n)
     if weights == "uniform":
         nodes = np.arange(n)

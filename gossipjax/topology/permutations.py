@@ -35,21 +35,13 @@ def color_edges(
     """
     hops = (receivers - senders) % size
     order = np.lexsort((senders, hops))
-    hops = hops[order]
-    receivers = receivers[order]
-    senders = senders[order]
-    weights = weights[order]
-    is_full = (np.bincount(hops, minlength=size) == size)[hops]
-    full_receivers = receivers[is_full].reshape(-1, size)  # by sender
-    full_weights = weights[is_full].reshape(-1, size)
-    pairs = zip(full_receivers, full_weights, strict=True)
-    slots = [Slot(*map(freeze, pair)) for pair in pairs]
-    receivers = receivers[~is_full]
-    senders = senders[~is_full]
-    weights = weights[~is_full]
-    colors = color_multigraph(size, receivers, senders)
+    is_full = (np.bincount(hops, minlength=size) == size)[hops[order]]
+    shifts = order[is_full].reshape(-1, size)  # by hop and sender
+    slots = [Slot(freeze(receivers[edges]), freeze(weights[edges])) for edges in shifts]
+    others = order[~is_full]
+    colors = color_multigraph(size, receivers[others], senders[others])
     for color in range(colors.max(initial=-1) + 1):
-        edges = colors == color
+        edges = others[colors == color]
         slots.append(_complete_permutation(size, receivers[edges], senders[edges], weights[edges]))
     return tuple(slots)
 

@@ -11,6 +11,7 @@ import re
 import shlex
 import subprocess
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,16 +33,15 @@ CALLS = [
 ]
 
 
-def run_program(name: str, arguments: list[str]) -> None:
-    """Calls what `python -m` runs."""
+def import_main(name: str) -> Callable[[list[str]], object]:
+    """The function that `python -m` calls."""
     package = "gossipjax" if name == "launch" else "experiments"
     module: Any = importlib.import_module(f"{package}.{name}")
     if hasattr(module, "__path__"):  # a folder
         module = importlib.import_module(f"{package}.{name}.__main__")
     if name == "plots":
-        tyro.cli(module.main, args=arguments)
-    else:
-        module.main(arguments)
+        return lambda arguments: tyro.cli(module.main, args=arguments)
+    return module.main
 
 
 class StartedError(BaseException):
@@ -90,6 +90,7 @@ def test_command_lines(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
+    main = import_main(row.program)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(placement, "request_cpu_devices", lambda count: None)  # the devices exist
     monkeypatch.setattr(subprocess, "Popen", refuse_to_start)
@@ -97,7 +98,7 @@ def test_command_lines(
     row.write(tmp_path)
     arguments = shlex.split(row.arguments.replace("OUT", str(tmp_path)))
     with pytest.raises(SystemExit) as stop:
-        run_program(row.program, arguments)
+        main(arguments)
     assert stop.value.code == row.status
     check_printed(row, capsys.readouterr().err)
 
