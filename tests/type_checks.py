@@ -83,8 +83,9 @@ def check_members(owner: Any, module: str, package: str) -> None:
             is_generated = name == "__init__" and dataclasses.is_dataclass(owner)
             if is_generated and hasattr(owner, "_flax_dataclass"):
                 continue  # a pytree whose fields are anything that its leaves are mapped to
-            bases = owner.__mro__[::-1] if is_generated else ()
-            setattr(owner, name, make_checked(member, package, bases))
+            bases = getattr(owner, "__mro__", ())[::-1]
+            checked = make_checked(member, package, bases if is_generated else ())
+            setattr(owner, name, checked)
 
 
 def is_foreign(value: Any) -> bool:
