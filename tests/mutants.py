@@ -28,9 +28,9 @@ MAX_SECONDS = 600  # a mutant may hang
 OUTCOMES = {0: "SURVIVED", 1: "killed", 5: "NO TEST RAN"}
 
 TABLE = """
-gossipjax/topology/_static.py | topology/test_topology.py -k test_ring | ring with two hops to one side | n, [1, -1] => n, [1, 2]
-gossipjax/topology/_cycles.py | topology/test_topology.py -k "two_peers or bipartite_exponential" | peers two hops apart | hops[(k + i) % len => hops[(k + 2 * i) % len
-gossipjax/topology/_cycles.py | topology/test_topology.py -k "two_peers or bipartite_exponential" | bipartite pairs shifted | odd + 2 * hop - 1 => odd + 2 * hop + 1
+gossipjax/topology/_static.py | topology/test_topology.py -k "definition and ring" | ring with two hops to one side | n, [1, -1] => n, [1, 2]
+gossipjax/topology/_cycles.py | topology/test_topology.py -k "definition and two_peer" | peers two hops apart | powers[(k + i) % => powers[(k + 2 * i) %
+gossipjax/topology/_cycles.py | topology/test_topology.py -k "definition and bipartite" | bipartite pairs shifted | odd + 2 * hop - 1 => odd + 2 * hop + 1
 gossipjax/topology/_cycles.py | topology/test_topology.py -k random_peer_draws | random peers backwards | (numbers + rng.choice => (numbers - rng.choice
 gossipjax/topology/_finite_time.py | topology/test_topology.py -k base_graph_averages | weights of a meeting | size / (part.size + met) => 1 / (1 + met)
 gossipjax/topology/permutations.py | topology/test_topology.py -k any_column_stochastic | paths of swapped colors end early | while (displaced := edge_at => if (displaced := edge_at

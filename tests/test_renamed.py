@@ -58,7 +58,6 @@ CALLS = {
     "T.ring(n=4)": "ring takes nodes instead of n",
     "T.k_peer_exponential(n=4, peers=1)": "nodes instead of n",
     "T.k_peer_exponential(8, 2, 'paper')": "hops='paper'",
-    "T.base_graph(8, 2, True)": "inner_edges=True",
     "T.random_peer(4, 2, 0, 'complete')": "graph='complete'",
     "T.star(4, 'uniform')": "weights='uniform'",
     "T.from_graph(x, 'metropolis')": "weights='metropolis'",

@@ -83,7 +83,9 @@ def check_members(owner: Any, module: str, package: str) -> None:
             is_generated = name == "__init__" and dataclasses.is_dataclass(owner)
             if is_generated and hasattr(owner, "_flax_dataclass"):
                 continue  # a pytree whose fields are anything that its leaves are mapped to
-            setattr(owner, name, make_checked(member, package, is_generated))
+            bases = getattr(owner, "__mro__", ())[::-1]
+            checked = make_checked(member, package, bases if is_generated else ())
+            setattr(owner, name, checked)
 
 
 def is_foreign(value: Any) -> bool:
@@ -93,11 +95,11 @@ def is_foreign(value: Any) -> bool:
     return is_double or (not is_known and not jax.tree_util.all_leaves([value]))
 
 
-def make_checked(function: FunctionType, package: str, is_generated: bool) -> Any:
+def make_checked(function: FunctionType, package: str, bases: tuple[type, ...]) -> Any:
     """Returns the function with a check of its arguments and result after every call.
 
-    Of the `__init__` that a dataclass generates, the fields are checked: `__post_init__` may
-    replace arguments.
+    Of the `__init__` that a dataclass generates, with these bases, the fields are checked:
+    `__post_init__` may replace arguments.
     """
     signature = inspect.signature(function)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
@@ -106,7 +108,10 @@ def make_checked(function: FunctionType, package: str, is_generated: bool) -> An
     @functools.cache
     def resolve_hints() -> dict[str, Any]:
         # A module may import names for type checkers only: the package's own, and ArrayLike.
-        names = NAMES | vars(sys.modules[package]) | function.__globals__
+        names = NAMES | vars(sys.modules[package])
+        for base in bases:  # whose module knows the hints of inherited fields
+            names |= vars(sys.modules[base.__module__])
+        names |= function.__globals__
         hints = typing.get_type_hints(function, names)
         if inspect.iscoroutinefunction(function):
             hints["return"] = Coroutine  # which returns what the hint says
@@ -117,7 +122,7 @@ def make_checked(function: FunctionType, package: str, is_generated: bool) -> An
             arguments = signature.bind(*args, **kwargs).arguments
         else:  # the same: `bind` is slow, and some functions are called for every message
             arguments = dict(zip(kinds, args, strict=False)) | kwargs
-        if is_generated:
+        if bases:
             arguments = {name: getattr(args[0], name) for name in arguments if name != "self"}
         hints = resolve_hints()
         for name, value in {**arguments, "return": result}.items():

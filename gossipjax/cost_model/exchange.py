@@ -2,22 +2,19 @@
 
 import dataclasses
 import math
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
-from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
-from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.networks import Network
 from gossipjax.exchanges import plan
-from gossipjax.topology.schedule import Round, Schedule, require_int
-from gossipjax.wire import Codec
+from gossipjax.exchanges.transform import require_choice
+from gossipjax.topology.schedule import Round
 
 BACKWARD = 2 / 3  # the backward pass has two products per weight, the forward pass one
 COUNTED = 2**20  # a codec counts the bits of a message of this size
 Kind = Literal["ring", "tree", "server"]
-KINDS = get_args(Kind)
 Awaits = Literal["peers", "link", "nobody"]
-AWAITS = get_args(Awaits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +35,6 @@ class Workload:
     compute_seconds: float = 0.228
     examples: float = 256
     bytes_per_parameter: float = 4.0
-
-    def __post_init__(self) -> None:
-        require_quantity(self.parameters, "parameters of Workload", "parameters")
-        require_quantity(
-            self.compute_seconds, "compute_seconds of Workload", "seconds", is_zero_allowed=True
-        )
-        require_quantity(self.examples, "examples of Workload", "examples")
-        require_quantity(self.bytes_per_parameter, "bytes_per_parameter of Workload", "bytes")
 
     @property
     def model_bytes(self) -> float:
@@ -95,17 +84,8 @@ class Exchange(plan.Exchange):
     is_half_duplex: bool = False
 
     def __post_init__(self) -> None:
-        require_choice(self.kind, "kind of an exchange", KINDS)
-        require_choice(self.awaits, "awaits of an exchange", AWAITS)
-        require_quantity(self.models, "models of an exchange", "models")
-        require_int(self.every, "every of an exchange", 1)
-        require_int(self.late, "late of an exchange", 0)
-        if not isinstance(self.schedule, Schedule | None):
-            raise ValueError(
-                f"schedule of an exchange must be a Schedule, or None for an average over all "
-                f"nodes, got {self.schedule!r}. Build one by gx.topology, such as "
-                "one_peer_exponential(8)."
-            )
+        require_choice(self.kind, "kind of an exchange", get_args(Kind))
+        require_choice(self.awaits, "awaits of an exchange", get_args(Awaits))
         if self.schedule is None and self.awaits != "peers":
             raise ValueError(
                 f"awaits of an average over all nodes must be 'peers', got {self.awaits!r}: all "
@@ -119,8 +99,13 @@ class Exchange(plan.Exchange):
 
     @property
     def bits(self) -> float:
-        """The bits of a parameter in a message."""
-        return count_bits(self.wire)
+        """The bits of a parameter in a message, scales and indices included.
+
+        >>> import gossipjax as gx
+        >>> Exchange(None, wire=gx.wire.int8()).bits
+        8.125
+        """
+        return 32.0 if self.wire is None else 8 * self.wire.count_bytes(COUNTED) / COUNTED
 
     def happens_at(self, step: int) -> bool:
         """Whether the nodes begin an exchange at the end of `step`."""
@@ -149,15 +134,12 @@ class Exchange(plan.Exchange):
         nodes = np.arange(round_.size)
         return tuple(np.where(slot.weights > 0, slot.receivers, nodes) for slot in round_.slots)
 
-    def count_bytes(self, workload: Workload) -> float:
-        """Returns the bytes of a message of gossip, or of a node in an average."""
-        return workload.parameters * self.models * self.bits / 8
-
-    def _count_reduced_bytes(self, workload: Workload, nodes: int) -> float:
-        """Returns the bytes of the buffer of an all-reduce that takes as long as the average."""
+    def count_bytes(self, workload: Workload, nodes: int) -> float:
+        """Returns the bytes of a message, or of an all-reduce that takes as long as the average."""
+        size = workload.parameters * self.models * self.bits / 8
         # A node that gathers on a ring sends nodes - 1 messages, where an all-reduce sends
         # 2 (nodes - 1) / nodes of one.
-        return self.count_bytes(workload) * (nodes / 2 if self.gathers else 1)
+        return size * nodes / 2 if self.gathers else size
 
     def list_layers(self) -> np.ndarray:
         """Returns the layers of the exchange, in the order in which a backward pass leaves them."""
@@ -171,26 +153,32 @@ class Exchange(plan.Exchange):
         A node that sends nothing takes 0.
         """
         self.require_nodes(nodes)
+        size = self.count_bytes(workload, nodes)
         if self.is_collective_at(step):
-            size = self._count_reduced_bytes(workload, nodes)
             parts = max(1, len(self.list_layers()))  # each part pays the latency
-            part = find_collective_seconds(self.collective, size / parts, network, nodes)
+            part = _find_collective_seconds(self._collective, size / parts, network, nodes)
             seconds = np.full(nodes, parts * part)
         else:
             # The messages of a node share its link, and each is copied through the host.
-            size = self.count_bytes(workload)
             seconds = network.message_seconds(size) + network.copy_seconds(size)
             seconds = seconds * self._count_messages(step, nodes)
         return 2 * seconds if self.is_half_duplex else seconds
 
-    def count_sent_bytes(
-        self, step: int, workload: Workload, network: Network, nodes: int
-    ) -> float:
-        """Returns the bytes that the busiest node sends in the exchange at `step`."""
-        if self.is_collective_at(step):
-            size = self._count_reduced_bytes(workload, nodes)
-            return count_sent_bytes(self.collective, size, network, nodes)
-        return self.count_bytes(workload) * int(self._count_messages(step, nodes).max())
+    def count_sent_bytes(self, step: int, workload: Workload, nodes: int) -> float:
+        """Returns the bytes that the busiest node sends in the exchange at `step`.
+
+        >>> Exchange(None).count_sent_bytes(0, Workload(25.0), nodes=4)
+        150.0
+        """
+        size = self.count_bytes(workload, nodes)
+        if not self.is_collective_at(step):
+            return size * int(self._count_messages(step, nodes).max())
+        messages: dict[Kind, float] = {
+            "ring": 2 * (nodes - 1) / nodes,
+            "tree": math.ceil(math.log2(nodes)),  # the root sends down at every level
+            "server": nodes - 1,
+        }
+        return messages[self._collective] * size
 
     def _count_messages(self, step: int, nodes: int) -> np.ndarray:
         """Counts the messages that each node sends at `step`, `[N]`."""
@@ -200,7 +188,7 @@ class Exchange(plan.Exchange):
         return count
 
     @property
-    def collective(self) -> Kind:
+    def _collective(self) -> Kind:
         """The kind of a step in which all nodes exchange together: gossip is then a ring."""
         return self.kind if self.schedule is None and not self.gathers else "ring"
 
@@ -240,28 +228,16 @@ class Exchange(plan.Exchange):
         needed = backward + layers * (compute_seconds - backward) / self.layers
         return float((arrival - needed).max())
 
-    def require_nodes(self, nodes: Any) -> int:
-        """Return the number of nodes; raise `ValueError` if the schedule is for another number."""
-        count = require_number_of_nodes(nodes)
-        if self.schedule is not None and self.schedule.size != count:
+    def require_nodes(self, nodes: int) -> None:
+        """Raises `ValueError` if the schedule is for another number of nodes."""
+        if self.schedule is not None and self.schedule.size != nodes:
             raise ValueError(
-                f"nodes must be the {self.schedule.size} of the schedule, got {count}. Build the "
+                f"nodes must be the {self.schedule.size} of the schedule, got {nodes}. Build the "
                 "method for this number of nodes."
             )
-        return count
 
 
-def count_bits(codec: Codec | None) -> float:
-    """Returns the bits of a value in a message, scales and indices included; 32 without a codec.
-
-    >>> import gossipjax as gx
-    >>> count_bits(gx.wire.int8())
-    8.125
-    """
-    return 32.0 if codec is None else 8 * codec.count_bytes(COUNTED) / COUNTED
-
-
-def find_collective_seconds(kind: str, size: float, network: Network, nodes: int) -> float:
+def _find_collective_seconds(kind: Kind, size: float, network: Network, nodes: int) -> float:
     """Returns the seconds in which n nodes average S bytes, one copy through the host included.
 
     - "ring": a node sends `2 (n - 1)` messages of `S / n` to the next node.
@@ -277,16 +253,3 @@ def find_collective_seconds(kind: str, size: float, network: Network, nodes: int
         levels = math.ceil(math.log2(nodes))
         return copy + 2 * levels * network.message_seconds(size, is_gossip=False)
     return copy + 2 * (network.latency + (nodes - 1) * size / network.bandwidth)
-
-
-def count_sent_bytes(kind: str, size: float, network: Network, nodes: int) -> float:
-    """Returns the bytes that the busiest node sends in an all-reduce of `kind`.
-
-    >>> count_sent_bytes("ring", 100.0, Network(1.0), nodes=4)
-    150.0
-    """
-    if kind == "ring":
-        return 2 * (nodes - 1) / nodes * size
-    if kind == "tree":  # the root sends down at every level
-        return math.ceil(math.log2(nodes)) * size
-    return (nodes - 1) * size

@@ -101,7 +101,8 @@ def from_transform(
     # An average inside a node comes before the exchange of nodes.
     over_nodes = [plan for plan in found if plan.wire.axis_name == found[-1].wire.axis_name]
     exchanges = [exchange for plan in over_nodes for exchange in plan.exchanges()]
-    return Method(name, _time(exchanges, kind, layers, awaits, is_half_duplex))
+    travel = {"kind": kind, "awaits": awaits, "is_half_duplex": is_half_duplex}
+    return _make_method(name, exchanges, layers, travel)
 
 
 def from_plan(
@@ -133,16 +134,13 @@ def from_plan(
     >>> [(e.every, e.overlap, e.bits) for e in from_plan(state.plan, "2-osgp").exchanges]
     [(2, 2, 32.0)]
     """
-    return Method(name, _time(plan.exchanges(), kind, layers, awaits, is_half_duplex))
+    travel = {"kind": kind, "awaits": awaits, "is_half_duplex": is_half_duplex}
+    return _make_method(name, plan.exchanges(), layers, travel)
 
 
-def _time(
-    exchanges: Iterable[plans.Exchange],
-    kind: Kind,
-    layers: int,
-    awaits: Awaits,
-    is_half_duplex: bool,
-) -> tuple[Exchange, ...]:
+def _make_method(
+    name: str, exchanges: Iterable[plans.Exchange], layers: int, travel: dict[str, Any]
+) -> Method:
     """Adds to the exchanges of a plan how they travel."""
     timed: list[Exchange] = []
     for exchange in exchanges:
@@ -154,14 +152,6 @@ def _time(
             )
         is_average = exchange.schedule is None
         fragment = sum(other.schedule is None for other in timed) if is_average else 0
-        timed.append(
-            Exchange(
-                **vars(exchange),
-                kind=kind,
-                layers=layers if is_average else 0,
-                fragment=fragment,
-                awaits=awaits,
-                is_half_duplex=is_half_duplex,
-            )
-        )
-    return tuple(timed)
+        layers_of_it = layers if is_average else 0
+        timed.append(Exchange(**vars(exchange), layers=layers_of_it, fragment=fragment, **travel))
+    return Method(name, tuple(timed))

@@ -1,6 +1,6 @@
-"""Networks with published figures, and their sources.
+"""How long messages take on the links between nodes, and networks with published figures.
 
-The latency is 0 if the source gives none.
+The latency of a published network is 0 if the source gives none.
 
 >>> import gossipjax as gx
 >>> from gossipjax import cost_model
@@ -16,8 +16,6 @@ sgp-infiniband 0.308 s
 import dataclasses
 import math
 
-from gossipjax.cost_model.network import Network
-
 __all__ = [
     "ALL",
     "GH200_SLINGSHOT",
@@ -29,6 +27,45 @@ __all__ = [
     "TPU_V5E_DCN",
     "remove_host_copies",
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A switch to which each node has one link. Nodes that send to different nodes share nothing.
+
+    Attributes:
+      bandwidth: bytes/s of a node's link in each direction.
+      latency: seconds from sending a message to the arrival of its first byte.
+      host_copy: bytes/s at which a message is copied through the memory of the host, before it is
+        sent. An infinite value means that nothing is copied.
+      gossip_bandwidth: bytes/s of a message of gossip, if NCCL's send and receive reach less than
+        its all-reduce does. None means `bandwidth`.
+      name: the name of the network in tables.
+
+    >>> network = Network(bandwidth=1e9, latency=1e-4)
+    >>> round(network.message_seconds(1e8), 6)
+    0.1001
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+    host_copy: float = math.inf
+    gossip_bandwidth: float | None = None
+    name: str = ""
+
+    def message_seconds(self, size: float, is_gossip: bool = True) -> float:
+        """Returns the seconds of a message of `size` bytes."""
+        bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth
+        return self.latency + size / bandwidth
+
+    def copy_seconds(self, size: float) -> float:
+        """Returns the seconds to copy `size` bytes through the memory of the host.
+
+        >>> Network(1e9, host_copy=2e9).copy_seconds(1e9)
+        0.5
+        """
+        return size / self.host_copy
+
 
 SGP_ETHERNET = Network(
     bandwidth=1.0535e9, host_copy=1.145e9, name="10 Gbit/s Ethernet of SGP, fitted"

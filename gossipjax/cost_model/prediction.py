@@ -4,10 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from gossipjax.cost_model._require import require_number_of_nodes
 from gossipjax.cost_model.exchange import Workload
 from gossipjax.cost_model.methods import Method
-from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.networks import Network
 
 ROUNDING = 1e-9  # tolerance for a ratio of times that differ by rounding only
 
@@ -65,17 +64,17 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
     >>> predict_step(method, workload, Network(bandwidth=1e9), 8).seconds
     0.375
     """
-    nodes = require_number_of_nodes(nodes)
     compute = workload.compute_seconds
     exchange_seconds = 0.0
     exposed_seconds = 0.0
     awaited_seconds = 0.0
     sent_bytes = 0.0
-    situation = (workload, network, nodes)
     for exchange in method.exchanges:
         steps = exchange.list_steps()
-        seconds = np.array([exchange.find_seconds(k, *situation).max() for k in steps])
-        sent = np.array([exchange.count_sent_bytes(k, *situation) for k in steps])
+        seconds = np.array(
+            [exchange.find_seconds(k, workload, network, nodes).max() for k in steps]
+        )
+        sent = np.array([exchange.count_sent_bytes(k, workload, nodes) for k in steps])
         if exchange.awaits == "nobody":
             share = find_share(seconds, compute * exchange.every)
             seconds = seconds * share

@@ -9,17 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gossipjax.cost_model._require import require_number_of_nodes
 from gossipjax.cost_model.exchange import BACKWARD, Exchange, Workload
 from gossipjax.cost_model.methods import Method
-from gossipjax.cost_model.network import Network
+from gossipjax.cost_model.networks import Network
 from gossipjax.cost_model.prediction import ROUNDING, find_share
 from gossipjax.cost_model.slowness import Slowness
-from gossipjax.topology.schedule import require_int
 
 DEFAULT_STEPS = 60
 MAX_CYCLE = 1000  # steps; longer cycles are not completed
-MAX_NODE_STEPS = 2**22  # steps of all nodes together
 
 
 class Links:
@@ -59,17 +56,24 @@ class Links:
             heapq.heappush(queue, (time, node, number + 1))
         return sent, received
 
-    def begin_collective(self, ready: np.ndarray, seconds: float) -> float:
-        """Occupies all links, once they are free, with an all-reduce in parts; returns its end.
+    def reduce(
+        self, exchange: Exchange, begun: np.ndarray, seconds: Sequence[np.ndarray], took: float
+    ) -> np.ndarray:
+        """Occupies all links with an all-reduce; returns when each node has its result, `[N]`.
 
-        `ready` are the times at which the parts may begin, in order.
+        The nodes have computed at the times `begun`. `seconds` are their times of computation in
+        this step, and in the step after the all-reduce is awaited. The all-reduce takes `took`
+        seconds.
         """
+        # How much of the backward pass is left after each part; then the same for the forward pass.
+        remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
+        ready = (begun - remaining[:, None] * BACKWARD * seconds[0]).max(axis=1)
         end = max(self._out_free.max(), self._in_free.max())
         for begin in ready:
-            end = max(begin, end) + seconds / len(ready)
+            end = max(begin, end) + took / len(ready)
         self._out_free[:] = end
         self._in_free[:] = end
-        return float(end)
+        return np.maximum(begun.max(), end - remaining[-1] * (1 - BACKWARD) * seconds[1])
 
 
 def _find_ends(
@@ -94,9 +98,9 @@ def _find_ends(
             if exchange.is_collective_at(step):
                 at = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
                 took = exchange.find_seconds(step, workload, network, len(time)).max()
-                done = _find_collective(exchange, links, time, at, took)
+                done = links.reduce(exchange, time, at, took)
             else:
-                size = exchange.count_bytes(workload)
+                size = exchange.count_bytes(workload, len(time))
                 times = 2 if exchange.is_half_duplex else 1
                 wire = times * network.message_seconds(size)
                 copy = times * network.copy_seconds(size)
@@ -113,21 +117,6 @@ def _find_ends(
             time = np.maximum(time, arrived.pop((index, step), time))
         ends[step + 1] = time
     return ends[1:]
-
-
-def _find_collective(
-    exchange: Exchange, links: Links, begun: np.ndarray, seconds: Sequence[np.ndarray], took: float
-) -> np.ndarray:
-    """Returns the times `[N]` at which nodes have the result of an all-reduce.
-
-    The nodes have computed at the times `begun`. `seconds` are their times of computation in this
-    step, and in the step after the all-reduce is awaited. The all-reduce takes `took` seconds.
-    """
-    # How much of the backward pass is left after each part; then the same for the forward pass.
-    remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
-    ready = (begun - remaining[:, None] * BACKWARD * seconds[0]).max(axis=1)
-    end = links.begin_collective(ready, took)
-    return np.maximum(begun.max(), end - remaining[-1] * (1 - BACKWARD) * seconds[1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,28 +181,20 @@ def simulate(
     >>> round(simulate(method, workload, Network(1e9), 8, slow).seconds, 6)
     0.975
     """
-    nodes = require_number_of_nodes(nodes)
     for exchange in method.exchanges:
         exchange.require_nodes(nodes)
     cycle = min(MAX_CYCLE, math.lcm(*(exchange.cycle for exchange in method.exchanges)))
     if steps is None:
         steps = cycle * math.ceil(DEFAULT_STEPS / cycle)
-    steps = require_int(steps, "steps of simulate", 1)
     if warm_up is None:
         overlap = max((exchange.overlap for exchange in method.exchanges), default=0)
         warm_up = min(cycle, DEFAULT_STEPS) + overlap
-    warm_up = require_int(warm_up, "warm_up of simulate", 0)
     total = warm_up + steps
-    if nodes * total > MAX_NODE_STEPS:
-        raise ValueError(
-            f"steps of simulate must be at most {MAX_NODE_STEPS // nodes - warm_up} for {nodes} "
-            f"nodes, got {steps}: give fewer."
-        )
     factors = slowness
     if slowness is None or isinstance(slowness, Slowness):
         factors = (slowness or Slowness()).draw(nodes, total, seed)
     factors = np.asarray(factors, float)
-    if factors.ndim != 2 or factors.shape[1] != nodes or not len(factors):
+    if factors.ndim != 2 or factors.shape[1] != nodes:
         raise ValueError(
             f"factors of slowness must be [T, N] with N = {nodes}, got shape {factors.shape}. "
             "Slowness.draw makes such."

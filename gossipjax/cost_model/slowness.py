@@ -2,19 +2,16 @@
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from gossipjax.cost_model._require import require_choice, require_number_of_nodes, require_quantity
-from gossipjax.topology.schedule import require_int
+from gossipjax.exchanges.transform import require_choice
 
-KINDS = ("none", "constant", "random", "lognormal")
+Kind = Literal["none", "constant", "random", "lognormal"]
 RANDOM_FACTORS = (1.0, 2.0, 4.0)  # equally likely
 LOGNORMAL_SIGMA = 0.5  # standard deviation of the logarithm of the factor
 CONSTANT = re.compile(r"(\d+(?:\.\d+)?)x")
-MAX_FACTOR = 1e6  # the largest factor that a name may give
-MAX_STEPS = 2**24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +29,11 @@ class Slowness:
            [4., 1., 1.]])
     """
 
-    kind: Literal["none", "constant", "random", "lognormal"] = "none"
+    kind: Kind = "none"
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        require_choice(self.kind, "kind of Slowness", KINDS)
-        require_quantity(self.factor, "factor of Slowness", "times")
+        require_choice(self.kind, "kind of Slowness", get_args(Kind))
         if self.kind != "constant" and self.factor != 1:
             raise ValueError(
                 f"factor of Slowness must be left out for {self.kind}, got {self.factor!r}: give "
@@ -46,9 +42,7 @@ class Slowness:
 
     def draw(self, nodes: int, steps: int, seed: int = 0) -> np.ndarray:
         """Draws the factors `[T, N]` of N nodes at T steps."""
-        nodes = require_number_of_nodes(nodes)
-        steps = require_int(steps, "steps", 1, MAX_STEPS // nodes)
-        rng = np.random.default_rng(require_int(seed, "seed", 0))
+        rng = np.random.default_rng(seed)
         factors = np.ones((steps, nodes))
         if self.kind == "constant":
             factors[:, 0] = self.factor
@@ -63,18 +57,17 @@ def parse_slowness(name: str, what: str = "slowness") -> Slowness:
     """Makes a `Slowness` from the name that `experiments.speed stragglers` uses.
 
     Args:
-      name: "none", "random" or "lognormal", or a factor for node 0, above 0 and at most a million.
+      name: "none", "random" or "lognormal", or a factor for node 0 above 0, as "4x".
       what: what the error calls the name, for example "--slowness".
 
     >>> parse_slowness("4x"), parse_slowness("random").kind
     (Slowness(kind='constant', factor=4.0), 'random')
     """
-    match = CONSTANT.fullmatch(name) if isinstance(name, str) else None
-    if match and 0 < float(match[1]) <= MAX_FACTOR:
+    match = CONSTANT.fullmatch(name)
+    if match and float(match[1]) > 0:
         return Slowness("constant", float(match[1]))
     if name in ("none", "random", "lognormal"):
         return Slowness(name)
     raise ValueError(
-        f"{what} must be none, random, lognormal, or a factor for node 0 of at most "
-        f"{MAX_FACTOR:g}, as 4x, got {name!r}."
+        f"{what} must be none, random, lognormal, or a factor for node 0, as 4x, got {name!r}."
     )

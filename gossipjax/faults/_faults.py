@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from gossipjax.exchanges.transform import require_number
-from gossipjax.faults._tables import MAX_DELAY
 from gossipjax.topology.schedule import MAX_STEP, require_int
 
 
@@ -41,8 +38,8 @@ class Faults:
       seed: the seed of the noise.
 
     Raises:
-      ValueError: if a table has another shape, type or range, `deaths` names a node that does not
-        exist, or no node survives.
+      ValueError: if a table has another shape or type, or `deaths` names a node that does not
+        exist.
 
     >>> import gossipjax as gx
     >>> faults = gx.faults.Faults(3, active=gx.faults.cyclic_activity(3, 2, 1), deaths={0: 7})
@@ -65,15 +62,11 @@ class Faults:
             "arrives": _read_table(self.arrives, True, "arrives", (n, n)),
             "active": _read_table(self.active, True, "active", (n,)),
             "delays": _read_table(self.delays, 0, "delays", (n, n)),
-            "deaths": _read_deaths(self.deaths, n),
+            "deaths": {
+                require_int(node, "each node of the deaths of Faults", 0, n - 1): int(step)
+                for node, step in self.deaths.items()
+            },
         }
-        delays = fields["delays"]
-        if delays.min() < 0 or delays.max() > MAX_DELAY:
-            raise ValueError(
-                f"delays of Faults must be from 0 to {MAX_DELAY} steps, each of which costs a copy "
-                f"of the model on every link, got {delays.min()} to {delays.max()}."
-            )
-        require_number(self.noise, "noise of Faults", "from 0", lambda std: 0 <= std < math.inf)
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -84,7 +77,7 @@ class Faults:
 
     def arrives_at(self, step: int) -> np.ndarray:
         """Whether a message of `j` to `i` arrives at this step if both are active; `[N, N]`."""
-        return _row(self.arrives, step)
+        return self.arrives[step % len(self.arrives)]
 
     def active_at(self, step: int) -> np.ndarray:
         """Whether each node is active and not dead at this step; bool `[N]`."""
@@ -92,23 +85,12 @@ class Faults:
 
     def table_at(self, step: int) -> np.ndarray:
         """Whether each node would be active at this step if no node died; bool `[N]`."""
-        return _row(self.active, step)
-
-    def delays_at(self, step: int) -> np.ndarray:
-        """The steps by which a message of `j` to `i` at this step is late; int `[N, N]`."""
-        return _row(self.delays, step)
+        return self.active[step % len(self.active)]
 
     @property
     def death_steps(self) -> np.ndarray:
-        """The step at which each node dies, int64 `[N]`; 2^31 if it never dies."""
-        steps = np.full(self.size, MAX_STEP + 1)
-        for node, step in self.deaths.items():
-            steps[node] = step
-        return steps
-
-
-def _row(table: Any, step: int) -> np.ndarray:
-    return table[step % len(table)]
+        """The step at which each node dies, int32 `[N]`; the last one if it never dies."""
+        return np.array([self.deaths.get(node, MAX_STEP) for node in range(self.size)], np.int32)
 
 
 def _read_table(table: Any, default: bool | int, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -126,16 +108,6 @@ def _read_table(table: Any, default: bool | int, name: str, shape: tuple[int, ..
         )
     array.setflags(write=False)
     return array
-
-
-def _read_deaths(deaths: Any, n: int) -> dict[int, int]:
-    read = {
-        require_int(node, "each node of the deaths of Faults", 0, n - 1): int(step)
-        for node, step in deaths.items()
-    }
-    if len(read) == n:
-        raise ValueError(f"deaths of Faults must leave a node, got those of all {n}.")
-    return read
 
 
 def require_faults(faults: Faults, size: int, name: str) -> None:

@@ -43,10 +43,10 @@ class Links:
         matrices = (round_.matrix for round_ in schedule.rounds)
         weights = np.stack([matrix[places, nodes] for matrix in matrices])
         self.weights = weights * np.array(self._is_edge) if slots else weights  # [R, L, N]
-        self._arrives = np.asarray(faults.arrives)[:, places, nodes]  # [T, L, N]
-        self._delays = np.asarray(faults.delays)[:, places, nodes].astype(np.int32)
-        self._active_receivers = np.asarray(faults.active)[:, places]
-        self._deaths_of_receivers = _read_deaths(faults)[places]
+        self._arrives = faults.arrives[:, places, nodes]  # [T, L, N]
+        self._delays = faults.delays[:, places, nodes].astype(np.int32)
+        self._active_receivers = faults.active[:, places]
+        self._deaths_of_receivers = faults.death_steps[places]
         self._faults = faults
         self.count = len(places)  # L
         self.capacity = faults.max_delay + 1  # D + 1
@@ -57,16 +57,13 @@ class Links:
         """Reads this node's entry, `[L]` or `[]`, in a row of a table `[T, ..., N]`."""
         return take_own(table, row, self.wire.axis_name)
 
-    def is_active(self, count: jax.Array) -> jax.Array:
-        """Whether this node is active at its step `count`; bool scalar."""
-        return is_active(self._faults, count, self.wire.axis_name)
-
     def shares(self, step: StepLike, count: jax.Array) -> jax.Array:
         """The weight of each link, float64 or float32 `[L]`; 0 unless both nodes are active."""
         receives = self._at(self._active_receivers, count)
         receives &= count < self._at(self._deaths_of_receivers[None], 0)
         weights = self._at(self.weights, round_index(self.schedule, step))
-        return jnp.where(self.is_active(count) & receives, weights, jnp.zeros_like(weights))
+        sends = is_active(self._faults, count, self.wire.axis_name)
+        return jnp.where(sends & receives, weights, jnp.zeros_like(weights))
 
     def due(self, shares: jax.Array, count: jax.Array) -> jax.Array:
         """The steps until a message sent now arrives, `[L]` by link; `NEVER` if it is lost."""
@@ -110,13 +107,8 @@ def take_own(table: np.ndarray, row: Any, axis_name: str) -> jax.Array:
 
 def is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:
     """Whether this node is active at its step `count`; bool scalar."""
-    death = take_own(_read_deaths(faults)[None], 0, axis_name)
-    return take_own(np.asarray(faults.active), count, axis_name) & (count < death)
-
-
-def _read_deaths(faults: Faults) -> np.ndarray:
-    """The step at which each node dies, int32 `[N]`."""
-    return faults.death_steps.clip(max=2**31 - 1).astype(np.int32)
+    death = take_own(faults.death_steps[None], 0, axis_name)
+    return take_own(faults.active, count, axis_name) & (count < death)
 
 
 def along(values: jax.Array, leaf: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from gossipjax.exchanges.transform import require_choice
 from gossipjax.faults._faults import Faults, require_faults
 from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, Segment, named
 
@@ -57,8 +58,7 @@ def apply(
     [[0.67, 0.33, 0.0], [0.33, 0.67, 0.0], [0.0, 0.0, 1.0]]
     """
     require_faults(faults, schedule.size, "apply")
-    if keep not in get_args(Keep):
-        raise ValueError(f"keep of apply must be 'sender' or 'both', got {keep!r}.")
+    require_choice(keep, "keep of apply", get_args(Keep))
     if faults.max_delay or faults.noise:
         raise ValueError(
             f"the faults of apply must have no delays and no noise, got {faults.max_delay} steps "
@@ -76,7 +76,8 @@ def apply(
                 "random_pairs or bipartite_exponential, or keep='sender' and push-sum."
             )
     stride = max(1, overlap)
-    length = math.lcm(*(math.lcm(rows, stride) // stride for rows in _lengths(faults)))
+    tables = faults.arrives, faults.active
+    length = math.lcm(*(math.lcm(len(table), stride) // stride for table in tables))
     last_sent = {node: -(-step // stride) for node, step in faults.deaths.items()}
     deaths = {node: -(-max(0, step - overlap) // stride) for node, step in faults.deaths.items()}
     changes = {*last_sent.values(), *deaths.values()}
@@ -105,11 +106,6 @@ def apply(
     return Schedule(rounds, segments, deaths)
 
 
-def _lengths(faults: Faults) -> list[int]:
-    """The lengths of the tables that say who exchanges."""
-    return [len(np.asarray(table)) for table in (faults.arrives, faults.active)]
-
-
 def _weaken(round_: Round, is_up: np.ndarray, keep: Keep) -> Round:
     """Returns the round without the messages that fail."""
     if keep == "both":
@@ -133,7 +129,7 @@ def require_isolated(schedule: Schedule, faults: Faults, overlap: int) -> None:
     stride = max(1, overlap)
     alone = np.array([_find_isolated(round_) for round_ in schedule.rounds])
     start, cycle = schedule.segments[-1]
-    length = math.lcm(len(cycle), *_lengths(faults))
+    length = math.lcm(len(cycle), len(faults.arrives), len(faults.active))
     end = max([start * stride, *faults.deaths.values()]) + length * stride + overlap
     for step in range(0, min(end, MAX_ROUNDS), stride):
         number = step // stride

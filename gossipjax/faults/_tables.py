@@ -12,9 +12,6 @@ import numpy as np
 
 from gossipjax.exchanges.transform import require_number
 from gossipjax.renamed import renamed
-from gossipjax.topology.schedule import require_int
-
-MAX_DELAY = 2**10  # steps; each costs a copy of the model on every link
 
 
 @renamed(n="nodes")
@@ -26,12 +23,12 @@ def independent_drops(nodes: int, steps: int, seed: int, rate: float) -> np.ndar
       node `i` at step `k` arrives.
 
     Raises:
-      ValueError: if an argument is out of its range.
+      ValueError: if `rate` is not a number from 0 to 1.
 
     >>> round(float(independent_drops(4, 1000, seed=0, rate=0.1).mean()), 2)
     0.9
     """
-    rate = _require_rate(rate, "rate of independent_drops")
+    _require_rate(rate, "independent_drops")
     return _make_rng(seed).random((steps, nodes, nodes)) >= rate
 
 
@@ -62,24 +59,19 @@ def gilbert_elliott(
     >>> round(float(gilbert_elliott(8, 4000, seed=0, rate=0.4).mean()), 2)
     0.8
     """
-    name = "gilbert_elliott"
-    rate = _require_rate(rate, f"rate of {name}")
-    leave_bad = _require_rate(bad_to_good, f"bad_to_good of {name}")
-    leave_good = _require_rate(good_to_bad, f"good_to_bad of {name}")
+    _require_rate(rate, "gilbert_elliott")
     # Two streams, so that a longer table begins with the shorter one.
-    is_bad = _walk(_make_rng(seed, 0), leave_bad, leave_good, (steps, nodes))
+    rng = _make_rng(seed, 0)
+    is_bad = _walk(rng.random(nodes) < 0.5, rng.random((steps, nodes)), bad_to_good, good_to_bad)
     is_lost = _make_rng(seed, 1).random((steps, nodes, nodes)) < rate
     return ~(is_lost & is_bad[:, None, :])
 
 
-def _walk(rng: np.random.Generator, leave: float, enter: float, shape: Sequence[int]) -> np.ndarray:
-    """Markov chains of two states, bool `[T, N]`, which start in either and move before row 0."""
-    state = rng.random(shape[1]) < 0.5
-    draws = rng.random(shape)
-    states = np.empty(shape, bool)
+def _walk(start: np.ndarray, draws: np.ndarray, leave: float, enter: float) -> np.ndarray:
+    """Markov chains of two states, bool `[T, N]`, each of which moves by each of its draws."""
+    states = np.empty(draws.shape, bool)
     for k, draw in enumerate(draws):
-        state = np.where(state, draw >= leave, draw < enter)
-        states[k] = state
+        states[k] = np.where(states[k - 1] if k else start, draw >= leave, draw < enter)
     return states
 
 
@@ -99,14 +91,9 @@ def markov_activity(
     >>> round(float(markov_activity(8, 9000, seed=0, wake=0.6, sleep=0.2).mean()), 2)
     0.75
     """
-    name = "markov_activity"
-    wake = _require_rate(wake, f"wake of {name}")
-    sleep = _require_rate(sleep, f"sleep of {name}")
     draws = _make_rng(seed).random((steps, nodes))
-    active = np.ones((steps, nodes), bool)
-    for k in range(1, steps):
-        active[k] = np.where(active[k - 1], draws[k] >= sleep, draws[k] < wake)
-    return active
+    start = np.ones((1, nodes), bool)
+    return np.concatenate([start, _walk(start[0], draws[1:], sleep, wake)])
 
 
 @renamed(n="nodes")
@@ -143,7 +130,6 @@ def poisson_activity(nodes: int, steps: int, seed: int, *, mean: float = 1.0) ->
     >>> round(float(poisson_activity(4, 4000, seed=0, mean=1.0).mean()), 2)
     0.5
     """
-    mean = require_number(mean, "mean of poisson_activity", "from 0", lambda mean: mean >= 0)
     active = np.zeros((steps, nodes), bool)
     for node in range(nodes):
         awake = np.cumsum(_make_rng(seed, node).poisson(mean, steps) + 1) - 1
@@ -162,13 +148,12 @@ def uniform_delays(nodes: int, steps: int, seed: int, max_delay: int) -> np.ndar
     >>> np.unique(uniform_delays(4, 100, seed=0, max_delay=2)).tolist()
     [0, 1, 2]
     """
-    max_delay = require_int(max_delay, "max_delay of uniform_delays", 0, MAX_DELAY)
     return _make_rng(seed).integers(0, max_delay + 1, (steps, nodes, nodes))
 
 
-def _require_rate(value: Any, name: str) -> float:
-    """Returns a probability; raises `ValueError` unless it is a number from 0 to 1."""
-    return require_number(value, name, "from 0 to 1", lambda rate: 0 <= rate <= 1)
+def _require_rate(value: Any, name: str) -> None:
+    """Raises `ValueError` unless it is a probability, and not a number of percent."""
+    require_number(value, f"rate of {name}", "from 0 to 1", lambda rate: 0 <= rate <= 1)
 
 
 def _make_rng(seed: int, *stream: int) -> np.random.Generator:

@@ -22,7 +22,7 @@ from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state, mass_in_flight
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
 from gossipjax.faults._faults import Faults, require_faults
-from gossipjax.faults._links import NEVER, Links, along
+from gossipjax.faults._links import NEVER, Links, along, is_active
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
@@ -147,7 +147,8 @@ def sgp(
                 changes[LOST] = lost._replace(x=subtract(lost.x, noise))
             mailbox = add(mailbox, message)
         # A node that is not active finds its mail when it is again.
-        opened = jax.tree.map(partial(_pick, links.is_active(state.count)), mailbox)
+        is_open = is_active(faults, state.count, route.axis_name)
+        opened = jax.tree.map(partial(_pick, is_open), mailbox)
         mass = add(mass, opened)
         mailbox = subtract(mailbox, opened)
         way = {"due": due, "queue": queue, "mailbox": mailbox}
@@ -232,12 +233,12 @@ def dpsgd(
         messages = jax.tree.map(lambda leaf: leaf[youngest], history)
         weight = jnp.take_along_axis(shares, youngest[:, None], axis=1)[:, 0]
         weight = jnp.where(arrives.any(axis=1), weight, jnp.zeros_like(weight))
-        is_active = links.is_active(state.count)
+        is_listening = is_active(faults, state.count, route.axis_name)
         new = y
         for number, (message, given) in enumerate(links.exchange((messages, weight))):
             if faults.noise:
                 message = add(message, _draw_noise(faults, message, state.count, number, route))
-            given = jnp.where(is_active, given, jnp.zeros_like(given))
+            given = jnp.where(is_listening, given, jnp.zeros_like(given))
             new = jax.tree.map(partial(_pull, given), new, message, y)
         way = {"due": jnp.where(is_old, NEVER, due), "shares": shares, "history": history}
         return Combined(new, state.keep(links=way))

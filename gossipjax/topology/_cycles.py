@@ -11,12 +11,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from gossipjax.topology._round import (
-    Round,
-    make_regular_round,
-    require_int,
-    require_nodes,
-)
+from gossipjax.topology._round import Round, make_regular_round, require_int
 from gossipjax.topology._static import complete, exponential_hops, make_circulant_round, ring
 from gossipjax.topology.schedule import Schedule, Segment, named
 
@@ -62,9 +57,9 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
     (`sgp_pytorch0.5`) has no other hops for SGP.
 
     Raises:
-      ValueError: for unknown `hops`; if `peers` is below 1 or above `N - 1`, or above the length of
-        the list of `"paper"`; or if a hop of `"authors"` is a multiple of `N`, so that a node would
-        send to itself.
+      ValueError: for unknown `hops`; if `peers` is below 1, or above the length of the list of
+        `"paper"`; or if a hop of `"authors"` is a multiple of `N`, so that a node would send to
+        itself.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
@@ -76,34 +71,27 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
     >>> k_peer_exponential(9, 2, hops="authors").period
     2
     """
-    n = require_nodes(nodes, "k_peer_exponential")
+    n = require_int(nodes, "nodes of k_peer_exponential", 1)
     peers = require_int(peers, "peers of k_peer_exponential", 1)
     if hops not in get_args(Hops):
         raise ValueError(f"hops must be 'paper' or 'authors', got {hops!r}.")
     if n == 1:
         return complete(1)
-    list_hops = _list_hops_of_paper if hops == "paper" else _list_hops_of_authors
-    rounds = list_hops(n, peers)
+    if hops == "authors":
+        return _build_as_the_authors(n, peers)
+    powers = exponential_hops(n)
+    count = len(powers)
+    if peers > count:
+        raise ValueError(
+            f"peers of k_peer_exponential({n}, peers) must be at most {count}, got {peers}: "
+            f"{n} nodes have {count} hops ({', '.join(map(str, powers))})."
+        )
+    rounds = [[powers[(k + i) % count] for i in range(peers)] for k in range(count)]
     return Schedule([make_circulant_round(n, round_hops) for round_hops in rounds])
 
 
-def _list_hops_of_paper(n: int, peers: int) -> list[list[int]]:
-    hops = exponential_hops(n)
-    if peers > len(hops):
-        raise ValueError(
-            f"peers of k_peer_exponential({n}, peers) must be at most {len(hops)}, got {peers}: "
-            f"{n} nodes have {len(hops)} hops ({', '.join(map(str, hops))})."
-        )
-    return [[hops[(k + i) % len(hops)] for i in range(peers)] for k in range(len(hops))]
-
-
-def _list_hops_of_authors(n: int, peers: int) -> list[list[int]]:
-    if peers >= n:
-        raise ValueError(
-            f"peers of k_peer_exponential({n}, peers) must be at most {n - 1}, the number of other "
-            f"nodes, got {peers}."
-        )
-    rounds = []
+def _build_as_the_authors(n: int, peers: int) -> Schedule:
+    rounds: list[Round] = []
     stride = 1
     while stride < n:
         hops = [j * stride for j in range(1, peers + 1)]
@@ -115,9 +103,9 @@ def _list_hops_of_authors(n: int, peers: int) -> list[list[int]]:
                 f"{n}, got {multiples[0]} in round {len(rounds)}: nodes would send to themselves. "
                 f"Use hops='paper', or another number of nodes or peers."
             )
-        rounds.append(hops)
+        rounds.append(make_circulant_round(n, hops))
         stride *= peers + 1
-    return rounds
+    return Schedule(rounds)
 
 
 @named
@@ -139,7 +127,7 @@ def bipartite_exponential(nodes: int) -> Schedule:
     >>> bipartite_exponential(4).matrices()[0].tolist()[1]
     [0.0, 0.5, 0.5, 0.0]
     """
-    n = require_nodes(nodes, "bipartite_exponential")
+    n = require_int(nodes, "nodes of bipartite_exponential", 1)
     if n == 1:
         return complete(1)
     if n % 2:
@@ -147,17 +135,16 @@ def bipartite_exponential(nodes: int) -> Schedule:
             f"nodes of bipartite_exponential must be even, got {n}: odd nodes pair with even "
             f"ones. Use {n - 1} or {n + 1} nodes, or sgp with one_peer_exponential({n})."
         )
-    numbers = np.arange(n)
-    odd = numbers[1::2]
-    rounds = []
-    for hop in exponential_hops(n):
-        even = (odd + 2 * hop - 1) % n
-        partners = np.empty(n, dtype=int)
-        partners[odd] = even
-        partners[even] = odd
-        receivers = np.concatenate([partners, numbers])
-        rounds.append(Round.from_entries(n, receivers, np.tile(numbers, 2), 1 / 2))
-    return Schedule(rounds)
+    odd = np.arange(1, n, 2)
+    return Schedule([_make_pairs(odd, (odd + 2 * hop - 1) % n) for hop in exponential_hops(n)])
+
+
+def _make_pairs(first: np.ndarray, second: np.ndarray) -> Round:
+    """Makes a round in which the nodes `first[k]` and `second[k]` take their mean."""
+    partners = np.empty(2 * len(first), dtype=int)
+    partners[first] = second
+    partners[second] = first
+    return make_regular_round(np.sort([np.arange(len(partners)), partners], axis=0).T)
 
 
 @named
@@ -173,14 +160,14 @@ def complete_cycle(nodes: int) -> Schedule:
     >>> complete_cycle(4).matrices()[2].tolist()[0]
     [0.5, 0.5, 0.0, 0.0]
     """
-    n = require_nodes(nodes, "complete_cycle")
+    n = require_int(nodes, "nodes of complete_cycle", 1)
     if n == 1:
         return complete(1)
     return Schedule([make_circulant_round(n, [hop]) for hop in range(1, n)])
 
 
 def _read_draws(n: int, rounds: int, seed: int, call: str) -> tuple[int, int, np.random.Generator]:
-    n = require_nodes(n, call)
+    n = require_int(n, f"nodes of {call}", 1)
     rounds = require_int(rounds, f"rounds of {call}", 1)
     return n, rounds, np.random.default_rng(require_int(seed, f"seed of {call}", 0))
 
@@ -204,13 +191,10 @@ def random_ring(nodes: int, rounds: int, seed: int) -> Schedule:
     n, rounds, rng = _read_draws(nodes, rounds, seed, "random_ring")
     if n <= 3:  # every order makes the same graph
         return Schedule([ring(n).round_at(0)] * rounds)
-    numbers = np.arange(n)
     drawn = []
     for _ in range(rounds):
         position = rng.permutation(n)
-        node_at = np.empty(n, dtype=int)
-        node_at[position] = numbers
-        senders = node_at[(position[:, None] + (-1, 0, 1)) % n]
+        senders = np.argsort(position)[(position[:, None] + (-1, 0, 1)) % n]
         drawn.append(make_regular_round(np.sort(senders, axis=1)))
     return Schedule(drawn)
 
@@ -237,14 +221,7 @@ def random_pairs(nodes: int, rounds: int, seed: int) -> Schedule:
         return Schedule([ring(1).round_at(0)] * rounds)
     if n % 2:
         raise ValueError(f"nodes of random_pairs must be even, got {n}.")
-    drawn = []
-    for _ in range(rounds):
-        first, second = rng.permutation(n).reshape(2, -1)
-        partners = np.empty(n, dtype=int)
-        partners[first] = second
-        partners[second] = first
-        drawn.append(make_regular_round(np.sort([np.arange(n), partners], axis=0).T))
-    return Schedule(drawn)
+    return Schedule([_make_pairs(*rng.permutation(n).reshape(2, -1)) for _ in range(rounds)])
 
 
 @named
@@ -336,7 +313,7 @@ def periodic(schedule: Schedule, every: int) -> Schedule:
     arrives as late as any message.
 
     Raises:
-      ValueError: if `every` is not an integer >= 1, or a cycle would have more than 2^20 steps.
+      ValueError: if `every` is not an integer >= 1.
 
     References:
       Chen et al., "Accelerating Gossip SGD with Periodic Global Averaging", ICML 2021,

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gossipjax.topology.permutations import Slot, color_edges
+from gossipjax.topology.permutations import Slot, color_edges, freeze
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-MAX_NODES = 2**17
 TOLERANCE = 1e-6  # error of a sum, so that float32 matrices pass
 
 
@@ -25,11 +24,6 @@ def require_int(value: Any, what: str, minimum: int, maximum: int | None = None)
     if maximum is not None and value > maximum:
         raise ValueError(f"{what} must be at most {maximum}, got {value!r}.")
     return int(value)
-
-
-def require_nodes(n: Any, call: str) -> int:
-    """Return a builder's number of nodes as an int; raise `ValueError` unless it is >= 1."""
-    return require_int(n, f"nodes of {call}", 1, MAX_NODES)
 
 
 class Round:
@@ -73,12 +67,7 @@ class Round:
 
     @classmethod
     def from_entries(
-        cls,
-        size: int,
-        receivers: ArrayLike,
-        senders: ArrayLike,
-        weights: ArrayLike,
-        name: str = "round 0",
+        cls, size: int, receivers: ArrayLike, senders: ArrayLike, weights: ArrayLike
     ) -> Round:
         """Makes a round from the nonzero entries of `P`, in any order, without a dense matrix.
 
@@ -91,11 +80,10 @@ class Round:
         >>> Round.from_entries(2, [0, 1, 1], [0, 0, 1], [0.5, 0.5, 1]).matrix.tolist()
         [[0.5, 0.0], [0.5, 1.0]]
         """
-        size = require_int(size, f"the size of {name}", 1)
         rows, columns = (np.asarray(nodes, np.int32) for nodes in (receivers, senders))
-        values = np.array(weights, np.float64)
+        values = np.broadcast_to(np.asarray(weights, np.float64), rows.shape)
         round_ = object.__new__(cls)
-        round_._keep(size, rows, columns, np.broadcast_to(values, rows.shape), name)
+        round_._keep(size, rows, columns, values, "a round")
         return round_
 
     def _keep(
@@ -146,10 +134,10 @@ class Round:
         self, size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
     ) -> None:
         self.size = size
-        self.receivers = _freeze(receivers.astype(np.int32))
-        self.senders = _freeze(senders.astype(np.int32))
-        self.weights = _freeze(np.array(weights, dtype=np.float64))
-        self.self_weights = _freeze(self.weights[self.receivers == self.senders])
+        self.receivers = freeze(receivers.astype(np.int32))
+        self.senders = freeze(senders.astype(np.int32))
+        self.weights = freeze(np.array(weights, dtype=np.float64))
+        self.self_weights = freeze(self.weights[self.receivers == self.senders])
 
     def __repr__(self) -> str:
         peers = self.max_peers
@@ -180,7 +168,7 @@ class Round:
         """`P`, float64 `[N, N]`, read-only. Each access makes a new array."""
         matrix = np.zeros((self.size, self.size))
         matrix[self.receivers, self.senders] = self.weights
-        return _freeze(matrix)
+        return freeze(matrix)
 
     @functools.cached_property
     def is_identity(self) -> bool:
@@ -251,8 +239,3 @@ def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | N
         if count < len(reached):
             return f"node {first} can never {direction} node {int(np.argmin(reached))}"
     return None
-
-
-def _freeze(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array

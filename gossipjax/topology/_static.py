@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from gossipjax.topology._round import (
-    Round,
-    make_regular_round,
-    require_int,
-    require_nodes,
-)
+from gossipjax.topology._round import Round, make_regular_round, require_int
 from gossipjax.topology._weights import optimal_weights, read_graph
 from gossipjax.topology.schedule import Schedule, named
 
@@ -55,12 +50,7 @@ def _make_graph_schedule(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: Weights
 ) -> Schedule:
     """Makes a schedule of one round over given edges, without self-loops and repeated edges."""
-    keys = np.unique(receivers * n + senders)
-    receivers = keys // n
-    senders = keys % n
-    is_edge = receivers != senders
-    receivers = receivers[is_edge]
-    senders = senders[is_edge]
+    receivers, senders = np.divmod(np.unique((receivers * n + senders)[receivers != senders]), n)
     degree = np.bincount(senders, minlength=n)
     if weights == "uniform":
         nodes = np.arange(n)
@@ -87,7 +77,7 @@ def ring(nodes: int) -> Schedule:
     >>> ring(4).matrices()[0].round(2)[0].tolist()
     [0.33, 0.33, 0.0, 0.33]
     """
-    n = require_nodes(nodes, "ring")
+    n = require_int(nodes, "nodes of ring", 1)
     return Schedule([make_circulant_round(n, [1, -1])])
 
 
@@ -98,7 +88,7 @@ def directed_ring(nodes: int) -> Schedule:
     >>> directed_ring(3).matrices()[0].tolist()
     [[0.5, 0.0, 0.5], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
-    n = require_nodes(nodes, "directed_ring")
+    n = require_int(nodes, "nodes of directed_ring", 1)
     return Schedule([make_circulant_round(n, [1])])
 
 
@@ -109,7 +99,7 @@ def complete(nodes: int) -> Schedule:
     >>> complete(4).round_at(0).is_uniform
     True
     """
-    n = require_nodes(nodes, "complete")
+    n = require_int(nodes, "nodes of complete", 1)
     return Schedule([make_regular_round(np.broadcast_to(np.arange(n, dtype=np.int32), (n, n)))])
 
 
@@ -127,7 +117,7 @@ def exponential(nodes: int) -> Schedule:
     >>> len(exponential(8).round_at(0).slots)
     3
     """
-    n = require_nodes(nodes, "exponential")
+    n = require_int(nodes, "nodes of exponential", 1)
     return Schedule([make_circulant_round(n, exponential_hops(n))])
 
 
@@ -148,7 +138,7 @@ def star(nodes: int, *, weights: Weights = "uniform") -> Schedule:
     >>> star(3).matrices()[0].round(2).tolist()
     [[0.33, 0.5, 0.5], [0.33, 0.5, 0.0], [0.33, 0.0, 0.5]]
     """
-    n = require_nodes(nodes, "star")
+    n = require_int(nodes, "nodes of star", 1)
     leaves = np.arange(1, n)
     hub = np.zeros(n - 1, dtype=int)
     return _make_graph_schedule(
@@ -189,7 +179,7 @@ def hypercube(nodes: int) -> Schedule:
     >>> hypercube(4).round_at(0).matrix.round(2)[0].tolist()
     [0.33, 0.33, 0.33, 0.0]
     """
-    n = require_nodes(nodes, "hypercube")
+    n = require_int(nodes, "nodes of hypercube", 1)
     if n & (n - 1):
         below = 1 << (n.bit_length() - 1)
         raise ValueError(

@@ -20,13 +20,11 @@ def read_graph(graph: Any) -> tuple[int, np.ndarray]:
     return len(labels), np.array(edges, dtype=int).reshape(-1, 2)
 
 
-def optimal_weights(
-    graph: Any, *, nonnegative: bool = True, min_self_weight: float = 0.0
-) -> np.ndarray:
+def optimal_weights(graph: Any, *, min_self_weight: float = 0.0) -> np.ndarray:
     """The symmetric mixing matrix `[N, N]` of an undirected graph that averages fastest.
 
-    Of all symmetric `W` whose rows sum to 1 and whose entries are 0 where the graph has no edge,
-    the result has the smallest
+    Of all symmetric `W >= 0` whose rows sum to 1 and whose entries are 0 where the graph has no
+    edge, the result, the fastest mixing Markov chain, has the smallest
 
         slem(W) = || W - 1 1^T / N ||_2
 
@@ -40,24 +38,27 @@ def optimal_weights(
 
     Args:
       graph: a connected undirected networkx graph; self-loops and edge attributes are ignored.
-      nonnegative: if true, all weights are at least 0, and `W` is the fastest mixing Markov chain.
-        If false, weights may be negative (FDLA), which mixes faster still on irregular graphs, but
-        no `gx.Schedule` takes negative weights.
-      min_self_weight: the smallest weight, below 1, that a node may give itself if `nonnegative`.
+      min_self_weight: the smallest weight, below 1, that a node may give itself.
 
     Raises:
       ImportError: if cvxpy is not installed.
       ValueError: if the graph is directed or not connected.
 
     References:
-      Boyd, Diaconis, Xiao, "Fastest Mixing Markov Chain on a Graph", SIAM Review 2004.
-      After Xiao and Boyd, "Fast Linear Iterations for Distributed Averaging", Systems and Control
-      Letters 2004. The papers' texts were not available; checked against published numbers.
+      Boyd, Diaconis, Xiao, "Fastest Mixing Markov Chain on a Graph", SIAM Review 2004. The paper's
+      text was not available; checked against published numbers.
 
     >>> import networkx
     >>> optimal_weights(networkx.path_graph(3)).round(3).tolist()
     [[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]]
     """
+    try:
+        import cvxpy
+    except ImportError as error:
+        raise ImportError(
+            "optimal weights need cvxpy, got no such package: pip install cvxpy, "
+            "or take weights='metropolis', which needs no solver."
+        ) from error
     n, edges = read_graph(graph)
     if graph.is_directed():
         raise ValueError(
@@ -73,41 +74,23 @@ def optimal_weights(
         raise ValueError(f"graph must connect all {n} nodes, got one of several parts.")
     if n == 1:
         return np.ones((1, 1))
-    weights = _solve(incidence, nonnegative, min_self_weight)
-    if nonnegative:
-        weights = np.maximum(weights, 0.0)
-        most = (abs(incidence) @ weights).max()
-        weights = weights * min(1.0, (1 - min_self_weight) / most)
-    matrix = np.zeros((n, n))
-    matrix[edges[:, 0], edges[:, 1]] = weights
-    matrix += matrix.T
-    return matrix + np.diag(1 - matrix.sum(axis=1))
-
-
-def _solve(incidence: np.ndarray, nonnegative: bool, min_self_weight: float) -> np.ndarray:
-    """Returns the best weight of every edge, up to the solver's errors."""
-    try:
-        import cvxpy
-    except ImportError as error:
-        raise ImportError(
-            "optimal weights need cvxpy, got no such package: pip install cvxpy, "
-            "or take weights='metropolis', which needs no solver."
-        ) from error
-    n, edges = incidence.shape
-    weights = cvxpy.Variable(edges)
+    variables = cvxpy.Variable(len(edges))
     bound = cvxpy.Variable()
-    identity = np.eye(n)
-    laplacian = incidence @ cvxpy.diag(weights) @ incidence.T
-    difference = identity - 1 / n - laplacian
-    scaled = bound * identity
+    difference = np.eye(n) - 1 / n - incidence @ cvxpy.diag(variables) @ incidence.T
+    scaled = bound * np.eye(n)
     constraints: list[Any] = [scaled - difference >> 0, scaled + difference >> 0]
-    if nonnegative:
-        constraints += [weights >= 0, 1 - abs(incidence) @ weights >= min_self_weight]
+    constraints += [variables >= 0, 1 - abs(incidence) @ variables >= min_self_weight]
     problem = cvxpy.Problem(cvxpy.Minimize(bound), constraints)
     problem.solve(solver=cvxpy.CLARABEL)
-    if weights.value is None:
+    if variables.value is None:
         raise ValueError(
             f"graph must be one whose weights can be solved for, got {problem.status} of the "
             "solver: take weights='metropolis'."
         )
-    return weights.value
+    weights = np.maximum(variables.value, 0.0)
+    most = (abs(incidence) @ weights).max()
+    weights = weights * min(1.0, (1 - min_self_weight) / most)
+    matrix = np.zeros((n, n))
+    matrix[edges[:, 0], edges[:, 1]] = weights
+    matrix += matrix.T
+    return matrix + np.diag(1 - matrix.sum(axis=1))

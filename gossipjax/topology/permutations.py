@@ -35,20 +35,13 @@ def color_edges(
     """
     hops = (receivers - senders) % size
     order = np.lexsort((senders, hops))
-    hops = hops[order]
-    receivers = receivers[order]
-    senders = senders[order]
-    weights = weights[order]
-    is_full = (np.bincount(hops, minlength=size) == size)[hops]
-    full_receivers = receivers[is_full].reshape(-1, size)  # by sender
-    full_weights = weights[is_full].reshape(-1, size)
-    slots = [_make_slot(*pair) for pair in zip(full_receivers, full_weights, strict=True)]
-    receivers = receivers[~is_full]
-    senders = senders[~is_full]
-    weights = weights[~is_full]
-    colors = color_multigraph(size, receivers, senders)
+    is_full = (np.bincount(hops, minlength=size) == size)[hops[order]]
+    shifts = order[is_full].reshape(-1, size)  # by hop and sender
+    slots = [Slot(freeze(receivers[edges]), freeze(weights[edges])) for edges in shifts]
+    others = order[~is_full]
+    colors = color_multigraph(size, receivers[others], senders[others])
     for color in range(colors.max(initial=-1) + 1):
-        edges = colors == color
+        edges = others[colors == color]
         slots.append(_complete_permutation(size, receivers[edges], senders[edges], weights[edges]))
     return tuple(slots)
 
@@ -111,13 +104,13 @@ def _complete_permutation(
     idle_both = idle_sender & idle_receiver
     receiver_of[idle_both] = np.flatnonzero(idle_both)
     receiver_of[idle_sender & ~idle_both] = np.flatnonzero(idle_receiver & ~idle_both)
-    return _make_slot(receiver_of, weight_of)
+    return Slot(freeze(receiver_of), freeze(weight_of))
 
 
-def _make_slot(receivers: np.ndarray, weights: np.ndarray) -> Slot:
-    receivers.setflags(write=False)
-    weights.setflags(write=False)
-    return Slot(receivers, weights)
+def freeze(array: np.ndarray) -> np.ndarray:
+    """Makes an array read-only, and returns it."""
+    array.setflags(write=False)
+    return array
 
 
 class Transfer(NamedTuple):

@@ -12,12 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.topology.schedule import (
-    TOLERANCE,
-    Round,
-    Schedule,
-    require_int,
-)
+from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, require_int
 
 __all__ = ["rounds_to_exact_average", "second_singular_value", "spectral_gap"]
 
@@ -84,10 +79,26 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
     steps = require_int(steps, "steps of second_singular_value(schedule, steps)", 1)
     if schedule.size == 1:
         return 0.0
-    eigenvalues = _multiply_eigenvalues(schedule, steps)
-    if eigenvalues is not None:
-        return float(np.sort(abs(eigenvalues))[-2])
-    return float(np.linalg.svd(_multiply_rounds(schedule, steps), compute_uv=False)[1])
+    cycles = _list_cycles(schedule, steps)
+    if all(map(_is_circulant, schedule.rounds)):
+        # Circulant matrices commute and are normal: singular values are moduli of eigenvalues.
+        uses = np.zeros(len(schedule.rounds), dtype=int)
+        for cycle, repeats, rest in cycles:
+            uses += repeats * np.bincount(cycle, minlength=len(uses))
+            uses += np.bincount(rest, minlength=len(uses))
+        sizes = [_get_sizes(round_) ** n for round_, n in zip(schedule.rounds, uses, strict=True)]
+        return float(np.sort(np.prod(sizes, axis=0))[-2])
+    _require_dense(schedule)
+    product = np.eye(schedule.size)
+    for cycle, repeats, rest in cycles:
+        if repeats:
+            whole_cycle = np.eye(schedule.size)
+            for index in cycle:
+                whole_cycle = multiply_round(schedule.rounds[index], whole_cycle)
+            product = np.linalg.matrix_power(whole_cycle, repeats) @ product
+        for index in rest:
+            product = multiply_round(schedule.rounds[index], product)
+    return float(np.linalg.svd(product, compute_uv=False)[1])
 
 
 def rounds_to_exact_average(schedule: Schedule) -> int | None:
@@ -272,7 +283,7 @@ def _span_same_space(basis: np.ndarray, other: np.ndarray) -> bool:
 
 def _map_frequencies(round_: Round, frequencies: np.ndarray) -> np.ndarray:
     """The frequencies that a circulant round does not map to 0."""
-    return frequencies[abs(np.fft.fft(_get_hop_weights(round_))[frequencies]) > TOLERANCE]
+    return frequencies[_get_sizes(round_)[frequencies] > TOLERANCE]
 
 
 def _is_circulant(round_: Round) -> bool:
@@ -291,11 +302,16 @@ def _get_hop_weights(circulant: Round) -> np.ndarray:
     return weights
 
 
+def _get_sizes(circulant: Round) -> np.ndarray:
+    """The moduli of the eigenvalues, `[N]`, by frequency."""
+    return abs(np.fft.fft(_get_hop_weights(circulant)))
+
+
 def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
     """`log |lambda_2|` of one cycle: after many rounds, `|lambda_2|` may be too small a float."""
     rounds = [schedule.round_at(step) for step in range(schedule.period)]
     if all(map(_is_circulant, schedule.rounds)):
-        sizes = abs(np.fft.fft([_get_hop_weights(round_) for round_ in rounds]))[:, 1:]
+        sizes = np.stack([_get_sizes(round_)[1:] for round_ in rounds])
         with np.errstate(divide="ignore"):
             return float(np.log(np.where(sizes > TOLERANCE, sizes, 0)).sum(axis=0).max())
     _require_dense(schedule)
@@ -311,49 +327,6 @@ def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
             return -math.inf
     with np.errstate(divide="ignore"):
         return float(log + np.log(max(abs(np.linalg.eigvals(product)))))
-
-
-def _multiply_eigenvalues(schedule: Schedule, steps: int) -> np.ndarray | None:
-    """Eigenvalues of `P_(steps-1) ... P_0`; None unless all its rounds are circulant.
-
-    A circulant matrix is normal, so its singular values are the moduli of its eigenvalues.
-    """
-    uses = np.zeros(len(schedule.rounds), dtype=int)
-    for cycle, repeats, rest in _list_cycles(schedule, steps):
-        uses += repeats * np.bincount(cycle, minlength=len(uses))
-        uses += np.bincount(rest, minlength=len(uses))
-    product = np.ones(schedule.size, dtype=complex)
-    for round_, count in zip(schedule.rounds, uses, strict=True):
-        if not _is_circulant(round_):
-            return None
-        product *= np.fft.fft(_get_hop_weights(round_)) ** count
-    return product
-
-
-def _multiply_rounds(schedule: Schedule, steps: int) -> np.ndarray:
-    """`P_(steps-1) ... P_0`, `[N, N]`."""
-    _require_dense(schedule)
-    product = np.eye(schedule.size)
-    for cycle, repeats, rest in _list_cycles(schedule, steps):
-        product = _multiply_cycle(schedule, cycle, repeats, rest, product)
-    return product
-
-
-def _multiply_cycle(
-    schedule: Schedule,
-    cycle: tuple[int, ...],
-    repeats: int,
-    rest: tuple[int, ...],
-    product: np.ndarray,
-) -> np.ndarray:
-    """Multiplies `product` by `repeats` of a cycle, and by the rounds of `rest` after them."""
-    if repeats > 1:
-        whole_cycle = _multiply_cycle(schedule, cycle, 1, (), np.eye(schedule.size))
-        product = np.linalg.matrix_power(whole_cycle, repeats) @ product
-        repeats = 0
-    for index in cycle * repeats + rest:
-        product = multiply_round(schedule.rounds[index], product)
-    return product
 
 
 def _list_cycles(

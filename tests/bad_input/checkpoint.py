@@ -13,15 +13,15 @@ import numpy as np
 import optax
 
 import gossipjax as gx
-from bad_input.rows import Call, calls
+from bad_input.rows import Call, each
 from gossipjax.checkpoint import Checkpoints, TrainState, average_nodes, change_nodes
 
 NODES = gx.Nodes(2)
 TX = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.ring(2)))
 
 
-def make_state(size: int = 2) -> TrainState:
-    params, opt_state = gx.Nodes(size).init(TX, {"w": jnp.zeros(3)})
+def make_state() -> TrainState:
+    params, opt_state = NODES.init(TX, {"w": jnp.zeros(3)})
     return TrainState(0, params, opt_state)
 
 
@@ -38,32 +38,24 @@ def within(use: Callable[[Checkpoints], Any], **options: Any) -> Callable[[], An
     return run
 
 
-def opened(**options: Any) -> Any:
-    return within(lambda checkpoints: checkpoints, **options)()
-
-
-def saved(step: Any = 1, state: Any = None, metadata: Any = None) -> Callable[[], Any]:
+def saved(step: Any = 1, state: Any = None, metadata: Any = None) -> Any:
     arrays = {"w": np.zeros(3)} if state is None else state
-    return within(lambda c: c.save(step, arrays, {} if metadata is None else metadata))
+    return within(lambda c: c.save(step, arrays, {} if metadata is None else metadata))()
 
 
-def init_with(tx: Any) -> Any:
-    return NODES.init(tx, {"w": jnp.zeros(3)})
-
-
-def restored_with(old: Any, new: Any) -> Callable[[], Any]:
+def restored_with(old: Any, new: Any) -> Any:
     """Saves a state of one transform, and restores it for another."""
 
     def use(checkpoints: Checkpoints) -> Any:
-        checkpoints.save(1, init_with(old), {})
-        return checkpoints.restore(init_with(new))
+        checkpoints.save(1, NODES.init(old, {"w": jnp.zeros(3)}), {})
+        return checkpoints.restore(NODES.init(new, {"w": jnp.zeros(3)}))
 
-    return within(use)
+    return within(use)()
 
 
-def resumed_by(make_tx: Any) -> Callable[[Checkpoints], Any]:
+def resumed_by(make_tx: Any) -> Any:
     """Nothing is saved, so that `make_tx` is not called."""
-    return lambda checkpoints: checkpoints.resume(make_state(), NODES, make_tx)
+    return within(lambda checkpoints: checkpoints.resume(make_state(), NODES, make_tx))()
 
 
 def make_coded(codec: Any) -> Any:
@@ -74,44 +66,33 @@ def make_outer(every: int) -> Any:
     return gx.outer(optax.sgd(0.1), optax.sgd(0.7), every)
 
 
-ROWS: list[Call] = []
-for name, function, values, message in (
-    ("max_to_keep", lambda n: opened(max_to_keep=n), [0], "max_to_keep must"),
-    ("folder", Checkpoints, ["", "s3://bucket/run", Path("gs://bucket/run")], "folder must"),
-    ("save metadata", lambda m: saved(metadata=m)(), [[1], {"a": np.zeros(2)}], "metadata"),
-    ("settings", lambda s: saved(metadata={"settings": s})(), [3], "metadata['settings'] must"),
-    ("a setting", lambda x: saved(metadata={"lr": {"a": x}})(), [Path("a")], "metadata['lr']['a']"),
-    ("save state", lambda s: saved(state=s)(), [{"w": "text"}], "state"),
-    ("make_tx", lambda tx: within(resumed_by(tx))(), [TX, lambda: TX, None], "make_tx must"),
-):
-    ROWS += calls(name, function, values, message)
-INT8 = gx.wire.int8()
-for name, old, new, message in (
-    ("another codec", make_coded(INT8), make_coded(gx.wire.int4()), "int4(block=256), as this run"),
-    ("a codec", make_coded(INT8), make_coded(None), "int8(block=256)"),
-    ("every", make_outer(4), make_outer(5), ".plan.every: 5, as this run, got"),
-):
-    ROWS.append(Call(f"restore {name}", restored_with(old, new), message))
-ROWS += [
-    Call("after without every", within(lambda c: c.after(make_state())), "every must be given"),
-]
-
-
-def changed(nodes: Any = 2, tx: Any = TX, params: Any = None, opt_state: Any = None) -> Any:
+def changed(nodes: Any = 2, params: Any = None) -> Any:
     state = make_state()
-    return change_nodes(
-        state.params if params is None else params,
-        state.opt_state if opt_state is None else opt_state,
-        tx,
-        nodes,
-    )
+    return change_nodes(state.params if params is None else params, state.opt_state, TX, nodes)
 
 
-ROWS += calls("change_nodes nodes", changed, [0, 1.5, 5], "nodes")
-ROWS += calls(
-    "change_nodes params",
-    lambda params: changed(params=params),
-    [{"w": np.zeros(3)}, {"w": np.zeros((2, 3), int)}],
-    "must",
-)
-ROWS += calls("average_nodes", lambda n: average_nodes(np.ones(2), n), [0, 1.5], "nodes must be")
+INT8 = make_coded(gx.wire.int8())
+CALLS: list[Call] = [
+    (within(lambda checkpoints: checkpoints, max_to_keep=0), "max_to_keep must"),
+    *each(Checkpoints, "folder must", "", "s3://bucket/run", Path("gs://bucket/run")),
+    *each(lambda m: saved(metadata=m), "metadata", [1], {"a": np.zeros(2)}),
+    (lambda: saved(metadata={"settings": 3}), "metadata['settings'] must"),
+    (lambda: saved(metadata={"lr": {"a": Path("a")}}), "metadata['lr']['a']"),
+    (lambda: saved(state={"w": "text"}), "state"),
+    *each(resumed_by, "make_tx must", TX, lambda: TX, None),
+    (
+        lambda: restored_with(INT8, make_coded(gx.wire.int4())),
+        "int4(block=256), as this run",
+    ),
+    (lambda: restored_with(INT8, make_coded(None)), "int8(block=256)"),
+    (lambda: restored_with(make_outer(4), make_outer(5)), ".plan.every: 5, as this run, got"),
+    (within(lambda c: c.after(make_state())), "every must be given"),
+    *each(changed, "nodes", 0, 1.5, 5),
+    *each(
+        lambda params: changed(params=params),
+        "must",
+        {"w": np.zeros(3)},
+        {"w": np.zeros((2, 3), int)},
+    ),
+    *each(lambda n: average_nodes(np.ones(2), n), "nodes must be", 0, 1.5),
+]

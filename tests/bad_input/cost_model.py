@@ -3,34 +3,22 @@
 # The types are wrong on purpose.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
-import math
-
 import gossipjax as gx
-from bad_input.rows import Call, calls
+from bad_input.rows import Call
 from gossipjax import cost_model as cm
 
-SCHEDULE = gx.topology.one_peer_exponential(8)
-NETWORK = cm.Network(1e9)
-
-
+SGP = cm.from_transform(gx.sgp(gx.topology.one_peer_exponential(8)), "sgp")
 AVERAGE = gx.allreduce()
-
-
-def predict(nodes: object) -> object:
-    method = cm.from_transform(gx.sgp(SCHEDULE), "sgp")
-    return cm.predict_step(method, cm.Workload(), NETWORK, nodes)
-
-
-ROWS: list[Call] = []
-for name, function, values, message in (
-    ("bandwidth", cm.Network, [0, math.nan, "10gbit"], "bandwidth of Network"),
-    ("latency", lambda x: cm.Network(1e9, x), [-1], "latency of Network"),
-    ("seconds", lambda x: cm.Workload(compute_seconds=x), [-1], "compute_seconds"),
-    ("nodes of another schedule", predict, [4, 9], "of the schedule"),
-    ("kind", lambda x: cm.from_transform(AVERAGE, "", x), ["star"], "kind of an exchange"),
-    ("awaits", lambda x: cm.from_transform(AVERAGE, "", awaits=x), ["all", "nobody"], "awaits of"),
-    ("schedule", cm.Exchange, ["ring"], "schedule of an exchange"),
-    ("outer steps", lambda x: cm.Exchange(None, every=x), [0], "every of an exchange"),
-    ("name of slowness", cm.parse_slowness, ["0x", "2"], "slowness must"),
-):
-    ROWS += calls(name, function, values, message)
+SITUATION = (cm.Workload(), cm.Network(1e9))
+CALLS: list[Call] = [
+    (lambda: cm.predict_step(SGP, *SITUATION, 9), "of the schedule"),
+    (lambda: cm.simulate(SGP, *SITUATION, 4), "of the schedule"),
+    (lambda: cm.simulate(SGP, *SITUATION, 8, [1.0, 2.0]), "factors of slowness"),
+    (lambda: cm.from_transform(AVERAGE, "", "star"), "kind of an exchange"),
+    (lambda: cm.from_transform(AVERAGE, "", awaits="all"), "awaits of"),
+    (lambda: cm.from_transform(AVERAGE, "", awaits="nobody"), "must be 'peers'"),
+    (lambda: cm.Slowness("slow"), "kind of Slowness"),
+    (lambda: cm.Slowness("random", 4.0), "factor of Slowness must be left out"),
+    (lambda: cm.parse_slowness("0x"), "slowness must"),
+    (lambda: cm.parse_slowness("2"), "slowness must"),
+]

@@ -3,7 +3,6 @@
 # The types are wrong on purpose.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import gossipjax as gx
-from bad_input.rows import Call, calls
+from bad_input.rows import Call, each
 from gossipjax import launch
 
 NODES = gx.Nodes(4)
@@ -31,11 +30,10 @@ def identity(*args: Any) -> Any:
     return args
 
 
-def train(gradients: Any, step: Any = 0, tx: Any = TX, **changes: Any) -> Any:
-    train_step = gx.TrainStep(gradients, tx, nodes=NODES)
-    params, opt_state = NODES.init(tx, MODEL)
+def train(gradients: Any, **changes: Any) -> Any:
+    params, opt_state = NODES.init(TX, MODEL)
     arguments = {"params": params, "opt_state": opt_state} | changes
-    return train_step(step, *arguments.values())
+    return gx.TrainStep(gradients, TX, nodes=NODES)(0, *arguments.values())
 
 
 def double(params: Any) -> Any:
@@ -46,10 +44,10 @@ def init(specs: Any, tx: Any = SGP) -> Any:
     return ON_MESH.init(gx.sharded(tx, specs), MODEL)
 
 
-def update(tx: Any, change: Callable[[Any], Any] = lambda state: state) -> Any:
+def update(tx: Any) -> Any:
     """One update of `tx`, with a state that was made for `SPECS`."""
     params, state = ON_MESH.init(gx.sharded(SGP, SPECS), MODEL)
-    return ON_MESH.run(lambda p, state: tx.update(p, change(state), p), params, state)
+    return ON_MESH.run(lambda p, state: tx.update(p, state, p), params, state)
 
 
 def update_parts(tx: Any) -> Any:
@@ -71,101 +69,72 @@ def update_unsharded(tx: Any) -> Any:
 START = NODES.init(TX, MODEL)
 OUTER = gx.outer(optax.sgd(0.1), optax.sgd(0.7), 4)
 BY_HAND = "coordinator_address must be HOST:PORT"
-ROWS: list[Call] = []
-for name, function, values, message in (
-    ("Nodes size", gx.Nodes, [0, 2.0], "nodes must be"),
+ON_TWO = gx.Nodes(4, mesh=launch.mesh(2))
+WITH_LOCAL = gx.Nodes(mesh=launch.mesh(4, local=2))
+STEP = gx.TrainStep(double, TX, nodes=NODES)
+CALLS: list[Call] = [
+    *each(gx.Nodes, "nodes must be", 0, 2.0),
+    *each(lambda n: gx.Nodes(n, mesh=launch.mesh(4)), "nodes must be the size", 2, 5),
+    (lambda: gx.Nodes(4, mesh=launch.mesh(2, local=2)), "must have no axis"),
+    (lambda: ON_TWO.spmd(identity, check_vma=True), "check_vma must be False"),
+    (lambda: gx.spmd(identity, nodes=4)({"w": jnp.ones((3, 2))}), "argument 0['w'] must be"),
+    (lambda: gx.spmd(identity, nodes=4)(jnp.ones(())), "shared_argnums or static_argnums"),
     (
-        "Nodes and mesh",
-        lambda n: gx.Nodes(n, mesh=launch.mesh(4)),
-        [2, 5],
-        "nodes must be the size",
-    ),
-    (
-        "Nodes of rows",
-        lambda n: gx.Nodes(n, mesh=launch.mesh(2, local=2)),
-        [4],
-        "must have no axis",
-    ),
-    (
-        "spmd check_vma",
-        lambda flag: gx.Nodes(4, mesh=launch.mesh(2)).spmd(identity, check_vma=flag),
-        [True],
-        "check_vma must be False",
-    ),
-    ("spmd rows", gx.spmd(identity, nodes=4), [{"w": jnp.ones((3, 2))}], "argument 0['w'] must be"),
-    ("spmd number", gx.spmd(identity, nodes=4), [jnp.ones(())], "shared_argnums or static_argnums"),
-    (
-        "spmd parts",
-        gx.Nodes(mesh=launch.mesh(4, local=2)).spmd(identity, local_argnums=0),
-        [jnp.ones((4, 3))],
+        lambda: WITH_LOCAL.spmd(identity, local_argnums=0)(jnp.ones((4, 3))),
         "second axis that 2 local devices divide",
     ),
-    ("TrainStep tx", lambda tx: gx.TrainStep(double, tx, nodes=4), [optax.sgd], "tx must"),
+    (lambda: gx.TrainStep(double, optax.sgd, nodes=4), "tx must"),
+    (lambda: STEP(*START, jnp.zeros((4, 3))), "got a dict: call train_step(step, params"),
     (
-        "train_step without a step",
-        lambda x: gx.TrainStep(double, TX, nodes=NODES)(*START, x),
-        [jnp.zeros((4, 3))],
-        "got a dict: call train_step(step, params",
-    ),
-    (
-        "extra_args",
-        lambda make: gx.TrainStep(double, TX, nodes=NODES, extra_args=make)(0, *START),
-        [lambda aux: {"step": 0}],
+        lambda: gx.TrainStep(double, TX, nodes=NODES, extra_args=lambda aux: {"step": 0})(
+            0, *START
+        ),
         "extra_args must return a dict of arguments",
     ),
     (
-        "TrainStep thread",
-        lambda nodes: gx.TrainStep(double, SGP, nodes=nodes, overlap_in_thread=True),
-        [ON_MESH],
+        lambda: gx.TrainStep(double, SGP, nodes=ON_MESH, overlap_in_thread=True),
         "overlap_in_thread must be None or False",
     ),
-    ("gradients", train, [lambda p: p, lambda p: None, lambda p: (p, p, p)], "a pair"),
-    ("gradients and value", train, [lambda p: (jnp.zeros(()), p)], "other order"),
-    ("gradients of parts", train, [lambda p: (p | {"w": p["w"][:1]}, 0.0)], "shapes"),
-    ("train on", lambda params: train(double, params=params), [MODEL], "must be node-stacked"),
-    ("state", lambda s: train(double, opt_state=s), [TX.init(MODEL)], "node-stacked"),
-    ("one", NODES.one, [jnp.arange(4.0), jnp.ones(3), 1.0], "must be"),
-    ("init of", lambda params: NODES.init(TX, params), [{"w": "zero"}, {"w": 3}], "['w'] must be"),
-    ("replicate", NODES.replicate, [{"w": "x"}], "must be an array or a number"),
-    ("put", NODES.put, [jnp.ones((3, 2)), 1.0], "leading axis of 4"),
-    ("mesh axis", lambda size: launch.mesh(2, fsdp=size), [0, 2.0, 1000], "must be"),
-    ("mesh nodes", launch.mesh, [0, 2.0, 1000], "must be"),
-    ("mesh local", lambda n: launch.mesh(1, local=n), [0, 1.5, 1000], "must be"),
-    ("address", lambda a: launch.initialize(a, 2, 0), ["host", "host:0", ":1", "::1:80"], BY_HAND),
-    ("num_processes", lambda n: launch.initialize("host:1", n, 0), [-1, 1.5], "num_processes"),
-    ("sharded specs", lambda s: gx.sharded(SGP, s), [{"w": "fsdp", "b": None}], "PartitionSpec"),
-    ("sharded nodes", lambda s: gx.sharded(SGP, s), [{"w": P("nodes")}], "P('nodes',)"),
-    ("sharded tx", lambda tx: gx.sharded(tx, SPECS), ["sgp"], "tx of sharded must"),
-    ("without sharded", update_unsharded, [SGP, gx.osgp(RING), gx.allreduce(), OUTER], "sharded"),
-    ("no spec", init, [{"w": P("fsdp")}], "none for params['b']"),
-    ("no parameter", init, [SPECS | {"c": None}], "one for ['c']"),
-    ("no axis of a node", init, [{"w": P("tensor"), "b": None}], "P('tensor',)"),
-    ("uneven parts", init, [{"w": P("fsdp"), "b": P("fsdp")}], "shape [3], evenly"),
-    ("whole models", init, [{"w": None, "b": None}], "would each send it"),
-    (
-        "copies that are rounded apart",
+    *each(train, "a pair", lambda p: p, lambda p: None, lambda p: (p, p, p)),
+    (lambda: train(lambda p: (jnp.zeros(()), p)), "other order"),
+    (lambda: train(lambda p: (p | {"w": p["w"][:1]}, 0.0)), "shapes"),
+    (lambda: train(double, params=MODEL), "must be node-stacked"),
+    (lambda: train(double, opt_state=TX.init(MODEL)), "node-stacked"),
+    *each(NODES.one, "must be", jnp.arange(4.0), jnp.ones(3), 1.0),
+    *each(lambda params: NODES.init(TX, params), "['w'] must be", {"w": "zero"}, {"w": 3}),
+    (lambda: NODES.replicate({"w": "x"}), "must be an array or a number"),
+    *each(NODES.put, "leading axis of 4", jnp.ones((3, 2)), 1.0),
+    *each(lambda size: launch.mesh(2, fsdp=size), "must be", 0, 2.0, 1000),
+    *each(launch.mesh, "must be", 0, 2.0, 1000),
+    *each(lambda n: launch.mesh(1, local=n), "must be", 0, 1.5, 1000),
+    *each(lambda a: launch.initialize(a, 2, 0), BY_HAND, "host", "host:0", ":1", "::1:80"),
+    *each(lambda n: launch.initialize("host:1", n, 0), "num_processes", -1, 1.5),
+    (lambda: gx.sharded(SGP, {"w": "fsdp", "b": None}), "PartitionSpec"),
+    (lambda: gx.sharded(SGP, {"w": P("nodes")}), "P('nodes',)"),
+    (lambda: gx.sharded("sgp", SPECS), "tx of sharded must"),
+    (lambda: gx.sharded(SGP).init(MODEL), "specs must be given where"),
+    *each(update_unsharded, "sharded", SGP, gx.osgp(RING), gx.allreduce(), OUTER),
+    (lambda: init({"w": P("fsdp")}), "none for params['b']"),
+    (lambda: init(SPECS | {"c": None}), "one for ['c']"),
+    (lambda: init({"w": P("tensor"), "b": None}), "P('tensor',)"),
+    (lambda: init({"w": P("fsdp"), "b": P("fsdp")}), "shape [3], evenly"),
+    (lambda: init({"w": None, "b": None}), "would each send it"),
+    *each(
         lambda wire: init(SPECS, gx.sgp(RING, wire=wire)),
-        [gx.wire.int8(), gx.wire.float16()],
         "rounded apart",
+        gx.wire.int8(),
+        gx.wire.float16(),
     ),
-    ("other specs", lambda s: update(gx.sharded(SGP, s)), [{"w": P(), "b": None}], "its specs"),
-    (
-        "an optimizer of parts",
+    (lambda: update(gx.sharded(SGP, {"w": P(), "b": None})), "its specs"),
+    *each(
         update_parts,
-        [
-            optax.chain(optax.clip_by_global_norm(1.0), SGP),
-            OUTER,
-            optax.masked(SGP, {"w": True, "b": False}),
-            gx.apply_if_finite(TX),
-        ],
         "one gossip or gx.allreduce alone",
+        optax.chain(optax.clip_by_global_norm(1.0), SGP),
+        OUTER,
+        optax.masked(SGP, {"w": True, "b": False}),
+        gx.apply_if_finite(TX),
     ),
-):
-    ROWS += calls(name, function, values, message)
-ROWS += [
-    Call("no specs", lambda: gx.sharded(SGP).init(MODEL), "specs must be given where"),
-    Call(
-        "the state without its specs",
+    (
         lambda: ON_MESH.run(
             lambda params: gx.exchange(gx.osgp(RING).init(params), 1), ON_MESH.replicate(MODEL)
         ),

@@ -1,9 +1,8 @@
-"""Bad command lines of all programs."""
+"""Bad command lines of all programs, and of the papers' workloads."""
 
 # The types are wrong on purpose.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,6 @@ from report_files import LINES, RUNS, write_run
 
 from bad_input.rows import Line
 
-Write = Callable[[Path], object]
-
 
 def stay_alone(schedule: object) -> optax.GradientTransformation:
     """An algorithm that exchanges nothing."""
@@ -25,26 +22,22 @@ def stay_alone(schedule: object) -> optax.GradientTransformation:
 SHORT = "--model linear --epochs 1 --algorithm sgp --out OUT"
 
 
-def write_summary(folder: Path, summary: Any) -> None:
-    """A run with another `summary.json`: an object, or the bytes of the file."""
-    write_run(folder, RUNS, LINES)
-    is_raw = isinstance(summary, bytes)
-    (folder / "summary.json").write_bytes(summary if is_raw else json.dumps(summary).encode())
+def summary(content: Any, metrics: bytes | None = None) -> Callable[[Path], object]:
+    """Writes a run with another `summary.json`, an object or the bytes of the file."""
+
+    def write(folder: Path) -> None:
+        write_run(folder, RUNS, LINES)
+        is_raw = isinstance(content, bytes)
+        (folder / "summary.json").write_bytes(content if is_raw else json.dumps(content).encode())
+        if metrics is not None:
+            (folder / "metrics.jsonl").write_bytes(metrics)
+
+    return write
 
 
-def write_metrics(folder: Path, metrics: bytes) -> None:
-    """A run with another `metrics.jsonl`."""
-    run = {"options": {}, "environment": {}, "runs": RUNS}
-    write_summary(folder, run)
-    (folder / "metrics.jsonl").write_bytes(metrics)
-
-
-def summary(content: Any) -> Write:
-    return functools.partial(write_summary, summary=content)
-
-
-def metrics(content: bytes) -> Write:
-    return functools.partial(write_metrics, metrics=content)
+def metrics(content: bytes) -> Callable[[Path], object]:
+    """Writes a run with another `metrics.jsonl`."""
+    return summary({"options": {}, "environment": {}, "runs": RUNS}, content)
 
 
 ROWS = [
@@ -53,6 +46,8 @@ ROWS = [
     Line("plots", "OUT", "no summary.json in", status=1),
     Line("plots", "OUT", "must list one run or more", summary({"runs": []})),
     Line("plots", "", "out", parsed=True),
+    Line("image", "--dataset x", "mnist5k", parsed=True),
+    Line("image", "--unknown 1", "--unknown", parsed=True),
     Line("image", f"--resume {SHORT}", "summary.json must be JSON", summary(b"{")),
     Line("image", f"--resume {SHORT}", "must have environment, options", summary({"runs": []})),
     Line(
@@ -115,11 +110,6 @@ ROWS += [
     Line("image", f"{SHORT} --init-from /nowhere", "init_from must be a folder of checkpoints"),
     Line("image", SHORT, "must be a folder without another run", metrics(b"")),
 ]
-PARSED = [
-    ("image", "--dataset x", "mnist5k"),
-    ("image", "--unknown 1", "--unknown"),
-]
-ROWS += [Line(program, given, message, parsed=True) for program, given, message in PARSED]
 OTHERS = [
     ("averaging", "--nodes 1", "--nodes must be an integer >= 2"),
     ("rates", "--nodes 3", "--nodes must be an even integer >= 2"),
@@ -169,8 +159,45 @@ ROWS += [
     Line("report", "--out OUT --overwrite", "biology.csv: move it", write_notes),
 ]
 
-SUBPROCESSES = [
-    Line("experiments.image", "--model linear --topology ring/ring", "two different topologies"),
-    Line("gossipjax.launch", "--processes 0 -- true", "--processes must be at least 1"),
+PAIRS = b"one\teins\ntwo\tzwei\nthree\tdrei\n" * 4
+
+
+def files(contents: dict[str, bytes]) -> Callable[[Path], object]:
+    """Writes files by name."""
+    return lambda folder: [(folder / name).write_bytes(data) for name, data in contents.items()]
+
+
+SPLITS = dict.fromkeys(("train.tsv", "valid.tsv", "test.tsv"), PAIRS)
+TEXTS = files({"train.txt": b"one two three\n" * 9, "test.txt": b"\n \n"})
+OUT = "--placement vmap --data-dir OUT"
+OF_FILES = "--placement vmap --dataset files"
+ROWS += [
+    Line(
+        "translation",
+        OUT,
+        "no test.tsv or test.tsv.gz",
+        files({"train.tsv": PAIRS, "valid.tsv": PAIRS}),
+    ),
+    Line(
+        "translation",
+        OUT,
+        "train.tsv, line 1 must be a sentence",
+        files(SPLITS | {"train.tsv": b"one\n"}),
+    ),
+    Line(
+        "translation",
+        f"{OUT} --vocabulary-size 258",
+        "--vocabulary-size must be >= 259",
+        files(SPLITS),
+    ),
+    Line("translation", f"{OUT} --nodes 13", "at most 128 tokens, got 12", files(SPLITS)),
+    Line("speech", "", "--data-dir must be a folder that holds speech_languages.npz, got none"),
+    Line("language", OF_FILES, "--data-dir must be a folder with files of texts"),
+    Line("language", "--sequence-length 1025", "--sequence-length must be at most 1024"),
+    Line("language", f"{OF_FILES} --data-dir OUT", "--data-dir must hold a file train*"),
+    Line("language", f"{OF_FILES} --data-dir OUT", "the test texts of files must not be", TEXTS),
+    Line("image", "--preset sgp19-mimi", "got 'sgp19-mimi': did you mean sgp19-mini"),
+    Line("image", "--preset rand20-mini", "must be a preset of experiments.image"),
+    Line("data", "prepare cifar10", "--from must be the original files of cifar10, got none"),
+    Line("data", "prepare cifar10 --from OUT", "--from must be cifar-10-python.tar.gz"),
 ]
-"""Run as users run them."""

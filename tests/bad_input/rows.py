@@ -1,32 +1,17 @@
 """The rows of the tables: a call or a command line, and the error that it must end in."""
 
-# The types are wrong on purpose.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
-class Call(NamedTuple):
-    """A call of a public function.
-
-    Attributes:
-      id: names the row.
-      call: makes the call.
-      message: a part of the error's message.
-    """
-
-    id: str
-    call: Callable[[], Any]
-    message: str
+Call = tuple[Callable[[], Any], str]  # of a public function, and a part of the error's message
 
 
 class Line(NamedTuple):
     """A command line.
 
     Attributes:
-      program: its name in `test_bad_input.PROGRAMS`.
+      program: its name, after `python -m experiments.` or `gossipjax.`
       arguments: in which `OUT` is an empty folder, one per row.
       message: a part of what is printed.
       write: writes files into the folder first.
@@ -46,10 +31,6 @@ class Line(NamedTuple):
         return f"{self.program} {self.arguments} {self.message}"[:90]
 
 
-def calls(name: str, function: Callable[[Any], Any], values: list[Any], message: str) -> list[Call]:
+def each(function: Callable[[Any], Any], message: str, *values: Any) -> list[Call]:
     """Returns a row for each bad value of one argument."""
-
-    def make(number: int, value: Any) -> Call:
-        return Call(f"{name} {number}: {str(value)[:20]!r}", lambda: function(value), message)
-
-    return [make(number, value) for number, value in enumerate(values)]
+    return [(lambda value=value: function(value), message) for value in values]

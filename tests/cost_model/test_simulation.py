@@ -122,6 +122,14 @@ def test_messages_that_meet_at_a_receiver_share_its_link():
     assert first.seconds == pytest.approx(3 / (2 / 0.4 + 1 / 0.3))
 
 
+def test_factors_depend_on_the_seed_alone():
+    """Other processes draw the same: these are NumPy's own streams."""
+    drawn = Slowness("random").draw(nodes=3, steps=7, seed=5)
+    np.testing.assert_array_equal(drawn, np.random.default_rng(5).choice((1, 2, 4), (7, 3)))
+    drawn = Slowness("lognormal").draw(nodes=3, steps=7, seed=5)
+    np.testing.assert_array_equal(drawn, np.random.default_rng(5).lognormal(0, 0.5, (7, 3)))
+
+
 def test_no_computation_and_no_exchange_take_no_time():
     run = simulate(Method("single"), Workload(compute_seconds=0), HOSTS, 2)
     assert (run.seconds, run.examples_per_second) == (0, math.inf)

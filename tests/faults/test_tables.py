@@ -88,7 +88,6 @@ def test_faults_read_tables_by_the_step_and_deaths_are_for_ever():
         np.testing.assert_array_equal(faults.arrives_at(step), arrives[step % 5])
         alive = [True, True, step < 6]
         np.testing.assert_array_equal(faults.active_at(step), active[step % 4] & alive)
-    assert faults.delays_at(7).tolist() == [[2] * 3] * 3
     assert faults.max_delay == 2
     plain = F.Faults(3)
     assert plain.arrives_at(9).all()

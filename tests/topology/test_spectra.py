@@ -148,19 +148,12 @@ def test_growth_of_differences_is_of_the_worst_segment():
     assert steps == [0, 1, 2, 2, 2, 2, 9, 9, 9, 9]
 
 
-class TestSecondSingularValue:
+@pytest.mark.parametrize(("graph", "expected"), [("exponential", 0.43), ("complete", 0.20)])
+def test_second_singular_value_of_random_peers(graph, expected):
     """arXiv:1811.10792v1, appendix A: n = 32, 5 rounds; its lambda_2 is the square of sigma_2."""
-
-    @staticmethod
-    def squared(schedule: gx.Schedule) -> float:
-        return topology.second_singular_value(schedule, 5) ** 2
-
-    @pytest.mark.parametrize(("graph", "expected"), [("exponential", 0.43), ("complete", 0.20)])
-    def test_random_peers(self, graph, expected):
-        drawn = [
-            self.squared(topology.random_peer(32, 50, seed, graph=graph)) for seed in range(60)
-        ]
-        assert np.mean(drawn) == pytest.approx(expected, abs=0.02)
+    drawn = [topology.random_peer(32, 50, seed, graph=graph) for seed in range(60)]
+    squares = [topology.second_singular_value(schedule, 5) ** 2 for schedule in drawn]
+    assert np.mean(squares) == pytest.approx(expected, abs=0.02)
 
 
 class TestRoundsToExactAverage:

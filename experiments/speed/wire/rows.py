@@ -26,7 +26,7 @@ from experiments.training.methods import (
     make_method,
     parse_name,
 )
-from gossipjax.cost_model import Method, Network, Workload, from_transform
+from gossipjax.cost_model import Method, Workload, from_transform
 
 # Rows of this measurement only, beside those of `experiments.training.methods`.
 BUCKETS = "allreduce-buckets"
@@ -65,7 +65,6 @@ MIN_HOSTS = 2
 MAX_HOSTS = 64
 MIN_MEGABYTES = 0.001
 MIN_ITERATIONS = 10
-ANY_NETWORK = Network(1.0)  # what a ring or a round sends does not depend on it
 HELP = (
     f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean), "
     f"{BUCKETS} (beside the backward pass) and, of asynchronous nodes, {', '.join(NEVER_WAIT)}."
@@ -159,7 +158,7 @@ class Row(NamedTuple):
         if self.algorithm in (BUCKETS, *NEVER_WAIT):  # which exchange by no transform
             workload = Workload(parameters, compute_seconds=0)
             (exchange,) = self.method.exchanges
-            return exchange.count_sent_bytes(step, workload, ANY_NETWORK, self.nodes)
+            return exchange.count_sent_bytes(step, workload, self.nodes)
         params = [jax.ShapeDtypeStruct((parameters,), jnp.float32)]
         return float(gx.bytes_per_step(self.transform, params, self.nodes, steps=[step]).sent.max())
 
