@@ -386,8 +386,10 @@ def test_a_loop_that_counts_anew_in_every_epoch():
     nodes = gx.Nodes(4)
     train_step = gx.TrainStep(lambda z: (z, ()), EVERY, nodes=nodes)
     z, state = nodes.init(EVERY, jnp.ones(3))
-    for step in range(2):
-        z, state, _ = train_step(step, z, state)
+    for _ in range(2):  # runs, each with a state of its own
+        z, state = nodes.init(EVERY, jnp.ones(3))
+        for step in range(2):
+            z, state, _ = train_step(step, z, state)
     with pytest.raises(ValueError, match=r"step must be 2 or more"):
         train_step(0, z, state)
     train_step(2, z, state)
