@@ -166,7 +166,7 @@ class TestThereAndBack:
             (keys[0], keys[1]),
         ]
         equal = [
-            (np.float32([1, nan, inf, 0]), np.float32([1, other_nan, inf, -0.0])),
+            (jnp.array([1, nan, inf, 0]), np.array([1, other_nan, inf, -0.0], np.float32)),
             (jnp.array([nan, 1], jnp.bfloat16), jnp.array([nan, 1], jnp.bfloat16)),
             (keys[0], keys[0]),
         ]

@@ -138,7 +138,7 @@ def test_another_algorithm_and_init_from_another_folder(tmp_path):
         assert checkpoints.resize_report is not None
         assert jax.tree.structure(state.opt_state) == jax.tree.structure(start.opt_state)
         assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
-        assert state.metadata["algorithm"] == "osgp 3"  # as it was saved
+        assert (state.metadata or {})["algorithm"] == "osgp 3"  # as it was saved
         checkpoints.after(state._replace(step=8, metadata=start.metadata))
     with Checkpoints(second) as checkpoints:  # the run's newest checkpoint goes first
         state = checkpoints.resume(start, nodes, make_tx, init_from=first)

@@ -138,7 +138,8 @@ def test_equals_the_oracle_and_keeps_the_mass(name, style):
     for wire in wires:
         history = History(name, wire, *results[str(wire)])
         for k in range(STEPS):
-            history.compare_models(k, *expected[k], expected[k - 1][0] if k else starts)
+            z, x, w = expected[k]
+            history.compare_models(k, z, x, w, expected[k - 1][0] if k else starts)
             history.compare_mass(k, totals[k])
 
 

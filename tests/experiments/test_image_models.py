@@ -39,8 +39,8 @@ TRAINING = [
     [-3.041441, 0.204943, -1.333505, -2.101513],
 ]
 
-IMAGES_SHAPES = dict.fromkeys(("resnet50", "resnet18"), (2, 64, 64, 3))
-IMAGES_SHAPES |= dict.fromkeys(("resnet20", "vgg11"), (2, 32, 32, 3))
+SIZES = {"resnet50": 64, "resnet18": 64, "resnet20": 32, "vgg11": 32}
+IMAGES_SHAPES = {name: (2, size, size, 3) for name, size in SIZES.items()}
 CLASSES = {"resnet50": 1000, "resnet18": 1000, "resnet20": 10, "vgg11": 10}
 CIFAR = (1, 32, 32, 3)
 IMAGENET = (1, 224, 224, 3)

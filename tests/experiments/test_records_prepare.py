@@ -24,7 +24,7 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def read_splits(name, data_dir, test="test"):
+def read_splits(name, data_dir, test="test") -> Any:
     """The training and test examples, as a user of TensorFlow Datasets reads them."""
     return tfds.data_source(name, split=["train", test], data_dir=data_dir, download=False)
 
