@@ -9,12 +9,12 @@ MODES = ("vmap", "shard_map", "shard_map_check_vma", "pmap")
 SERVERS = "servers"  # nodes of two devices each, along the axis "local"
 
 
-def make_mesh(nodes, local=None):
-    """A mesh of one device per node, or of `local` devices."""
-    devices = np.array(jax.devices()[: nodes * (local or 1)])
-    if local is None:
-        return Mesh(devices, ("nodes",))
-    return Mesh(devices.reshape(nodes, local), ("nodes", "local"))
+def make_mesh(nodes, inner=None, name="local"):
+    """A mesh of one device per node, or of `inner` devices, along an axis of this name."""
+    if inner is None:
+        return Mesh(np.array(jax.devices()[:nodes]), ("nodes",))
+    devices = np.array(jax.devices()[: nodes * inner])
+    return Mesh(devices.reshape(nodes, inner), ("nodes", name))
 
 
 def run(mode, fn, nodes, shared=(), jit=True):

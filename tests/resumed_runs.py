@@ -11,12 +11,7 @@ import pytest
 
 from gossipjax.checkpoint import Checkpoints
 
-CLOCK_FIELDS = {
-    "seconds",
-    "examples_per_second",
-    "seconds_per_step",
-    "input_wait",
-}
+CLOCK_FIELDS = {"seconds", "examples_per_second", "seconds_per_step", "input_wait"}
 TERMINATED = 128 + signal.SIGTERM
 
 

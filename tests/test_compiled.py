@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,6 +13,7 @@ import gossipjax as gx
 from experiments.speed.compiled.hlo import count_traffic, parse_module
 
 N = 8
+NODES = gx.Nodes(mesh=make_mesh(N))
 COLLECTIVE = re.compile(
     r" (collective-permute|all-reduce|all-gather|all-to-all|reduce-scatter|collective-broadcast)"
     r"(?:-start)?\("
@@ -31,9 +31,7 @@ def make_train_step(tx):
         updates, state = tx.update(grads, state, params, step=step)
         return apply_updates(params, updates), state
 
-    return gx.spmd(
-        train_step, nodes=gx.Nodes(mesh=make_mesh(N)), static_argnums=3, donate_argnums=(0, 1)
-    )
+    return gx.spmd(train_step, nodes=NODES, static_argnums=3, donate_argnums=(0, 1))
 
 
 def find_collectives(program, *args):
@@ -46,18 +44,16 @@ def chain_with_sgd(gossip):
 
 def start(tx, leaves):
     params = make_leaves(leaves)
-    return params, gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(params), make_leaves(leaves)
+    return params, gx.spmd(tx.init, nodes=NODES)(params), make_leaves(leaves)
 
 
 PERMUTE = "collective-permute"
 MESSAGES = {
-    "one peer": (gx.sgp(gx.topology.one_peer_exponential(N)), [[PERMUTE]] * 3),
-    "two peers": (gx.sgp(gx.topology.k_peer_exponential(N, 2)), [[PERMUTE] * 2] * 3),
-    "pairs": (gx.sgp(gx.topology.bipartite_exponential(N)), [[PERMUTE]] * 3),
+    "two peers": (gx.sgp(gx.topology.k_peer_exponential(N, 2)), [[PERMUTE] * 2]),
+    "pairs": (gx.sgp(gx.topology.bipartite_exponential(N)), [[PERMUTE]]),
     "ring": (gx.sgp(gx.topology.ring(N)), [[PERMUTE] * 2]),
     "complete": (gx.sgp(gx.topology.complete(N)), [["all-reduce"]]),
-    "complete, float32": (gx.sgp(gx.topology.complete(N), wire="float32"), [["all-reduce"]]),
-    "easgd": (gx.easgd(0.1, every=3), [["all-reduce"], [], [], ["all-reduce"]]),
+    "easgd": (gx.easgd(0.1, every=3), [["all-reduce"], []]),
 }
 
 
@@ -80,7 +76,9 @@ def test_an_update_passes_over_memory_as_often_as_it_must():
     tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N)))
     params, state, grads = start(tx, leaves=40)
     lowered = make_train_step(tx).lower(params, state, grads, 1)
-    module = parse_module(lowered.compile({"xla_backend_optimization_level": 3}).as_text())
+    text = lowered.compile({"xla_backend_optimization_level": 3}).as_text()
+    assert COLLECTIVE.findall(text) == [PERMUTE]  # one message of 40 leaves
+    module = parse_module(text)
     traffic = count_traffic(module)
     model = sum(leaf.nbytes for leaf in params.values()) / N
     assert traffic.pop("collective-permute") == pytest.approx(2 * model, rel=1e-2)
@@ -109,21 +107,8 @@ def test_small_leaves_are_encoded_together():
 def test_bfloat16_parameters_travel_with_float32_ones():
     tx = chain_with_sgd(gx.sgp(gx.topology.one_peer_exponential(N)))
     params = {"a": jnp.ones((N, 3), jnp.bfloat16), "b": jnp.ones((N, 3))}
-    state = gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(params)
+    state = gx.spmd(tx.init, nodes=NODES)(params)
     assert find_collectives(make_train_step(tx), params, state, params, 0) == ["collective-permute"]
-
-
-def test_a_loop_over_many_leaves_compiles_three_programs_with_one_message_each():
-    schedule = gx.topology.one_peer_exponential(N)
-    tx = chain_with_sgd(gx.sgp(schedule))
-    params, state, grads = start(tx, leaves=40)
-    program = make_train_step(tx)
-    assert find_collectives(program, params, state, grads, 1) == ["collective-permute"]
-    with CompileCount() as compiled:
-        for step in range(20):
-            params, state = program(params, state, grads, gx.canonical_step(state, step))
-        jax.block_until_ready(params)
-    assert compiled.programs == len(gx.canonical_steps(state)) == 3
 
 
 @pytest.mark.parametrize(("name", "wire"), [("sgp", jnp.bfloat16), ("dpsgd", None)])
@@ -131,40 +116,11 @@ def test_a_round_without_exchange_does_no_passes(name, wire):
     """A step reads the parameters and the updates and writes the update, as without gossip."""
     tx = getattr(gx, name)(gx.topology.one_peer_exponential(N).every(2), wire=wire)
     z = {"a": jnp.ones((N, 4000)), "b": jnp.ones((N, 40, 100))}
-    state = gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(z)
-    program = gx.spmd(
-        lambda u, s, z: tx.update(u, s, z, step=1)[0], nodes=gx.Nodes(mesh=make_mesh(N))
-    )
+    state = gx.spmd(tx.init, nodes=NODES)(z)
+    program = gx.spmd(lambda u, s, z: tx.update(u, s, z, step=1)[0], nodes=NODES)
     text = program.lower(z, state, z).compile({"xla_backend_optimization_level": 3}).as_text()
     assert not COLLECTIVE.findall(text)
     assert sum(count_traffic(parse_module(text)).values()) <= 1.01 * 3 * 4 * 8000
-
-
-def test_mixing_in_a_round_without_exchange_does_nothing():
-    """Compiled, not even a copy: outputs are inputs."""
-    idle = gx.topology.one_peer_exponential(N).every(2)
-    program = gx.spmd(
-        lambda x: gx.mix(x, None, idle, 1, wire="bfloat16")[0],
-        nodes=gx.Nodes(mesh=make_mesh(N)),
-        donate_argnums=0,
-    )
-    lowered = program.lower(jax.ShapeDtypeStruct((N, 4000), np.float32))
-    assert count_traffic(parse_module(lowered.compile().as_text())) == {}
-
-
-class CompileCount:
-    """Counts the compilations that JAX's own monitoring reports."""
-
-    def __enter__(self):
-        self.programs = 0
-        jax.monitoring.register_event_duration_secs_listener(self._count)
-        return self
-
-    def _count(self, event, duration_secs, **kwargs):
-        self.programs += event == "/jax/core/compile/backend_compile_duration"
-
-    def __exit__(self, *error):
-        jax.monitoring.unregister_event_duration_listener(self._count)
 
 
 def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
@@ -175,12 +131,8 @@ def test_a_static_step_needs_no_conditional_and_a_traced_one_has_one():
         return tx.update(params, state, params, step=step)
 
     params = make_leaves(6)
-    state = gx.spmd(tx.init, nodes=gx.Nodes(mesh=make_mesh(N)))(params)
-    static = gx.spmd(update, nodes=gx.Nodes(mesh=make_mesh(N)), static_argnums=2).lower(
-        params, state, 1
-    )
-    traced = gx.spmd(update, nodes=gx.Nodes(mesh=make_mesh(N)), shared_argnums=2).lower(
-        params, state, jnp.int32(1)
-    )
+    state = gx.spmd(tx.init, nodes=NODES)(params)
+    static = gx.spmd(update, nodes=NODES, static_argnums=2).lower(params, state, 1)
+    traced = gx.spmd(update, nodes=NODES, shared_argnums=2).lower(params, state, jnp.int32(1))
     assert static.compile().as_text().count(" conditional(") == 0
     assert traced.compile().as_text().count(" conditional(") == 1

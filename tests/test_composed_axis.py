@@ -1,6 +1,7 @@
 """Several nodes on each device: N nodes on D devices equal a node per device."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -115,12 +116,9 @@ def each_collective(x, step):
         "of a constant": jax.lax.psum(step, "nodes") + jax.lax.ppermute(step, "nodes", SHIFT),
         "mean": jax.lax.pmean(total, "nodes"),
         "gathered": jax.lax.all_gather(x, "nodes"),
-        "gathered inside": jax.lax.all_gather(x, "nodes", axis=1),
         "joined": jax.lax.all_gather(x, "nodes", axis=1, tiled=True),
-        "exchanged": jax.lax.all_to_all(x, "nodes", 0, 1),
         "exchanged and joined": jax.lax.all_to_all(x, "nodes", 1, 2, tiled=True),
         "exchanged sum": jax.lax.all_to_all(total, "nodes", 0, 0),
-        "scattered": jax.lax.psum_scatter(x, "nodes", scatter_dimension=0),
         "scattered in parts": jax.lax.psum_scatter(x, "nodes", scatter_dimension=1, tiled=True),
         "mean of rows": jax.vmap(
             lambda row: row - jax.lax.pmean(row, ("nodes", "rows")), axis_name="rows"
@@ -130,14 +128,11 @@ def each_collective(x, step):
         )(x),
         "gradient of gathered": jax.grad(lambda y: (jax.lax.all_gather(y, "nodes") ** 3).sum())(x),
         "on this platform": jax.lax.platform_dependent(x, tpu=jnp.sin, default=apply),
-        "jit": jax.jit(apply)(x),
         "cond": jax.lax.cond(step > 0, apply, lambda y: y, x),
         "switch": jax.lax.switch(index % 3, [apply, lambda y: y, jnp.sin], x),
         "scan": jax.lax.scan(body, (0, x), x[:4], reverse=True),
         "while": jax.lax.while_loop(lambda c: c[0] < 3, lambda c: body(c, x)[0], (0, x)),
-        "checkpoint": jax.checkpoint(apply)(x),
         "gradient": jax.grad(lambda y: (jax.checkpoint(apply)(jnp.sin(y)) ** 2).sum())(x),
-        "relu": jax.jit(jax.nn.relu)(x),
     }
 
 
@@ -207,56 +202,55 @@ def sum_backwards(count, cotangent):
 sum_of_gradients.defvjp(lambda x, count: (x * count, count), sum_backwards)
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: rounded_mean(x, jax.random.key(0))[0] * x,
-        lambda x: jax.jit(sum_of_gradients)(x, 2) * x,
-        lambda x: jax.lax.scan(lambda c, _: (sum_of_gradients(c, 3), None), x, None, 2)[0],
-        lambda x: jax.checkpoint(lambda x: jax.lax.ppermute(jnp.sin(x), "nodes", SHIFT))(x) * x,
-    ],
-    ids=["custom_jvp", "custom_vjp", "in a scan", "checkpoint"],
-)
-@pytest.mark.parametrize("is_outside", [True, False], ids=["outside", "inside"])
-def test_derivatives_by_a_rule(fn, is_outside):
-    """Inside `fn` and through the program: the rules have collectives that are not traced yet."""
+RULES = {
+    "custom_jvp": lambda x: rounded_mean(x, jax.random.key(0))[0] * x,
+    "custom_vjp": lambda x: jax.jit(sum_of_gradients)(x, 2) * x,
+    "in a scan": lambda x: jax.lax.scan(lambda c, _: (sum_of_gradients(c, 3), None), x, None, 2)[0],
+    "checkpoint": lambda x: (
+        jax.checkpoint(lambda x: jax.lax.ppermute(jnp.sin(x), "nodes", SHIFT))(x) * x
+    ),
+}
+
+
+def test_derivatives_by_a_rule():
+    """Inside a function and through its program: rules have collectives that are not traced yet."""
     x = np.random.default_rng(0).normal(size=(N, 3)).astype(np.float32)
 
+    def square(y):
+        return (y**2).sum()
+
+    def differentiate_inside(x):
+        return {name: jax.grad(lambda x, f=f: square(f(x)))(x) for name, f in RULES.items()}
+
     def differentiate(nodes):
-        if not is_outside:
-            return gx.spmd(jax.grad(lambda x: (fn(x) ** 2).sum()), nodes=nodes)(x)
-        program = gx.spmd(fn, nodes=nodes)
-        return jax.grad(lambda x: (program(x) ** 2).sum())(jnp.asarray(x))
+        program = gx.spmd(lambda x: [fn(x) for fn in RULES.values()], nodes=nodes)
+        gradient = jax.grad(lambda x: sum(k * square(y) for k, y in enumerate(program(x), 1)))
+        return gradient(jnp.asarray(x)), gx.spmd(differentiate_inside, nodes=nodes)(x)
 
-    results, expected = (differentiate(nodes) for nodes in (BLOCKS, SINGLE))
-    np.testing.assert_allclose(results, expected, rtol=1e-5)
-
-
-def compile_step(schedule, nodes, size):
-    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.sgp(schedule))
-
-    def step(params, state, target):
-        updates, state = tx.update(params - target, state, params, step=0)
-        return apply_updates(params, updates), state
-
-    params = jax.ShapeDtypeStruct((nodes.size, size), jnp.float32)
-    state = jax.eval_shape(nodes.spmd(tx.init)._jitted, params)
-    return nodes.spmd(step).lower(params, state, params).compile()
+    compare = partial(np.testing.assert_allclose, rtol=1e-5)
+    jax.tree.map(compare, differentiate(BLOCKS), differentiate(SINGLE))
 
 
 @pytest.mark.parametrize(
     ("schedule", "max_permutes"),
     [
         (gx.topology.directed_ring(16), 1),
-        (gx.topology.one_peer_exponential(16), 1),
         (gx.topology.ring(16), 2),
-        (gx.topology.exponential(16), 1 + 1 + 1 + 1),
+        (gx.topology.exponential(16), 4),
         (gx.topology.random_peer(16, 20, 0), 16),
     ],
-    ids=["shift", "one peer", "ring", "exponential", "random"],
+    ids=["shift", "ring", "exponential", "random"],
 )
 def test_a_device_sends_rows_and_gathers_nothing(schedule, max_permutes):
-    text = compile_step(schedule, gx.Nodes(16, mesh=make_mesh(4)), 1000).as_text()
+    tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.sgp(schedule))
+
+    def step(params, state, target):
+        updates, state = tx.update(params - target, state, params, step=0)
+        return apply_updates(params, updates), state
+
+    nodes = gx.Nodes(16, mesh=make_mesh(4))
+    params, state = nodes.init(tx, jnp.zeros(1000))
+    text = nodes.spmd(step).lower(params, state, params).compile().as_text()
     collectives = [it for it in parse_module(text).instruction_order.values() if it.collective]
     assert {it.collective for it in collectives} == {"collective-permute"}
     slots = len(schedule.round_at(0).slots)
@@ -270,13 +264,12 @@ def test_a_device_sends_rows_and_gathers_nothing(schedule, max_permutes):
         assert sent == 4 * 1001
 
 
-class TestBadInput:
-    def test_collectives_that_are_not_there(self):
-        solve = jax.jit(
-            lambda b: jax.lax.custom_linear_solve(
-                lambda x: 2 * x + jax.lax.pmean(x, "nodes"), b, lambda _, b: b / 3, symmetric=True
-            )
+def test_a_collective_that_is_not_there_is_refused():
+    solve = jax.jit(
+        lambda b: jax.lax.custom_linear_solve(
+            lambda x: 2 * x + jax.lax.pmean(x, "nodes"), b, lambda _, b: b / 3, symmetric=True
         )
-        program = gx.spmd(solve, nodes=BLOCKS)
-        with pytest.raises(ValueError, match=r"must be among lax.axis_index.* or use a node per d"):
-            program(jnp.ones((N, 2)))
+    )
+    program = gx.spmd(solve, nodes=BLOCKS)
+    with pytest.raises(ValueError, match=r"must be among lax.axis_index.* or use a node per d"):
+        program(jnp.ones((N, 2)))

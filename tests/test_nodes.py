@@ -9,25 +9,25 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from modes import make_mesh
 
 import gossipjax as gx
 
 N = 4
 DEVICES = np.array(jax.devices())
-MESH = Mesh(DEVICES[:N], ("nodes",))
-GRID = Mesh(DEVICES.reshape(N, 2), ("nodes", "local"))
+MESH = make_mesh(N)
 PLACEMENTS = {
     "simulated": gx.Nodes(N),
     "mesh": gx.Nodes(mesh=MESH),
-    "two nodes per device": gx.Nodes(N, mesh=Mesh(DEVICES[:2], ("nodes",))),
-    "hierarchy": gx.Nodes(mesh=GRID),
+    "two nodes per device": gx.Nodes(N, mesh=make_mesh(2)),
+    "hierarchy": gx.Nodes(mesh=make_mesh(N, 2)),
 }
 every_placement = pytest.mark.parametrize("nodes", PLACEMENTS.values(), ids=PLACEMENTS)
 
 
 class TestMade:
     def test_by_a_mesh_of_fewer_devices(self):
-        mesh = Mesh(DEVICES[:2], ("nodes",))
+        mesh = make_mesh(2)
         nodes = gx.Nodes(N, mesh=mesh)
         assert (nodes.size, nodes.per_device, nodes.mesh) == (N, 2, mesh)
         assert not nodes.is_simulated
@@ -40,7 +40,7 @@ class TestMade:
     def test_by_neither(self):
         nodes = gx.Nodes()
         assert nodes.size == len(jax.devices())
-        assert nodes == gx.Nodes(mesh=Mesh(DEVICES, ("nodes",)))
+        assert nodes == gx.Nodes(mesh=make_mesh(8))
 
     def test_by_other_axes(self):
         mesh = Mesh(DEVICES.reshape(2, 4), ("local", "servers"))
@@ -49,18 +49,6 @@ class TestMade:
         assert dataclasses.replace(nodes, local_axis_name="local").local_devices == 2
         index = nodes.run(lambda x: jax.lax.axis_index("servers"), jnp.zeros(4))
         np.testing.assert_array_equal(index, np.arange(4))
-
-    def test_by_a_mesh_of_explicit_axes(self):
-        """The default of jax.make_mesh, whose shard_map refuses arrays that are not on it."""
-        mesh = jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N])
-        assert set(mesh.axis_types) == {AxisType.Explicit}
-        nodes = gx.Nodes(mesh=mesh)
-        assert nodes.mesh is not None
-        assert set(nodes.mesh.axis_types) == {AxisType.Auto}
-        assert nodes == gx.Nodes(mesh=MESH)
-        x = jnp.arange(4.0)
-        for program in (nodes.spmd(node_mean), gx.spmd(node_mean, nodes=gx.Nodes(mesh=mesh))):
-            np.testing.assert_array_equal(program(x), [1.5] * N)
 
 
 def node_mean(x):
@@ -90,8 +78,9 @@ class TestRun:
         nodes.run(count_traces, jnp.zeros((N, 2)))
         assert traced == [(), (2,)]
 
-    @every_placement
-    def test_shared_arguments_have_no_node_axis(self, nodes):
+    def test_shared_arguments_have_no_node_axis(self):
+        nodes = PLACEMENTS["mesh"]
+
         def select(x, table, scale):
             return x * scale + table[jax.lax.axis_index("nodes")]
 
@@ -114,16 +103,6 @@ def some_of_everything():
     }
 
 
-EXPECTED_DTYPES = {
-    "weights": jnp.float32,
-    "bias": jnp.bfloat16,
-    "count": jnp.int32,
-    "rate": jnp.float32,
-    "mask": jnp.bool_,
-    "key": jax.random.key(0).dtype,
-}
-
-
 def assert_equal_keys(actual, expected):
     np.testing.assert_array_equal(jax.random.key_data(actual), jax.random.key_data(expected))
 
@@ -133,29 +112,16 @@ class TestThereAndBack:
     def test_replicate_and_one(self, nodes):
         tree = some_of_everything()
         stacked = nodes.replicate(tree)
-        for name, dtype in EXPECTED_DTYPES.items():
-            assert stacked[name].shape == (N, *np.shape(tree[name]))
-            assert stacked[name].dtype == dtype
-            assert has_spec(stacked[name], nodes, P("nodes"))
-        assert stacked["none"] is None
+        expected = jax.tree.map(jnp.asarray, tree)
+        for leaf, given in zip(*map(jax.tree.leaves, (stacked, expected)), strict=True):
+            assert (leaf.shape, leaf.dtype) == ((N, *given.shape), given.dtype)
+            assert has_spec(leaf, nodes, P("nodes"))
         one = nodes.one(stacked)
-        for name, dtype in EXPECTED_DTYPES.items():
-            assert one[name].dtype == dtype
-            assert one[name].shape == np.shape(tree[name])
-            assert len(one[name].sharding.device_set) == 1  # an ordinary model
+        for leaf, given in zip(*map(jax.tree.leaves, (one, expected)), strict=True):
+            assert (leaf.shape, leaf.dtype) == (given.shape, given.dtype)
+            assert len(leaf.sharding.device_set) == 1  # an ordinary model
         assert_equal_keys(one.pop("key"), tree.pop("key"))
         jax.tree.map(np.testing.assert_array_equal, one, tree)
-
-    @every_placement
-    def test_init_is_the_start_of_a_loop(self, nodes):
-        tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.osgp(gx.topology.ring(N)))
-        params, opt_state = nodes.init(tx, {"w": np.arange(3.0)})
-        np.testing.assert_array_equal(params["w"], np.tile(np.arange(3.0), (N, 1)))
-        expected = gx.spmd(tx.init, nodes=nodes)(params)
-        assert jax.tree.structure(opt_state) == jax.tree.structure(expected)
-        jax.tree.map(np.testing.assert_array_equal, opt_state, expected)
-        for leaf in jax.tree.leaves((params, opt_state)):
-            assert has_spec(leaf, nodes, P("nodes"))
 
     @every_placement
     def test_put_and_to_host(self, nodes):
@@ -169,16 +135,12 @@ class TestThereAndBack:
         assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(host))
         jax.tree.map(np.testing.assert_array_equal, host, rows)
         assert nodes.to_host({"none": None}) == {"none": None}
-        with pytest.raises(TypeError, match="key_data"):  # which NumPy does not know
-            nodes.to_host(keys)
-
-    @every_placement
-    def test_put_shared(self, nodes):
         table = nodes.put_shared({"a": np.arange(3), "b": 2.0})
         for leaf in jax.tree.leaves(table):
             assert has_spec(leaf, nodes, P())
-        assert table["a"].tolist() == [0, 1, 2]
-        assert float(table["b"]) == 2.0
+        assert (table["a"].tolist(), float(table["b"])) == ([0, 1, 2], 2.0)
+        with pytest.raises(TypeError, match="key_data"):  # which NumPy does not know
+            nodes.to_host(keys)
 
     @every_placement
     def test_one_refuses_rows_that_differ(self, nodes):
@@ -197,8 +159,6 @@ class TestThereAndBack:
         keys = jax.random.split(jax.random.key(0), 2)
         differ = [
             (np.array([1, 2], np.float32), np.array([1, nan], np.float32)),
-            (np.array([1, nan], np.float32), np.array([nan, 1], np.float32)),
-            (np.array([inf, 1], np.float32), np.array([inf, 2], np.float32)),
             (np.array([3e38, 0], np.float32), np.array([-3e38, 0], np.float32)),
             (np.array([complex(nan, 1)], np.complex64), np.array([complex(nan, 2)], np.complex64)),
             (np.array([2**24], np.int32), np.array([2**24 + 1], np.int32)),
@@ -206,10 +166,7 @@ class TestThereAndBack:
             (keys[0], keys[1]),
         ]
         equal = [
-            (
-                np.array([1, nan, inf, 0], np.float32),
-                np.array([1, other_nan, inf, -0.0], np.float32),
-            ),
+            (jnp.array([1, nan, inf, 0]), np.array([1, other_nan, inf, -0.0], np.float32)),
             (jnp.array([nan, 1], jnp.bfloat16), jnp.array([nan, 1], jnp.bfloat16)),
             (keys[0], keys[0]),
         ]

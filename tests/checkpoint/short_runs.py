@@ -53,18 +53,25 @@ def train_from_start(name, nodes, steps, dtype=jnp.float32, optimizer="momentum"
     return train(tx, nodes, z, state, range(steps))
 
 
-def average_densely(z, state):
-    """In float64, from the arrays themselves: a message is the weight, if any, and the model."""
+def average_densely(z, state, name=None):
+    """In float64, from the arrays themselves: a message is the weight, if any, and the model.
+
+    If other leaves are not gossiped, `name` is that of `z` in the state.
+    """
+
+    def take(tree):
+        return np.asarray(tree if name is None else tree[name], np.float64)
+
     z = np.asarray(z, np.float64)
     gossip = gx.gossip_state(state)
     if gossip is None:
         return z.mean(axis=0)
     w = np.ones(len(z)) if gossip.weight is None else np.asarray(gossip.weight, np.float64)
-    residual = 0.0 if gossip.residual is None else np.asarray(gossip.residual, np.float64)
+    residual = 0.0 if gossip.residual is None else take(gossip.residual)
     x = (w[:, None] * (z + residual)).sum(axis=0)
     w = w.sum()
     if gossip.in_flight is not None:
-        sent = np.asarray(gossip.in_flight.x, np.float64).sum(axis=0)
+        sent = take(gossip.in_flight.x).sum(axis=0)
         assert np.abs(sent).max() > 0.1  # in mid-flight
         if gossip.weight is not None:
             w += np.asarray(gossip.in_flight.weight, np.float64).sum()

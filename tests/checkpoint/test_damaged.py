@@ -3,10 +3,8 @@
 Every test damages a copy of one saved folder.
 """
 
-import json
 import shutil
 import warnings
-import zlib
 from collections import Counter
 
 import jax
@@ -19,8 +17,7 @@ from short_runs import assert_equal_bits, names_in, snapshot
 import gossipjax as gx
 from gossipjax.checkpoint import Checkpoints, _store
 
-COUNT = 108
-PAGE = 4096
+COUNT = 56
 NODES = gx.Nodes(4, mesh=make_mesh(2))
 STEPS = (1, 2)
 
@@ -34,35 +31,15 @@ def make_state(step):
     return {"stacked": NODES.put(stacked), "keys": keys, "host": np.arange(step, 9 + step)}
 
 
-def zero_page(content, rng):
-    start = rng.integers(max(1, len(content) - PAGE))
-    content[start : start + PAGE] = bytes(len(content[start : start + PAGE]))
-
-
 def flip_bit(content, rng):
     content[rng.integers(len(content))] ^= 1 << rng.integers(8)
-
-
-def flip_signs(content, rng):
-    """The sign bits of an even number of float32s."""
-    for place in rng.choice(len(content) // 4, 2 * rng.integers(1, 9), replace=False):
-        content[4 * place + 3] ^= 0x80
-
-
-def swap_pages(content, rng):
-    first = rng.integers(len(content) // 2)
-    second = rng.integers(len(content) // 2, len(content))
-    size = min(PAGE, len(content) - second, second - first)
-    one = content[first : first + size]
-    content[first : first + size] = content[second : second + size]
-    content[second : second + size] = one
 
 
 def truncate(content, rng):
     del content[rng.integers(len(content)) :]
 
 
-EDITS = [zero_page, flip_bit, flip_signs, swap_pages, truncate]
+EDITS = [flip_bit, truncate]
 
 
 def edit(file, change, rng):
@@ -109,28 +86,11 @@ def replace_file(folder, rng):
             path.symlink_to(other)
 
 
-def replace_folder(folder, rng):
-    """By nothing, or by a file."""
-    path = choose(sorted(path for path in (folder / "2").rglob("*") if path.is_dir()), rng)
-    shutil.rmtree(path)
-    if rng.integers(2):
-        path.write_bytes(b"")
-
-
 def swap_files(folder, rng):
     first, second = rng.choice(files_of(folder / "2"), 2, replace=False)
     content = first.read_bytes()
     first.write_bytes(second.read_bytes())
     second.write_bytes(content)
-
-
-def take_file_of_another_step(folder, rng):
-    """By its name; files of arrays, whose names are random, by their size."""
-    file = choose(files_of(folder / "2"), rng)
-    size = file.stat().st_size
-    others = files_of(folder / "1")
-    other = min(others, key=lambda path: (path.name != file.name, abs(path.stat().st_size - size)))
-    file.write_bytes(other.read_bytes())
 
 
 def take_folder_of_another_step(folder, rng):
@@ -141,9 +101,8 @@ def take_folder_of_another_step(folder, rng):
 
 
 DAMAGES = [
-    *(edit_arrays, edit_arrays, edit_arrays, edit_any, edit_any, edit_both_steps),
-    *(replace_file, replace_file, replace_file, replace_file, replace_folder, replace_folder),
-    *(swap_files, take_file_of_another_step, take_folder_of_another_step),
+    *(edit_arrays, edit_arrays, edit_any, edit_both_steps),
+    *(replace_file, replace_file, swap_files, take_folder_of_another_step),
 ]
 
 
@@ -177,9 +136,8 @@ def test_no_damaged_folder_is_restored_with_wrong_content(saved, tmp_path):
         damage(folder, np.random.default_rng(number))
         endings[number, damage.__name__] = restore(folder, like)
     counts = Counter(endings.values())
-    print(f"{COUNT} damaged checkpoint folders: {dict(counts)}")
     assert [key for key, ending in endings.items() if ending == "wrong"] == []
-    assert min(counts[ending] for ending in ("right", "older, with a warning", "refused")) > 0
+    assert min(counts[ending] for ending in ("older, with a warning", "refused")) > 0
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_saved_again(folder):
@@ -203,28 +161,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_saved_again(folder):
     assert names_in(folder) == ["1", "2", "2.corrupted"]
 
 
-def test_a_manifest_with_fields_of_other_types(folder):
-    """Its checksum is right: another program has written it."""
-    path = folder / "2" / "manifest" / "metadata"
-    manifest = json.loads(json.loads(path.read_bytes())["json"])
-    values = (None, 7, 0.5, "text", [], [1], [["a", 1, 2]])
-    fields = ("step", "leaves", "files", "metadata")
-    with Checkpoints(folder, read_only=True) as checkpoints:
-        for changed in [
-            *({**manifest, field: value} for field in fields for value in (*values, {})),
-            *({**manifest, "leaves": [value, *manifest["leaves"][1:]]} for value in values),
-            *values,
-        ]:
-            text = json.dumps(changed)
-            path.write_text(json.dumps({"json": text, "checksum": zlib.crc32(text.encode())}))
-            if changed == manifest | {"metadata": {}}:
-                assert checkpoints.restore(make_state(0), step=2) is not None
-            else:
-                with pytest.raises((OSError, ValueError), match="step 2"):
-                    checkpoints.restore(make_state(0), step=2)
-
-
-@pytest.mark.parametrize("part", ["arrays", "manifest/metadata", "state/manifest.ocdbt"])
+@pytest.mark.parametrize("part", ["arrays", "manifest/metadata"])
 def test_a_disk_that_fails(part, folder, monkeypatch):
     """For good: the newest may be complete, neither renamed nor replaced. For a moment: right."""
     path = files_of(folder / "2")[-1] if part == "arrays" else folder / "2" / part

@@ -14,8 +14,8 @@ from short_runs import names_in
 
 from gossipjax.checkpoint import Checkpoints, _store
 
-NAMES = ["1", "2", "3", "2.corrupted", "3.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp", ".lock"]
-KINDS = ["file", "folder", "link to a file", "link to a folder", "link to nothing", "hard link"]
+NAMES = ["1", "2", "3", "2.corrupted", "3.orbax-checkpoint-tmp", ".lock"]
+KINDS = ["file", "folder", "link to a file", "link to a folder"]
 
 
 def make_state(step):
@@ -46,10 +46,8 @@ def put_in_place(path, kind, outside):
             path.write_text("")
         case "folder":
             shutil.copytree(outside / "folder", path)
-        case "hard link":
-            path.hardlink_to(outside / "file")
         case _:
-            path.symlink_to(outside / kind.removeprefix("link to a ").removeprefix("link to "))
+            path.symlink_to(outside / kind.removeprefix("link to a "))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,21 +81,6 @@ def test_a_run_goes_on_and_what_is_of_others_stays(kind, name, folder, outside):
     assert contents(outside) == before
 
 
-@pytest.mark.parametrize("kind", ["file", "link to a file", "link to nothing", "link to itself"])
-def test_a_folder_that_is_none(kind, tmp_path, outside):
-    path = tmp_path / "runs"
-    if kind == "link to itself":
-        path.symlink_to(path)
-    else:
-        put_in_place(path, kind, outside)
-    if kind == "link to nothing":  # it leads to a new folder, as on another disk
-        with Checkpoints(path) as checkpoints:
-            assert checkpoints.folder == outside / "nothing"
-    else:
-        with pytest.raises(OSError, match="must be one that all processes share"):
-            Checkpoints(path)
-
-
 @pytest.mark.filterwarnings("default:old checkpoints in")
 def test_a_checkpoint_that_cannot_be_deleted_stops_no_other(folder, monkeypatch):
     remove = _store.remove
@@ -126,9 +109,7 @@ def test_a_process_that_ends_is_no_disk_that_cannot_delete(folder, monkeypatch):
         _store.Folder(folder, shared=True).delete_all_but(1)
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"), [*(("mkdir", count) for count in range(4)), ("rename", 0)]
-)
+@pytest.mark.parametrize(("name", "allowed"), [("mkdir", 0), ("mkdir", 3), ("rename", 0)])
 def test_a_write_that_cannot_begin_leaves_no_thread_that_waits(name, allowed, folder, monkeypatch):
     """Without inodes, quota or permission, from the n-th folder on: the process ends at once.
 

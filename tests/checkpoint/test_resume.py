@@ -15,8 +15,7 @@ from promotion import apply_updates
 from short_runs import assert_equal_bits, average_densely, make_chain, names_in, snapshot
 
 import gossipjax as gx
-from gossipjax import processes
-from gossipjax.checkpoint import Checkpoints, Preempted, TrainState, _store
+from gossipjax.checkpoint import Checkpoints, Preempted, TrainState
 
 N = 4
 NODES = gx.Nodes(N)
@@ -131,33 +130,25 @@ def test_another_algorithm_and_init_from_another_folder(tmp_path):
     with Checkpoints(first, every=5) as checkpoints:
         saved = train(make_start(NODES, algorithm="osgp 3"), NODES, 5, checkpoints)
     expected = average_densely(saved.params, saved.opt_state)
-    start = make_start(NODES, algorithm="d1d_psgd")
-    with Checkpoints(first) as checkpoints:
-        state = checkpoints.resume(start, NODES, make_tx)
-        assert checkpoints.resize_report is not None
-    assert jax.tree.structure(state.opt_state) == jax.tree.structure(start.opt_state)
-    assert NODES.one(state.params) == pytest.approx(expected, rel=1e-5)
-    assert state.metadata is not None
-    assert state.metadata["algorithm"] == "osgp 3"  # as it was saved
     nodes = gx.Nodes(3)
     start = make_start(nodes, algorithm="d1d_psgd")
     with Checkpoints(second, every=4) as checkpoints:
         state = checkpoints.resume(start, nodes, make_tx, init_from=first)
         assert (state.step, checkpoints.resumed_from) == (5, first)
         assert checkpoints.resize_report is not None
+        assert jax.tree.structure(state.opt_state) == jax.tree.structure(start.opt_state)
         assert nodes.one(state.params) == pytest.approx(expected, rel=1e-5)
+        assert (state.metadata or {})["algorithm"] == "osgp 3"  # as it was saved
         checkpoints.after(state._replace(step=8, metadata=start.metadata))
     with Checkpoints(second) as checkpoints:  # the run's newest checkpoint goes first
         state = checkpoints.resume(start, nodes, make_tx, init_from=first)
         assert (state.step, checkpoints.resumed_from) == (8, second)
         assert checkpoints.resize_report is None
-        (tmp_path / "empty").mkdir()
-        for name in ("empty", "missing"):
-            with (
-                Checkpoints(tmp_path / "third") as empty,
-                pytest.raises(ValueError, match=f"got {tmp_path / name}, which holds none"),
-            ):
-                empty.resume(start, nodes, make_tx, init_from=tmp_path / name)
+    with (
+        Checkpoints(tmp_path / "third") as empty,
+        pytest.raises(ValueError, match=f"got {tmp_path / 'missing'}, which holds none"),
+    ):
+        empty.resume(start, nodes, make_tx, init_from=tmp_path / "missing")
     assert (names_in(first), names_in(second)) == (["5"], ["8"])
     assert not (tmp_path / "missing").exists()
 
@@ -199,14 +190,12 @@ SETTINGS = {"lr": 0.1, "sgd": {"momentum": 0.9, "betas": (0.9, 0.99)}}
     [
         (None, SETTINGS, NODES, None),
         (SETTINGS, None, gx.Nodes(3), None),
-        (SETTINGS, SETTINGS, NODES, None),
         (SETTINGS, SETTINGS | {"lr": 0.2}, gx.Nodes(3), "lr was 0.1, is 0.2"),
-        (SETTINGS, SETTINGS | {"a": None}, NODES, "a was not there, is None"),
         (
             SETTINGS | {"text": "x"},
-            SETTINGS | {"sgd": {"betas": [0.9, 0.99]}},
+            SETTINGS | {"a": None},
             NODES,
-            "sgd.momentum was 0.9, is not there; text was 'x', is not there",
+            "text was 'x', is not there; a was not there, is None",
         ),
     ],
 )
@@ -230,18 +219,6 @@ def test_settings_that_differ_are_named_once(saved, current, nodes, message, tmp
     assert texts == [f"settings of the resumed run differ: {message}."] * (message is not None)
 
 
-def test_a_process_that_hangs_in_its_read_is_waited_for_as_long_as_is_said(tmp_path, monkeypatch):
-    """Not as long as one that may compile or evaluate, which is waited for before."""
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(1, {"a": np.ones(3)}, {})
-    waited = []
-    agree = lambda flag: waited.append(processes._seconds.get()) or flag  # noqa: E731
-    monkeypatch.setattr(_store, "all_processes", agree)
-    with Checkpoints(tmp_path, read_only=True, timeout=7) as checkpoints:
-        assert checkpoints.restore({"a": np.ones(3)}) is not None
-    assert waited == [7] * 3  # the manifest, the checksums, the arrays
-
-
 @pytest.fixture
 def received():
     """The signals that the program's handler of SIGTERM, from before the context, receives."""
@@ -257,15 +234,14 @@ class TestSigterm:
         handler = signal.getsignal(signal.SIGTERM)
         start = make_start(NODES)._replace(metadata={"seed": 3, "nodes": 99})
 
-        def run_until_sigterm():
+        def run():
             with Checkpoints(tmp_path, every=100) as checkpoints:
                 checkpoints.after(start._replace(step=2))
                 os.kill(os.getpid(), signal.SIGTERM)
                 checkpoints.after(start._replace(step=3))
 
-        message = f"saved after step 3 in {tmp_path};"
-        with pytest.raises(Preempted, match=message) as preempted:
-            run_until_sigterm()
+        with pytest.raises(Preempted, match=f"saved after step 3 in {tmp_path};") as preempted:
+            run()
         assert preempted.value.code == 143
         assert isinstance(preempted.value, SystemExit)
         assert signal.getsignal(signal.SIGTERM) == handler
@@ -297,7 +273,7 @@ class TestSigterm:
         noise = np.random.default_rng(0).normal(size=(N, 50_000)).astype(np.float32)
         state = TrainState(1, NODES.put(noise), gx.allreduce().init(noise))
 
-        def run_until_sigterm():
+        def run():
             with Checkpoints(tmp_path, every=1) as checkpoints:
                 if step is not None:
                     checkpoints.after(state)
@@ -310,5 +286,5 @@ class TestSigterm:
             pytest.warns(UserWarning, match="step 2 could not be written"),
             pytest.raises(Preempted, match=message) as preempted,
         ):
-            run_until_sigterm()
+            run()
         assert preempted.value.step == step

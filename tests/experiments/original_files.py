@@ -1,8 +1,8 @@
 """Tiny stand-ins for the original files of the data sets, in their formats."""
 
 import gzip
-import io
 import pickle
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -38,40 +38,29 @@ def write_idx(folder: Path, gz: bool = False) -> Path:
 
 
 def make_cifar_image(index: int) -> np.ndarray:
-    """Image number `index`, uint8 `[32, 32, 3]`: its first pixels tell the number."""
-    image = np.random.default_rng(index).integers(0, 256, (32, 32, 3), np.uint8)
+    """Image number `index`, uint8 `[32, 32, 3]`: one of its pixels tells the number."""
+    image = np.random.default_rng(index).integers(3, 256, (32, 32, 3), np.uint8)
     image[16, 16] = (index, 1, 2)
     return image
 
 
-def cifar_files() -> dict[str, bytes]:
-    """The six pickles; example i of all has label `i % 10`."""
-    files = {}
-    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-    for number, name in enumerate(names):
+def write_cifar(folder: Path, archive: bool = False) -> Path:
+    """CIFAR-10's python archive, or its folder; example i of all has label `i % 10`."""
+    inner = folder / "cifar-10-batches-py"
+    inner.mkdir(parents=True)
+    for number in range(6):
         rows = range(number * CIFAR_PER_FILE, (number + 1) * CIFAR_PER_FILE)
         images = np.stack([make_cifar_image(row) for row in rows])
         content = {
             b"labels": [row % 10 for row in rows],
             b"data": images.transpose(0, 3, 1, 2).reshape(len(rows), -1),
         }
-        files[name] = pickle.dumps(content, protocol=2)
-    return files
-
-
-def write_cifar(folder: Path, archive: bool = False) -> Path:
-    """CIFAR-10's python archive, or its folder, in a folder."""
-    inner = folder if archive else folder / "cifar-10-batches-py"
-    inner.mkdir(parents=True, exist_ok=True)
+        name = f"data_batch_{number + 1}" if number < 5 else "test_batch"
+        (inner / name).write_bytes(pickle.dumps(content, protocol=2))
     if archive:
         with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as tar:
-            for name, content in cifar_files().items():
-                member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-    else:
-        for name, content in cifar_files().items():
-            (inner / name).write_bytes(content)
+            tar.add(inner, inner.name)
+        shutil.rmtree(inner)
     return folder
 
 

@@ -37,10 +37,7 @@ PYTORCH_LOGITS = np.reshape(
 def convert_cell(inputs, number):
     """PyTorch's parameters of one direction, `number` to `number + 3`, as those of flax."""
     cells = TINY.cells
-    weights = {
-        "i": fill((4 * cells, inputs), number),
-        "h": fill((4 * cells, cells), number + 1),
-    }
+    weights = {"i": fill((4 * cells, inputs), number), "h": fill((4 * cells, cells), number + 1)}
     bias = fill(4 * cells, number + 2) + fill(4 * cells, number + 3)
     parameters = {}
     for gate, name in enumerate("ifgo"):

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from mass_account import account_of_mass
 from report_files import read_run
 from small import make_small
 
@@ -89,26 +88,17 @@ def wait_for(condition, job):
 
 def require_closed_account(folder, run):
     journals = sorted((folder / "out" / "nodes").glob(f"{run['algorithm']}-*/journals/*/*.jsonl"))
-    account = account_of_mass(journals)
-    assert account.founders == NODES
-    assert account.total == pytest.approx(account.founders, abs=1e-6)
+    account = gx.asynchronous.account(journals)
+    assert account.founded == NODES
+    assert abs(account.difference) < 1e-6
     finals = dict(zip(run["places_nodes"], run["weight_nodes"], strict=True))
-    assert finals.keys() == account.living.keys()
-    for place, w in account.living.items():
-        assert finals[place] == pytest.approx(w, abs=1e-6)
-    by_library = gx.asynchronous.account(journals)  # the same, by other code
-    living = {place: float(w) for place, w in by_library.living.items()}
-    assert living == pytest.approx(account.living, abs=1e-6)
-    assert float(by_library.dead) == pytest.approx(account.dead, abs=1e-6)
-    assert float(by_library.in_flight) == pytest.approx(account.in_flight, abs=1e-6)
-    assert abs(by_library.difference) < 1e-6
+    assert {place: float(w) for place, w in account.living.items()} == pytest.approx(finals)
     return account
 
 
 def test_a_job_trains_with_all_algorithms(tmp_path):
     algorithms = ["async-sgp", "async-adpsgd", "async-outer"]
-    epochs = 8
-    options = ["--epochs", str(epochs), "--outer-every", "4", "--outer-rate", "0.7"]
+    options = ["--epochs", "8", "--outer-every", "4", "--outer-rate", "0.7"]
     options += ["--outer-momentum", "0.5", "--outer-nesterov"]
     with started(tmp_path, "--algorithm", *algorithms, *options) as job:
         output, _ = job.communicate(timeout=TIMEOUT)
@@ -116,25 +106,22 @@ def test_a_job_trains_with_all_algorithms(tmp_path):
     assert "3 asynchronous nodes, 43 steps each on average" in output
     summary, lines = read_run(tmp_path / "out")
     assert [run["algorithm"] for run in summary["runs"]] == algorithms
-    asked = epochs * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
+    asked = 8 * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
     for run in summary["runs"]:
         assert run["topology"] == ASYNCHRONOUS[run["algorithm"]].topology
         assert run["nodes"] == NODES
         assert asked <= sum(run["steps_nodes"]) <= 1.5 * asked
         assert len(run["test_accuracy_nodes"]) == len(run["staleness_nodes"]) == NODES
-        assert all(accuracy > 0.5 for accuracy in run["test_accuracy_nodes"])
-        assert run["test_accuracy_average_model"] > 0.5
+        assert min(*run["test_accuracy_nodes"], run["test_accuracy_average_model"]) > 0.5
         assert all(0 <= staleness <= asked for staleness in run["staleness_nodes"])
-        assert all(0 < sent <= asked for sent in run["messages_nodes"])
-        model = 4 * 7850
         for sent, sent_bytes in zip(run["messages_nodes"], run["bytes_nodes"], strict=True):
-            assert sent_bytes >= sent * model
+            assert 0 < sent <= asked
+            assert sent_bytes >= sent * 4 * 7850  # the parameters of the model
         assert run["examples_per_second"] > 0
         losses = [line["loss"] for line in lines if line["run"] == run["run"]]
         assert losses[-1] < losses[0]
         account = require_closed_account(tmp_path, run)
-        assert account.dead == pytest.approx(0, abs=1e-9)
-        assert account.in_flight == pytest.approx(0, abs=1e-9)
+        assert account.dead == account.in_flight == 0
 
 
 def read_events(folder, place):
@@ -204,32 +191,18 @@ def require_refusal(capsys, message, *arguments, status=2):
     assert re.search(message, " ".join(error.split())), error
 
 
-def test_algorithms_that_cannot_run_here(as_node, capsys):
-    for names, message in (
-        ("async-sgp sgp", "--algorithm must be of one kind, got async-sgp sgp: .*"),
-        ("async-osgp", "must be one of async-sgp, .* got async-osgp"),
-        ("async-sgp", "must run as one process per node, got one process: python -m gossipjax"),
-    ):
-        require_refusal(capsys, message, "--algorithm", *names.split())
-
-
-def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
+def test_options_that_do_not_fit(as_node, capsys, tmp_path):
+    message = "must run as one process per node, got one process: python -m gossipjax"
+    require_refusal(capsys, message, "--algorithm", "async-sgp")
     as_node()
     out = tmp_path / "out"
     for arguments, message in (
+        ("--algorithm async-sgp sgp", "--algorithm must be of one kind, got async-sgp sgp: .*"),
         ("--nodes 4", "--nodes must be the number of processes, 3, got 4"),
         ("--normalization batch --batch-stats mix", "--batch-stats must be local with async-sgp"),
         ("--topology ring", "--topology must not be given with async-sgp"),
         ("--fsdp 2", "--fsdp must be 1 with async-sgp, whose messages are of whole models, got 2"),
-        (
-            "--normalization batch --algorithm async-outer --outer-every 4",
-            "must have a model without",
-        ),
         ("--algorithm async-outer", "async-outer must come with --outer-every"),
-        (
-            "--algorithm async-outer --outer-every 4 --outer-momentum 0.5",
-            "is Nesterov's: add --outer-nesterov",
-        ),
         ("--wire top_k", "--wire must be float32 or bfloat16 or int8 or int4 with .*, got top_k"),
     ):
         given = ["--epochs", "1", "--algorithm", "async-sgp", *arguments.split()]
@@ -239,7 +212,6 @@ def test_options_that_exclude_each_other(as_node, capsys, tmp_path):
 
 def test_results_need_a_folder_that_all_share(as_node, capsys, tmp_path):
     as_node(place=1)
-    require_refusal(capsys, "--out must be given", "--algorithm", "async-sgp")
     message = "--out must be a folder that all nodes share, got .* node 0 has not created for 0.2 s"
     arguments = ("--algorithm", "async-sgp", "--out", str(tmp_path / "out"))
     require_refusal(capsys, message, *arguments, status=1)

@@ -87,17 +87,6 @@ def test_factors_of_sgp18():
     assert 0.02 < complete["standard_deviation"] < exponential["standard_deviation"] < 0.2
 
 
-def test_rings_of_rand20():
-    records = averaging.compute_rand20_rings(10)
-    assert [record["nodes"] for record in records] == [8, 16, 32, 64]
-    for record in records:
-        assert record["second_eigenvalue"] == pytest.approx(record["paper_second_eigenvalue"])
-        assert (np.less(record["means_by_round"], record["paper_bounds_by_round"])).all()
-        assert record["paper_bounds_by_round"][-1] == pytest.approx(
-            math.sqrt(record["nodes"] - 1) / 3**5
-        )
-
-
 def test_impossible_topologies_are_refused_before_the_first(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         run(tmp_path, "--nodes", "32", "7", "--topology", "bipartite_exponential")

@@ -14,6 +14,7 @@ VOCABULARY = 4
 PADDING = 0
 BEGIN = 1
 END = 2
+IDS = {"begin_id": BEGIN, "end_id": END, "padding_id": PADDING}
 LENGTH = 4
 STATE = 5
 
@@ -46,11 +47,9 @@ def search(weights, states, max_lengths, beam, alpha=0.6, max_length=LENGTH):
         jnp.repeat(states, beam, axis=0),
         max_lengths,
         max_length,
-        begin_id=BEGIN,
-        end_id=END,
-        padding_id=PADDING,
         beam=beam,
         alpha=alpha,
+        **IDS,
     )
 
 
@@ -118,16 +117,7 @@ def count_steps(make_logits, beam, max_length=50):
         return jnp.tile(logits[None], (len(tokens), 1)), cache
 
     found = jax.jit(
-        lambda lengths: beam_search.beam_search(
-            step,
-            None,
-            lengths,
-            max_length,
-            begin_id=BEGIN,
-            end_id=END,
-            padding_id=PADDING,
-            beam=beam,
-        )
+        lambda lengths: beam_search.beam_search(step, None, lengths, max_length, beam=beam, **IDS)
     )(jnp.array([max_length]))
     jax.effects_barrier()
     return len(steps), found
@@ -135,12 +125,9 @@ def count_steps(make_logits, beam, max_length=50):
 
 def test_stops_when_no_live_hypothesis_can_win():
     """Ends at length 3, surely: what is live then has probability 1e-9 at the most."""
-
-    def make_logits(index):
-        tokens = jnp.array([-30.0, -30.0, -30.0, 0.0])
-        return jnp.where(index < 2, tokens, tokens[::-1].at[END].set(30.0))
-
-    steps, found = count_steps(make_logits, beam=4)
+    tokens = jnp.array([-30.0, -30.0, -30.0, 0.0])
+    end = tokens[::-1].at[END].set(30.0)
+    steps, found = count_steps(lambda index: jnp.where(index < 2, tokens, end), beam=4)
     assert steps == 3
     assert found.tokens[0, :3].tolist() == [3, 3, END]
 
@@ -158,18 +145,3 @@ def test_goes_on_while_a_live_hypothesis_can_win():
     assert steps == 20
     assert found.tokens[0, :20].tolist() == [3] * 19 + [END]
     assert float(found.scores[0]) == pytest.approx(math.log(0.49) / (25 / 6) ** 0.6, rel=1e-3)
-
-
-def test_greedy_search_ends_though_a_longer_hypothesis_would_win():
-    """Also while another input of the batch goes on."""
-    first = jnp.log(jnp.array([[1e-9, 1e-9, 0.51, 0.49], [1e-9, 1e-9, 1e-9, 1.0]]))
-    later = jnp.array([-30.0, -30.0, -30.0, 0.0])
-    last = later.at[END].set(30.0)
-
-    def step(first, tokens, index):
-        logits = jnp.where(index < 19, later, last)
-        return jnp.where(index == 0, first, jnp.tile(logits[None], (2, 1))), first
-
-    ids = {"begin_id": BEGIN, "end_id": END, "padding_id": PADDING}
-    found = beam_search.beam_search(step, first, jnp.array([50, 50]), 50, beam=1, **ids)
-    assert found.tokens.tolist() == [pad([END], 50), pad([3] * 19 + [END], 50)]

@@ -1,22 +1,14 @@
 """Grids of runs: their cells and their table."""
 
-import dataclasses
 import json
 
-import numpy as np
 import pytest
 from fake_program import read_calls, write_program
-from matplotlib.figure import Figure
-from report_files import make_lines, make_run, write_run
 
 from experiments.compare import __main__ as program
-from experiments.compare.figure import plot_curves
 from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.compare.options import CompareOptions, make_grid
-from experiments.compare.table import (
-    format_markdown,
-    summarize,
-)
+from experiments.compare.table import format_markdown, summarize
 from experiments.runner import Result
 
 GRID = Grid(
@@ -93,34 +85,6 @@ def test_what_has_diverged_or_was_interrupted_is_shown_and_is_never_the_best():
     entries = summarize(GRID, dict(list(OUTCOMES.items())[:4]), "accuracy")  # a seed, and a run
     assert list_best(entries) == []
     assert "| a_b & c | 85.00 (1 of 2) | - | - |" in format_markdown(GRID, entries, "")
-
-
-def test_the_curves_are_means_with_a_band_of_one_standard_deviation(tmp_path, monkeypatch):
-    figures: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: figures.append(figure))
-    outcomes = {}
-    for cell, outcome in OUTCOMES.items():
-        folder = tmp_path / cell.name
-        folder.mkdir()
-        run = make_run("sgp", "ring", cell.seed)
-        lines = [
-            line | ({"loss": line["loss"] * (1 + 2 * cell.seed)} if "loss" in line else {})
-            for line in make_lines(run)
-        ]
-        write_run(folder, [run], lines)
-        outcomes[cell] = dataclasses.replace(outcome, folder=folder)
-    plot_curves(GRID, outcomes, "accuracy", tmp_path / "curves.png")
-    (figure,) = figures
-    losses, _, accuracies, _ = figure.axes
-    # Of two rows; the second has diverged once, and has nothing in the other column.
-    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 2, 1]
-    steps = np.arange(0, 20, 5)
-    np.testing.assert_allclose(np.asarray(losses.lines[0].get_ydata()), 4 / (steps + 1))
-    band = np.asarray(losses.collections[0].get_paths()[0].vertices)
-    assert band[:, 1].max() == pytest.approx(4 + 8**0.5)  # of 2 and 6, at step 0
-    np.testing.assert_allclose(np.asarray(accuracies.lines[0].get_ydata()), [50])
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["sgp", "a_b & c"]
 
 
 def test_rows_are_algorithms_by_topologies_momentum_and_wires():

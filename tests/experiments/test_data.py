@@ -2,7 +2,6 @@
 
 import gzip
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +14,12 @@ TRAIN, TEST = MNIST[:2], MNIST[2:]
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = IDX_FILES
 
 
-def standardized(images: np.ndarray) -> np.ndarray:
+def standardized(images):
     pixels = TRAIN[0].astype(np.float64) / 255
     return ((images.astype(np.float64) / 255 - pixels.mean()) / pixels.std())[..., np.newaxis]
 
 
-def check_is_written_set(loaded: data.Dataset) -> None:
+def check_is_written_set(loaded):
     assert (loaded.name, loaded.classes) == ("fashion_mnist", 10)
     np.testing.assert_allclose(loaded.train_images, standardized(TRAIN[0]), atol=1e-5)
     np.testing.assert_allclose(loaded.test_images, standardized(TEST[0]), atol=1e-5)
@@ -30,11 +29,11 @@ def check_is_written_set(loaded: data.Dataset) -> None:
 
 
 @pytest.fixture(scope="module")
-def digits() -> data.Dataset:
+def digits():
     return data.load("mnist5k")
 
 
-def test_mnist5k_is_standardized_and_balanced(digits: data.Dataset) -> None:
+def test_mnist5k_is_standardized_and_balanced(digits):
     assert (digits.name, digits.classes) == ("mnist5k", 10)
     assert digits.train_images.shape == (4000, 28, 28, 1)
     assert digits.test_images.shape == (1000, 28, 28, 1)
@@ -50,7 +49,7 @@ def test_mnist5k_is_standardized_and_balanced(digits: data.Dataset) -> None:
         np.testing.assert_array_equal(again, before)
 
 
-def test_a_broken_idx_file_is_named(tmp_path: Path) -> None:
+def test_a_broken_idx_file_is_named(tmp_path):
     for file, content, message in (
         (TRAIN_IMAGES, idx(TRAIN[0])[:-1], "cut short.*9,408 values.*got 9,407"),
         (TEST_LABELS, idx(TEST[0]), "must start with the number 2049 .*got 2051"),
@@ -66,9 +65,7 @@ def test_a_broken_idx_file_is_named(tmp_path: Path) -> None:
             data.load("fashion_mnist", tmp_path)
 
 
-def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_without_data_dir_is_that_of_tensorflow_datasets(tmp_path, monkeypatch):
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     home = re.escape(str(tmp_path / "home" / "tensorflow_datasets"))

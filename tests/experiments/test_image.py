@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-from typing import get_args, get_type_hints
 
 import flax.linen as nn
 import numpy as np
@@ -83,13 +82,10 @@ def test_writes_what_it_measured(tmp_path, capsys):
     assert re.search(r"sgp +one peer exponential +4", printed)
 
 
-def test_any_number_of_nodes(tmp_path):
-    """One, and more than there are devices."""
-    for nodes, topology in (("1", "ring"), ("12", "two_peer_exponential")):
-        options = ("--algorithm", "sgp", "--nodes", nodes, "--topology", topology)
-        summary, lines = run(tmp_path / nodes, *options)
-        assert np.isfinite(summary["runs"][0]["final_loss"])
-        assert all(np.isfinite(line["loss"]) for line in training_lines(lines))
+def test_more_nodes_than_devices(tmp_path):
+    options = ("--algorithm", "sgp", "--nodes", "12", "--topology", "two_peer_exponential")
+    summary, _ = run(tmp_path, *options)
+    assert np.isfinite(summary["runs"][0]["final_loss"])
 
 
 def test_a_hybrid_switches_after_its_fraction_of_the_steps(tmp_path):
@@ -134,12 +130,9 @@ def test_every_option_does_something(tmp_path):
         ("--wire-dtype", "bfloat16"),
         ("--normalization", "batch", "--batch-stats", "mix"),
         ("--no-decay-on-norm-and-bias", "--weight-decay", "0.5"),
+        ("--algorithm", "adpsgd", "--staleness", "2"),
     ):
         assert train_four_steps(tmp_path, "--algorithm", "sgp", *arguments) != plain, arguments
-    fresh, stale = (
-        train_four_steps(tmp_path, "--algorithm", "adpsgd", "--staleness", s) for s in ("0", "2")
-    )
-    assert fresh != stale
 
 
 def test_accumulated_gradients_are_those_of_one_large_batch(tmp_path):
@@ -189,10 +182,6 @@ def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
     assert (out / "loss.png").exists()
 
 
-def test_every_model_has_a_name():
-    assert set(get_args(get_type_hints(image.ImageOptions)["model"])) == set(models.MODELS)
-
-
 def test_dropout_depends_on_seed_step_and_node():
     task = image.ImageClassification(image.ImageOptions(model="vgg11"))
     nodes = placement.place_nodes("vmap", 3)
@@ -208,22 +197,11 @@ def test_dropout_depends_on_seed_step_and_node():
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory):
+    """The options of a run, and of its records."""
     folder = tmp_path_factory.mktemp("cifar")
     prepare(ORIGINALS["cifar10"](write_cifar(folder / "from")), folder)
-    return folder
-
-
-CIFAR = ("--nodes", "2", "--batch-size-per-node", "4", "--algorithm", "sgp", "--dataset", "cifar10")
-
-
-def test_from_record_to_loss(tmp_path, cifar):
-    summary, _ = run(tmp_path, *CIFAR, "--data-dir", str(cifar), "--placement", "vmap")
-    (record,) = summary["runs"]
-    assert record["steps"] == 10
-    assert np.isfinite(record["final_loss"])
-    assert len(record["test_accuracy_nodes"]) == 2
-    assert 0 <= record["input_wait"] < 1
-    assert "cifar10, 40 training and 8 test examples" in summary["environment"]["dataset"]
+    options = ("--dataset", "cifar10", "--data-dir", str(folder), "--placement", "vmap")
+    return (*options, "--nodes", "2", "--batch-size-per-node", "4", "--algorithm", "sgp")
 
 
 class LinearWithDropout(models.Linear):
@@ -238,12 +216,13 @@ class LinearWithDropout(models.Linear):
 def test_records_resume_to_the_bit(tmp_path, cifar, monkeypatch):
     """In the middle of an epoch and of an update, with AdamW and with dropout."""
     monkeypatch.setitem(models.MODELS, "vgg11", LinearWithDropout)
-    arguments = [*CIFAR, "--data-dir", str(cifar), "--placement", "vmap", "--model", "vgg11"]
-    arguments += ["--shuffle", "global"]
+    arguments = [*cifar, "--model", "vgg11", "--shuffle", "global", "--accumulate", "2"]
     arguments += ["--epochs", "2", "--optimizer", "adam", "--weight-decay", "0.1"]
-    arguments += ["--accumulate", "2", "--learning-rate", "0.01"]
     run = require_resumable_to_the_bit(image.main, arguments, 3, tmp_path)
     assert run["steps"] == 5
+    assert 0 <= run["test_accuracy_average_model"] <= 1
+    summary, _ = read_run(tmp_path / "once")
+    assert "cifar10, 40 training and 8 test examples" in summary["environment"]["dataset"]
 
 
 def test_evaluations_and_the_end_of_a_budget(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ weights, the running statistics and the images came from `make_array`, there as 
 in the history of this repository, as tests/experiments/golden/make_image_models.py.
 """
 
+import re
 import zlib
 
 import jax
@@ -14,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxprs_in_params
 
 from experiments.models import MODELS, VGG11, ResNet, ResNetCifar, decay_mask
 
@@ -31,34 +31,23 @@ EVALUATION = {
         [-29.989078, -5.390341, -71.852519, 31.140197],
         [-28.335065, -4.352043, -70.217381, 29.93594],
     ],
-    "vgg11": [
-        [-1.120789, 3.245245, 1.687028, 0.252789],
-        [-1.03192, 2.841836, 2.009032, 0.360219],
-    ],
+    "vgg11": [[-1.120789, 3.245245, 1.687028, 0.252789], [-1.03192, 2.841836, 2.009032, 0.360219]],
 }
-TRAINING = {  # BatchNorm by the statistics of the two images
-    "resnet20": [
-        [-3.290031, 0.196144, -1.891186, -1.984421],
-        [-3.041441, 0.204943, -1.333505, -2.101513],
-    ],
-}
+# Of ResNet-20, whose BatchNorm is by the statistics of the two images.
+TRAINING = [
+    [-3.290031, 0.196144, -1.891186, -1.984421],
+    [-3.041441, 0.204943, -1.333505, -2.101513],
+]
 
-IMAGES_SHAPES = {
-    "resnet50": (2, 64, 64, 3),
-    "resnet18": (2, 64, 64, 3),
-    "resnet20": (2, 32, 32, 3),
-    "vgg11": (2, 32, 32, 3),
-}
+SIZES = {"resnet50": 64, "resnet18": 64, "resnet20": 32, "vgg11": 32}
+IMAGES_SHAPES = {name: (2, size, size, 3) for name, size in SIZES.items()}
 CLASSES = {"resnet50": 1000, "resnet18": 1000, "resnet20": 10, "vgg11": 10}
 CIFAR = (1, 32, 32, 3)
 IMAGENET = (1, 224, 224, 3)
 SMALL = {
-    "resnet20": ResNetCifar(classes=8, width=8),
-    "vgg11": VGG11(classes=8, width=16, dropout=0.0),
     "basic": ResNet(classes=8, stages=(1, 1), bottleneck=False, width=8),
     "bottleneck": ResNet(classes=8, stages=(1, 1), width=8),
 }
-MIXED = SMALL | {"vgg11_batch": SMALL["vgg11"].clone(normalization="batch")}
 
 
 def make_array(path: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -94,34 +83,6 @@ def count(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def random_examples(images_shape):
-    """Noise with a class for each image."""
-    images = jax.random.normal(jax.random.key(1), images_shape)
-    return images, jnp.arange(images_shape[0])
-
-
-def make_loss(model, images, labels):
-    """Returns `loss(params, batch_stats) -> (loss, new batch_stats)`, in training."""
-
-    def loss(params, batch_stats):
-        variables = {"params": params, "batch_stats": batch_stats}
-        rngs = {"dropout": jax.random.key(2)}
-        logits, new = model.apply(variables, images, train=True, rngs=rngs, mutable=["batch_stats"])
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return losses.mean(), new.get("batch_stats", {})
-
-    return loss
-
-
-def equations(jaxpr, primitive):
-    """Every equation of a primitive, those of inner programs too."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == primitive:
-            yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from equations(inner, primitive)
-
-
 @pytest.mark.parametrize(
     ("model", "images_shape", "parameters"),
     [
@@ -144,6 +105,10 @@ def test_every_model_takes_the_same_attributes(name):
     logits = jax.eval_shape(model.apply, variables, jnp.zeros((2, 28, 28, 1)))
     assert (logits.shape, logits.dtype) == ((2, 7), jnp.float32)
     assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+    lines = f"{jax.make_jaxpr(model.apply)(variables, jnp.zeros((2, 28, 28, 1)))}".splitlines()
+    products = [x for x in lines if re.search("= (conv_general_dilated|dot_general)", x)]
+    assert products
+    assert all("bf16" in line for line in products)
 
 
 def make_golden_variables(name):
@@ -168,62 +133,33 @@ def test_evaluates_as_an_independent_implementation(name):
     np.testing.assert_allclose(logits[:, columns] / scale, EVALUATION[name] / scale, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", TRAINING)
-def test_trains_as_an_independent_implementation(name):
+def test_trains_as_an_independent_implementation():
     """In float64: means over as few as eight values amplify the rounding of float32 to 2e-4."""
-    model, variables = make_golden_variables(name)
-    images = make_array("images", IMAGES_SHAPES[name])
+    model, variables = make_golden_variables("resnet20")
+    images = make_array("images", IMAGES_SHAPES["resnet20"])
     with jax.enable_x64(True):
         model = model.clone(dtype=jnp.float64)
         apply = jax.jit(lambda v, x: model.apply(v, x, train=True, mutable=["batch_stats"])[0])
         logits = np.asarray(apply(variables, images))
-    columns = np.linspace(0, CLASSES[name] - 1, 4).astype(int)
-    np.testing.assert_allclose(logits[:, columns], TRAINING[name], atol=2e-6)
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_computes_in_bfloat16_and_keeps_statistics_in_float32(name):
-    model = MIXED[name].clone(dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
-    variables = init_shapes(model, (8, 32, 32, 3))
-    assert {leaf.dtype for leaf in jax.tree.leaves(variables["params"])} == {jnp.dtype("bfloat16")}
-    images, labels = random_examples((8, 32, 32, 3))
-    loss = make_loss(model, images, labels)
-    arguments = (variables["params"], variables.get("batch_stats", {}))
-    jaxpr, (_, batch_stats) = jax.make_jaxpr(loss, return_shape=True)(*arguments)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(batch_stats))
-    assert bool(batch_stats) == (name != "vgg11")
-    for primitive in ("conv_general_dilated", "dot_general"):
-        types = [eqn.outvars[0].aval.dtype for eqn in equations(jaxpr.jaxpr, primitive)]
-        assert set(types) == {jnp.dtype("bfloat16")}
+    np.testing.assert_allclose(logits[:, ::3], TRAINING, atol=2e-6)
 
 
 def test_blocks_for_imagenet_start_as_their_shortcuts():
     """Goyal et al., section 5.1: the last scale of each block starts at 0, the others at 1."""
     for name, last in (("basic", "norm2"), ("bottleneck", "norm3")):
         variables = jax.jit(SMALL[name].init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
-        scales = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): set(np.asarray(leaf).tolist())
-            for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"])
-            if path[-1].key == "scale"
-        }
-        assert {path for path, values in scales.items() if values == {0.0}} == {
-            f"stage1_block1/{last}/scale",
-            f"stage2_block1/{last}/scale",
-        }
-        assert {frozenset(values) for values in scales.values()} == {
-            frozenset({0.0}),
-            frozenset({1.0}),
-        }
+        for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
+            keys = [key.key for key in path]
+            if keys[-1] == "scale":
+                assert (leaf == float(keys[-2] != last)).all(), keys
 
 
 def test_initial_distributions():
-    params = jax.jit(ResNet(classes=100, stages=(1,), width=64).init)(
-        jax.random.key(0), jnp.zeros((1, 16, 16, 3))
-    )["params"]
+    model = ResNet(classes=100, stages=(1,), width=64)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))["params"]
     for kernel, deviation in (
         (params["stem_conv"]["kernel"], np.sqrt(2 / (7 * 7 * 64))),
         (params["stage1_block1"]["conv2"]["kernel"], np.sqrt(2 / (3 * 3 * 64))),
-        (params["stage1_block1"]["conv3"]["kernel"], np.sqrt(2 / 256)),
         (params["classifier"]["kernel"], 0.01),
     ):
         assert np.std(kernel) == pytest.approx(deviation, rel=0.05)
@@ -234,7 +170,7 @@ def test_initial_distributions():
 
 def test_dropout_is_drawn_in_training_alone():
     model = VGG11(width=4)
-    images, _ = random_examples((2, 32, 32, 3))
+    images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
     variables = jax.jit(model.init)(jax.random.key(0), images)
     apply = jax.jit(model.apply, static_argnames="train")
     evaluated = apply(variables, images)

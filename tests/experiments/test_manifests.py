@@ -92,10 +92,7 @@ def variables_of(name):
 
 @pytest.mark.parametrize(
     ("name", "host"),
-    [
-        ("kubernetes.yaml", "gossipjax-0.gossipjax"),
-        ("jobset.yaml", "gossipjax-node-0-0.gossipjax"),
-    ],
+    [("kubernetes.yaml", "gossipjax-0.gossipjax"), ("jobset.yaml", "gossipjax-node-0-0.gossipjax")],
 )
 def test_its_variables_say_who_a_process_is(name, host, monkeypatch):
     for variable, value in variables_of(name).items():

@@ -1,7 +1,5 @@
 """An outer optimizer around the algorithms of the training programs, by options."""
 
-from typing import Any
-
 import numpy as np
 import optax
 import pytest
@@ -48,13 +46,6 @@ def test_gossip_in_the_place_of_an_average(tmp_path):
     assert max(distances[4:]) > distances[4] > 1e-5
     assert distances[3] < distances[2]
     assert lines[-1]["loss"] < lines[0]["loss"]
-    options = MethodOptions(
-        nodes=4, outer=OuterOptions(4, outer_wire="bfloat16", outer_average=average[1])
-    )
-    state: Any = make_method("local", options, optax.sgd(0.1)).state()
-    assert state.plan.models == 2
-    assert state.plan.wire.codec == gx.wire.bfloat16()
-    assert not state.schedule.is_doubly_stochastic
 
 
 def test_outer_steps_over_neighbours(tmp_path):
@@ -88,7 +79,3 @@ def test_it_stands_around_what_keeps_nothing_but_models(name):
         return
     with pytest.raises(ValueError, match="the algorithm of --outer-every"):
         make()
-    with pytest.MonkeyPatch.context() as patch:  # the library says so, too
-        patch.setitem(vars(ALGORITHMS[name]), "takes_outer", True)
-        with pytest.raises(ValueError, match="inner of outer must hold no gossip"):
-            make()

@@ -123,23 +123,3 @@ def test_table_of_several_seeds_shows_mean_and_deviation():
     (at,) = (number for number, line in enumerate(lines) if "sgp" in line)
     assert lines[at].split()[-6:] == ["4", "97.00", "94.00", "92.00", "0.02", "12.0"]
     assert lines[at + 1].split()[-5:] == ["±1.00", "±2.00", "±2.00", "±0.01", "±2.0"]
-
-
-def test_an_interrupted_run_is_left_out(folder):
-    write_run(folder, RUNS[:2], LINES)
-    runs, curves = read_runs(folder)
-    assert [run["run"] for run in runs] == ["allreduce-complete-0", "sgp-ring-0"]
-    assert list(curves.values()) == [[LINES[:5]], [LINES[5:10]]]
-
-
-def test_a_method_has_its_color_whatever_is_beside_it():
-    names = ["AllReduce", "D-PSGD", "SGP", "AD-PSGD", "1-OSGP", "biased 1-OSGP", "RAND-PSGD"]
-    names += ["D1D-PSGD", "Local SGD"]
-    together = plots.choose_colors(names)
-    assert len(set(together.values())) == len(names)
-    for name in names:
-        assert plots.choose_colors([name, "unknown"])[name] == together[name]
-    assert plots.choose_colors(["sgp, ring, 8 nodes"]) == {"sgp, ring, 8 nodes": together["SGP"]}
-    variants = plots.choose_colors(["sgp, ring", "sgp, star", "unknown", "allreduce, complete"])
-    assert len(set(variants.values())) == 4
-    assert variants["allreduce, complete"] == together["AllReduce"]

@@ -1,15 +1,14 @@
 """Batches that are read from records: which images, and how augmented."""
 
+import dataclasses
 import io
 import itertools
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from damaged_records import damage
 from original_files import CIFAR_PER_FILE, make_cifar_image, write_cifar
 from PIL import Image
 
@@ -24,59 +23,36 @@ TRAIN = 5 * CIFAR_PER_FILE
 
 
 @pytest.fixture(scope="module")
-def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cifar(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cifar")
     prepare(ORIGINALS["cifar10"](write_cifar(folder / "from")), folder)
     return folder
 
 
-def split(nodes: int) -> list[np.ndarray]:
+def split(nodes):
     return data.split_examples(np.arange(TRAIN), nodes, None, seed=3)
 
 
-def take(
-    images: data.ImageRecords,
-    shards: data.Division,
-    count: int,
-    size: int = 10,
-    seed: int = 0,
-    nodes: Any = None,
-    start: int = 0,
-) -> list[Any]:
+def take(images, shards, count, size=10, seed=0, nodes=None, start=0):
     """Some batches of these nodes, or of all."""
-    is_global = isinstance(shards, GlobalShuffle)
-    count_nodes = shards.nodes if is_global else len(shards)
+    count_nodes = shards.nodes if isinstance(shards, GlobalShuffle) else len(shards)
     wanted = range(count_nodes) if nodes is None else nodes
     return list(itertools.islice(images.batches(shards, size, seed, wanted, start), count))
 
 
-def assert_equal_batches(one: list[Any], other: list[Any]) -> None:
+def assert_equal_batches(one, other):
     for first, second in zip(one, other, strict=True):
         for a, b in zip(first, second, strict=True):
             assert a.tobytes() == b.tobytes()
 
 
-def index_of(image: np.ndarray) -> int:
-    """Which image of the stand-in this is a shifted, flipped part of."""
-    marks = np.argwhere((image[..., 1] == 1) & (image[..., 2] == 2))
-    matches = [
-        int(image[y, x, 0])
-        for y, x in marks
-        if image[y, x, 0] < TRAIN and is_part_of(image, make_cifar_image(int(image[y, x, 0])))
-    ]
-    (index,) = matches
-    return index
+def index_of(image):
+    """Which image of the stand-in this is a shifted, flipped part of: its mark says so."""
+    ((y, x),) = np.argwhere((image[..., 1] == 1) & (image[..., 2] == 2))
+    return int(image[y, x, 0])
 
 
-def is_part_of(image: np.ndarray, original: np.ndarray) -> bool:
-    padded = np.pad(original, ((4, 4), (4, 4), (0, 0)))
-    return any(
-        np.array_equal(image, padded[y : y + 32, x : x + 32][:, ::step])
-        for y, x, step in itertools.product(range(9), range(9), (1, -1))
-    )
-
-
-def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
+def test_batches_are_augmented_images_of_the_nodes_shards(cifar):
     """Every image is one of its node's, with its label, and in a pass each one comes once."""
     images = data.ImageRecords("cifar10", cifar)
     assert (images.classes, images.num_train, images.num_test) == (10, TRAIN, CIFAR_PER_FILE)
@@ -99,9 +75,7 @@ def test_batches_are_augmented_images_of_the_nodes_shards(cifar: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [split(4), GlobalShuffle(TRAIN, 4)], ids=["local", "global"])
-def test_batches_depend_neither_on_processes_nor_on_the_start(
-    cifar: Path, shards: data.Division
-) -> None:
+def test_batches_depend_neither_on_processes_nor_on_the_start(cifar, shards):
     images = data.ImageRecords("cifar10", cifar)
     together = take(images, shards, 8, 7, 5)
     for nodes, start in (([0, 1], 0), ([2, 3], 1), ([1], 3), (range(4), 6)):
@@ -109,7 +83,7 @@ def test_batches_depend_neither_on_processes_nor_on_the_start(
         assert_equal_batches(apart, [tuple(x[nodes] for x in batch) for batch in together[start:]])
 
 
-def test_the_test_set_is_not_augmented(cifar: Path) -> None:
+def test_the_test_set_is_not_augmented(cifar):
     images = data.ImageRecords("cifar10", cifar)
     (batch,) = images.test_batches()
     pixels, labels = batch.read(np.arange(batch.size))
@@ -124,13 +98,13 @@ def test_the_test_set_is_not_augmented(cifar: Path) -> None:
     np.testing.assert_allclose(x, expected, atol=1e-5)
 
 
-def test_augmentation_reaches_every_part() -> None:
+def test_augmentation_reaches_every_part():
     image = Image.fromarray(make_cifar_image(0))
     parts = {augment_cifar(image, np.random.default_rng(i)).tobytes() for i in range(3000)}
     assert len(parts) == 2 * 9 * 9
 
 
-def test_random_boxes_lie_in_the_image() -> None:
+def test_random_boxes_lie_in_the_image():
     rng = np.random.default_rng(0)
     areas = []
     for _ in range(500):
@@ -145,7 +119,7 @@ def test_random_boxes_lie_in_the_image() -> None:
     assert draw_box(1000, 10, np.random.default_rng(1)) == (495, 0, 505, 10)
 
 
-def test_the_crop_for_tests_is_the_middle() -> None:
+def test_the_crop_for_tests_is_the_middle():
     left = Image.new("RGB", (512, 256))
     left.paste((255, 255, 255), (256, 0, 512, 256))
     pixels = crop_imagenet(left)
@@ -154,7 +128,7 @@ def test_the_crop_for_tests_is_the_middle() -> None:
     assert pixels[:, 113:].min() == 255
 
 
-def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size() -> None:
+def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size():
     """It looks the same, and the part is not enlarged."""
     y, x = np.mgrid[:900, :1203]
     pixels = np.stack([x * 255 // 1203, y * 255 // 900, (x + y) % 256], axis=-1).astype(np.uint8)
@@ -174,14 +148,16 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size() -> None:
             assert difference.mean() < 1.5
 
 
-def test_a_corrupt_image_ends_a_run(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    damage(monkeypatch, {7})
+def test_a_corrupt_image_ends_a_run(cifar):
     images = data.ImageRecords("cifar10", cifar)
+    records = [dict(images._train.source[index]) for index in range(TRAIN)]
+    records[7]["image"] = records[7]["image"][:60]
+    images._train = dataclasses.replace(images._train, source=records)
     with pytest.raises(data.RecordError, match=r"image 7 of train in .* must be one that can be"):
         take(images, split(1), 1, TRAIN)
 
 
-def test_the_newest_version_is_read_and_must_be_whole(cifar: Path, tmp_path: Path) -> None:
+def test_the_newest_version_is_read_and_must_be_whole(cifar, tmp_path):
     folder = tmp_path / "cifar10" / "3.0.2"
     folder.mkdir(parents=True)
     for path in (cifar / "cifar10" / "3.0.2").iterdir():

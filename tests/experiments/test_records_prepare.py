@@ -3,26 +3,19 @@
 import pickle
 import re
 import socket
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from original_files import (
-    CIFAR_PER_FILE,
-    CLASSES,
-    make_cifar_image,
-    write_cifar,
-    write_imagenet,
-)
+from original_files import CIFAR_PER_FILE, CLASSES, make_cifar_image, write_cifar, write_imagenet
 
 from experiments.data import __main__ as program
 from experiments.data.local import find_prepared
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_network(monkeypatch):
     """Makes every connection fail."""
 
     def refuse(*_: object, **__: object) -> NoReturn:
@@ -31,29 +24,26 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def read_splits(name: str, data_dir: Path, test: str = "test") -> Any:
+def read_splits(name, data_dir, test="test") -> Any:
     """The training and test examples, as a user of TensorFlow Datasets reads them."""
     return tfds.data_source(name, split=["train", test], data_dir=data_dir, download=False)
 
 
-def prepare(name: str, source: Path, out: Path, *arguments: str) -> None:
+def prepare(name, source, out, *arguments):
     program.main(["prepare", name, "--from", str(source), "--data-dir", str(out), *arguments])
 
 
-def fail(
-    capsys: pytest.CaptureFixture[str], name: str, source: Path, out: Path, *arguments: str
-) -> str:
+def fail(capsys, name, source, out):
     """Prepares in vain; returns what was printed to stderr."""
     with pytest.raises(SystemExit) as stop:
-        prepare(name, source, out, *arguments)
+        prepare(name, source, out)
     assert stop.value.code == 2
     assert not list(out.glob("*/*/dataset_info.json"))
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("archive", [False, True])
-def test_cifar10(tmp_path: Path, archive: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare("cifar10", write_cifar(tmp_path / "from", archive), tmp_path / "out")
+def test_cifar10(tmp_path, capsys):
+    prepare("cifar10", write_cifar(tmp_path / "from", archive=True), tmp_path / "out")
     folder = tmp_path / "out" / "cifar10" / "3.0.2"
     assert str(folder) in capsys.readouterr().out
     train, test = read_splits("cifar10", tmp_path / "out")
@@ -66,10 +56,17 @@ def test_cifar10(tmp_path: Path, archive: bool, capsys: pytest.CaptureFixture[st
             assert example["label"] == (first + index) % 10
 
 
-def test_imagenet(tmp_path: Path) -> None:
-    prepare("imagenet2012", write_imagenet(tmp_path / "from"), tmp_path / "out")
+def test_imagenet(tmp_path, capsys):
+    """Corrupt images are named and left out."""
+    source = write_imagenet(tmp_path / "from")
+    broken = [source / "train" / CLASSES[0] / f"{CLASSES[0]}_{index}.JPEG" for index in (0, 3)]
+    broken[0].write_bytes(broken[0].read_bytes()[:400])
+    broken[1].write_bytes(b"<html>")
+    prepare("imagenet2012", source, tmp_path / "out")
+    message = capsys.readouterr().err
+    assert all(str(path) in message for path in broken)
     train, test = read_splits("imagenet2012", tmp_path / "out", "validation")
-    assert (len(train), len(test)) == (18, 6)
+    assert (len(train), len(test)) == (18 - 2, 6)
     # By its name, TensorFlow Datasets gives it the official 1,000 classes.
     builder: Any = tfds.builder_from_directory(tmp_path / "out" / "imagenet2012" / "5.1.0")
     assert list(builder.info.features["label"].names) == list(CLASSES)
@@ -83,28 +80,13 @@ def test_imagenet(tmp_path: Path) -> None:
             assert np.abs(example["image"].astype(int) - color).max() <= 4
 
 
-def test_corrupt_images_are_named_and_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_imagenet(tmp_path / "from")
-    broken = [source / "train" / CLASSES[0] / f"{CLASSES[0]}_{index}.JPEG" for index in (0, 3)]
-    broken[0].write_bytes(broken[0].read_bytes()[:400])
-    broken[1].write_bytes(b"<html>")
-    prepare("imagenet2012", source, tmp_path / "out")
-    message = capsys.readouterr().err
-    assert all(str(path) in message for path in broken)
-    train, _ = read_splits("imagenet2012", tmp_path / "out", "validation")
-    assert len(train) == 16
-
-
-def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_overwritten_unasked(tmp_path, capsys):
     source = write_cifar(tmp_path / "from")
     prepare("cifar10", source, tmp_path / "out")
     info = tmp_path / "out" / "cifar10" / "3.0.2" / "dataset_info.json"
     before = info.stat().st_mtime_ns
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit):
         prepare("cifar10", source, tmp_path / "out")
-    assert stop.value.code == 2
     assert f"which has {info.parent}: pass --overwrite to replace it" in capsys.readouterr().err
     assert info.stat().st_mtime_ns == before
     prepare("cifar10", source, tmp_path / "out", "--overwrite")
@@ -112,21 +94,18 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, capsys: pytest.CaptureFi
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["cifar10"]
 
 
-def test_a_stopped_preparation_leaves_what_was_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_preparation_leaves_what_was_there(tmp_path, monkeypatch):
     """Neither a new data set nor anything else; what a kill leaves is no data set."""
     source = write_cifar(tmp_path / "from")
     out = tmp_path / "out"
-    for error in (KeyboardInterrupt(), OSError("no space left on device")):
 
-        def stop(image: object, error: BaseException = error) -> NoReturn:
-            raise error
+    def stop(image: object) -> NoReturn:
+        raise KeyboardInterrupt
 
-        monkeypatch.setattr("experiments.data.originals.to_png", stop)
-        with pytest.raises(SystemExit):
-            prepare("cifar10", source, out)
-        assert not list(out.iterdir())
+    monkeypatch.setattr("experiments.data.originals.to_png", stop)
+    with pytest.raises(SystemExit):
+        prepare("cifar10", source, out)
+    assert not list(out.iterdir())
     left = out / "cifar10.incomplete-123" / "cifar10" / "3.0.2"
     left.mkdir(parents=True)
     (left / "dataset_info.json").write_text("{}")
@@ -141,7 +120,7 @@ class Malicious:
         return (eval, ("1",))
 
 
-def test_a_broken_file_of_cifar10(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_file_of_cifar10(tmp_path, capsys):
     source = write_cifar(tmp_path / "from")
     file = source / "cifar-10-batches-py" / "data_batch_2"
     for content, message in (

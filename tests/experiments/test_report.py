@@ -7,9 +7,8 @@ import pytest
 from fake_program import read_calls, write_program
 
 from experiments.report import __main__ as program
-from experiments.report.chapters import list_runs
-from experiments.report.section import Claim, Figure, Findings, Scale, Section, Table, exact
-from experiments.runner import ProgressBar, Run
+from experiments.report.section import Claim, Figure, Findings, Section, Table, exact
+from experiments.runner import Run
 
 
 def list_first_runs(scale):
@@ -166,31 +165,3 @@ def test_a_report_is_made_again_from_what_was_kept(tmp_path, monkeypatch):
     assert "python -m experiments.image --steps 9" in page
     with pytest.raises(SystemExit):
         program.main(["--kept", "--quick", "--out", str(tmp_path / "third")])
-
-
-def test_what_other_programs_have_left_is_kept(tmp_path, capsys):
-    plot = tmp_path / "runs" / "image-1" / "plot.png"
-    plot.parent.mkdir(parents=True)
-    plot.touch()
-    with pytest.raises(SystemExit):
-        program.main(["--section", "first", "--out", str(tmp_path)])
-    assert "nothing but its own runs in runs/, got" in capsys.readouterr().err
-    assert plot.exists()
-
-
-def test_after_an_interrupt_the_report_has_what_is_there(tmp_path, monkeypatch):
-    def interrupt(self, run, result):
-        self.results[run.name] = result
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ProgressBar, "end", interrupt)
-    status, _, summary = make_report(tmp_path, "--section", "first", "--quick", "--jobs", "1")
-    assert status == "130"
-    assert list(list_statuses(summary).values()) == ["finished", *["missing"] * 3]
-
-
-def test_runs_of_one_name_are_one_call():
-    first = make_section("a", list_runs=lambda scale: [Run("x", "image", ("1",))])
-    other = make_section("b", list_runs=lambda scale: [Run("x", "image", ("2",))])
-    with pytest.raises(RuntimeError, match="a name must be that of one run, got x"):
-        list_runs([first, other], Scale())

@@ -141,14 +141,6 @@ def test_what_is_near_a_bound_is_left_open():
     assert (options.nodes, options.steps) == (theory.NODES, theory.STEPS)
 
 
-def test_links_cannot_be_limited_everywhere(monkeypatch):
-    def refuse() -> None:
-        raise ValueError("--bandwidth needs network namespaces and tc.")
-
-    monkeypatch.setattr(times.links, "require_tools", refuse)
-    assert not times.can_limit_links()
-
-
 def test_the_network_is_fitted_to_one_table_alone():
     fitted = published.fit_sgp_ethernet()
     assert networks.SGP_ETHERNET.bandwidth == pytest.approx(fitted.bandwidth, rel=1e-3)

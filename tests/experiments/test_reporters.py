@@ -1,6 +1,5 @@
 """`--report-to`: TensorBoard's event files are read back."""
 
-import contextlib
 import math
 import struct
 import sys
@@ -10,7 +9,6 @@ from report_files import read_run
 from tensorboardX.proto import event_pb2
 
 from experiments import image
-from experiments.results import TensorboardReporter
 from experiments.training.trainer import Trainer
 
 Event = vars(event_pb2)["Event"]  # made when it is imported
@@ -91,19 +89,6 @@ def test_tensorboard_has_the_lines_of_each_run_and_resumes(tmp_path, monkeypatch
         require_same(read_scalars(folder / folder_name), read_lines(tmp_path, run))
     image.main((*SHORT, "--algorithm", "sgp", "--out", str(tmp_path), "--overwrite"))
     assert not folder.exists()
-
-
-def test_a_run_that_is_resumed_within_a_second_keeps_its_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr("time.time", lambda: 1e9)  # by which event files are named
-    for step in (1, 2):
-        with contextlib.closing(TensorboardReporter(tmp_path / "sgp")) as reporter:
-            reporter.start(step - 1)
-            reporter.add({"run": "sgp", "step": step, "loss": 0.5, "samples": ["one", "two"]})
-    scalars = read_scalars(tmp_path / "sgp")
-    assert scalars == {(1, "loss"): 0.5, (2, "loss"): 0.5}
-    values = [value for event in read_events(tmp_path / "sgp") for value in event.summary.value]
-    texts = [value.tensor.string_val[0].decode() for value in values if value.HasField("tensor")]
-    assert texts == ["one\n\ntwo"] * 2
 
 
 def test_a_missing_package_is_an_error(monkeypatch):

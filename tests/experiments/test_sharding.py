@@ -9,7 +9,7 @@ from experiments import data
 from experiments.data.sharding import count_passes
 
 
-def check_is_partition(shards: list[np.ndarray], examples: int, nodes: int) -> None:
+def check_is_partition(shards, examples, nodes):
     assert len(shards) == nodes
     assert all(len(shard) for shard in shards)
     np.testing.assert_array_equal(np.sort(np.concatenate(shards)), np.arange(examples))
@@ -19,7 +19,7 @@ LABELS = np.repeat(np.arange(10), 100)
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 8, 1000])
-def test_even_split(nodes: int) -> None:
+def test_even_split(nodes):
     shards = data.split_examples(LABELS, nodes, None, seed=0)
     check_is_partition(shards, 1000, nodes)
     sizes = [len(shard) for shard in shards]
@@ -28,11 +28,11 @@ def test_even_split(nodes: int) -> None:
         assert all(len(np.unique(LABELS[shard])) == 10 for shard in shards)  # shuffled
 
 
-def take(shards: list[np.ndarray], size: int, seed: int, count: int) -> np.ndarray:
+def take(shards, size, seed, count):
     return np.stack(list(itertools.islice(data.draw_batches(shards, size, seed), count)))
 
 
-def test_batches_run_through_each_shard_pass_after_pass() -> None:
+def test_batches_run_through_each_shard_pass_after_pass():
     shards = [np.arange(10), np.arange(100, 107), np.array([42])]
     drawn = take(shards, 4, seed=0, count=70)
     assert drawn.shape == (70, 3, 4)
@@ -43,7 +43,7 @@ def test_batches_run_through_each_shard_pass_after_pass() -> None:
         assert len(shard) == 1 or len(np.unique(passes, axis=0)) > 20  # fresh orders
 
 
-def test_a_seed_gives_these_numbers() -> None:
+def test_a_seed_gives_these_numbers():
     shards = data.split_examples(np.arange(20) % 4, 3, 0.5, seed=1)
     assert [shard.tolist() for shard in shards] == [
         [16, 0, 4, 5, 13, 1, 9, 6, 14, 10, 18, 19],
@@ -54,7 +54,7 @@ def test_a_seed_gives_these_numbers() -> None:
     assert first.tolist() == [[1, 14, 5, 19], [8, 2, 12, 17], [11, 7, 3, 15]]
 
 
-def test_a_global_shuffle_deals_every_example_once_an_epoch_and_to_others_each_time() -> None:
+def test_a_global_shuffle_deals_every_example_once_an_epoch_and_to_others_each_time():
     """Steps do not end with epochs here, and a node's part of an epoch has no fixed size."""
     division = data.divide_examples(np.arange(103), 4, None, 0, "global")
     drawn = list(itertools.islice(data.draw_batches(division, 5, seed=1), 60))

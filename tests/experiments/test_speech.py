@@ -168,17 +168,6 @@ def test_learns(folder, tmp_path):
     assert min(run["test_window_accuracy_nodes"]) > 0.9
 
 
-def test_sizes_are_options(folder):
-    options = make_options(folder, model="paper", frames_per_window=15)
-    assert options.size == (6, 512, 256), "the paper's"
-    options = make_options(folder, layers=1, cells=3, projection=2, remat=True)
-    task = speech.SpeechClassification(options)
-    assert task.model.remat
-    shapes = jax.eval_shape(lambda: task.init(0))["params"]
-    assert sorted(shapes) == ["backward_0", "forward_0", "output", "projection"]
-    assert shapes["projection"]["kernel"].shape == (6, 2)
-
-
 class TestBadInput:
     def test_arrays_that_do_not_belong_together(self, tmp_path):
         for changes, message in (

@@ -17,12 +17,7 @@ from jax.sharding import Mesh
 
 from experiments.speed.compiled import hlo, targets
 from experiments.speed.compiled.hlo import Message
-from experiments.speed.compiled.schedule import (
-    CASES,
-    STREAMING_DILOCO,
-    compile_program,
-    make_case,
-)
+from experiments.speed.compiled.schedule import CASES, STREAMING_DILOCO, compile_program, make_case
 from experiments.speed.compiled.targets import MlpSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -41,10 +41,3 @@ def test_all_methods_learn(monkeypatch):
     assert len({begin for begin, _ in losses.values()}) == 1  # of the same model
     assert all(end < begin - 0.5 for begin, end in losses.values())
     assert len(np.unique([end for _, end in losses.values()])) == 3
-
-
-def test_numbers_of_nodes_are_even():
-    with pytest.raises(ValueError, match="even, from 2 on, got 3"):
-        StepsOptions(nodes=(4, 3))
-    with pytest.raises(ValueError, match="--seed must be one or several different values"):
-        StepsOptions(seed=(1, 1))

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from damaged_records import BrokenSource
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -42,12 +41,7 @@ TEXTS = ["low lower lowest", "new newer newest", "wide wider widest", "Straße, 
 
 
 def test_pairs_of_a_file(tmp_path):
-    for content in (
-        CONTENT,
-        CONTENT.removesuffix(b"\n"),
-        CONTENT.replace(b"\n", b"\r\n"),
-        MARK + CONTENT,
-    ):
+    for content in (CONTENT, CONTENT[:-1], CONTENT.replace(b"\n", b"\r\n"), MARK + CONTENT):
         (tmp_path / "a.tsv").write_bytes(content)
         (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(content, mtime=0))
         for name in ("a.tsv", "a.tsv.gz"):
@@ -70,13 +64,11 @@ def test_a_file_that_does_not_pair(tmp_path):
 
 def test_splits_of_a_folder(tmp_path):
     (tmp_path / "train.tsv").write_bytes(CONTENT)
-    (tmp_path / "valid.tsv.gz").write_bytes(gzip.compress(CONTENT, mtime=0))
-    with pytest.raises(MissingDataError, match=r"no test.tsv or test.tsv.gz in .*--data-dir must"):
+    with pytest.raises(MissingDataError, match=r"no valid.tsv or valid.tsv.gz in .*--data-dir"):
         load_pairs("tsv", tmp_path)
+    (tmp_path / "valid.tsv.gz").write_bytes(gzip.compress(CONTENT, mtime=0))
     (tmp_path / "test.tsv").write_bytes(b"one\teins\n")
-    sets = load_pairs("tsv", tmp_path)
-    assert [len(pairs.sources) for pairs in sets] == [2, 2, 1]
-    assert sets.test.targets == ["eins"]
+    assert [len(pairs.sources) for pairs in load_pairs("tsv", tmp_path)] == [2, 2, 1]
 
 
 def prepare_set(folder, set_name, splits, features, config=None):
@@ -101,6 +93,15 @@ def prepare_set(folder, set_name, splits, features, config=None):
     builder(data_dir=folder, file_format="array_record").download_and_prepare()
 
 
+class CutShort(list):
+    """Examples of text as TFDS gives them, of which the second cannot be read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 1:
+            raise RuntimeError("cut short")
+        return super().__getitem__(index)
+
+
 def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
     """A set of the name and features of the real one; pairs with an empty side are left out."""
     splits = {
@@ -114,7 +115,7 @@ def test_wmt16_as_tensorflow_datasets_prepares_it(tmp_path, monkeypatch):
     assert sets == ((["one"], ["eins"]), (["two"], ["zwei"]), (["three"], ["drei \u00fc"]))
     pair = {"de": b"eins", "en": b"one"}
     for broken, message in (
-        (BrokenSource([pair] * 3, 1), "example 1 of test in .*1.0.0 must be .*got cut short"),
+        (CutShort([pair] * 3), "example 1 of test in .*1.0.0 must be .*got cut short"),
         ([pair, pair, {"de": b"\xff", "en": b"x"}], "example 2 of test in .*got 'utf-8' codec"),
     ):
         sources = [[pair], [pair], broken]
@@ -186,7 +187,6 @@ class TestTokenizer:
         save_tokenizer(tokenizer, path)
         for options, size in (
             ({"tokenizer": path}, 290),
-            ({"tokenizer": path, "vocabulary_size": 290}, 290),
             ({"vocabulary_size": 280}, 280),
             ({}, 270),
         ):
@@ -196,27 +196,14 @@ class TestTokenizer:
         with pytest.raises(DataError, match=message):
             make_tokenizer(make_options(tokenizer=path, vocabulary_size=280), [], 270)
 
-    def test_a_run_that_is_resumed_has_its_own(self, tokenizer, tmp_path):
-        path = tmp_path / "tokenizer.json"
-        of_a_run = {"out": tmp_path, "run_folders": [tmp_path], "resume": True}
-        options = make_options(vocabulary_size=280, **of_a_run)
-        assert make_tokenizer(options, TEXTS, 270).get_vocab_size() == 280  # none was saved
-        save_tokenizer(tokenizer, path)
-        resumed = make_tokenizer(options, [], 270)  # has fewer tokens than asked for, or more
-        assert resumed.to_str() == tokenizer.to_str()
-        other = tmp_path / "other.json"
-        save_tokenizer(train_tokenizer(TEXTS, 280), other)
-        with pytest.raises(DataError, match=rf"must be that of the saved run, {path}"):
-            make_tokenizer(make_options(tokenizer=other, **of_a_run), TEXTS, 270)
-
     def test_a_file_that_holds_none_is_refused(self, tokenizer, tmp_path):
         path = tmp_path / "tokenizer.json"
+        others = tokenizer.to_str().replace("<|end|>", "</s>")
         for content, message in (
-            (b"\xff\xfe", "must be the JSON file of a tokenizer"),
-            (b'{"model": 3}', "must be the JSON file of a tokenizer"),
-            (tokenizer.to_str().replace("<|end|>", "</s>").encode(), "special tokens .*got .*null"),
+            ('{"model": 3}', "must be the JSON file of a tokenizer"),
+            (others, "special tokens .*got .*null"),
         ):
-            path.write_bytes(content)
+            path.write_text(content)
             with pytest.raises(DataError, match=message):
                 load_tokenizer(path)
 

@@ -16,7 +16,6 @@ from sacrebleu import corpus_bleu
 
 import gossipjax as gx
 from experiments import plots, translation
-from experiments.data.tokenizer import PADDING_ID
 from experiments.models.transformer import Size
 from experiments.training.trainer import Trainer
 
@@ -163,28 +162,6 @@ def test_batches_of_nodes(data_dir):
     for sources, targets, _ in batches:
         assert sources.shape == targets.shape
         assert sources.shape[1] * sources.shape[2] == 64
-
-
-def test_a_run_goes_on_with_more_nodes_than_a_bucket_has_pairs(data_dir):
-    """Small buckets are joined then; steps, and so the size of the data, are those of the start."""
-    task = make_task(data_dir, bucket_lengths=(2, 4, 6, 8))
-    num_examples = task.num_examples
-    small = min(len(bucket.rows) for bucket in task.make_buckets(2))
-    nodes = gx.Nodes(small + 1)
-    batch = next(task.batches(nodes, 64, 0, 0))
-    assert len(batch[0]) == nodes.size
-    widths = {shape[0].shape[-1] for shape in task.make_shapes(nodes, 64)}
-    assert widths < {shape[0].shape[-1] for shape in task.make_shapes(gx.Nodes(2), 64)}
-    assert task.num_examples == num_examples
-    few = [bucket.rows.tolist() for bucket in task.make_buckets(1)]
-    assert few == [bucket.rows.tolist() for bucket in task.make_buckets(2)]
-
-
-def test_the_validation_set_is_measured_once(data_dir):
-    task = make_task(data_dir, bucket_lengths=(4, 6), batch_size_per_node=32)
-    tokens = sum((targets != PADDING_ID).sum() for _, targets in task.test_batches())
-    ids = [task.tokenizer.encode(text).ids for text in task.valid.targets]
-    assert tokens == sum(len(line) + 1 for line in ids)
 
 
 def test_cross_entropy_is_that_of_smoothed_labels():
