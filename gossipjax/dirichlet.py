@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossipjax.renamed import renamed
 
-
-@renamed()
 def dirichlet_split(
     labels: np.ndarray, nodes: int, alpha: float, *, seed: int = 0, min_size: int = 1
 ) -> list[np.ndarray]:

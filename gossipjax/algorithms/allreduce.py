@@ -25,7 +25,6 @@ from gossipjax.exchanges.transform import (
     require_plan,
     require_state,
 )
-from gossipjax.renamed import renamed
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
 from gossipjax.wire import FloatCodec, WireLike
@@ -43,7 +42,6 @@ class ErrorFeedback(NamedTuple):
     mixes_models = False
 
 
-@renamed()
 def allreduce(
     *, axis_name: str = "nodes", wire: WireLike | None = None
 ) -> optax.GradientTransformationExtraArgs:

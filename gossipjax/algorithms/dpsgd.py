@@ -21,12 +21,10 @@ from gossipjax.exchanges.transform import (
     require_choice,
     require_scalar,
 )
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
 
-@renamed()
 def dpsgd(
     schedule: Schedule,
     *,

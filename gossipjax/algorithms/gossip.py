@@ -20,7 +20,6 @@ from gossipjax.exchanges.transform import (
     require_like,
     require_number,
 )
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
@@ -51,7 +50,6 @@ class Node:
     weight: Any
 
 
-@renamed()
 def gossip(
     schedule: Schedule,
     combine: Callable[[Any, Any, Node], Any],

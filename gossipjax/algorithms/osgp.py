@@ -13,12 +13,10 @@ from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, PushSum, init_state
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, mix_updated
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import WireLike
 
 
-@renamed()
 def osgp(
     schedule: Schedule,
     overlap: int = 1,

@@ -16,7 +16,6 @@ from gossipjax.exchanges.model import add_scaled, interpolate, rate_at, scale, s
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import growth_of_differences
 from gossipjax.wire import WireLike
@@ -25,7 +24,6 @@ COLUMNS = 4  # random starts that are followed at once
 GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
 
 
-@renamed()
 def quasi_global(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,

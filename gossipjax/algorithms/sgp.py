@@ -13,12 +13,10 @@ from gossipjax.exchanges.transform import (
     mix_updated,
     require_choice,
 )
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
 
-@renamed()
 def sgp(
     schedule: Schedule,
     *,

@@ -45,7 +45,6 @@ from gossipjax.processes import (
     meet_within,
     require_shared_folder,
 )
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
@@ -109,7 +108,6 @@ class Checkpoints:
     (10, 1)
     """
 
-    @renamed()
     def __init__(
         self,
         folder: str | Path,

@@ -40,7 +40,6 @@ from gossipjax.collectives._exchange import (
     split,
     travels_by_leaf,
 )
-from gossipjax.renamed import renamed
 from gossipjax.sharding import Specs, inner_axes, on_shards
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import (
@@ -82,7 +81,6 @@ def require_doubly_stochastic(schedule: Any, name: str) -> None:
             )
 
 
-@renamed()
 def mix(
     tree: Any,
     weight: ArrayLike | None,

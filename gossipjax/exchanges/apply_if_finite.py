@@ -16,7 +16,6 @@ from gossipjax.exchanges.transform import (
     require_transform,
     update_if,
 )
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 
@@ -25,7 +24,6 @@ class ApplyIfFiniteState(optax.ApplyIfFiniteState):
     """The state of `gx.apply_if_finite`: optax's fields, equal on all nodes."""
 
 
-@renamed()
 def apply_if_finite(
     inner: optax.GradientTransformation,
     *,

@@ -21,7 +21,6 @@ from gossipjax.collectives import StepLike
 from gossipjax.exchanges.plan import ExchangePlan, Plan
 from gossipjax.exchanges.state import Exchanging, GossipState
 from gossipjax.exchanges.weighted import WeightedState
-from gossipjax.renamed import renamed
 from gossipjax.sharding import shard_specs
 
 LEAF = jax.tree.structure(0)
@@ -359,7 +358,6 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     return opt_state
 
 
-@renamed()
 def exchange(
     opt_state: optax.OptState,
     step: StepLike,

@@ -31,7 +31,6 @@ from gossipjax.exchanges.chain import gossip_state, step_plan
 from gossipjax.exchanges.model import debias, push_sum_weight
 from gossipjax.models import on_axis, require_inside
 from gossipjax.nodes import Nodes
-from gossipjax.renamed import renamed
 
 
 def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> Any:
@@ -93,7 +92,6 @@ def _average(stats: Any, axis_name: str) -> Any:
     return jax.tree.map(lambda s: as_varying(s, axis_name), average)
 
 
-@renamed()
 def average_batch_stats(
     stats: Any, *, axis_name: str | None = None, nodes: Nodes | None = None
 ) -> Any:

@@ -24,14 +24,12 @@ from gossipjax.nodes import Nodes
 from gossipjax.nodes.arguments import Argnums, argument_numbers, is_function, require_numbers
 from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
-from gossipjax.renamed import renamed
 from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import shard_specs
 from gossipjax.step.train_step import TrainStep
 from gossipjax.train_state import TrainState
 
 
-@renamed()
 def decentralize(
     train_step: Callable[..., tuple[Any, Any]],
     tx: optax.GradientTransformation,

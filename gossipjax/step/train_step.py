@@ -109,7 +109,7 @@ class TrainStep:
     True
     """
 
-    @renamed("gradients tx mesh nodes", mesh="nodes=gx.Nodes(mesh=mesh)")
+    @renamed(mesh="nodes=gx.Nodes(mesh=mesh)")
     def __init__(
         self,
         gradients: Gradients,
