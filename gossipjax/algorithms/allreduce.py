@@ -21,13 +21,12 @@ from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Exchanging
 from gossipjax.exchanges.transform import (
     exchange_on_parts,
-    make_route,
     require_plan,
     require_state,
 )
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
-from gossipjax.wire import FloatCodec, WireLike
+from gossipjax.wire import FloatCodec, Wire, WireLike
 
 
 @Exchanging.register
@@ -84,7 +83,7 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    route = make_route("allreduce", axis_name, wire=wire, takes_sparse=True)
+    route = Wire.make(axis_name, wire=wire, takes_sparse=True)
     codec = route.codec
     plan = ExchangePlan(wire=route)
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)

@@ -26,7 +26,6 @@ from gossipjax.exchanges.state import GossipState, init_state
 from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
-    make_route,
     require_choice,
     require_number,
 )
@@ -117,7 +116,7 @@ def choco(
     allowed = "above 0 and at most 1"
     gamma = require_number(strength, "strength of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
-    route = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
+    route = Wire.make(axis_name, local_axis_name, codec, takes_sparse=True)
     tx = _make(schedule, gamma, copies, route)
     if not codec.is_sparse or schedule.size == 1:
         return tx

@@ -16,13 +16,12 @@ from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
-    make_route,
     mix_updated,
     require_choice,
     require_scalar,
 )
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 
 def dpsgd(
@@ -76,7 +75,7 @@ def dpsgd(
     if not callable(strength):
         name = "strength of dpsgd, unless it is a function of the update,"
         require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
-    route = make_route("dpsgd", axis_name, local_axis_name, wire)
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order)
     if not callable(strength) and not isinstance(strength, jax.Array) and strength == 1:
         return mix_updated("dpsgd", plan, push_sum=False)

@@ -12,9 +12,10 @@ from gossipjax.collectives import StepLike, axis_size, cond, node_sum
 from gossipjax.exchanges.model import add, common_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_number
+from gossipjax.exchanges.transform import Combined, gossip_transform, require_number
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
+from gossipjax.wire import Wire
 
 
 @renamed(alpha="strength", period="every")
@@ -62,7 +63,7 @@ def easgd(
         strength, "strength of easgd", "above 0 and below 1", lambda a: 0 < a < 1
     )
     every = require_int(every, "every of easgd", 1)
-    route = make_route("easgd", axis_name, local_axis_name)
+    route = Wire(axis_name, local_axis_name)
     plan = ExchangePlan(wire=route, period=every)
 
     def init(params: optax.Params) -> GossipState:

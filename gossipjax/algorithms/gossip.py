@@ -16,12 +16,11 @@ from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
-    make_route,
+    require_choice,
     require_like,
-    require_number,
 )
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 Rule = Literal["average", "restart"]
 Start = Callable[[Any], Any]  # of the parameters
@@ -99,8 +98,7 @@ def gossip(
 
     Raises:
       ValueError: if `keeps` has another rule. When traced, if `combine` never calls `node.mix`,
-        returns another tree, or sends another whole number of `models`. What `gx.sgp` refuses
-        raises this error, too.
+        or returns another tree. What `gx.sgp` refuses raises this error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -117,15 +115,8 @@ def gossip(
         for name, rule in (keeps or {}).items()
     }
     for name, (rule, _) in parts.items():
-        if rule not in get_args(Rule):
-            raise ValueError(
-                f"keeps[{name!r}] of gossip must be 'average' or 'restart', what a new number of "
-                f"nodes makes of it, got {rule!r}. All kept trees start as zeros, or give a pair "
-                "(rule, start)."
-            )
-    if models is not None:
-        require_number(models, "models of gossip", "above 0", lambda m: m > 0)
-    route = make_route("gossip", axis_name, local_axis_name, wire)
+        require_choice(rule, f"keeps[{name!r}] of gossip", get_args(Rule))
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(
         schedule,
         wire=route,
@@ -150,17 +141,10 @@ def gossip(
         weight = push_sum_weight(state)
         node = Node(exchange.mix, kept, state.count, step, weight)
         result = combine(x, upcast(updates), node)
-        if not exchange.sent:
+        if not exchange.is_used:
             raise ValueError(
                 "combine of gossip must call node.mix, got no call: it would exchange nothing. "
                 "Without exchange, leave gx.gossip out of the chain."
-            )
-        size = sum(leaf.size for leaf in jax.tree.leaves(x))
-        sent = exchange.sent / max(1, size)
-        if isinstance(models, int) and round(sent) != models:
-            raise ValueError(
-                f"models of gossip must be what combine sends by node.mix, {sent:.6g} trees like "
-                f"the parameters, got {models}."
             )
         if parts:
             result, state = _keep(result, kept, state)
@@ -174,17 +158,17 @@ class _Exchange:
     """The exchanges of one update; all use the round of its step."""
 
     def __init__(self, state: GossipState, step: StepLike):
-        self.sent = 0  # values
+        self.is_used = False
         self.weight = state.weight
         self._state = state
         self._step = step
 
     def mix(self, tree: Any, averages: Any = None) -> Any:
         """Returns `P tree`, and mixes the weight too."""
-        if self.sent:
+        if self.is_used:
             # XLA would compute the first exchange anew for each peer of the next one, and so on.
             tree, averages = jax.lax.optimization_barrier((tree, averages))
-        self.sent += sum(leaf.size for leaf in jax.tree.leaves((tree, averages)))
+        self.is_used = True
         state = self._state
         if averages is None:
             mixed, self.weight = mix_once(tree, self.weight, state, self._step)

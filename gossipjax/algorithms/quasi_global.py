@@ -15,10 +15,10 @@ from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.exchanges.model import add_scaled, interpolate, rate_at, scale, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
+from gossipjax.exchanges.transform import Combined, gossip_transform, require_scalar
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import growth_of_differences
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 COLUMNS = 4  # random starts that are followed at once
 GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
@@ -83,7 +83,7 @@ def quasi_global(
     for what, value in (("momentum", momentum), ("mu", mu)):
         require_scalar(value, f"{what} of {name}", "from 0 to below 1", lambda v: 0 <= v < 1)
     require_doubly_stochastic(schedule, name)
-    route = make_route(name, axis_name, local_axis_name, wire)
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, takes_gradients=True, moves_by_zeros=True)
     _require_stable(schedule, momentum, mu, nesterov)
 

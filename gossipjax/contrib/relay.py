@@ -13,8 +13,9 @@ from gossipjax.collectives import StepLike, exchange_in_pairs
 from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.topology import from_graph
+from gossipjax.wire import Wire
 
 Messages = tuple[PushSum, ...]  # one per neighbour
 
@@ -63,7 +64,7 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
     """
     pairs = pair_neighbors(tree)
     size = len(tree.nodes)
-    wire = make_route("relay", axis_name)
+    wire = Wire(axis_name)
     plan = ExchangePlan(from_graph(tree, weights="metropolis"), wire=wire, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:

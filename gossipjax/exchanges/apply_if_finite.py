@@ -11,7 +11,6 @@ import optax
 from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.exchanges.chain import gossip_state
 from gossipjax.exchanges.transform import (
-    require_axis_names,
     require_state,
     require_transform,
     update_if,
@@ -66,7 +65,6 @@ def apply_if_finite(
     [[1.0, 3.0], [1, 1]]
     """
     inner = require_transform(inner, "inner of apply_if_finite")
-    require_axis_names("apply_if_finite", axis_name, local_axis_name)
     max_errors = require_int(max_consecutive_errors, "max_consecutive_errors", 0)
 
     def init(params: optax.Params) -> ApplyIfFiniteState:

@@ -34,7 +34,7 @@ from gossipjax.exchanges.state import (
     mix_once,
 )
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
-from gossipjax.wire import Wire, WireLike
+from gossipjax.wire import Wire
 
 State = TypeVar("State")
 
@@ -215,32 +215,6 @@ def update_if(
         return vary((zeros, inner_state), axis_name)
 
     return cond(accept, lambda: vary(update(), axis_name), reject)
-
-
-def make_route(
-    name: str,
-    axis_name: str,
-    local_axis_name: str | None = None,
-    wire: WireLike | None = None,
-    takes_sparse: bool = False,
-) -> Wire:
-    """Makes the route and the form of messages from a factory's arguments, as in `gx.sgp`."""
-    require_axis_names(name, axis_name, local_axis_name)
-    return Wire.make(axis_name, local_axis_name, wire, takes_sparse)
-
-
-def require_axis_names(name: str, axis_name: Any, local_axis_name: Any = None) -> None:
-    """Raises `ValueError` unless these name one axis, or two; `name` is the transform's name."""
-    if not isinstance(axis_name, str):
-        raise ValueError(
-            f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
-        )
-    is_name = local_axis_name is None or isinstance(local_axis_name, str)
-    if not is_name or local_axis_name == axis_name:
-        raise ValueError(
-            f"local_axis_name of {name} must be the name of the axis of a node's devices, or None, "
-            f"got {local_axis_name!r}."
-        )
 
 
 def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:

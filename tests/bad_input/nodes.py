@@ -108,12 +108,6 @@ for name, function, values, message in (
         "got a dict: call train_step(step, params",
     ),
     (
-        "extra_args",
-        lambda make: gx.TrainStep(double, TX, nodes=NODES, extra_args=make)(0, *START),
-        [lambda aux: {"step": 0}],
-        "extra_args must return a dict of arguments",
-    ),
-    (
         "TrainStep thread",
         lambda nodes: gx.TrainStep(double, SGP, nodes=nodes, overlap_in_thread=True),
         [ON_MESH],
@@ -134,12 +128,15 @@ for name, function, values, message in (
     ("address", lambda a: launch.initialize(a, 2, 0), ["host", "host:0", ":1", "::1:80"], BY_HAND),
     ("num_processes", lambda n: launch.initialize("host:1", n, 0), [-1, 1.5], "num_processes"),
     ("sharded specs", lambda s: gx.sharded(SGP, s), [{"w": "fsdp", "b": None}], "PartitionSpec"),
-    ("sharded nodes", lambda s: gx.sharded(SGP, s), [{"w": P("nodes")}], "P('nodes',)"),
     ("sharded tx", lambda tx: gx.sharded(tx, SPECS), ["sgp"], "tx of sharded must"),
     ("without sharded", update_unsharded, [SGP, gx.osgp(RING), gx.allreduce(), OUTER], "sharded"),
     ("no spec", init, [{"w": P("fsdp")}], "none for params['b']"),
-    ("no parameter", init, [SPECS | {"c": None}], "one for ['c']"),
-    ("no axis of a node", init, [{"w": P("tensor"), "b": None}], "P('tensor',)"),
+    (
+        "no axis of a node",
+        init,
+        [{"w": P("tensor"), "b": None}, {"w": P("nodes"), "b": None}],
+        "must name axes inside a node, ['fsdp'], got",
+    ),
     ("uneven parts", init, [{"w": P("fsdp"), "b": P("fsdp")}], "shape [3], evenly"),
     ("whole models", init, [{"w": None, "b": None}], "would each send it"),
     (
@@ -148,7 +145,6 @@ for name, function, values, message in (
         [gx.wire.int8(), gx.wire.float16()],
         "rounded apart",
     ),
-    ("other specs", lambda s: update(gx.sharded(SGP, s)), [{"w": P(), "b": None}], "its specs"),
     (
         "an optimizer of parts",
         update_parts,
