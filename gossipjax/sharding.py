@@ -93,8 +93,9 @@ class Specs:
         for path, spec in leaves.items():
             if not is_spec(spec):
                 raise ValueError(
-                    f"specs{jax.tree_util.keystr(path)} must be a jax.sharding.PartitionSpec over the axes inside a node, or "
-                    f"None for a parameter that each device has whole, got {spec!r}."
+                    f"specs{jax.tree_util.keystr(path)} must be a jax.sharding.PartitionSpec "
+                    "over the axes inside a node, or None for a parameter that each device has "
+                    f"whole, got {spec!r}."
                 )
         return cls(tuple((path, _shorten(spec or WHOLE)) for path, spec in leaves.items()))
 

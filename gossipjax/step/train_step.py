@@ -97,8 +97,8 @@ class TrainStep:
 
     Raises:
       ValueError: if `overlap_in_thread` is True with several devices per node. At the first step:
-        if an optimizer comes after the gossip, if an optimizer with momentum comes before a gossip that
-        is the optimizer itself, or if the devices of a node get parts of a batch but exchange
+        if an optimizer comes after the gossip, if an optimizer with momentum comes before a gossip
+        that is the optimizer itself, or if the devices of a node get parts of a batch but exchange
         nothing. Later: if `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx

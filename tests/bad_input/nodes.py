@@ -3,7 +3,6 @@
 # The types are wrong on purpose.
 # pyright: reportArgumentType=false, reportCallIssue=false
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,12 +43,6 @@ def double(params: Any) -> Any:
 
 def init(specs: Any, tx: Any = SGP) -> Any:
     return ON_MESH.init(gx.sharded(tx, specs), MODEL)
-
-
-def update(tx: Any, change: Callable[[Any], Any] = lambda state: state) -> Any:
-    """One update of `tx`, with a state that was made for `SPECS`."""
-    params, state = ON_MESH.init(gx.sharded(SGP, SPECS), MODEL)
-    return ON_MESH.run(lambda p, state: tx.update(p, change(state), p), params, state)
 
 
 def update_parts(tx: Any) -> Any:
