@@ -250,6 +250,4 @@ def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipStat
 
 
 def _axis_name(state: GossipState | None, axis_name: str | None) -> str:
-    if axis_name is not None:
-        return axis_name
-    return Wire().axis_name if state is None else state.wire.axis_name
+    return axis_name or (Wire() if state is None else state.wire).axis_name

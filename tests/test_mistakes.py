@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a closed step that returns the loss first": (
         lambda: step_closed(lambda state, x: (0.0, state)),
-        "must return .state, metrics., in this order",
+        "state, metrics., which train_step returns in this order, must have the structure",
     ),
     "a closed step that returns the state alone": (
         lambda: step_closed(lambda state, x: state),

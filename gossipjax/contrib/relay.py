@@ -113,31 +113,19 @@ def pair_neighbors(tree: Any) -> np.ndarray:
     >>> pair_neighbors(networkx.path_graph(4)).tolist()
     [[1, 0, 3, 2], [0, 2, 1, 3]]
     """
+    import networkx  # which has made the tree
+
     size = len(tree.nodes)
-    neighbors: dict[int, list[int]] = {node: [] for node in range(size)}
-    if set(tree.nodes) == set(neighbors) and not tree.is_directed():
-        for u, v in tree.edges():
-            neighbors[u].append(v)
-            neighbors[v].append(u)
-    parents = {0: -1}
-    order = [0]
-    for node in order:  # breadth first; the list grows
-        for other in neighbors[node]:
-            if other not in parents:
-                parents[other] = node
-                order.append(other)
-    if len(order) < size or len(tree.edges) != size - 1:
+    if set(tree.nodes) != set(range(size)) or tree.is_directed() or not networkx.is_tree(tree):
         raise ValueError(
             f"tree of relay must be an undirected tree of nodes 0, ..., {size - 1}, got {tree}: "
             "see networkx.minimum_spanning_tree and networkx.convert_node_labels_to_integers."
         )
-    pairs = np.tile(np.arange(size), (max(map(len, neighbors.values())), 1))
-    for node in order:  # parents come first
-        parent = parents[node]
-        taken = None if parent < 0 else pairs[:, node].tolist().index(parent)
-        free = [k for k in range(len(pairs)) if k != taken]
-        children = [other for other in neighbors[node] if other != parent]
-        for k, child in zip(free, children, strict=False):
-            pairs[k, node] = child
-            pairs[k, child] = node
+    degrees = [degree for _, degree in tree.degree]
+    pairs = np.tile(np.arange(size), (max(*degrees, 1), 1))
+    # Breadth first, so that a node has no partner yet when its parent takes it.
+    for parent, child in networkx.bfs_edges(tree, 0):
+        free = (pairs[:, parent] == parent).argmax()
+        pairs[free, parent] = child
+        pairs[free, child] = parent
     return pairs

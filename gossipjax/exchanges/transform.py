@@ -286,30 +286,32 @@ def require_plan(expected: Any, actual: Any, name: str) -> None:
             )
 
 
-def require_like(expected: Any, tree: Any, name: str, dtypes: bool = False) -> None:
+def require_like(
+    expected: Any, tree: Any, name: str, dtypes: bool = False, like: str = "the parameters"
+) -> None:
     """Raises `ValueError` unless `tree` has the given structure, shapes and, on demand, types."""
 
     def describe(leaf: Any) -> str:
         shape = list(jnp.shape(leaf))
         return f"{jnp.result_type(leaf)} {shape}" if dtypes else f"shape {shape}"
 
-    def compare(path: Any, like: Any, leaf: Any) -> None:
-        if describe(like) != describe(leaf):
+    def compare(path: Any, wanted: Any, leaf: Any) -> None:
+        if describe(wanted) != describe(leaf):
             raise ValueError(
-                f"{name} must be like the parameters, {describe(like)} at "
+                f"{name} must be like {like}, {describe(wanted)} at "
                 f"{jax.tree_util.keystr(path) or 'their only leaf'}, got {describe(leaf)}."
             )
 
     structure = jax.tree.structure(tree)
     try:
         is_like = structure.num_leaves == jax.tree.structure(expected).num_leaves
-        jax.tree.map(lambda like, part: None, expected, tree)
+        jax.tree.map(lambda wanted, part: None, expected, tree)
     except (ValueError, TypeError):
         is_like = False
     if not is_like:
         raise ValueError(
-            f"{name} must have the structure of the parameters, {jax.tree.structure(expected)}, "
-            f"got {structure}."
+            f"{name} must have the structure of {like}, "
+            f"{str(jax.tree.structure(expected))[:300]}, got {str(structure)[:300]}."
         )
     jax.tree_util.tree_map_with_path(compare, expected, tree)
 

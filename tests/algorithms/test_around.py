@@ -235,12 +235,6 @@ class TestMasked:
             as_float64(latest["a"]), as_float64(expected["a"]), rtol=tolerance, atol=tolerance
         )
 
-    def test_parameters_of_another_structure(self):
-        tx = MASKS["masked"](gx.sgp(RING))
-        state = gx.spmd(tx.init, nodes=N)(MASKED_PARAMS)
-        with pytest.raises(ValueError, match="params must be the parameters that the masked"):
-            gx.spmd(gx.average_model, nodes=N)({"x": START, "y": START, "c": START}, state)
-
 
 class TestNarrowTypes:
     """Parameters of 16 bits: updates of their type, and nothing lost by rounding."""

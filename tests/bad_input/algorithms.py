@@ -234,7 +234,6 @@ for name, function, values, message in (
         [gx.sgp(RING)],
         "got gossip of nodes that have weights",
     ),
-    ("dirichlet_split alpha", partial(gx.dirichlet_split, [0] * 9, 5), [0.0, NAN], "above 0"),
     ("dirichlet_split labels", lambda x: gx.dirichlet_split(x, 5, 1.0), [[[0] * 9]], "shape"),
     ("outer inner", lambda tx: gx.outer(tx, SGD, 4), [None], "inner of outer"),
     ("outer outer_tx", lambda tx: gx.outer(SGD, tx, 4), [0.7], "outer_tx of outer"),

@@ -108,7 +108,7 @@ for name, function, values, message in (
     ),
     ("gradients", train, [lambda p: p, lambda p: None, lambda p: (p, p, p)], "a pair"),
     ("gradients and value", train, [lambda p: (jnp.zeros(()), p)], "other order"),
-    ("gradients of parts", train, [lambda p: (p | {"w": p["w"][:1]}, 0.0)], "shapes"),
+    ("gradients of parts", train, [lambda p: (p | {"w": p["w"][:1]}, 0.0)], "got shape [1, 4]"),
     ("train on", lambda params: train(double, params=params), [MODEL], "must be node-stacked"),
     ("state", lambda s: train(double, opt_state=s), [TX.init(MODEL)], "node-stacked"),
     ("one", NODES.one, [jnp.arange(4.0), jnp.ones(3), 1.0], "must be"),
@@ -153,11 +153,4 @@ for name, function, values, message in (
     ROWS += calls(name, function, values, message)
 ROWS += [
     Call("no specs", lambda: gx.sharded(SGP).init(MODEL), "specs must be given where"),
-    Call(
-        "the state without its specs",
-        lambda: ON_MESH.run(
-            lambda params: gx.exchange(gx.osgp(RING).init(params), 1), ON_MESH.replicate(MODEL)
-        ),
-        "state of the whole chain",
-    ),
 ]
