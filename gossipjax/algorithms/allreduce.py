@@ -19,11 +19,7 @@ from gossipjax.collectives import (
 from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Exchanging
-from gossipjax.exchanges.transform import (
-    exchange_on_parts,
-    require_plan,
-    require_state,
-)
+from gossipjax.exchanges.transform import exchange_on_parts, require_plan, require_state
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
 from gossipjax.wire import FloatCodec, Wire, WireLike

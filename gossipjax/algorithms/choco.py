@@ -23,12 +23,7 @@ from gossipjax.collectives import (
 from gossipjax.exchanges.model import add
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state
-from gossipjax.exchanges.transform import (
-    Combined,
-    gossip_transform,
-    require_choice,
-    require_number,
-)
+from gossipjax.exchanges.transform import Combined, gossip_transform, require_choice, require_number
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import follow_differences

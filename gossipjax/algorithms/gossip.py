@@ -13,12 +13,7 @@ from gossipjax.collectives import StepLike, require_schedule, upcast
 from gossipjax.exchanges.model import debias, push_sum_weight, scale, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
-from gossipjax.exchanges.transform import (
-    Combined,
-    gossip_transform,
-    require_choice,
-    require_like,
-)
+from gossipjax.exchanges.transform import Combined, gossip_transform, require_choice, require_like
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire, WireLike
 

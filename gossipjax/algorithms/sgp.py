@@ -8,10 +8,7 @@ import optax
 
 from gossipjax.collectives import require_schedule
 from gossipjax.exchanges.plan import ExchangePlan, Order
-from gossipjax.exchanges.transform import (
-    mix_updated,
-    require_choice,
-)
+from gossipjax.exchanges.transform import mix_updated, require_choice
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire, WireLike
 

@@ -10,11 +10,7 @@ import optax
 
 from gossipjax.collectives import axis_size, node_sum, varies
 from gossipjax.exchanges.chain import gossip_state
-from gossipjax.exchanges.transform import (
-    require_state,
-    require_transform,
-    update_if,
-)
+from gossipjax.exchanges.transform import require_state, require_transform, update_if
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 

@@ -25,14 +25,7 @@ from gossipjax.exchanges.model import (
     subtract,
 )
 from gossipjax.exchanges.plan import ExchangePlan
-from gossipjax.exchanges.state import (
-    Extra,
-    GossipState,
-    OnResize,
-    PushSum,
-    init_state,
-    mix_once,
-)
+from gossipjax.exchanges.state import Extra, GossipState, OnResize, PushSum, init_state, mix_once
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
 from gossipjax.wire import Wire
 

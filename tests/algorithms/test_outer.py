@@ -11,13 +11,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from algorithms.problems import (
-    flatten,
-    make_problem,
-    run_history,
-    take_step,
-    unflatten,
-)
+from algorithms.problems import flatten, make_problem, run_history, take_step, unflatten
 from modes import MODES, run
 from promotion import promoting
 

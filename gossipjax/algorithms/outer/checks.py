@@ -15,11 +15,7 @@ from gossipjax.exchanges.chain import find_exchanging, gossip_state
 from gossipjax.exchanges.mask import make_mask
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState
-from gossipjax.exchanges.transform import (
-    require_choice,
-    require_number,
-    require_transform,
-)
+from gossipjax.exchanges.transform import require_choice, require_number, require_transform
 from gossipjax.exchanges.weighted import make_shares
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec
