@@ -99,8 +99,8 @@ gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_roun
 gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
 gossipjax/exchanges/transform.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | what damping holds back is lost | held_back=subtract(waiting, updates) => held_back=scale(waiting, 0)
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | tracks undamped updates | state = state.keep(damped=updates) => state = state.keep(damped=change)
-gossipjax/algorithms/outer/stability.py | algorithms/test_outer_stability.py -k over_gossip | a gossip always takes round 0 | values[1], np.int32(step)) => values[1], np.int32(0))
-gossipjax/algorithms/outer/stability.py | algorithms/test_outer_stability.py -k over_gossip | a gossip forgets its state | return z + change, (outer_state, gossip_state) => return z + change, (outer_state, states[1])
+gossipjax/exchanges/stability.py | algorithms/test_outer_stability.py -k over_gossip | a simulation always takes round 0 | values[1], np.int32(step)) => values[1], np.int32(0))
+gossipjax/exchanges/stability.py | algorithms/test_outer_stability.py -k over_gossip | a simulation forgets its state | change, state = tx.update(-pull * z, state, z, step=step) => change, _ = tx.update(-pull * z, state, z, step=step)
 gossipjax/topology/spectra.py | topology/test_spectra.py -k growth | growth of the norm and not of the logarithm | log_scale = logs[-1] => log_scale = 0.0
 gossipjax/topology/spectra.py | topology/test_spectra.py -k growth | a segment starts at round 0 of the schedule | step = first + k % period => step = k % period
 gossipjax/checkpoint/_resize.py | algorithms/test_outer_gossip.py -k change_of_nodes | anchors without weights | _average_others(_weigh_models(opt_state, old), template) => _average_others(opt_state, template)

@@ -157,7 +157,7 @@ def mix(
     # The weight travels inside the message of its type: one message per peer and round.
     x = (weight, upcast(tree))
     if specs is not None:  # each device of a node mixes its own parts
-        layout = Specs.make(specs, axis_name)
+        layout = Specs.make(specs)
         layout.require(x[1], inner_axes(axis_name))
         in_specs = layout.of((step, x, key), x[1])
         mix_at = on_shards(mix_at, layout, axis_name, in_specs, in_specs[1])

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.collectives import axis_size, node_sum, varies
+from gossipjax.collectives import axis_size, cond, node_sum, varies, vary
 from gossipjax.exchanges.chain import gossip_state
-from gossipjax.exchanges.transform import require_state, require_transform, update_if
+from gossipjax.exchanges.transform import require_state, require_transform
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 
@@ -90,12 +90,17 @@ def apply_if_finite(
             )
         is_finite = _all_finite(updates, axis_name, local_axis_name)
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
-        results = update_if(
-            is_finite | (in_a_row > max_errors),
-            lambda: inner.update(updates, state.inner_state, params, **extra_args),
-            state.inner_state,
-            axis_name,
-        )
+
+        def accept() -> Any:
+            results = inner.update(updates, state.inner_state, params, **extra_args)
+            return vary(results, axis_name)
+
+        def reject() -> Any:
+            like = jax.eval_shape(accept)[0]
+            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+            return vary((zeros, state.inner_state), axis_name)
+
+        results = cond(is_finite | (in_a_row > max_errors), accept, reject)
         total = optax.safe_increment(state.total_notfinite)
         return results[0], ApplyIfFiniteState(
             notfinite_count=in_a_row,

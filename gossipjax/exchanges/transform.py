@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.collectives import StepLike, cond, default_step, vary
+from gossipjax.collectives import StepLike, default_step
 from gossipjax.exchanges.model import (
     add,
     as_update,
@@ -168,46 +168,26 @@ def exchange_on_parts(
         if specs is None:
             return update(updates, state, params, **extra_args)
         specs.require(updates, inner_axes(axis_name), may_repeat=True)
-        names = ("step", "received", "skip_exchange")
-        known = {name: extra_args[name] for name in names if name in extra_args}
-        arrays = {name: arg for name, arg in known.items() if _holds_arrays(arg)}
-        others = {name: arg for name, arg in known.items() if name not in arrays}
+        known = [extra_args.get(name) for name in ("step", "received", "skip_exchange")]
         # Cut by whole leaves, before each device sees its parts of them.
         pieces = None
         if isinstance(state, GossipState) and state.overlap:
             pieces = state.split_messages()
 
-        def run(updates: Any, state: Any, params: Any, arrays: dict[str, Any]) -> Any:
-            arguments = {**arrays, **others}
-            is_early = arguments.get("received") is not None or arguments.get("skip_exchange")
-            if pieces is not None and not is_early:
-                step = default_step(arguments.get("step"), state.count, axis_name)
-                arguments["received"] = state.start_parts(None, step, pieces)
-            return update(updates, state, params, **arguments)
+        def run(
+            updates: Any, state: Any, params: Any, step: Any, received: Any, skip_exchange: Any
+        ) -> Any:
+            if pieces is not None and received is None and not skip_exchange:
+                step = default_step(step, state.count, axis_name)
+                received = state.start_parts(None, step, pieces)
+            arguments = {"received": received, "skip_exchange": bool(skip_exchange)}
+            return update(updates, state, params, step=step, **arguments)
 
-        args = (updates, state, params, arrays)
+        args = (updates, state, params, *known)
         in_specs = specs.of(args, updates)
         return on_shards(run, specs, axis_name, in_specs, in_specs[:2])(*args)
 
     return optax.GradientTransformationExtraArgs(init_parts, update_parts)
-
-
-def _holds_arrays(arg: Any) -> bool:
-    leaves = jax.tree.leaves(arg)
-    return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
-
-
-def update_if(
-    accept: bool | jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
-) -> Any:
-    """Returns `update()`, or zeros of its types and the old state; tracing decides if it can."""
-
-    def reject() -> Any:
-        expected = jax.eval_shape(update)
-        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
-        return vary((zeros, inner_state), axis_name)
-
-    return cond(accept, lambda: vary(update(), axis_name), reject)
 
 
 def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:

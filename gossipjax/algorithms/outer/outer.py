@@ -196,7 +196,11 @@ def outer(
     if gossip is not None:
         require_whole_steps(plan)
     if plan.schedule is not None:
-        require_stable(outer_tx, plan.schedule, plan.pull, plan.mix, gossip)
+        wire = Wire(axis_name, local_axis_name)
+        often = dataclasses.replace(plan, every=1, fragments=1, delay=0, wire=wire)
+        steps = _OuterSteps(often, optax.with_extra_args_support(optax.identity()), outer_tx, False)
+        steps = dataclasses.replace(steps, gossip=gossip)
+        require_stable(optax.GradientTransformationExtraArgs(steps.init, steps.update), often)
     steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
 
