@@ -40,8 +40,8 @@ Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 class _Programs(NamedTuple):
     """The compiled programs of a plan."""
 
-    fused: Program  # a step: `(number, params, opt_state, *inputs)`, `number` as `_number` makes it
     update: Update  # `(step, number, params, opt_state, *inputs)`, by `fused` or with it
+    fused: Program  # a step: `(number, params, opt_state, *inputs)`, `number` as `_number` makes it
     is_static: bool  # a program is compiled for each number
     offloads: bool  # `fused` takes only the state that its step needs
     called: set[Any]  # numbers of programs that are compiled, with shapes of inputs
@@ -433,7 +433,7 @@ class TrainStep:
             update = UpdateBeside(*arguments, plan, is_static, fused)
         elif offloads:
             update = offloaded.OffloadedUpdate(fused, bool(donated))
-        return _Programs(fused, update, is_static, offloads, set())
+        return _Programs(update, fused, is_static, offloads, set())
 
     def __repr__(self) -> str:
         structure = self._structure

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from modes import MODES, run
+from algorithms.problems import run_history
+from modes import MODES
 
 import gossipjax as gx
 
@@ -23,16 +24,10 @@ RING = gx.topology.ring(N)
 def run_steps(tx, mode):
     """The models, and the state, after all updates."""
 
-    def run_node(z, updates):
-        state = tx.init(z)
-        for step in range(len(UPDATES)):
-            change, state = tx.update(updates[step], state, z, step=step)
-            z = optax.apply_updates(z, change)
-        return z, gx.gossip_state(state)
-
     with jax.enable_x64(True):
-        updates = jnp.asarray(UPDATES.swapaxes(0, 1))
-        return jax.tree.map(np.asarray, run(mode, run_node, N)(jnp.asarray(START), updates))
+        args = jnp.asarray(START), jnp.asarray(UPDATES.swapaxes(0, 1))
+        _, models, states, _, _ = run_history(mode, tx, "traced", *args)
+    return models[:, -1], jax.tree.map(lambda x: x[:, -1], gx.gossip_state(states))
 
 
 @pytest.mark.parametrize("mode", MODES)
