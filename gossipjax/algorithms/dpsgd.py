@@ -18,7 +18,7 @@ from gossipjax.exchanges.transform import (
     gossip_transform,
     mix_updated,
     require_choice,
-    require_scalar,
+    require_number,
 )
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire, WireLike
@@ -72,9 +72,9 @@ def dpsgd(
     """
     require_doubly_stochastic(schedule, "dpsgd")
     require_choice(order, "order of dpsgd", get_args(Order))
-    if not callable(strength):
+    if not callable(strength) and not isinstance(strength, jax.Array):
         name = "strength of dpsgd, unless it is a function of the update,"
-        require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
+        require_number(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
     route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order)
     if not callable(strength) and not isinstance(strength, jax.Array) and strength == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
@@ -21,15 +20,10 @@ Rule = Literal["average", "restart"]
 Start = Callable[[Any], Any]  # of the parameters
 
 
-@dataclasses.dataclass(frozen=True)
 class Node:
     """What a node knows in one update, besides its model and the update from the chain.
 
     Attributes:
-      mix: `mix(tree) -> P tree`, the exchange of this step, for any tree of floats. `mix` keeps the
-        sum of the tree over the nodes, so it averages numerators, such as `x`. Pass values in the
-        units of the model, such as a momentum, as `averages`: `x, m = mix(x, averages=m)` gives
-        `P x` and `P (w m) / (P w)`, in one message.
       kept: a dict of the values that the algorithm keeps, float32 at least.
       count: int32 scalar, the number of updates so far, for an `optax.Schedule`.
       step: the number of the step, as it was passed to `update`.
@@ -37,11 +31,57 @@ class Node:
         stochastic.
     """
 
-    mix: Callable[..., Any]
-    kept: Mapping[str, Any]
-    count: jax.Array
-    step: StepLike
-    weight: Any
+    def __init__(self, state: GossipState, step: StepLike):
+        self.kept = {name: part.value for name, part in (state.extra or {}).items()}
+        self.count = state.count
+        self.step = step
+        self.weight = push_sum_weight(state)
+        self._state = state  # with the weight after the last exchange
+        self._has_mixed = False
+
+    def mix(self, tree: Any, averages: Any = None) -> Any:
+        """Returns `P tree`, the exchange of this step, for any tree of floats.
+
+        `mix` keeps the sum of the tree over the nodes, so it averages numerators, such as `x`. Pass
+        values in the units of the model, such as a momentum, as `averages`:
+        `x, m = mix(x, averages=m)` gives `P x` and `P (w m) / (P w)`, in one message.
+        """
+        if self._has_mixed:
+            # XLA would compute the first exchange anew for each peer of the next one, and so on.
+            tree, averages = jax.lax.optimization_barrier((tree, averages))
+        self._has_mixed = True
+        weight = self._state.weight
+        weighed = averages if averages is None or weight is None else scale(averages, weight)
+        sent = tree if averages is None else (tree, weighed)
+        mixed, weight = mix_once(sent, weight, self._state, self.step)
+        self._state = self._state._replace(weight=weight)
+        if averages is None:
+            return mixed
+        return mixed[0], debias(mixed[1], weight, self._state.wire.axis_name)
+
+    def finish(self, x: Any, result: Any) -> Combined:
+        """Checks what `combine` has returned, and makes the new state of it."""
+        state = self._state
+        if not self._has_mixed:
+            raise ValueError(
+                "combine of gossip must call node.mix, got no call: it would exchange nothing. "
+                "Without exchange, leave gx.gossip out of the chain."
+            )
+        if self.kept:
+            is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+            if not is_pair or result[1].keys() != self.kept.keys():
+                raise ValueError(
+                    f"combine of gossip must return x and a dict with {', '.join(self.kept)}, as "
+                    f"keeps says, got {type(result).__name__}: return x, "
+                    f"{{{', '.join(f'{name!r}: ...' for name in self.kept)}}}."
+                )
+            result, values = result
+            for name, value in values.items():
+                what = f"{name!r} that combine of gossip returns"
+                require_like(self.kept[name], value, what, dtypes=True)
+            state = state.keep(**values)
+        require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
+        return Combined(result, state)
 
 
 def gossip(
@@ -131,57 +171,7 @@ def gossip(
         return state
 
     def combine_once(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        exchange = _Exchange(state, step)
-        kept = {name: state.kept(name) for name in parts}
-        weight = push_sum_weight(state)
-        node = Node(exchange.mix, kept, state.count, step, weight)
-        result = combine(x, upcast(updates), node)
-        if not exchange.is_used:
-            raise ValueError(
-                "combine of gossip must call node.mix, got no call: it would exchange nothing. "
-                "Without exchange, leave gx.gossip out of the chain."
-            )
-        if parts:
-            result, state = _keep(result, kept, state)
-        require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
-        return Combined(result, state._replace(weight=exchange.weight))
+        node = Node(state, step)
+        return node.finish(x, combine(x, upcast(updates), node))
 
     return gossip_transform("gossip", plan, init, combine_once)
-
-
-class _Exchange:
-    """The exchanges of one update; all use the round of its step."""
-
-    def __init__(self, state: GossipState, step: StepLike):
-        self.is_used = False
-        self.weight = state.weight
-        self._state = state
-        self._step = step
-
-    def mix(self, tree: Any, averages: Any = None) -> Any:
-        """Returns `P tree`, and mixes the weight too."""
-        if self.is_used:
-            # XLA would compute the first exchange anew for each peer of the next one, and so on.
-            tree, averages = jax.lax.optimization_barrier((tree, averages))
-        self.is_used = True
-        state = self._state
-        if averages is None:
-            mixed, self.weight = mix_once(tree, self.weight, state, self._step)
-            return mixed
-        weighed = averages if self.weight is None else scale(averages, self.weight)
-        mixed, self.weight = mix_once((tree, weighed), self.weight, state, self._step)
-        return mixed[0], debias(mixed[1], self.weight, state.wire.axis_name)
-
-
-def _keep(result: Any, kept: dict[str, Any], state: GossipState) -> tuple[Any, GossipState]:
-    """The numerators, and the state with the other values that `combine` returned."""
-    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-    if not is_pair or result[1].keys() != kept.keys():
-        raise ValueError(
-            f"combine of gossip must return x and a dict with {', '.join(kept)}, as keeps says, "
-            f"got {type(result).__name__}: return x, {{{', '.join(f'{n!r}: ...' for n in kept)}}}."
-        )
-    for name, value in result[1].items():
-        what = f"{name!r} that combine of gossip returns"
-        require_like(kept[name], value, what, dtypes=True)
-    return result[0], state.keep(**result[1])

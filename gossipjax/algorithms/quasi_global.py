@@ -15,7 +15,7 @@ from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.exchanges.model import add_scaled, interpolate, rate_at, scale, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
-from gossipjax.exchanges.transform import Combined, gossip_transform, require_scalar
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import growth_of_differences
 from gossipjax.wire import Wire, WireLike
@@ -76,13 +76,7 @@ def quasi_global(
     >>> x.tolist(), [round(float(v), 3) for v in m]  # m = 0.1 (x - x') / 0.5
     ([0.5, 0.5], [-0.1, 0.3])
     """
-    name = "quasi_global"
-    if not callable(rate):
-        what = f"rate of {name}, unless it is a function of the update,"
-        require_scalar(rate, what, "above 0", lambda v: 0 < v < np.inf)
-    for what, value in (("momentum", momentum), ("mu", mu)):
-        require_scalar(value, f"{what} of {name}", "from 0 to below 1", lambda v: 0 <= v < 1)
-    require_doubly_stochastic(schedule, name)
+    require_doubly_stochastic(schedule, "quasi_global")
     route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, takes_gradients=True, moves_by_zeros=True)
     _require_stable(schedule, momentum, mu, nesterov)
@@ -103,7 +97,7 @@ def quasi_global(
         new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
         return Combined(new_x, state.keep(momentum=new))
 
-    return gossip_transform(name, plan, init, combine)
+    return gossip_transform("quasi_global", plan, init, combine)
 
 
 def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) -> None:

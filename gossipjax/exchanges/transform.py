@@ -206,14 +206,6 @@ def require_number(
     return float(value)
 
 
-def require_scalar(
-    value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
-) -> None:
-    """`require_number` that lets scalars of JAX pass, because their values may not be known yet."""
-    if not (isinstance(value, jax.Array) and value.shape == ()):
-        require_number(value, name, allowed, is_allowed)
-
-
 def require_transform(
     tx: optax.GradientTransformation, name: str
 ) -> optax.GradientTransformationExtraArgs:

@@ -88,7 +88,7 @@ CASES += [
     ("name", "mesh", "specs"), CASES, ids=[f"{name}-{m.devices.shape}" for name, m, _ in CASES]
 )
 def test_parts_equal_whole_models(name, mesh, specs):
-    """And the compiled update sends one message per type and slot, of a part, and gathers nothing."""
+    """And the compiled update sends a message per type and slot, of a part, and gathers nothing."""
     row = ROWS[name]
     n = len(mesh.devices)
     schedule = make_schedule(row, n)

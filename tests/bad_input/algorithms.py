@@ -183,12 +183,6 @@ for argument, function, values in (
     ("schedule", lambda s: gx.choco(s, INT8, 0.1), [STAR]),
 ):
     ROWS += calls(f"choco {argument}", function, values, f"{argument} of choco")
-ROWS += calls(
-    "quasi_global rate",
-    lambda rate: gx.quasi_global(RING, rate),
-    [0, NAN, jnp.ones(2)],
-    "above 0",
-)
 for name in ("top_k", "random_k"):
     ROWS += calls(f"{name} fraction", getattr(gx.wire, name), [0, 1.1, NAN], f"fraction of {name}")
 
@@ -204,14 +198,7 @@ for name, function, values, message in (
         [-1, 1.5, [1, 2, 3], [[1, -1, 0, 0]], 2**40],
         "delays",
     ),
-    ("easgd strength", gx.easgd, [0, 1.0, NAN], "strength of easgd"),
     ("easgd every", lambda p: gx.easgd(0.1, p), [0, 1.5], "every of easgd"),
-    (
-        "quasi_global momentum",
-        lambda b: gx.quasi_global(RING, 0.1, momentum=b),
-        [1.0, -1],
-        "momentum",
-    ),
     ("allreduce wire", lambda w: gx.allreduce(wire=w), ["int8"], "wire must be a codec"),
     ("accumulate_gradients", lambda k: gx.accumulate_gradients(identity, k), [0], "every of"),
     ("weighted", gx.weighted, [[1.0, -1.0]], "one number >= 0 for each node"),
