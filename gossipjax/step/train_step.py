@@ -15,7 +15,7 @@ import optax
 
 from gossipjax import launch, meshes
 from gossipjax.collectives import node_mean
-from gossipjax.exchanges.chain import describe_chain, start_at, step_plan
+from gossipjax.exchanges.chain import start_at, step_plan
 from gossipjax.exchanges.model import apply_updates
 from gossipjax.exchanges.plan import Plan
 from gossipjax.exchanges.transform import require_transform
@@ -149,7 +149,6 @@ class TrainStep:
         self._offload_outer = bool(offload_outer)
         self._mass = MassCheck(self.nodes, check_mass)
         self._programs: dict[Plan, _Programs] = {}
-        self._structure: Any = None  # of the state at the first call
         # Whether gradients of a node's devices, each from its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
@@ -392,7 +391,6 @@ class TrainStep:
         plan = step_plan(opt_state)
         if plan not in self._programs:
             self._programs[plan] = self._make_programs(plan)
-            self._structure = jax.tree.structure(opt_state)
         return plan, self._programs[plan]
 
     def _make_programs(self, plan: Plan) -> _Programs:
@@ -436,11 +434,8 @@ class TrainStep:
         return _Programs(update, fused, is_static, offloads, set())
 
     def __repr__(self) -> str:
-        structure = self._structure
-        if structure is None:
-            return f"TrainStep(not called yet; {self.nodes!r})"
-        chain = describe_chain(jax.tree.unflatten(structure, [0] * structure.num_leaves))
-        return f"TrainStep({chain}; {self.nodes!r})"
+        plans = " or ".join(plan.in_words() for plan in self._programs) or "not called yet"
+        return f"TrainStep({plans}; {self.nodes!r})"
 
 
 def _warn_of_equal_keys(inputs: Any) -> None:
