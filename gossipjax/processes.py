@@ -85,14 +85,9 @@ def all_processes(flag: bool, timeout: float | None = None) -> bool:
     """
     if jax.process_count() == 1:
         return flag
-    if peers.kept is not None:
-        return all(peers.kept.gather("all_processes", bool(flag), timeout or _seconds.get()))
-    sharding = NamedSharding(_all_devices(), P("devices"))
-    flags = jax.make_array_from_callback(
-        (jax.device_count(),), sharding, lambda index: np.array([flag])
-    )
-    with meshes.unset_mesh():
-        return bool(_all(flags))
+    if peers.kept is None:
+        return "False" not in gather_texts(str(bool(flag)))
+    return all(peers.kept.gather("all_processes", bool(flag), timeout or _seconds.get()))
 
 
 def any_process(flag: bool) -> bool:
@@ -119,15 +114,6 @@ def barrier() -> None:
     >>> barrier()
     """
     all_processes(True)
-
-
-@jax.jit
-def _all(flags: jax.Array) -> jax.Array:
-    return jnp.all(flags)
-
-
-def _all_devices() -> Mesh:
-    return Mesh(np.array(jax.devices()), ("devices",))
 
 
 def require_shared_folder(folder: Path) -> None:
@@ -179,7 +165,7 @@ def gather_texts(text: str) -> list[str]:
         return [text]
     if peers.kept is not None:
         return peers.kept.gather("gather_texts", text, _seconds.get())
-    mesh = _all_devices()
+    mesh = Mesh(np.array(jax.devices()), ("devices",))
     count = jax.local_device_count()
 
     def gather(row: Any) -> np.ndarray:

@@ -134,11 +134,10 @@ class Specs:
         return sorted({axis for _, spec in self.by_path for axis in axes_of(spec)})
 
     def of(self, tree: Any, like: Any = None, others: Any = WHOLE) -> Any:
-        """The specs of any pytree that contains trees like the parameters, such as an optimizer's.
+        """The specs of any pytree that contains trees like the parameters, as `state_specs` says.
 
-        An array is sharded like the parameter whose path is the end of the array's path, if both
-        have the same shape apart from leading axes. `like` are the parameters, or None for those
-        that the state was made for. Other arrays get the spec `others`; by default they are whole.
+        `like` are the parameters, or None for those that the state was made for. Other arrays get
+        the spec `others`; by default they are whole.
         """
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from functools import partial
 from typing import Any
@@ -79,7 +80,15 @@ def quasi_global(
     require_doubly_stochastic(schedule, "quasi_global")
     route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, takes_gradients=True, moves_by_zeros=True)
-    _require_stable(schedule, momentum, mu, nesterov)
+    with contextlib.suppress(jax.errors.ConcretizationTypeError):  # numbers may be traced
+        b = float(momentum)
+        growth = _find_growth(schedule, b * b if nesterov else b, float(mu))
+        if growth > 1 + GROWTH_TOLERANCE:
+            raise ValueError(
+                "quasi_global must be stable, so that nodes come to agree where no gradient drives "
+                f"them apart, got a spectral radius of {growth:.4f} per round for their "
+                "differences: take gx.topology.random_pairs or ring, or a smaller rate or momentum."
+            )
 
     init = partial(init_state, plan=plan, zeros={"momentum": "average"})
 
@@ -100,24 +109,8 @@ def quasi_global(
     return gossip_transform("quasi_global", plan, init, combine)
 
 
-def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) -> None:
-    """Raises `ValueError` if nodes drift apart without gradients; ignores traced numbers."""
-    try:
-        b = float(momentum)
-        mu = float(mu)
-    except jax.errors.ConcretizationTypeError:
-        return
-    growth = _growth(schedule, b * b if nesterov else b, mu)
-    if growth > 1 + GROWTH_TOLERANCE:
-        raise ValueError(
-            "quasi_global must be stable, so that nodes come to agree where no gradient drives "
-            f"them apart, got a spectral radius of {growth:.4f} per round for their differences: "
-            "take gx.topology.random_pairs or ring, or a smaller rate or momentum."
-        )
-
-
 @functools.lru_cache(256)
-def _growth(schedule: Schedule, b: float, mu: float) -> float:
+def _find_growth(schedule: Schedule, b: float, mu: float) -> float:
     """The growth per round of differences, without gradients, for a step of `g + b m`.
 
     With n = rate m, `x' = P (x - b n)` and `n' = mu n + (1 - mu) (x - x')` for any rate.

@@ -83,7 +83,14 @@ def gossip_transform(
                 received = own_state.start(step, z)
             early = (received,) if plan.exchanges_early else ()
             result = Combined(*combine(x, updates, own_state, step, *early))
-        return _finish(name, z, own_state, result)
+        # Gradients are taken at the user's parameters, so the parameters are de-biased.
+        model = debias(result.x, result.state.weight, plan.wire.axis_name)
+        updates = as_update(z, model if result.params is None else result.params)
+        # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
+        has_residual = own_state.residual is not None
+        residual = residuals(model, predict(z, updates)) if has_residual else None
+        count = optax.safe_increment(own_state.count)
+        return updates, result.state._replace(count=count, residual=residual)
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
 
@@ -121,24 +128,12 @@ def move_locally(name: str, wire: Wire) -> optax.GradientTransformationExtraArgs
     """
     plan = ExchangePlan(wire=wire)
 
-    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        del step
-        return Combined(add(x, updates), state)
-
-    return gossip_transform(name, plan, partial(init_state, plan=plan), combine)
-
-
-def _finish(
-    name: str, params: Any, old: GossipState, result: Combined
-) -> tuple[optax.Updates, GossipState]:
-    """The update to the new parameters, and the new state with its residuals."""
-    # Gradients are taken at the user's parameters, so the parameters are de-biased.
-    model = debias(result.x, result.state.weight, result.state.plan.wire.axis_name)
-    updates = as_update(params, model if result.params is None else result.params)
-    # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
-    residual = None if old.residual is None else residuals(model, predict(params, updates))
-    count = optax.safe_increment(old.count)
-    return updates, result.state._replace(count=count, residual=residual)
+    return gossip_transform(
+        name,
+        plan,
+        partial(init_state, plan=plan),
+        lambda x, updates, state, step: Combined(add(x, updates), state),
+    )
 
 
 def exchange_on_parts(

@@ -73,7 +73,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     def mix_stats(stats: Any) -> Any:
         """The statistics mixed by a round, each with the weight of its node."""
         if schedule is None:
-            return _average(stats, axis_name)
+            average = average_batch_stats(stats, axis_name=axis_name)
+            return jax.tree.map(lambda s: as_varying(s, axis_name), average)
         weight = push_sum_weight(state)
         scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, upcast(stats))
         axes = {"axis_name": axis_name, "local_axis_name": wire.local_axis_name}
@@ -84,12 +85,6 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
         return mix_stats(stats)
     stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
     return cond(is_now, mix_stats, lambda stats: stats, stats)
-
-
-def _average(stats: Any, axis_name: str) -> Any:
-    """`average_batch_stats`, typed as a value that differs between nodes."""
-    average = average_batch_stats(stats, axis_name=axis_name)
-    return jax.tree.map(lambda s: as_varying(s, axis_name), average)
 
 
 def average_batch_stats(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import jax
 import optax
 
 from gossipjax.exchanges.chain import exchange
@@ -17,17 +15,6 @@ from gossipjax.exchanges.plan import Plan
 from gossipjax.nodes import Nodes, donate_on_accelerators
 from gossipjax.nodes.program import Program
 from gossipjax.step.gradients import Gradients
-
-COLLECTIVE = re.compile(r"stablehlo\.(all_|reduce_scatter|collective_)")
-
-
-def has_collectives(program: Program, *args: Any) -> bool:
-    """Whether a program exchanges anything between devices; only shapes of arrays matter."""
-
-    def describe(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
-
-    return COLLECTIVE.search(program.lower(*jax.tree.map(describe, args)).as_text()) is not None
 
 
 class UpdateBeside:
@@ -69,6 +56,7 @@ class UpdateBeside:
         # Arrays that a thread still reads must not be donated.
         donated = () if lead else donate_on_accelerators(1, 2)
         self._plan = plan
+        self._axis_name = nodes.axis_name
         self._lead = lead
         self._is_static = is_static
         self._fused = fused
@@ -93,7 +81,7 @@ class UpdateBeside:
         """One step; `number` is its number as the programs take it."""
         if self.is_beside is None:  # in the first update nothing is received
             arguments = 0, params, opt_state, params
-            self.is_beside = not has_collectives(self._update_alone, *arguments)
+            self.is_beside = not self._update_alone.has_collective(self._axis_name, *arguments)
         if not self.is_beside:
             return self._fused(number, params, opt_state, *inputs)
         self._start_exchanges(step, number, params, opt_state)

@@ -180,20 +180,16 @@ class DecentralizedStep:
             fold_in=has_keys and fold_in is not False,
         )
         rest = _convert_keys(rest, is_raw, jax.random.key_data)
-        if (number := self._number_of_average(state)) is not None:
-            return TrainState(number, stacked, opt_state, rest)
         # A loop that resumes from an average continues the count of its own state.
+        made, number = self._averaged
+        leaves = jax.tree.leaves(state)
+        if leaves and made is not None and made() is leaves[0]:
+            return TrainState(number, stacked, opt_state, rest)
         count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
         is_count = is_count and count.shape == (self.nodes.size,)
         step = int(np.asarray(count.addressable_data(0))[0]) if is_count else 0
         return TrainState(step, stacked, opt_state, rest)
-
-    def _number_of_average(self, state: Any) -> int | None:
-        """The number of the next step, if `state` is the last result of `average`."""
-        made, number = self._averaged
-        leaves = jax.tree.leaves(state)
-        return number if leaves and made is not None and made() is leaves[0] else None
 
     def _take_apart(self, state: Any) -> tuple[Any, Any]:
         """The parameters, as `params` returns them, and the rest of the state."""

@@ -167,11 +167,6 @@ ROWS = {
     "choco, previous copies": make_choco_row(
         gx.wire.top_k(0.3), take_largest, copies="previous", is_variant=True
     ),
-    "choco, block_top_k": make_choco_row(  # of one block, in which the order does not matter
-        gx.wire.block_top_k(5),
-        lambda difference, step, node: oracle.block_top_k(difference, 5, 4096),
-        is_variant=True,
-    ),
     "choco, random_k": make_choco_row(RANDOM_K, draw_values),
     "sgp, damped": Row(
         partial(gx.sgp, damped=True),

@@ -110,25 +110,6 @@ class TestApplyIfFinite:
             train(gx.apply_if_finite(chain), 1, count=False)
 
 
-def is_even(step: Any, **_: Any) -> Any:
-    return step % 2 == 0
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("sgp", jnp.float32), ("osgp 2", jnp.bfloat16), ("adpsgd", jnp.float16)],
-)
-def test_conditionally_mask_around(name, dtype):
-    """By a count, which is the same on all nodes; both branches have the parameters' type."""
-    tx = ROWS[name].transform(RING)
-    every_second = optax.conditionally_mask(tx, is_even)
-    masked, _ = train(every_second, 5, dtype)
-    plain, _ = train(tx, 3, dtype)
-    # With the gradient itself as the update, it is 3 of 5 steps.
-    tolerance = 1e-6 if dtype == jnp.float32 else 0
-    np.testing.assert_allclose(as_float64(masked), as_float64(plain), rtol=tolerance)
-
-
 def test_multi_steps_around_exchanges_at_its_last_step_only():
     chain = optax.chain(optax.sgd(0.1), gx.sgp(IRREGULAR))
     tx = optax.MultiSteps(chain, 2).gradient_transformation()
