@@ -113,18 +113,23 @@ def pair_neighbors(tree: Any) -> np.ndarray:
     >>> pair_neighbors(networkx.path_graph(4)).tolist()
     [[1, 0, 3, 2], [0, 2, 1, 3]]
     """
-    import networkx  # which has made the tree
-
     size = len(tree.nodes)
-    if set(tree.nodes) != set(range(size)) or tree.is_directed() or not networkx.is_tree(tree):
+    is_numbered = set(tree.nodes) == set(range(size)) and not tree.is_directed()
+    reached = [0]
+    edges = []
+    for node in reached if is_numbered else ():  # breadth first; the list grows
+        for other in tree.neighbors(node):
+            if other not in reached:
+                reached.append(other)
+                edges.append((node, other))
+    if not is_numbered or len(reached) < size or len(tree.edges) != size - 1:
         raise ValueError(
             f"tree of relay must be an undirected tree of nodes 0, ..., {size - 1}, got {tree}: "
             "see networkx.minimum_spanning_tree and networkx.convert_node_labels_to_integers."
         )
     degrees = [degree for _, degree in tree.degree]
     pairs = np.tile(np.arange(size), (max(*degrees, 1), 1))
-    # Breadth first, so that a node has no partner yet when its parent takes it.
-    for parent, child in networkx.bfs_edges(tree, 0):
+    for parent, child in edges:  # a node has no partner yet when its parent takes it
         free = (pairs[:, parent] == parent).argmax()
         pairs[free, parent] = child
         pairs[free, child] = parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,17 +91,12 @@ def apply_if_finite(
             )
         is_finite = _all_finite(updates, axis_name, local_axis_name)
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
-
-        def accept() -> Any:
-            results = inner.update(updates, state.inner_state, params, **extra_args)
-            return vary(results, axis_name)
-
-        def reject() -> Any:
-            like = jax.eval_shape(accept)[0]
-            zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
-            return vary((zeros, state.inner_state), axis_name)
-
-        results = cond(is_finite | (in_a_row > max_errors), accept, reject)
+        results = _update_if(
+            is_finite | (in_a_row > max_errors),
+            lambda: inner.update(updates, state.inner_state, params, **extra_args),
+            state.inner_state,
+            axis_name,
+        )
         total = optax.safe_increment(state.total_notfinite)
         return results[0], ApplyIfFiniteState(
             notfinite_count=in_a_row,
@@ -110,6 +106,19 @@ def apply_if_finite(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _update_if(
+    accept: jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
+) -> Any:
+    """Returns `update()`, or zeros of its types and the old state; tracing decides if it can."""
+
+    def reject() -> Any:
+        expected = jax.eval_shape(update)
+        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
+        return vary((zeros, inner_state), axis_name)
+
+    return cond(accept, lambda: vary(update(), axis_name), reject)
 
 
 def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> jax.Array:

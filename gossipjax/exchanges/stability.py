@@ -43,8 +43,8 @@ def follow_nodes(
     def follow() -> list[np.ndarray]:
         with jax.numpy_dtype_promotion("standard"):
             values = jnp.asarray(start, jnp.float32), init(jnp.asarray(start, jnp.float32))
-            logs = follow_differences(schedule, move, values, rounds, measure)
-        return [segment - np.log(measure((start, None))) for segment in logs]
+            logs = follow_differences(schedule, move, values, rounds, _measure)
+        return [segment - np.log(_measure((start, None))) for segment in logs]
 
     def take_step(z: Any, pull: Any, state: Any, step: Any) -> tuple[Any, Any]:
         change, state = tx.update(-pull * z, state, z, step=step)
@@ -52,10 +52,6 @@ def follow_nodes(
 
     def move(_: Any, values: Any, step: int) -> Any:
         return program(values[0], np.float32(pull), values[1], np.int32(step))
-
-    def measure(values: Any) -> np.ndarray:
-        by_run = np.moveaxis(np.asarray(values[0]), 1, 0).reshape(len(pull), -1)
-        return np.linalg.norm(by_run, axis=1)
 
     init = jax.jit(jax.vmap(jax.vmap(tx.init), axis_name=wire.axis_name))
     on_nodes = jax.vmap(jax.vmap(take_step, (0, 0, 0, None)), (0, None, 0, None), 0, wire.axis_name)
@@ -65,3 +61,9 @@ def follow_nodes(
     program = jax.jit(on_nodes)
     with ThreadPoolExecutor(1) as executor:
         return executor.submit(follow).result()
+
+
+def _measure(values: Any) -> np.ndarray:
+    """The distance from 0 of the models `[N, S, ...]` of each run."""
+    by_run = np.moveaxis(np.asarray(values[0]), 1, 0)
+    return np.linalg.norm(by_run.reshape(len(by_run), -1), axis=1)
