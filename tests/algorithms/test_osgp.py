@@ -20,7 +20,7 @@ GRAPHS = {
 def in_halves(tx):
     """The transform, whose exchange is called for itself."""
 
-    def update(updates, state, params=None, *, step, **told):
+    def update(updates, state, params=None, *, step=None, **told):
         received = gx.exchange(state, step)
         return tx.update(updates, state, params, step=step, received=received, **told)
 

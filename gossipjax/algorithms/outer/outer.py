@@ -196,10 +196,10 @@ def outer(
     if gossip is not None:
         require_whole_steps(plan)
     if plan.schedule is not None:
-        wire = Wire(axis_name, local_axis_name)
-        often = dataclasses.replace(plan, every=1, fragments=1, delay=0, wire=wire)
-        steps = _OuterSteps(often, optax.with_extra_args_support(optax.identity()), outer_tx, False)
-        steps = dataclasses.replace(steps, gossip=gossip)
+        axes = Wire(axis_name, local_axis_name)
+        often = dataclasses.replace(plan, every=1, fragments=1, delay=0, wire=axes)
+        alone = optax.with_extra_args_support(optax.identity())
+        steps = _OuterSteps(often, alone, outer_tx, reset_inner=False, gossip=gossip)
         require_stable(optax.GradientTransformationExtraArgs(steps.init, steps.update), often)
     steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
