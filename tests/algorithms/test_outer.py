@@ -12,7 +12,7 @@ import optax
 import oracle
 import pytest
 from algorithms.problems import flatten, make_problem, run_history, take_step, unflatten
-from modes import MODES, run
+from modes import MODES
 from promotion import promoting
 
 import gossipjax as gx
@@ -266,21 +266,6 @@ def test_canonical_steps_are_the_smallest_with_the_same_program():
         assert min(same) <= k
 
 
-def test_a_narrow_wire_rounds_outer_gradients_alike_on_all_nodes():
-    tx = gx.outer(optax.identity(), optax.sgd(1.0), 1, wire=jnp.bfloat16)
-    starts = np.random.default_rng(0).normal(size=(N, 64))
-
-    def one_step(z):
-        _, state = tx.update(z, tx.init(jnp.ones(64)), jnp.ones(64), step=0)
-        return find_exchange(state).anchor[0]
-
-    anchors = np.asarray(run("shard_map", one_step, N)(jnp.asarray(starts, jnp.float32)))
-    np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1)))
-    expected = 1 + starts.mean(axis=0)
-    np.testing.assert_allclose(anchors[0], expected, atol=2**-7)
-    assert np.abs(anchors[0] - expected).max() > 1e-5
-
-
 def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
     inner = optax.chain(
         promoting(optax.scale_by_adam()), optax.trace(0.9), optax.scale_by_schedule(lambda k: -0.1)
@@ -367,18 +352,15 @@ class TestInATrainStep:
         assert all(future.done() for future in update._pending.values())
         train_step.close()
 
-    @pytest.mark.parametrize("overlap_in_thread", [False, True])
-    def test_resumes_with_the_same_bits_in_the_middle_of_a_delay(self, overlap_in_thread):
+    def test_resumes_with_the_same_bits_in_the_middle_of_a_delay(self):
         tx = make_streaming()
-        state, train_step = run_steps(tx, 4, overlap_in_thread=overlap_in_thread)
+        state, train_step = run_steps(tx, 4, overlap_in_thread=True)
         saved = {}
         for step in range(4, 13):
             saved[step] = jax.tree.map(np.asarray, state)
             *state, _ = train_step(step, *state, TARGETS)
-        for saved_at in (4, 6, 8) if overlap_in_thread else (5,):
-            resumed, _ = run_steps(
-                tx, 13, saved[saved_at], saved_at, overlap_in_thread=overlap_in_thread
-            )
+        for saved_at in (4, 6, 8):
+            resumed, _ = run_steps(tx, 13, saved[saved_at], saved_at, overlap_in_thread=True)
             assert_equal_bits(resumed, tuple(state))
 
     @pytest.mark.parametrize("overlap_in_thread", [False, True])
