@@ -97,6 +97,7 @@ class _Sharded:
         with use_specs(specs):
             state = self.tx.init(params)
         _require_same_copies(specs, params, state)
+        _require_no_optimizer(specs, state)
         return ShardedState(constrain(state, specs, self.axis_name), specs)
 
     def update(
