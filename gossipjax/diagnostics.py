@@ -11,14 +11,13 @@ import optax
 
 from gossipjax.collectives import clipped_node_mean, require_floats, sum_over_parts, upcast
 from gossipjax.models import total_mass
-from gossipjax.renamed import old_names, renamed
+from gossipjax.renamed import old_names
 from gossipjax.sharding import state_specs
 
 __all__ = ["consensus_distance", "layer_consensus_distance", "total_mass"]
 __getattr__ = old_names("diagnostics")
 
 
-@renamed()
 def consensus_distance(
     params: optax.Params, *, axis_name: str = "nodes", specs: Any = None
 ) -> jax.Array:

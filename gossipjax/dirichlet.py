@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossipjax.renamed import renamed
 
-
-@renamed()
 def dirichlet_split(
     labels: np.ndarray, nodes: int, alpha: float, *, seed: int = 0, min_size: int = 1
 ) -> list[np.ndarray]:
@@ -34,8 +31,8 @@ def dirichlet_split(
       N integer arrays: for each node, the indices of its examples in `labels`.
 
     Raises:
-      ValueError: if alpha is not above 0, `labels` does not have exactly one axis, or there are
-        fewer than N `min_size` examples.
+      ValueError: if `labels` does not have exactly one axis, there are fewer than N `min_size`
+        examples, or NumPy refuses alpha.
 
     References:
       Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
@@ -53,8 +50,6 @@ def dirichlet_split(
     labels = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels must be integers [M], got shape {list(labels.shape)}.")
-    if not 0 < alpha < np.inf:
-        raise ValueError(f"alpha must be a number above 0, such as 0.1, got {alpha!r}.")
     if nodes < 1 or min_size < 0 or len(labels) < nodes * min_size:
         raise ValueError(
             f"{nodes} nodes must have {min_size} examples each at least, got {len(labels)} labels: "

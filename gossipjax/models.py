@@ -25,7 +25,6 @@ from gossipjax.exchanges.model import add, debias, models, numerators, push_sum_
 from gossipjax.exchanges.state import GossipState, PushSum, mass_in_flight
 from gossipjax.exchanges.transform import require_like
 from gossipjax.nodes import Nodes
-from gossipjax.renamed import renamed
 from gossipjax.sharding import constrain, shard_specs
 from gossipjax.wire import Wire
 
@@ -81,7 +80,6 @@ def local_model(
     return merge_gossiped(moved, part, state)
 
 
-@renamed()
 def total_mass(
     params: optax.Params, opt_state: optax.OptState, *, axis_name: str | None = None
 ) -> tuple[Any, jax.Array]:
@@ -119,7 +117,6 @@ def total_mass(
     return x, mass.weight
 
 
-@renamed()
 def average_model(
     params: optax.Params,
     opt_state: optax.OptState,
@@ -262,6 +259,4 @@ def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipStat
 
 
 def _axis_name(state: GossipState | None, axis_name: str | None) -> str:
-    if axis_name is not None:
-        return axis_name
-    return Wire().axis_name if state is None else state.wire.axis_name
+    return axis_name or (Wire() if state is None else state.wire).axis_name

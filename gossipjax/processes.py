@@ -10,7 +10,7 @@ import contextvars
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,9 @@ def all_processes(flag: bool, timeout: float | None = None) -> bool:
     """
     if jax.process_count() == 1:
         return flag
-    if peers.kept is not None:
-        return all(peers.kept.gather("all_processes", bool(flag), timeout or _seconds.get()))
-    sharding = NamedSharding(_all_devices(), P("devices"))
-    flags = jax.make_array_from_callback(
-        (jax.device_count(),), sharding, lambda index: np.array([flag])
-    )
-    with meshes.unset_mesh():
-        return bool(_all(flags))
+    if peers.kept is None:
+        return "False" not in gather_texts(str(bool(flag)))
+    return all(peers.kept.gather("all_processes", bool(flag), timeout or _seconds.get()))
 
 
 def any_process(flag: bool) -> bool:
@@ -119,15 +114,6 @@ def barrier() -> None:
     >>> barrier()
     """
     all_processes(True)
-
-
-@jax.jit
-def _all(flags: jax.Array) -> jax.Array:
-    return jnp.all(flags)
-
-
-def _all_devices() -> Mesh:
-    return Mesh(np.array(jax.devices()), ("devices",))
 
 
 def require_shared_folder(folder: Path) -> None:
@@ -179,7 +165,7 @@ def gather_texts(text: str) -> list[str]:
         return [text]
     if peers.kept is not None:
         return peers.kept.gather("gather_texts", text, _seconds.get())
-    mesh = _all_devices()
+    mesh = Mesh(np.array(jax.devices()), ("devices",))
     count = jax.local_device_count()
 
     def gather(row: Any) -> np.ndarray:
@@ -233,13 +219,10 @@ def put(rows: Any, mesh: Mesh | None, size: int, *, axis_name: str = "nodes") ->
         return jax.device_put(rows, sharding)
 
     def put_leaf(leaf: Any) -> jax.Array:
-        if is_key(leaf):
-            key_data = put_leaf(np.asarray(jax.random.key_data(leaf)))
-            return jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(leaf))
         leaf = np.asarray(leaf)
         return jax.make_array_from_process_local_data(sharding, leaf, (size, *leaf.shape[1:]))
 
-    return jax.tree.map(put_leaf, rows)
+    return jax.tree.map(functools.partial(_apply_to_data, put_leaf), rows)
 
 
 @meshes.apart_from_set_mesh
@@ -268,9 +251,6 @@ def put_sharded(rows: Any, shardings: Any, size: int, *, axis_name: str = "nodes
     require_rows(rows, len(nodes), "rows")
 
     def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
-        if is_key(leaf):
-            data = put_leaf(np.asarray(jax.random.key_data(leaf)), sharding)
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
         leaf = np.asarray(leaf)
 
         def part(index: Any) -> np.ndarray:
@@ -279,12 +259,20 @@ def put_sharded(rows: Any, shardings: Any, size: int, *, axis_name: str = "nodes
 
         return jax.make_array_from_callback((size, *leaf.shape[1:]), sharding, part)
 
-    return jax.tree.map(put_leaf, rows, shardings)
+    return jax.tree.map(functools.partial(_apply_to_data, put_leaf), rows, shardings)
 
 
 def is_key(leaf: Any) -> bool:
     """Whether a leaf is an array of typed PRNG keys, or a `jax.ShapeDtypeStruct` of one."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _apply_to_data(move: Callable[..., jax.Array], leaf: Any, *args: Any) -> jax.Array:
+    """`move(leaf, *args)`; of PRNG keys, which NumPy has not, their data move."""
+    if not is_key(leaf):
+        return move(leaf, *args)
+    data = move(jax.random.key_data(leaf), *args)
+    return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
 
 
 def require_rows(tree: Any, count: int, name: str) -> None:
@@ -319,21 +307,19 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
     """
     if jax.process_count() == 1:
         return jax.device_put(value, sharding)
-    if is_key(value):
-        data = put_global(np.asarray(jax.random.key_data(value)), sharding)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
-    array = np.asarray(value, jnp.result_type(value))
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    def put_array(value: Any) -> jax.Array:
+        array = np.asarray(value, jnp.result_type(value))
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return _apply_to_data(put_array, value)
 
 
 def uncommit(x: jax.Array) -> jax.Array:
     """A replicated array that is bound to no device, so JAX moves it where it is used."""
     if not x.committed:
         return x
-    if is_key(x):
-        data = uncommit(jax.random.key_data(x))
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    return jnp.asarray(np.asarray(x.addressable_data(0)))
+    return _apply_to_data(lambda x: jnp.asarray(np.asarray(x.addressable_data(0))), x)
 
 
 def to_host(tree: Any) -> Any:

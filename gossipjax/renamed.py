@@ -1,14 +1,12 @@
-"""Names and positions of arguments before 0.5.0: who uses one gets an error that says the new."""
+"""Names before 0.5.0: who uses one gets an error that says the new."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
-SINCE = "since gossipjax 0.5.0"
 
 # An old name -> what to use in its place.
 _IN_CONTRIB = ("adaptive_consensus", "d2", "deepsqueeze", "desloc", "mixed_momentum")
@@ -71,49 +69,28 @@ def old_names(module: str) -> Callable[[str], NoReturn]:
     return refuse
 
 
-def renamed(order: str = "", **new: str) -> Callable[[F], F]:
-    """Decorates a function, or a class, so that a call as before 0.5.0 says how to write it now.
+def renamed(**new: str) -> Callable[[F], F]:
+    """Decorates a function so that a call with a name of before 0.5.0 says how to write it now.
 
-    Args:
-      order: the old order of the arguments, if it differs from the order of the signature.
-      **new: for an old name, the new name, or the new name with its value.
+    `new` has, for an old name, the new name, or the new name with its value.
 
     Raises (when the function is called):
-      TypeError: for an old name, and for an option that is given by position.
+      TypeError: for an old name.
 
     >>> @renamed(alpha="strength")
-    ... def pull(strength, *, axis_name="nodes"):
-    ...     return strength, axis_name
+    ... def pull(strength):
+    ...     return strength
     >>> pull(alpha=0.5)
     Traceback (most recent call last):
     TypeError: pull takes strength instead of alpha since gossipjax 0.5.0.
-    >>> pull(0.5, "rows")
-    Traceback (most recent call last):
-    TypeError: pull takes axis_name by its name since gossipjax 0.5.0: write axis_name='rows'.
     """
-    values = {t.split("=")[0]: t for t in new.values() if "=" in t and not order}
 
     def decorate(fn: Any) -> Any:
-        if isinstance(fn, type):
-            fn.__init__ = decorate(fn.__init__)
-            return fn
-        code = inspect.unwrap(fn).__code__
-        count = code.co_argcount
-        names = code.co_varnames[: count + code.co_kwonlyargcount]
-        if order:
-            names = (*(["self"] if names[0] == "self" else []), *order.split())
-        call = fn.__qualname__.removesuffix(".__init__")
-
         @functools.wraps(fn)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            if count < len(args) <= len(names):
-                pairs = [*zip(names, args, strict=False)][count:]
-                what = ", ".join(name for name, _ in pairs)
-                how = "its name" if len(pairs) == 1 else "their names"
-                now = ", ".join(values.get(name, f"{name}={x!r:.60}") for name, x in pairs)
-                raise TypeError(f"{call} takes {what} by {how} {SINCE}: write {now}.")
             for old in new.keys() & kwargs.keys():
-                raise TypeError(f"{call} takes {new[old]} instead of {old} {SINCE}.")
+                call = fn.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
+                raise TypeError(f"{call} takes {new[old]} instead of {old} since gossipjax 0.5.0.")
             return fn(*args, **kwargs)
 
         return checked

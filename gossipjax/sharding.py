@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from gossipjax.serialization import written_by_flax
@@ -88,25 +87,20 @@ class Specs:
     shapes: tuple[tuple[Path, tuple[int, ...]], ...] = dataclasses.field(default=(), compare=False)
 
     @classmethod
-    def make(cls, specs: Any, axis_name: str | None = None) -> Specs:
+    def make(cls, specs: Any) -> Specs:
         """Returns the `Specs` of a pytree of `PartitionSpec`s, or of None for a whole parameter."""
         leaves = _leaves_by_path(specs, is_spec)
         for path, spec in leaves.items():
-            name = f"specs{jax.tree_util.keystr(path)}"
             if not is_spec(spec):
                 raise ValueError(
-                    f"{name} must be a jax.sharding.PartitionSpec over the axes inside a node, or "
-                    f"None for a parameter that each device has whole, got {spec!r}."
-                )
-            if spec is not None and axis_name in axes_of(spec):
-                raise ValueError(
-                    f"{name} must name axes inside a node, got {spec} with {axis_name!r}, the axis "
-                    "of the nodes: specs are those of one node's arrays, without the node axis."
+                    f"specs{jax.tree_util.keystr(path)} must be a jax.sharding.PartitionSpec "
+                    "over the axes inside a node, or None for a parameter that each device has "
+                    f"whole, got {spec!r}."
                 )
         return cls(tuple((path, _shorten(spec or WHOLE)) for path, spec in leaves.items()))
 
     @classmethod
-    def of_annotations(cls, params: Any, axis_name: str) -> Specs:
+    def of_annotations(cls, params: Any) -> Specs:
         """Returns the `Specs` that flax's boxes around the parameters contain."""
         parts = jax.tree.leaves(params, is_leaf=is_box)
         if not any(map(is_box, parts)):
@@ -120,7 +114,7 @@ class Specs:
             spec = spec_of_box(part) if is_box(part) else None
             return jax.tree.map(lambda _: spec or PartitionSpec(), part)
 
-        return cls.make(jax.tree.map(spec_of, params, is_leaf=is_box), axis_name)
+        return cls.make(jax.tree.map(spec_of, params, is_leaf=is_box))
 
     def for_params(self, params: Any) -> Specs:
         """Returns these specs together with the shapes of their parameters."""
@@ -140,11 +134,10 @@ class Specs:
         return sorted({axis for _, spec in self.by_path for axis in axes_of(spec)})
 
     def of(self, tree: Any, like: Any = None, others: Any = WHOLE) -> Any:
-        """The specs of any pytree that contains trees like the parameters, such as an optimizer's.
+        """The specs of any pytree that contains trees like the parameters, as `state_specs` says.
 
-        An array is sharded like the parameter whose path is the end of the array's path, if both
-        have the same shape apart from leading axes. `like` are the parameters, or None for those
-        that the state was made for. Other arrays get the spec `others`; by default they are whole.
+        `like` are the parameters, or None for those that the state was made for. Other arrays get
+        the spec `others`; by default they are whole.
         """
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
 
@@ -184,14 +177,6 @@ class Specs:
                     "annotates the parameters."
                 )
             _require_fits(name, self._spec_of[path], jnp.shape(leaf), sizes)
-        parts = jax.tree.leaves(params, is_leaf=lambda part: isinstance(part, optax.MaskedNode))
-        if not any(isinstance(part, optax.MaskedNode) for part in parts):
-            for path in self._spec_of:
-                if path not in leaves:
-                    raise ValueError(
-                        "specs must be like the parameters, got one for "
-                        f"{jax.tree_util.keystr(path)}, which they do not have."
-                    )
         if not may_repeat:
             self._require_parts(leaves, sizes)
 
@@ -219,11 +204,6 @@ class Specs:
 def _require_fits(
     name: str, spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> None:
-    if len(spec) > len(shape):
-        raise ValueError(
-            f"{name} must have at most an entry per axis of its parameter, of shape {list(shape)}, "
-            f"got {spec}."
-        )
     if not sizes:
         return
     for axis in axes_of(spec):

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Self
 
 import optax
 
+from gossipjax.renamed import renamed
+
 
 class _Fields(NamedTuple):
     step: int
@@ -35,6 +37,7 @@ class TrainState(_Fields):
 
     __slots__ = ()
 
+    @renamed(batch_stats="rest")
     def __new__(
         cls,
         step: int,
@@ -42,13 +45,7 @@ class TrainState(_Fields):
         opt_state: optax.OptState,
         rest: Any = None,
         metadata: dict[str, Any] | None = None,
-        **others: Any,
     ) -> Self:
-        if others:
-            raise TypeError(
-                f"fields of TrainState must be {', '.join(cls._fields)}, got {', '.join(others)}: "
-                "what was batch_stats in gossipjax 0.4 is `rest`."
-            )
         return super().__new__(cls, step, params, opt_state, rest, metadata)
 
     @property

@@ -60,7 +60,7 @@ gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k large_le
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k "round_by_round and vmap and sgp-" | senders of another round, as data | place = [self._index, => place = [0 * self._index,
 gossipjax/exchanges/chain.py | test_mistakes.py -k is_refused | what follows a gossip is not looked at | chain[:i], chain[i + 1 :], passes) => chain[:i], [], passes)
 gossipjax/step/mass_check.py | test_mistakes.py -k is_refused | a node that counts alone is not seen | or mass[2] != 0 => or False
-gossipjax/step/train_step.py | test_train_step.py -k one_trace_per_program | max_programs is ignored | if self._max_programs is None else self._max_programs => if self._max_programs is None else MAX_PROGRAMS
+gossipjax/step/train_step.py | test_train_step.py -k one_trace_per_program | max_programs is ignored | MAX_PROGRAMS if max_programs is None else max_programs => MAX_PROGRAMS
 gossipjax/collectives/_exchange.py | collectives/test_wire.py -k servers_of_several | all devices of a node send one part | shards, jax.lax.axis_index(local) => shards, 0
 gossipjax/collectives/_exchange.py | algorithms/test_algorithms.py -k check_vma | as_varying is the identity | return x if varies(x, axis_name) else => return x if True else
 gossipjax/collectives/_exchange.py | collectives/test_collectives.py -k differs_between_nodes | steps may differ between nodes | if axis_name in varying_axes(jnp.asarray(step)): => if False:
@@ -94,18 +94,18 @@ gossipjax/exchanges/model.py | algorithms/test_around.py -k not_finite_is_in_the
 gossipjax/exchanges/model.py | algorithms/test_state.py -k "lands or rounded_value" | updates are not rounded twice | round_to(round_to(leaf, dtype) - wide => round_to(leaf - wide
 gossipjax/exchanges/plan.py | algorithms/test_state.py -k canonical_steps_are | canonical steps ignore the overlap | canonical_step(step, self.overlap) => canonical_step(step)
 gossipjax/exchanges/chain.py | test_train_step.py -k returned_to_their | a jump loses messages | if overlapped and overlapped.plan => if 0 and overlapped.plan
-gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k what_is_in_flight | weights in flight do not count | weight = weight + in_flight.weight => pass
-gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k what_is_in_flight | messages outlive an outer step | jax.tree.map(jnp.zeros_like, old[1]) => jax.tree.map(jnp.copy, old[1])
+gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and osgp" | weights in flight do not count | weight = weight + in_flight.weight => pass
+gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and osgp" | messages outlive an outer step | jax.tree.map(jnp.zeros_like, old[1]) => jax.tree.map(jnp.copy, old[1])
 gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | gossip in outer steps takes the round of the step | step=self.steps.plan.round_number(self.step) => step=self.step
 gossipjax/algorithms/outer/outer.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | local steps count the weight | local.count, residual=local.residual, plan => local.count, local.weight, residual=local.residual, plan
 gossipjax/exchanges/transform.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | what damping holds back is lost | held_back=subtract(waiting, updates) => held_back=scale(waiting, 0)
 gossipjax/algorithms/gradient_tracking.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and damped" | tracks undamped updates | state = state.keep(damped=updates) => state = state.keep(damped=change)
-gossipjax/algorithms/outer/stability.py | algorithms/test_outer_stability.py -k over_gossip | a gossip always takes round 0 | values[1], np.int32(step)) => values[1], np.int32(0))
-gossipjax/algorithms/outer/stability.py | algorithms/test_outer_stability.py -k over_gossip | a gossip forgets its state | return z + change, (outer_state, gossip_state) => return z + change, (outer_state, states[1])
+gossipjax/exchanges/stability.py | algorithms/test_outer_stability.py -k over_gossip | a simulation always takes round 0 | values[1], np.int32(step)) => values[1], np.int32(0))
+gossipjax/exchanges/stability.py | algorithms/test_outer_stability.py -k over_gossip | a simulation forgets its state | change, state = tx.update(-pull * z, state, z, step=step) => change, _ = tx.update(-pull * z, state, z, step=step)
 gossipjax/topology/spectra.py | topology/test_spectra.py -k growth | growth of the norm and not of the logarithm | log_scale = logs[-1] => log_scale = 0.0
 gossipjax/topology/spectra.py | topology/test_spectra.py -k growth | a segment starts at round 0 of the schedule | step = first + k % period => step = k % period
 gossipjax/checkpoint/_resize.py | algorithms/test_outer_gossip.py -k change_of_nodes | anchors without weights | _average_others(_weigh_models(opt_state, old), template) => _average_others(opt_state, template)
-gossipjax/algorithms/outer/plan.py | algorithms/test_outer.py -k pseudo_code | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
+gossipjax/algorithms/outer/plan.py | algorithms/test_outer.py -k "round_by_round and vmap-3 and streaming" | fragments are sent a turn early | offset = (fragment + 1) * => offset = fragment *
 gossipjax/step/train_step.py | test_train_step.py -k equals_one_device | local arguments are one off | [number + 2 if number else 1 => [number + 1 if number else 1
 gossipjax/step/closed.py | test_decentralized_step.py -k "dense_oracle and vmap" | a closed step's own model is mixed, and not what it moved | subtract(upcast(new_params), upcast(params)) => upcast(new_params)
 gossipjax/step/bytes_per_step.py | test_bytes_per_step.py -k "compiled_programs and sgp" | what is received counts as sent | Traffic(rows[:, 0], rows[:, 1]) => Traffic(rows[:, 1], rows[:, 0])

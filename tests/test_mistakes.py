@@ -221,7 +221,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: step_closed(lambda state, x: (0.0, state)),
-        "must return .state, metrics., in this order",
+        "state, metrics., which train_step returns in this order, must have the structure",
     ),
     (
         lambda: step_closed(lambda state, x: state),

@@ -19,16 +19,10 @@ from gossipjax.collectives import (
 from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Exchanging
-from gossipjax.exchanges.transform import (
-    exchange_on_parts,
-    make_route,
-    require_plan,
-    require_state,
-)
-from gossipjax.renamed import renamed
+from gossipjax.exchanges.transform import exchange_on_parts, require_plan, require_state
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
-from gossipjax.wire import FloatCodec, WireLike
+from gossipjax.wire import FloatCodec, Wire, WireLike
 
 
 @Exchanging.register
@@ -43,7 +37,6 @@ class ErrorFeedback(NamedTuple):
     mixes_models = False
 
 
-@renamed()
 def allreduce(
     *, axis_name: str = "nodes", wire: WireLike | None = None
 ) -> optax.GradientTransformationExtraArgs:
@@ -86,7 +79,7 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    route = make_route("allreduce", axis_name, wire=wire, takes_sparse=True)
+    route = Wire.make(axis_name, wire=wire, takes_sparse=True)
     codec = route.codec
     plan = ExchangePlan(wire=route)
     keeps_error = codec is not None and not isinstance(codec, FloatCodec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -22,17 +21,11 @@ from gossipjax.collectives import (
 )
 from gossipjax.exchanges.model import add
 from gossipjax.exchanges.plan import ExchangePlan
+from gossipjax.exchanges.stability import follow_nodes
 from gossipjax.exchanges.state import GossipState, init_state
-from gossipjax.exchanges.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-    require_choice,
-    require_number,
-)
+from gossipjax.exchanges.transform import Combined, gossip_transform, require_choice, require_number
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
-from gossipjax.topology.spectra import follow_differences
 from gossipjax.wire import Codec, Wire, WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
@@ -117,14 +110,21 @@ def choco(
     allowed = "above 0 and at most 1"
     gamma = require_number(strength, "strength of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
-    route = make_route("choco", axis_name, local_axis_name, codec, takes_sparse=True)
+    route = Wire.make(axis_name, local_axis_name, codec, takes_sparse=True)
     tx = _make(schedule, gamma, copies, route)
     if not codec.is_sparse or schedule.size == 1:
         return tx
 
     def init(params: optax.Params) -> optax.OptState:
-        largest = max(map(np.size, jax.tree.leaves(params)), default=0)
-        _require_stable(schedule, codec, gamma, copies, min(largest, MAX_VALUES))
+        values = min(MAX_VALUES, max(map(np.size, jax.tree.leaves(params)), default=0))
+        growth = _find_growth(schedule, codec, gamma, copies, values) if values else 0.0
+        if not growth <= GROWTH:
+            raise ValueError(
+                f"strength of choco must be small enough for {codec} and this graph, "
+                f"{schedule!r}, so that nodes come to agree, got {gamma:.6g}, with which models "
+                f"are {growth:.3g} times as far apart after {ROUNDS} rounds: take less, or a codec "
+                "that keeps more."
+            )
         return tx.init(params)
 
     return optax.GradientTransformationExtraArgs(init, tx.update)
@@ -163,44 +163,14 @@ def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
     return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
 
 
-def _require_stable(
-    schedule: Schedule, codec: Codec, gamma: float, copies: Copies, values: int
-) -> None:
-    """Raises `ValueError` if random models `[values]` that nothing moves drift apart."""
-    if not values:
-        return
-    # In a thread, which knows nothing of what is traced and sharded here.
-    with ThreadPoolExecutor(1) as executor:
-        growth = executor.submit(_find_growth, schedule, codec, gamma, copies, values).result()
-    if not growth <= GROWTH:
-        raise ValueError(
-            f"strength of choco must be small enough for {codec} and this graph, {schedule!r}, so "
-            f"that nodes come to agree, got {gamma:.6g}, with which models are {growth:.3g} times "
-            f"as far apart after {ROUNDS} rounds: take less, or a codec that keeps more."
-        )
-
-
 @functools.lru_cache(64)
 def _find_growth(
     schedule: Schedule, codec: Codec, gamma: float, copies: Copies, values: int
 ) -> float:
-    """The distance between nodes after some rounds, over the distance at their start."""
-    tx = _make(schedule, gamma, copies, Wire(codec=codec))
-    z = np.random.default_rng(0).normal(size=(schedule.size, values)).astype(np.float32)
-    z -= z.mean(axis=0)
-
-    def mix(z: Any, state: Any, step: Any) -> tuple[Any, Any]:
-        change, state = tx.update(jnp.zeros_like(z), state, z, step=step)
-        return z + change, state
-
-    program = jax.jit(jax.vmap(mix, (0, 0, None), axis_name=Wire().axis_name))
-
-    def move(_: Any, values: Any, step: int) -> Any:
-        return program(*values, np.int32(step))
-
-    def measure(values: Any) -> Any:
-        return np.linalg.norm(np.asarray(values[0]))
-
-    start = z, jax.vmap(tx.init)(jnp.asarray(z))
-    (logs,) = follow_differences(schedule, move, start, ROUNDS, measure)
-    return math.exp(logs[-1]) / float(np.linalg.norm(z))
+    """The distance between random models `[values]` after some rounds, over that at their start."""
+    wire = Wire(codec=codec)
+    tx = _make(schedule, gamma, copies, wire)
+    start = np.random.default_rng(0).normal(size=(schedule.size, 1, values))
+    start -= start.mean(axis=0)
+    (logs,) = follow_nodes(tx, schedule, wire, start, ROUNDS, np.zeros(1))
+    return math.exp(logs[-1, 0])

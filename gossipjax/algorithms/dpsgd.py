@@ -16,17 +16,14 @@ from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import (
     Combined,
     gossip_transform,
-    make_route,
     mix_updated,
     require_choice,
-    require_scalar,
+    require_number,
 )
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 
-@renamed()
 def dpsgd(
     schedule: Schedule,
     *,
@@ -75,10 +72,10 @@ def dpsgd(
     """
     require_doubly_stochastic(schedule, "dpsgd")
     require_choice(order, "order of dpsgd", get_args(Order))
-    if not callable(strength):
+    if not callable(strength) and not isinstance(strength, jax.Array):
         name = "strength of dpsgd, unless it is a function of the update,"
-        require_scalar(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
-    route = make_route("dpsgd", axis_name, local_axis_name, wire)
+        require_number(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order)
     if not callable(strength) and not isinstance(strength, jax.Array) and strength == 1:
         return mix_updated("dpsgd", plan, push_sum=False)

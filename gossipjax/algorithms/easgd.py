@@ -12,9 +12,10 @@ from gossipjax.collectives import StepLike, axis_size, cond, node_sum
 from gossipjax.exchanges.model import add, common_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_number
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
+from gossipjax.wire import Wire
 
 
 @renamed(alpha="strength", period="every")
@@ -42,8 +43,8 @@ def easgd(
       axis_name, local_axis_name: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
-      ValueError: if an argument is out of its range (`strength` is compared with the number of
-        nodes when traced), or if `gx.sgp` would raise it.
+      ValueError: if `every` is not an integer >= 1, or if `gx.sgp` would raise it. When traced: if
+        `strength` is too large for the number of nodes.
 
     References:
       Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015,
@@ -57,12 +58,8 @@ def easgd(
     >>> [v.tolist() for v in jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 4.0]))]
     [[0.5, 3.5], [2.0, 2.0]]
     """
-    # 2 / (N + 1) for N >= 1
-    strength = require_number(
-        strength, "strength of easgd", "above 0 and below 1", lambda a: 0 < a < 1
-    )
     every = require_int(every, "every of easgd", 1)
-    route = make_route("easgd", axis_name, local_axis_name)
+    route = Wire(axis_name, local_axis_name)
     plan = ExchangePlan(wire=route, period=every)
 
     def init(params: optax.Params) -> GossipState:
@@ -76,18 +73,16 @@ def easgd(
         return x, jax.tree.map(jnp.add, center, node_sum(pull, plan.wire))
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        _require_stable(strength, axis_size(axis_name))
+        nodes = axis_size(axis_name)
+        if not strength * (nodes + 1) < 2:
+            raise ValueError(
+                f"strength of easgd must be below 2 / (N + 1) = {2 / (nodes + 1):.4g} over N = "
+                f"{nodes} nodes, got {strength}: the gap to the center would change by "
+                f"1 - alpha (N + 1) = {1 - strength * (nodes + 1):.4g} at each exchange. The paper "
+                "has 0.9 / N."
+            )
         center = state.kept("center")
         x, center = cond(step % every == 0, exchange, lambda *both: both, x, center)
         return Combined(add(x, updates), state.keep(center=center))
 
     return gossip_transform("easgd", plan, init, combine)
-
-
-def _require_stable(strength: float, nodes: int) -> None:
-    if strength * (nodes + 1) >= 2:
-        raise ValueError(
-            f"strength of easgd must be below 2 / (N + 1) = {2 / (nodes + 1):.4g} over N = {nodes} "
-            f"nodes, got {strength}: the gap to the center would change by 1 - alpha (N + 1) = "
-            f"{1 - strength * (nodes + 1):.4g} at each exchange. The paper has 0.9 / N."
-        )

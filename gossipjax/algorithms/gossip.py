@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
@@ -13,30 +12,18 @@ from gossipjax.collectives import StepLike, require_schedule, upcast
 from gossipjax.exchanges.model import debias, push_sum_weight, scale, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
-from gossipjax.exchanges.transform import (
-    Combined,
-    gossip_transform,
-    make_route,
-    require_like,
-    require_number,
-)
-from gossipjax.renamed import renamed
+from gossipjax.exchanges.transform import Combined, gossip_transform, require_choice, require_like
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 Rule = Literal["average", "restart"]
 Start = Callable[[Any], Any]  # of the parameters
 
 
-@dataclasses.dataclass(frozen=True)
 class Node:
     """What a node knows in one update, besides its model and the update from the chain.
 
     Attributes:
-      mix: `mix(tree) -> P tree`, the exchange of this step, for any tree of floats. `mix` keeps the
-        sum of the tree over the nodes, so it averages numerators, such as `x`. Pass values in the
-        units of the model, such as a momentum, as `averages`: `x, m = mix(x, averages=m)` gives
-        `P x` and `P (w m) / (P w)`, in one message.
       kept: a dict of the values that the algorithm keeps, float32 at least.
       count: int32 scalar, the number of updates so far, for an `optax.Schedule`.
       step: the number of the step, as it was passed to `update`.
@@ -44,14 +31,59 @@ class Node:
         stochastic.
     """
 
-    mix: Callable[..., Any]
-    kept: Mapping[str, Any]
-    count: jax.Array
-    step: StepLike
-    weight: Any
+    def __init__(self, state: GossipState, step: StepLike):
+        self.kept = {name: part.value for name, part in (state.extra or {}).items()}
+        self.count = state.count
+        self.step = step
+        self.weight = push_sum_weight(state)
+        self._state = state  # with the weight after the last exchange
+        self._has_mixed = False
+
+    def mix(self, tree: Any, averages: Any = None) -> Any:
+        """Returns `P tree`, the exchange of this step, for any tree of floats.
+
+        `mix` keeps the sum of the tree over the nodes, so it averages numerators, such as `x`. Pass
+        values in the units of the model, such as a momentum, as `averages`:
+        `x, m = mix(x, averages=m)` gives `P x` and `P (w m) / (P w)`, in one message.
+        """
+        if self._has_mixed:
+            # XLA would compute the first exchange anew for each peer of the next one, and so on.
+            tree, averages = jax.lax.optimization_barrier((tree, averages))
+        self._has_mixed = True
+        weight = self._state.weight
+        weighed = averages if averages is None or weight is None else scale(averages, weight)
+        sent = tree if averages is None else (tree, weighed)
+        mixed, weight = mix_once(sent, weight, self._state, self.step)
+        self._state = self._state._replace(weight=weight)
+        if averages is None:
+            return mixed
+        return mixed[0], debias(mixed[1], weight, self._state.wire.axis_name)
+
+    def finish(self, x: Any, result: Any) -> Combined:
+        """Checks what `combine` has returned, and makes the new state of it."""
+        state = self._state
+        if not self._has_mixed:
+            raise ValueError(
+                "combine of gossip must call node.mix, got no call: it would exchange nothing. "
+                "Without exchange, leave gx.gossip out of the chain."
+            )
+        if self.kept:
+            is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+            if not is_pair or result[1].keys() != self.kept.keys():
+                raise ValueError(
+                    f"combine of gossip must return x and a dict with {', '.join(self.kept)}, as "
+                    f"keeps says, got {type(result).__name__}: return x, "
+                    f"{{{', '.join(f'{name!r}: ...' for name in self.kept)}}}."
+                )
+            result, values = result
+            for name, value in values.items():
+                what = f"{name!r} that combine of gossip returns"
+                require_like(self.kept[name], value, what, dtypes=True)
+            state = state.keep(**values)
+        require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
+        return Combined(result, state)
 
 
-@renamed()
 def gossip(
     schedule: Schedule,
     combine: Callable[[Any, Any, Node], Any],
@@ -101,8 +133,7 @@ def gossip(
 
     Raises:
       ValueError: if `keeps` has another rule. When traced, if `combine` never calls `node.mix`,
-        returns another tree, or sends another whole number of `models`. What `gx.sgp` refuses
-        raises this error, too.
+        or returns another tree. What `gx.sgp` refuses raises this error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -119,15 +150,8 @@ def gossip(
         for name, rule in (keeps or {}).items()
     }
     for name, (rule, _) in parts.items():
-        if rule not in get_args(Rule):
-            raise ValueError(
-                f"keeps[{name!r}] of gossip must be 'average' or 'restart', what a new number of "
-                f"nodes makes of it, got {rule!r}. All kept trees start as zeros, or give a pair "
-                "(rule, start)."
-            )
-    if models is not None:
-        require_number(models, "models of gossip", "above 0", lambda m: m > 0)
-    route = make_route("gossip", axis_name, local_axis_name, wire)
+        require_choice(rule, f"keeps[{name!r}] of gossip", get_args(Rule))
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(
         schedule,
         wire=route,
@@ -147,64 +171,7 @@ def gossip(
         return state
 
     def combine_once(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        exchange = _Exchange(state, step)
-        kept = {name: state.kept(name) for name in parts}
-        weight = push_sum_weight(state)
-        node = Node(exchange.mix, kept, state.count, step, weight)
-        result = combine(x, upcast(updates), node)
-        if not exchange.sent:
-            raise ValueError(
-                "combine of gossip must call node.mix, got no call: it would exchange nothing. "
-                "Without exchange, leave gx.gossip out of the chain."
-            )
-        size = sum(leaf.size for leaf in jax.tree.leaves(x))
-        sent = exchange.sent / max(1, size)
-        if isinstance(models, int) and round(sent) != models:
-            raise ValueError(
-                f"models of gossip must be what combine sends by node.mix, {sent:.6g} trees like "
-                f"the parameters, got {models}."
-            )
-        if parts:
-            result, state = _keep(result, kept, state)
-        require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
-        return Combined(result, state._replace(weight=exchange.weight))
+        node = Node(state, step)
+        return node.finish(x, combine(x, upcast(updates), node))
 
     return gossip_transform("gossip", plan, init, combine_once)
-
-
-class _Exchange:
-    """The exchanges of one update; all use the round of its step."""
-
-    def __init__(self, state: GossipState, step: StepLike):
-        self.sent = 0  # values
-        self.weight = state.weight
-        self._state = state
-        self._step = step
-
-    def mix(self, tree: Any, averages: Any = None) -> Any:
-        """Returns `P tree`, and mixes the weight too."""
-        if self.sent:
-            # XLA would compute the first exchange anew for each peer of the next one, and so on.
-            tree, averages = jax.lax.optimization_barrier((tree, averages))
-        self.sent += sum(leaf.size for leaf in jax.tree.leaves((tree, averages)))
-        state = self._state
-        if averages is None:
-            mixed, self.weight = mix_once(tree, self.weight, state, self._step)
-            return mixed
-        weighed = averages if self.weight is None else scale(averages, self.weight)
-        mixed, self.weight = mix_once((tree, weighed), self.weight, state, self._step)
-        return mixed[0], debias(mixed[1], self.weight, state.wire.axis_name)
-
-
-def _keep(result: Any, kept: dict[str, Any], state: GossipState) -> tuple[Any, GossipState]:
-    """The numerators, and the state with the other values that `combine` returned."""
-    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-    if not is_pair or result[1].keys() != kept.keys():
-        raise ValueError(
-            f"combine of gossip must return x and a dict with {', '.join(kept)}, as keeps says, "
-            f"got {type(result).__name__}: return x, {{{', '.join(f'{n!r}: ...' for n in kept)}}}."
-        )
-    for name, value in result[1].items():
-        what = f"{name!r} that combine of gossip returns"
-        require_like(kept[name], value, what, dtypes=True)
-    return result[0], state.keep(**result[1])

@@ -12,9 +12,9 @@ from gossipjax.collectives import StepLike, require_schedule
 from gossipjax.exchanges.model import add, scale, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, OnResize, init_state, mix_once
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 
 def gradient_tracking(
@@ -80,7 +80,7 @@ def gradient_tracking(
     True
     """
     require_schedule(schedule, "gradient_tracking")
-    route = make_route("gradient_tracking", axis_name, local_axis_name, wire)
+    route = Wire.make(axis_name, local_axis_name, wire)
     damped = damped and not schedule.is_doubly_stochastic
     plan = ExchangePlan(schedule, wire=route, models=2, moves_by_zeros=True, mixes_any_update=True)
     zeros: dict[str, OnResize] = {"correction": "restart"}

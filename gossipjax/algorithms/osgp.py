@@ -12,13 +12,11 @@ from gossipjax.collectives import StepLike, at_round, cond, require_schedule, sp
 from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, PushSum, init_state
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, mix_updated
-from gossipjax.renamed import renamed
+from gossipjax.exchanges.transform import Combined, gossip_transform, mix_updated
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 
-@renamed()
 def osgp(
     schedule: Schedule,
     overlap: int = 1,
@@ -81,7 +79,7 @@ def osgp(
     """
     require_schedule(schedule, "osgp")
     overlap = require_int(overlap, "overlap of osgp", 0)
-    route = make_route("osgp", axis_name, local_axis_name, wire)
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, overlap, route)
     if overlap == 0:
         return mix_updated("osgp", plan, push_sum=not biased)

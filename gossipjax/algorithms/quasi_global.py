@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from functools import partial
 from typing import Any
@@ -15,17 +16,15 @@ from gossipjax.collectives import StepLike, require_doubly_stochastic
 from gossipjax.exchanges.model import add_scaled, interpolate, rate_at, scale, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route, require_scalar
-from gossipjax.renamed import renamed
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.topology.schedule import Schedule
 from gossipjax.topology.spectra import growth_of_differences
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 COLUMNS = 4  # random starts that are followed at once
 GROWTH_TOLERANCE = 1e-4  # of the growth: a factor of 1.2 in 1,500 steps
 
 
-@renamed()
 def quasi_global(
     schedule: Schedule,
     rate: optax.ScalarOrSchedule,
@@ -78,16 +77,18 @@ def quasi_global(
     >>> x.tolist(), [round(float(v), 3) for v in m]  # m = 0.1 (x - x') / 0.5
     ([0.5, 0.5], [-0.1, 0.3])
     """
-    name = "quasi_global"
-    if not callable(rate):
-        what = f"rate of {name}, unless it is a function of the update,"
-        require_scalar(rate, what, "above 0", lambda v: 0 < v < np.inf)
-    for what, value in (("momentum", momentum), ("mu", mu)):
-        require_scalar(value, f"{what} of {name}", "from 0 to below 1", lambda v: 0 <= v < 1)
-    require_doubly_stochastic(schedule, name)
-    route = make_route(name, axis_name, local_axis_name, wire)
+    require_doubly_stochastic(schedule, "quasi_global")
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, takes_gradients=True, moves_by_zeros=True)
-    _require_stable(schedule, momentum, mu, nesterov)
+    with contextlib.suppress(jax.errors.ConcretizationTypeError):  # numbers may be traced
+        b = float(momentum)
+        growth = _find_growth(schedule, b * b if nesterov else b, float(mu))
+        if growth > 1 + GROWTH_TOLERANCE:
+            raise ValueError(
+                "quasi_global must be stable, so that nodes come to agree where no gradient drives "
+                f"them apart, got a spectral radius of {growth:.4f} per round for their "
+                "differences: take gx.topology.random_pairs or ring, or a smaller rate or momentum."
+            )
 
     init = partial(init_state, plan=plan, zeros={"momentum": "average"})
 
@@ -105,27 +106,11 @@ def quasi_global(
         new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
         return Combined(new_x, state.keep(momentum=new))
 
-    return gossip_transform(name, plan, init, combine)
-
-
-def _require_stable(schedule: Schedule, momentum: Any, mu: Any, nesterov: bool) -> None:
-    """Raises `ValueError` if nodes drift apart without gradients; ignores traced numbers."""
-    try:
-        b = float(momentum)
-        mu = float(mu)
-    except jax.errors.ConcretizationTypeError:
-        return
-    growth = _growth(schedule, b * b if nesterov else b, mu)
-    if growth > 1 + GROWTH_TOLERANCE:
-        raise ValueError(
-            "quasi_global must be stable, so that nodes come to agree where no gradient drives "
-            f"them apart, got a spectral radius of {growth:.4f} per round for their differences: "
-            "take gx.topology.random_pairs or ring, or a smaller rate or momentum."
-        )
+    return gossip_transform("quasi_global", plan, init, combine)
 
 
 @functools.lru_cache(256)
-def _growth(schedule: Schedule, b: float, mu: float) -> float:
+def _find_growth(schedule: Schedule, b: float, mu: float) -> float:
     """The growth per round of differences, without gradients, for a step of `g + b m`.
 
     With n = rate m, `x' = P (x - b n)` and `n' = mu n + (1 - mu) (x - x')` for any rate.

@@ -8,17 +8,11 @@ import optax
 
 from gossipjax.collectives import require_schedule
 from gossipjax.exchanges.plan import ExchangePlan, Order
-from gossipjax.exchanges.transform import (
-    make_route,
-    mix_updated,
-    require_choice,
-)
-from gossipjax.renamed import renamed
+from gossipjax.exchanges.transform import mix_updated, require_choice
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 
-@renamed()
 def sgp(
     schedule: Schedule,
     *,
@@ -86,7 +80,7 @@ def sgp(
     require_schedule(schedule, "sgp")
     require_choice(order, "order of sgp", get_args(Order))
     damped = damped and not schedule.is_doubly_stochastic
-    route = make_route("sgp", axis_name, local_axis_name, wire)
+    route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(
         schedule, wire=route, order=order, moves_by_zeros=damped, mixes_any_update=True
     )

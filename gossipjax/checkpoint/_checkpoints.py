@@ -48,7 +48,6 @@ from gossipjax.processes import (
     meet_within,
     require_shared_folder,
 )
-from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
@@ -110,7 +109,6 @@ class Checkpoints:
     (10, 1)
     """
 
-    @renamed()
     def __init__(
         self,
         folder: str | Path,

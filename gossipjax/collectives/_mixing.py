@@ -40,7 +40,6 @@ from gossipjax.collectives._exchange import (
     split,
     travels_by_leaf,
 )
-from gossipjax.renamed import renamed
 from gossipjax.sharding import Specs, inner_axes, on_shards
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import (
@@ -81,7 +80,6 @@ def require_doubly_stochastic(schedule: Any, name: str) -> None:
             )
 
 
-@renamed()
 def mix(
     tree: Any,
     weight: ArrayLike | None,
@@ -158,7 +156,7 @@ def mix(
     # The weight travels inside the message of its type: one message per peer and round.
     x = (weight, upcast(tree))
     if specs is not None:  # each device of a node mixes its own parts
-        layout = Specs.make(specs, axis_name)
+        layout = Specs.make(specs)
         layout.require(x[1], inner_axes(axis_name))
         in_specs = layout.of((step, x, key), x[1])
         mix_at = on_shards(mix_at, layout, axis_name, in_specs, in_specs[1])

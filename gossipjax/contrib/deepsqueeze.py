@@ -16,10 +16,10 @@ from gossipjax.collectives import (
 from gossipjax.exchanges.model import add, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.renamed import renamed
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 
 @renamed(codec="wire", gamma="strength")
@@ -58,7 +58,7 @@ def deepsqueeze(
     [[[0.5, 3.0], [1.5, 2.0]], [[0.0, 0.0], [0.0, 1.0]]]
     """
     require_doubly_stochastic(schedule, "deepsqueeze")
-    route = make_route("deepsqueeze", axis_name, wire=wire, takes_sparse=True)
+    route = Wire.make(axis_name, wire=wire, takes_sparse=True)
     plan = ExchangePlan(schedule, wire=route)
     init = partial(init_state, plan=plan, zeros={"error": "restart"})
 

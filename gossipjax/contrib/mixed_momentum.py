@@ -9,7 +9,6 @@ import optax
 from gossipjax.algorithms.gossip import Node, gossip
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.exchanges.model import add_scaled, rate_at
-from gossipjax.exchanges.transform import require_scalar
 from gossipjax.topology.schedule import Schedule
 
 
@@ -50,8 +49,6 @@ def mixed_momentum(
     ([0.0, 0.0], [2.0, 2.0])
     """
     require_doubly_stochastic(schedule, "mixed_momentum")
-    what = "momentum of mixed_momentum"
-    require_scalar(momentum, what, "from 0 to below 1", lambda b: 0 <= b < 1)
 
     def combine(x: Any, g: Any, node: Node) -> tuple[Any, dict[str, Any]]:
         m = add_scaled(g, momentum, node.kept["momentum"])

@@ -11,7 +11,6 @@ import optax
 from gossipjax.algorithms.gossip import Node, Rule, gossip
 from gossipjax.collectives import require_doubly_stochastic
 from gossipjax.exchanges.model import add_scaled, interpolate, rate_at
-from gossipjax.exchanges.transform import require_scalar
 from gossipjax.topology.schedule import Schedule
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
@@ -61,9 +60,6 @@ def quasi_global_adam(
     [0.5, 0.5, -0.1, 0.1]
     """
     require_doubly_stochastic(schedule, "quasi_global_adam")
-    for name, value in (("b1", b1), ("b2", b2)):
-        what = f"{name} of quasi_global_adam"
-        require_scalar(value, what, "from 0 to below 1", lambda b: 0 <= b < 1)
     weight = 1 - b1 if gradient_weight is None else gradient_weight
 
     def combine(x: Any, g: Any, node: Node) -> tuple[Any, dict[str, Any]]:

@@ -13,8 +13,9 @@ from gossipjax.collectives import StepLike, exchange_in_pairs
 from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.topology import from_graph
+from gossipjax.wire import Wire
 
 Messages = tuple[PushSum, ...]  # one per neighbour
 
@@ -63,7 +64,7 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
     """
     pairs = pair_neighbors(tree)
     size = len(tree.nodes)
-    wire = make_route("relay", axis_name)
+    wire = Wire(axis_name)
     plan = ExchangePlan(from_graph(tree, weights="metropolis"), wire=wire, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:
@@ -113,30 +114,23 @@ def pair_neighbors(tree: Any) -> np.ndarray:
     [[1, 0, 3, 2], [0, 2, 1, 3]]
     """
     size = len(tree.nodes)
-    neighbors: dict[int, list[int]] = {node: [] for node in range(size)}
-    if set(tree.nodes) == set(neighbors) and not tree.is_directed():
-        for u, v in tree.edges():
-            neighbors[u].append(v)
-            neighbors[v].append(u)
-    parents = {0: -1}
-    order = [0]
-    for node in order:  # breadth first; the list grows
-        for other in neighbors[node]:
-            if other not in parents:
-                parents[other] = node
-                order.append(other)
-    if len(order) < size or len(tree.edges) != size - 1:
+    is_numbered = set(tree.nodes) == set(range(size)) and not tree.is_directed()
+    reached = [0]
+    edges = []
+    for node in reached if is_numbered else ():  # breadth first; the list grows
+        for other in tree.neighbors(node):
+            if other not in reached:
+                reached.append(other)
+                edges.append((node, other))
+    if not is_numbered or len(reached) < size or len(tree.edges) != size - 1:
         raise ValueError(
             f"tree of relay must be an undirected tree of nodes 0, ..., {size - 1}, got {tree}: "
             "see networkx.minimum_spanning_tree and networkx.convert_node_labels_to_integers."
         )
-    pairs = np.tile(np.arange(size), (max(map(len, neighbors.values())), 1))
-    for node in order:  # parents come first
-        parent = parents[node]
-        taken = None if parent < 0 else pairs[:, node].tolist().index(parent)
-        free = [k for k in range(len(pairs)) if k != taken]
-        children = [other for other in neighbors[node] if other != parent]
-        for k, child in zip(free, children, strict=False):
-            pairs[k, node] = child
-            pairs[k, child] = node
+    degrees = [degree for _, degree in tree.degree]
+    pairs = np.tile(np.arange(size), (max(*degrees, 1), 1))
+    for parent, child in edges:  # a node has no partner yet when its parent takes it
+        free = (pairs[:, parent] == parent).argmax()
+        pairs[free, parent] = child
+        pairs[free, child] = parent
     return pairs

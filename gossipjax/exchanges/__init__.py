@@ -7,6 +7,7 @@
 - model: the model of a node, leaf by leaf, and its residuals.
 - mask: the part of the parameters that a masked transform sees.
 - fragments: the parts in which a model travels.
+- stability: simulates a transform, to see whether nodes come to agree.
 - weighted, apply_if_finite, refuse_outliers, sharded: what stands before or around an exchange.
 """
 

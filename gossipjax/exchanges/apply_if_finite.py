@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.collectives import axis_size, node_sum, varies
+from gossipjax.collectives import axis_size, cond, node_sum, varies, vary
 from gossipjax.exchanges.chain import gossip_state
-from gossipjax.exchanges.transform import (
-    require_axis_names,
-    require_state,
-    require_transform,
-    update_if,
-)
-from gossipjax.renamed import renamed
+from gossipjax.exchanges.transform import require_state, require_transform
 from gossipjax.topology.schedule import require_int
 from gossipjax.wire import Wire
 
@@ -25,7 +20,6 @@ class ApplyIfFiniteState(optax.ApplyIfFiniteState):
     """The state of `gx.apply_if_finite`: optax's fields, equal on all nodes."""
 
 
-@renamed()
 def apply_if_finite(
     inner: optax.GradientTransformation,
     *,
@@ -68,7 +62,6 @@ def apply_if_finite(
     [[1.0, 3.0], [1, 1]]
     """
     inner = require_transform(inner, "inner of apply_if_finite")
-    require_axis_names("apply_if_finite", axis_name, local_axis_name)
     max_errors = require_int(max_consecutive_errors, "max_consecutive_errors", 0)
 
     def init(params: optax.Params) -> ApplyIfFiniteState:
@@ -98,7 +91,7 @@ def apply_if_finite(
             )
         is_finite = _all_finite(updates, axis_name, local_axis_name)
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
-        results = update_if(
+        results = _update_if(
             is_finite | (in_a_row > max_errors),
             lambda: inner.update(updates, state.inner_state, params, **extra_args),
             state.inner_state,
@@ -113,6 +106,19 @@ def apply_if_finite(
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _update_if(
+    accept: jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
+) -> Any:
+    """Returns `update()`, or zeros of its types and the old state; tracing decides if it can."""
+
+    def reject() -> Any:
+        expected = jax.eval_shape(update)
+        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
+        return vary((zeros, inner_state), axis_name)
+
+    return cond(accept, lambda: vary(update(), axis_name), reject)
 
 
 def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> jax.Array:

@@ -21,7 +21,6 @@ from gossipjax.collectives import StepLike
 from gossipjax.exchanges.plan import ExchangePlan, Plan
 from gossipjax.exchanges.state import Exchanging, GossipState
 from gossipjax.exchanges.weighted import WeightedState
-from gossipjax.renamed import renamed
 from gossipjax.sharding import shard_specs
 
 LEAF = jax.tree.structure(0)
@@ -222,22 +221,6 @@ def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
     return jax.tree.map(replace, opt_state, is_leaf=lambda part: isinstance(part, GossipState))
 
 
-def describe_chain(opt_state: optax.OptState) -> str:
-    """The parts of a chain in the order in which they act, as far as their states show them."""
-    return ", ".join(filter(None, map(_describe_part, _flatten_chain((opt_state,)))))
-
-
-def _describe_part(part: Any) -> str:
-    if isinstance(part, Exchanging):
-        inner = "" if part.inner is None else describe_chain(part.inner)
-        return f"({inner}), {part.plan.in_words()}" if inner else part.plan.in_words()
-    name = type(part).__name__.removesuffix("State")
-    inside = ", ".join(map(_describe_part, find_parts(part, Exchanging)))
-    if inside:
-        return f"{name}({inside})"
-    return name if isinstance(part, WeightedState) or jax.tree.leaves(part) else ""
-
-
 def step_plan(opt_state: optax.OptState) -> Plan:
     """Checks the state of a chain; returns the plan that decides which program a step needs.
 
@@ -359,7 +342,6 @@ def start_at(opt_state: optax.OptState, step: int) -> Any:
     return opt_state
 
 
-@renamed()
 def exchange(
     opt_state: optax.OptState,
     step: StepLike,

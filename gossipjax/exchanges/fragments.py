@@ -116,11 +116,6 @@ class LayerFragments:
                 elif first < last:
                     fragment[number] = Piece(axis, columns, first, last)
             start += sizes[number]
-        if not all(fragments):
-            raise ValueError(
-                f"layer_fragments must leave no fragment empty, got {self.count} of "
-                f"{sizes.sum():.0f} values: take fewer."
-            )
         return [dict(sorted(fragment.items())) for fragment in fragments]
 
     def _axis_of_leaves(self, tree: Any) -> dict[int, int]:
@@ -128,16 +123,14 @@ class LayerFragments:
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         if isinstance(self.axes, str):
             axes = _named_axes(tree, self.axes)
-            hint = "no parameter is annotated by flax with it"
         else:
             axes = [_axis_of_path(path, self.axes) for path, _ in leaves]
-            hint = "all are None"
         found = {number: axis for number, axis in enumerate(axes) if axis is not None}
         if not found:
             raise ValueError(
                 "axes of layer_fragments must name the axis of the layers of some parameters, got "
-                f"{self.axes!r:.60}, and {hint}: give a tree, such as "
-                "{'blocks': 0, 'embedding': None}."
+                f"{self.axes!r:.60}: give a tree, such as {{'blocks': 0, 'embedding': None}}, or "
+                "annotate the parameters by flax."
             )
         for number, axis in found.items():
             path, leaf = leaves[number]
@@ -254,9 +247,6 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
     count = require_int(count, "count of layer_fragments", 1)
     if not isinstance(axes, str):
         entries = jax.tree_util.tree_leaves_with_path(axes, is_leaf=lambda axis: axis is None)
-        for path, axis in entries:
-            if axis is not None:
-                require_int(axis, f"axes{jax.tree_util.keystr(path)} of layer_fragments", 0)
         axes = tuple((tuple(path), axis) for path, axis in entries)
     return LayerFragments(count, axes)
 

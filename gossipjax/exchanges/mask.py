@@ -44,22 +44,11 @@ def gossiped(params: Any, state: Any) -> Any:
     if state is None or state.mask is None:
         return params
     mask = state.mask
-    if jax.tree.structure(params) == mask.structure:
+    if jax.tree.structure(params).num_leaves == mask.structure.num_leaves:
         return params
-    try:
-        return jax.tree.map(
-            lambda keep, part: keep if _is_masked(keep) else part,
-            mask.tree,
-            params,
-            is_leaf=_is_masked,
-        )
-    except (ValueError, TypeError) as error:
-        if jax.tree.structure(params).num_leaves == mask.structure.num_leaves:
-            return params
-        raise ValueError(
-            "params must be the parameters that the masked transform was given, or the part of "
-            f"them that it gossips, {mask.structure}, got {jax.tree.structure(params)}."
-        ) from error
+    return jax.tree.map(
+        lambda keep, part: keep if _is_masked(keep) else part, mask.tree, params, is_leaf=_is_masked
+    )
 
 
 def merge_gossiped(params: Any, part: Any, state: Any) -> Any:

@@ -8,7 +8,6 @@ from `z` to another model, `predict` returns the parameters that the user will t
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import Any
 
 import jax
@@ -19,7 +18,6 @@ from gossipjax.collectives import (
     accumulation_dtype,
     clipped_node_mean,
     copy_for_leaves,
-    node_mean,
     upcast,
 )
 from gossipjax.wire import round_to
@@ -164,18 +162,5 @@ def common_model(params: Any, axis_name: str | None) -> Any:
     model = jax.tree.map(copy, params)
     if axis_name is not None:
         with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
-            model = _common_mean(model, axis_name)
+            model = clipped_node_mean(model, axis_name)
     return model
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _common_mean(tree: Any, axis_name: str) -> Any:
-    """`clipped_node_mean` with the derivative of the mean, as a minimum over an axis has none."""
-    return clipped_node_mean(tree, axis_name)
-
-
-@_common_mean.defjvp
-def _common_mean_jvp(axis_name: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (tree,) = primals
-    (tangent,) = tangents
-    return _common_mean(tree, axis_name), node_mean(tangent, axis_name)

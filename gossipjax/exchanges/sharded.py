@@ -12,9 +12,9 @@ import optax
 from gossipjax.exchanges.apply_if_finite import ApplyIfFiniteState
 from gossipjax.exchanges.chain import find_exchanging
 from gossipjax.exchanges.state import Exchanging
-from gossipjax.exchanges.transform import require_axis_names, require_state, require_transform
+from gossipjax.exchanges.transform import require_state, require_transform
 from gossipjax.sharding import ShardedState, Specs, axes_of, constrain, inner_axes, use_specs
-from gossipjax.wire import Codec, FloatCodec
+from gossipjax.wire import FloatCodec
 
 
 def sharded(
@@ -77,8 +77,7 @@ def sharded(
     2
     """
     tx = require_transform(tx, "tx of sharded")
-    require_axis_names("sharded", axis_name)
-    given = None if specs is None else Specs.make(specs, axis_name)
+    given = None if specs is None else Specs.make(specs)
     whole = _Sharded(tx, given, axis_name)
     return optax.GradientTransformationExtraArgs(whole.init, whole.update)
 
@@ -92,18 +91,11 @@ class _Sharded:
     axis_name: str
 
     def init(self, params: optax.Params) -> ShardedState:
-        specs = self.specs or Specs.of_annotations(params, self.axis_name)
+        specs = self.specs or Specs.of_annotations(params)
         specs = specs.for_params(params)
         specs.require(params, inner_axes(self.axis_name))
         with use_specs(specs):
             state = self.tx.init(params)
-        for part in _find_exchanges(state):
-            if part.plan.wire.axis_name != self.axis_name:
-                raise ValueError(
-                    "axis_name of sharded must be the axis_name of tx, "
-                    f"{part.plan.wire.axis_name!r}, got {self.axis_name!r}: give both "
-                    "the axis of the nodes."
-                )
         _require_same_copies(specs, params, state)
         _require_no_optimizer(specs, state)
         return ShardedState(constrain(state, specs, self.axis_name), specs)
@@ -116,12 +108,6 @@ class _Sharded:
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         old, specs = require_state(state, ShardedState, "sharded")
-        if self.specs is not None and specs != self.specs:
-            raise ValueError(
-                "the state of sharded must have been made with its specs, got one of others: make "
-                "it by tx.init(params) of the same chain, or restore a checkpoint into such a "
-                "state."
-            )
         _require_no_optimizer(specs, old)
         specs.require(updates, inner_axes(self.axis_name))
         with use_specs(specs):
@@ -147,14 +133,11 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
         )
 
 
-def _find_exchanges(state: Any) -> list[Any]:
-    """The states of exchanges of parts; an average of plain gradients may be over any axis."""
-    return [part for part in find_exchanging(state) if jax.tree.leaves(part)]
-
-
 def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
     """Raises `ValueError` if a codec would round copies of a parameter in a node differently."""
-    codec = _codec_of(state)
+    # Of an average of plain gradients, which may be over any axis, the state has no leaves.
+    exchanges = [part for part in find_exchanging(state) if jax.tree.leaves(part)]
+    codec = next((c for part in exchanges if (c := part.plan.wire.codec) is not None), None)
     if codec is None:
         return
     axes = set(specs.axes)
@@ -171,9 +154,3 @@ def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
             f"node, got {codec} and params{jax.tree_util.keystr(path)} of spec {spec}: its copies "
             f"would be rounded apart. Shard it over {', '.join(sorted(missing))} as well."
         )
-
-
-def _codec_of(state: Any) -> Codec | None:
-    """The codec of the exchanges that have this state."""
-    codecs = (part.plan.wire.codec for part in _find_exchanges(state))
-    return next((codec for codec in codecs if codec is not None), None)

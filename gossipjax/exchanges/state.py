@@ -36,7 +36,7 @@ from gossipjax.exchanges.mask import gossiped, make_mask
 from gossipjax.exchanges.model import add, debias, numerators, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan, Plan
 from gossipjax.serialization import register_with_flax, written_by_flax
-from gossipjax.sharding import Specs, inner_axes, on_shards
+from gossipjax.sharding import Specs, on_shards
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
@@ -204,12 +204,6 @@ class GossipState(NamedTuple):
         state = self._replace(residual=residual, extra=None, plan=plan)
         run = partial(GossipState.start_parts, pieces=state.split_messages())
         if specs is None:
-            if inner_axes(axis_name):
-                raise ValueError(
-                    "opt_state must be the state of the whole chain, with the state of gx.sharded, "
-                    "where a node has further axes, got the gossip state inside: its specs are "
-                    "needed."
-                )
             return run(state, params, step)
         like = self.in_flight.x if params is None else params
         args = (state, params, step)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.collectives import StepLike, cond, default_step, vary
+from gossipjax.collectives import StepLike, default_step
 from gossipjax.exchanges.model import (
     add,
     as_update,
@@ -25,16 +25,9 @@ from gossipjax.exchanges.model import (
     subtract,
 )
 from gossipjax.exchanges.plan import ExchangePlan
-from gossipjax.exchanges.state import (
-    Extra,
-    GossipState,
-    OnResize,
-    PushSum,
-    init_state,
-    mix_once,
-)
+from gossipjax.exchanges.state import Extra, GossipState, OnResize, PushSum, init_state, mix_once
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
-from gossipjax.wire import Wire, WireLike
+from gossipjax.wire import Wire
 
 State = TypeVar("State")
 
@@ -90,7 +83,14 @@ def gossip_transform(
                 received = own_state.start(step, z)
             early = (received,) if plan.exchanges_early else ()
             result = Combined(*combine(x, updates, own_state, step, *early))
-        return _finish(name, z, own_state, result)
+        # Gradients are taken at the user's parameters, so the parameters are de-biased.
+        model = debias(result.x, result.state.weight, plan.wire.axis_name)
+        updates = as_update(z, model if result.params is None else result.params)
+        # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
+        has_residual = own_state.residual is not None
+        residual = residuals(model, predict(z, updates)) if has_residual else None
+        count = optax.safe_increment(own_state.count)
+        return updates, result.state._replace(count=count, residual=residual)
 
     return exchange_on_parts(init, update, plan.wire.axis_name)
 
@@ -128,24 +128,12 @@ def move_locally(name: str, wire: Wire) -> optax.GradientTransformationExtraArgs
     """
     plan = ExchangePlan(wire=wire)
 
-    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        del step
-        return Combined(add(x, updates), state)
-
-    return gossip_transform(name, plan, partial(init_state, plan=plan), combine)
-
-
-def _finish(
-    name: str, params: Any, old: GossipState, result: Combined
-) -> tuple[optax.Updates, GossipState]:
-    """The update to the new parameters, and the new state with its residuals."""
-    # Gradients are taken at the user's parameters, so the parameters are de-biased.
-    model = debias(result.x, result.state.weight, result.state.plan.wire.axis_name)
-    updates = as_update(params, model if result.params is None else result.params)
-    # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
-    residual = None if old.residual is None else residuals(model, predict(params, updates))
-    count = optax.safe_increment(old.count)
-    return updates, result.state._replace(count=count, residual=residual)
+    return gossip_transform(
+        name,
+        plan,
+        partial(init_state, plan=plan),
+        lambda x, updates, state, step: Combined(add(x, updates), state),
+    )
 
 
 def exchange_on_parts(
@@ -175,72 +163,26 @@ def exchange_on_parts(
         if specs is None:
             return update(updates, state, params, **extra_args)
         specs.require(updates, inner_axes(axis_name), may_repeat=True)
-        names = ("step", "received", "skip_exchange")
-        known = {name: extra_args[name] for name in names if name in extra_args}
-        arrays = {name: arg for name, arg in known.items() if _holds_arrays(arg)}
-        others = {name: arg for name, arg in known.items() if name not in arrays}
+        known = [extra_args.get(name) for name in ("step", "received", "skip_exchange")]
         # Cut by whole leaves, before each device sees its parts of them.
         pieces = None
         if isinstance(state, GossipState) and state.overlap:
             pieces = state.split_messages()
 
-        def run(updates: Any, state: Any, params: Any, arrays: dict[str, Any]) -> Any:
-            arguments = {**arrays, **others}
-            is_early = arguments.get("received") is not None or arguments.get("skip_exchange")
-            if pieces is not None and not is_early:
-                step = default_step(arguments.get("step"), state.count, axis_name)
-                arguments["received"] = state.start_parts(None, step, pieces)
-            return update(updates, state, params, **arguments)
+        def run(
+            updates: Any, state: Any, params: Any, step: Any, received: Any, skip_exchange: Any
+        ) -> Any:
+            if pieces is not None and received is None and not skip_exchange:
+                step = default_step(step, state.count, axis_name)
+                received = state.start_parts(None, step, pieces)
+            arguments = {"received": received, "skip_exchange": bool(skip_exchange)}
+            return update(updates, state, params, step=step, **arguments)
 
-        args = (updates, state, params, arrays)
+        args = (updates, state, params, *known)
         in_specs = specs.of(args, updates)
         return on_shards(run, specs, axis_name, in_specs, in_specs[:2])(*args)
 
     return optax.GradientTransformationExtraArgs(init_parts, update_parts)
-
-
-def _holds_arrays(arg: Any) -> bool:
-    leaves = jax.tree.leaves(arg)
-    return bool(leaves) and all(isinstance(leaf, jax.Array) for leaf in leaves)
-
-
-def update_if(
-    accept: bool | jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
-) -> Any:
-    """Returns `update()`, or zeros of its types and the old state; tracing decides if it can."""
-
-    def reject() -> Any:
-        expected = jax.eval_shape(update)
-        zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
-        return vary((zeros, inner_state), axis_name)
-
-    return cond(accept, lambda: vary(update(), axis_name), reject)
-
-
-def make_route(
-    name: str,
-    axis_name: str,
-    local_axis_name: str | None = None,
-    wire: WireLike | None = None,
-    takes_sparse: bool = False,
-) -> Wire:
-    """Makes the route and the form of messages from a factory's arguments, as in `gx.sgp`."""
-    require_axis_names(name, axis_name, local_axis_name)
-    return Wire.make(axis_name, local_axis_name, wire, takes_sparse)
-
-
-def require_axis_names(name: str, axis_name: Any, local_axis_name: Any = None) -> None:
-    """Raises `ValueError` unless these name one axis, or two; `name` is the transform's name."""
-    if not isinstance(axis_name, str):
-        raise ValueError(
-            f"axis_name of {name} must be the name of the nodes' axis, got {axis_name!r}."
-        )
-    is_name = local_axis_name is None or isinstance(local_axis_name, str)
-    if not is_name or local_axis_name == axis_name:
-        raise ValueError(
-            f"local_axis_name of {name} must be the name of the axis of a node's devices, or None, "
-            f"got {local_axis_name!r}."
-        )
 
 
 def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -257,14 +199,6 @@ def require_number(
     if isinstance(value, bool) or not is_number or not is_allowed(float(value)):
         raise ValueError(f"{name} must be a number {allowed}, got {value!r}.")
     return float(value)
-
-
-def require_scalar(
-    value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
-) -> None:
-    """`require_number` that lets scalars of JAX pass, because their values may not be known yet."""
-    if not (isinstance(value, jax.Array) and value.shape == ()):
-        require_number(value, name, allowed, is_allowed)
 
 
 def require_transform(
@@ -312,30 +246,32 @@ def require_plan(expected: Any, actual: Any, name: str) -> None:
             )
 
 
-def require_like(expected: Any, tree: Any, name: str, dtypes: bool = False) -> None:
+def require_like(
+    expected: Any, tree: Any, name: str, dtypes: bool = False, like: str = "the parameters"
+) -> None:
     """Raises `ValueError` unless `tree` has the given structure, shapes and, on demand, types."""
 
     def describe(leaf: Any) -> str:
         shape = list(jnp.shape(leaf))
         return f"{jnp.result_type(leaf)} {shape}" if dtypes else f"shape {shape}"
 
-    def compare(path: Any, like: Any, leaf: Any) -> None:
-        if describe(like) != describe(leaf):
+    def compare(path: Any, wanted: Any, leaf: Any) -> None:
+        if describe(wanted) != describe(leaf):
             raise ValueError(
-                f"{name} must be like the parameters, {describe(like)} at "
+                f"{name} must be like {like}, {describe(wanted)} at "
                 f"{jax.tree_util.keystr(path) or 'their only leaf'}, got {describe(leaf)}."
             )
 
     structure = jax.tree.structure(tree)
     try:
         is_like = structure.num_leaves == jax.tree.structure(expected).num_leaves
-        jax.tree.map(lambda like, part: None, expected, tree)
+        jax.tree.map(lambda wanted, part: None, expected, tree)
     except (ValueError, TypeError):
         is_like = False
     if not is_like:
         raise ValueError(
-            f"{name} must have the structure of the parameters, {jax.tree.structure(expected)}, "
-            f"got {structure}."
+            f"{name} must have the structure of {like}, "
+            f"{str(jax.tree.structure(expected))[:300]}, got {str(structure)[:300]}."
         )
     jax.tree_util.tree_map_with_path(compare, expected, tree)
 

@@ -19,7 +19,6 @@ from gossipjax.collectives import (
     select_for_node,
     upcast,
 )
-from gossipjax.exchanges.transform import require_axis_names
 
 
 class WeightedState(NamedTuple):
@@ -66,7 +65,6 @@ def weighted(
     [-1.0, -1.0]
     """
     shares = None if weights is None else make_shares(weights, "weights of weighted")
-    require_axis_names("weighted", axis_name)
 
     def update(
         updates: optax.Updates,

@@ -12,7 +12,7 @@ import optax
 from gossipjax.collectives import axis_size
 from gossipjax.exchanges.chain import find_exchanging, gossip_state
 from gossipjax.exchanges.state import GossipState
-from gossipjax.exchanges.transform import require_axis_names, require_state, require_transform
+from gossipjax.exchanges.transform import require_state, require_transform
 from gossipjax.faults._faults import Faults
 from gossipjax.faults._links import is_active
 from gossipjax.faults._rounds import require_isolated
@@ -74,7 +74,6 @@ def inactive(
     [1.0, 0.0]
     """
     chain = require_transform(inner, "inner of inactive")
-    require_axis_names("inactive", axis_name)
 
     def init(params: optax.Params) -> InactiveState:
         state = chain.init(params)

@@ -20,7 +20,7 @@ from gossipjax.exchanges.mask import gossiped
 from gossipjax.exchanges.model import add, numerators, subtract, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state, mass_in_flight
-from gossipjax.exchanges.transform import Combined, gossip_transform, make_route
+from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.faults._faults import Faults, require_faults
 from gossipjax.faults._links import NEVER, Links, along, is_active
 from gossipjax.topology.schedule import Schedule
@@ -91,7 +91,7 @@ def sgp(
     """
     require_schedule(schedule, "gx.faults.sgp")
     require_faults(faults, schedule.size, "gx.faults.sgp")
-    route = make_route("gx.faults.sgp", axis_name, local_axis_name)
+    route = Wire(axis_name, local_axis_name)
     plan = ExchangePlan(schedule, wire=route)
     links = Links(schedule, faults, route)
 
@@ -204,7 +204,7 @@ def dpsgd(
             f"{len(schedule.rounds)} different ones and delays of up to {faults.max_delay} steps: "
             "take ring or exponential, or gx.faults.sgp."
         )
-    route = make_route("gx.faults.dpsgd", axis_name, local_axis_name)
+    route = Wire(axis_name, local_axis_name)
     plan = ExchangePlan(schedule, wire=route)
     links = Links(schedule, faults, route)
 

@@ -12,10 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gossipjax.renamed import renamed
 
-
-@renamed()
 def mesh(
     nodes: int | None = None,
     *,

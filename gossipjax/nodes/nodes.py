@@ -49,7 +49,7 @@ from gossipjax.sharding import shard_specs
 MAX_KEPT_PROGRAMS = 256  # of `Nodes.run`
 
 
-@renamed("fn mesh nodes", mesh="nodes=gx.Nodes(mesh=mesh)")
+@renamed(mesh="nodes=gx.Nodes(mesh=mesh)")
 def spmd(
     fn: Callable[..., Any],
     nodes: int | Nodes | None = None,
@@ -118,7 +118,6 @@ class Shared:
     tree: Any
 
 
-@renamed()
 @dataclasses.dataclass(frozen=True)
 class Nodes:
     """Where N nodes run: each on a device (or row of devices), or several on each device.

@@ -151,9 +151,9 @@ def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
     """The shardings of node-stacked arrays whose rows have these specs, or this one."""
     if isinstance(specs, P):
         specs = jax.tree.map(lambda _: specs, rows)
-    sizes = {name: mesh.shape[name] for name in mesh.axis_names}
+    sizes = {name: size for name, size in mesh.shape.items() if name != axis_name}
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
-    Specs.make(specs, axis_name).require(row, sizes, may_repeat=True)
+    Specs.make(specs).require(row, sizes, may_repeat=True)
     return _stack_shardings(specs, mesh, axis_name)
 
 

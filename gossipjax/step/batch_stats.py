@@ -31,7 +31,6 @@ from gossipjax.exchanges.chain import gossip_state, step_plan
 from gossipjax.exchanges.model import debias, push_sum_weight
 from gossipjax.models import on_axis, require_inside
 from gossipjax.nodes import Nodes
-from gossipjax.renamed import renamed
 
 
 def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> Any:
@@ -74,7 +73,8 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     def mix_stats(stats: Any) -> Any:
         """The statistics mixed by a round, each with the weight of its node."""
         if schedule is None:
-            return _average(stats, axis_name)
+            average = average_batch_stats(stats, axis_name=axis_name)
+            return jax.tree.map(lambda s: as_varying(s, axis_name), average)
         weight = push_sum_weight(state)
         scaled = jax.tree.map(lambda s: weight.astype(s.dtype) * s, upcast(stats))
         axes = {"axis_name": axis_name, "local_axis_name": wire.local_axis_name}
@@ -87,13 +87,6 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     return cond(is_now, mix_stats, lambda stats: stats, stats)
 
 
-def _average(stats: Any, axis_name: str) -> Any:
-    """`average_batch_stats`, typed as a value that differs between nodes."""
-    average = average_batch_stats(stats, axis_name=axis_name)
-    return jax.tree.map(lambda s: as_varying(s, axis_name), average)
-
-
-@renamed()
 def average_batch_stats(
     stats: Any, *, axis_name: str | None = None, nodes: Nodes | None = None
 ) -> Any:

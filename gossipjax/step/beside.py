@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import jax
 import optax
 
 from gossipjax.exchanges.chain import exchange
@@ -17,35 +15,6 @@ from gossipjax.exchanges.plan import Plan
 from gossipjax.nodes import Nodes, donate_on_accelerators
 from gossipjax.nodes.program import Program
 from gossipjax.step.gradients import Gradients
-
-COLLECTIVE = re.compile(r"stablehlo\.(all_|reduce_scatter|collective_)")
-
-
-def has_collectives(program: Program, *args: Any) -> bool:
-    """Whether a program exchanges anything between devices; only shapes of arrays matter."""
-
-    def describe(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "dtype") else leaf
-
-    return COLLECTIVE.search(program.lower(*jax.tree.map(describe, args)).as_text()) is not None
-
-
-class Background:
-    """A program that the calling thread compiles and another thread runs, call after call.
-
-    JAX's context of the caller (x64, matrix precision, mesh) matters while a program is traced and
-    compiled. A thread does not have this context, and needs none to run the program.
-    """
-
-    def __init__(self, program: Program):
-        self._program = program
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
-        # The thread ends with the step that owns it, also if nobody closes it.
-        self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
-
-    def start(self, *args: Any) -> Future[Any]:
-        """Dispatches the program; when the future is done, its result is on the devices."""
-        return self._executor.submit(self._program.prepare(*args))
 
 
 class UpdateBeside:
@@ -87,10 +56,16 @@ class UpdateBeside:
         # Arrays that a thread still reads must not be donated.
         donated = () if lead else donate_on_accelerators(1, 2)
         self._plan = plan
+        self._axis_name = nodes.axis_name
         self._lead = lead
         self._is_static = is_static
         self._fused = fused
-        self._start = Background(nodes.spmd(start, **by_step))
+        # The calling thread compiles, because JAX's context (x64, matrix precision, mesh) matters
+        # then. The other thread, which has no such context, only runs the program.
+        self._start = nodes.spmd(start, **by_step)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        # The thread ends with the step that owns it, also if nobody closes it.
+        self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
         self._gradients = nodes.spmd(gradients)
         self._update = nodes.spmd(update, donate_argnums=donated, **by_step)
         self._update_alone = nodes.spmd(update_alone, **by_step)
@@ -99,7 +74,6 @@ class UpdateBeside:
         self.is_beside: bool | None = None if lead else True
         self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
         self._next_step: int | None = None
-        self.close = self._start.close
 
     def __call__(
         self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
@@ -107,7 +81,7 @@ class UpdateBeside:
         """One step; `number` is its number as the programs take it."""
         if self.is_beside is None:  # in the first update nothing is received
             arguments = 0, params, opt_state, params
-            self.is_beside = not has_collectives(self._update_alone, *arguments)
+            self.is_beside = not self._update_alone.has_collective(self._axis_name, *arguments)
         if not self.is_beside:
             return self._fused(number, params, opt_state, *inputs)
         self._start_exchanges(step, number, params, opt_state)
@@ -131,7 +105,7 @@ class UpdateBeside:
             self._pending.clear()
         self._next_step = step + 1
         if not self._is_static:
-            self._pending[step] = self._start.start(number, params, opt_state)
+            self._pending[step] = self._dispatch(number, params, opt_state)
         else:
             self._start_exchange(step + self._lead, params, opt_state)
 
@@ -139,7 +113,11 @@ class UpdateBeside:
         """Starts the exchange that step `user` uses, unless it has none or is on its way."""
         if user not in self._pending and self._plan.receives(user):
             canonical = self._plan.canonical_step(user)
-            self._pending[user] = self._start.start(canonical, params, opt_state)
+            self._pending[user] = self._dispatch(canonical, params, opt_state)
+
+    def _dispatch(self, *args: Any) -> Future[Any]:
+        """Starts an exchange; when the future is done, its result is on the devices."""
+        return self._executor.submit(self._start.prepare(*args))
 
     def wait(self) -> None:
         """Returns when all exchanges that are on their way have arrived."""

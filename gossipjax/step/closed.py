@@ -19,19 +19,18 @@ from gossipjax.collectives import node_mean, upcast
 from gossipjax.exchanges.chain import OPTIMIZERS, find_exchange, find_exchanging, find_parts
 from gossipjax.exchanges.model import subtract
 from gossipjax.exchanges.state import GossipState
+from gossipjax.exchanges.transform import require_like
 from gossipjax.models import average_model, on_axis
 from gossipjax.nodes import Nodes
 from gossipjax.nodes.arguments import Argnums, argument_numbers, is_function, require_numbers
 from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
-from gossipjax.renamed import renamed
 from gossipjax.serialization import written_by_flax
 from gossipjax.sharding import shard_specs
 from gossipjax.step.train_step import TrainStep
 from gossipjax.train_state import TrainState
 
 
-@renamed()
 def decentralize(
     train_step: Callable[..., tuple[Any, Any]],
     tx: optax.GradientTransformation,
@@ -181,20 +180,16 @@ class DecentralizedStep:
             fold_in=has_keys and fold_in is not False,
         )
         rest = _convert_keys(rest, is_raw, jax.random.key_data)
-        if (number := self._number_of_average(state)) is not None:
-            return TrainState(number, stacked, opt_state, rest)
         # A loop that resumes from an average continues the count of its own state.
+        made, number = self._averaged
+        leaves = jax.tree.leaves(state)
+        if leaves and made is not None and made() is leaves[0]:
+            return TrainState(number, stacked, opt_state, rest)
         count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
         is_count = is_count and count.shape == (self.nodes.size,)
         step = int(np.asarray(count.addressable_data(0))[0]) if is_count else 0
         return TrainState(step, stacked, opt_state, rest)
-
-    def _number_of_average(self, state: Any) -> int | None:
-        """The number of the next step, if `state` is the last result of `average`."""
-        made, number = self._averaged
-        leaves = jax.tree.leaves(state)
-        return number if leaves and made is not None and made() is leaves[0] else None
 
     def _take_apart(self, state: Any) -> tuple[Any, Any]:
         """The parameters, as `params` returns them, and the rest of the state."""
@@ -317,7 +312,8 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
                 "of a step that returns the state alone, lambda *args: (train_step(*args), None)."
             )
         require_numbers(result[1], "metrics")
-        _require_same_form(state, result[0])
+        name = "the state of (state, metrics), which train_step returns in this order,"
+        require_like(state, result[0], name, dtypes=True, like="the state that it got")
         leaves, new_rest = _split(result[0], rest)
         new_params = jax.tree.unflatten(jax.tree.structure(params), leaves)
         # In full precision, so that the update is not rounded a second time.
@@ -325,24 +321,6 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
         return updates, (new_rest, result[1])
 
     return gradients
-
-
-def _require_same_form(state: Any, new: Any) -> None:
-    """Raises `ValueError` unless a step has returned a state of the form of its input."""
-    structure = jax.tree.structure(state)
-    if jax.tree.structure(new) != structure:
-        raise ValueError(
-            "train_step must return (state, metrics), in this order, with a state of the structure "
-            f"that it got, {str(structure)[:200]}, got {str(jax.tree.structure(new))[:200]}."
-        )
-    olds = jax.tree_util.tree_leaves_with_path(state)
-    for (path, old), leaf in zip(olds, jax.tree.leaves(new), strict=True):
-        forms = [(jnp.result_type(x).name, list(jnp.shape(x))) for x in (old, leaf)]
-        if forms[0] != forms[1]:
-            raise ValueError(
-                f"train_step must keep the type and shape of state{jax.tree_util.keystr(path)}, "
-                f"{forms[0]}, got {forms[1]}: start from a state of the type that it returns."
-            )
 
 
 def _warn_of_copies(params: Any, rest: Any) -> None:

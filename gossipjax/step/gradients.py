@@ -12,6 +12,7 @@ import optax
 
 from gossipjax.collectives import accumulation_dtype, cast_like
 from gossipjax.exchanges.model import add
+from gossipjax.exchanges.transform import require_like
 from gossipjax.nodes.arguments import require_numbers
 from gossipjax.topology.schedule import require_int
 
@@ -37,17 +38,8 @@ def check_gradients(gradients: Gradients) -> Gradients:
                 "gradients must return a pair (grads, aux), got "
                 f"{type(result).__name__}: jax.grad(loss, has_aux=True) does."
             )
-        specs = [
-            (jax.tree.structure(tree), [list(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)])
-            for tree in (params, result[0])
-        ]
-        if specs[0] != specs[1]:
-            expected, got = (f"{str(tree)[:80]} of shapes {shapes[:4]}" for tree, shapes in specs)
-            raise ValueError(
-                "gradients must return (grads, aux) with grads of the structure and shapes of "
-                f"the parameters, {expected}, got {got}: "
-                "jax.value_and_grad returns them in the other order."
-            )
+        name = "grads of (grads, aux), which jax.value_and_grad returns in the other order,"
+        require_like(params, result[0], name)
         require_numbers(result[1], "aux")
         return result
 

@@ -15,11 +15,12 @@ import optax
 
 from gossipjax import launch, meshes
 from gossipjax.collectives import node_mean
-from gossipjax.exchanges.chain import describe_chain, start_at, step_plan
+from gossipjax.exchanges.chain import start_at, step_plan
 from gossipjax.exchanges.model import apply_updates
 from gossipjax.exchanges.plan import Plan
+from gossipjax.exchanges.transform import require_transform
 from gossipjax.nodes import Nodes, as_nodes, donate_on_accelerators
-from gossipjax.nodes.arguments import Argnums, argument_numbers, is_int, require_transform
+from gossipjax.nodes.arguments import Argnums, argument_numbers, is_int
 from gossipjax.nodes.program import Program
 from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
@@ -31,7 +32,6 @@ from gossipjax.step.mass_check import MassCheck
 from gossipjax.topology.schedule import require_int
 
 ExtraArgs = Callable[[Any], dict[str, Any]]
-OWN_ARGS = {"step", "received", "skip_exchange"}  # of `tx.update`
 MAX_PROGRAMS = 32  # of one train step, if it is not told otherwise; beyond it, the step is traced
 
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
@@ -40,10 +40,17 @@ Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 class _Programs(NamedTuple):
     """The compiled programs of a plan."""
 
-    # `(step, number, params, opt_state, *inputs)`; `number` is the step as the programs take it.
-    update: Update
+    update: Update  # `(step, number, params, opt_state, *inputs)`, by `fused` or with it
+    fused: Program  # a step: `(number, params, opt_state, *inputs)`, `number` as `_number` makes it
     is_static: bool  # a program is compiled for each number
+    offloads: bool  # `fused` takes only the state that its step needs
     called: set[Any]  # numbers of programs that are compiled, with shapes of inputs
+
+    def arguments(self, number: Any, params: Any, opt_state: Any, inputs: Any) -> tuple[Any, ...]:
+        """The arguments of `fused`."""
+        if self.offloads:
+            opt_state = offloaded.bring(opt_state, number)
+        return number, params, opt_state, *inputs
 
 
 class TrainStep:
@@ -90,10 +97,9 @@ class TrainStep:
         them.
 
     Raises:
-      ValueError: if `max_programs` is below 1, or `overlap_in_thread` is True with several devices
-        per node. At the first step: if an
-        optimizer comes after the gossip, if an optimizer with momentum comes before a gossip that
-        is the optimizer itself, or if the devices of a node get parts of a batch but exchange
+      ValueError: if `overlap_in_thread` is True with several devices per node. At the first step:
+        if an optimizer comes after the gossip, if an optimizer with momentum comes before a gossip
+        that is the optimizer itself, or if the devices of a node get parts of a batch but exchange
         nothing. Later: if `step` goes back and the state does not.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
@@ -110,7 +116,7 @@ class TrainStep:
     True
     """
 
-    @renamed("gradients tx mesh nodes", mesh="nodes=gx.Nodes(mesh=mesh)")
+    @renamed(mesh="nodes=gx.Nodes(mesh=mesh)")
     def __init__(
         self,
         gradients: Gradients,
@@ -126,7 +132,6 @@ class TrainStep:
         check_mass: int = 0,
         donated_inputs: tuple[int, ...] = (),
     ):
-        require_transform(tx)
         self.nodes = as_nodes(nodes, axis_name)
         has_several_devices = self.nodes.local_devices is not None or self.nodes.inner_axes
         if overlap_in_thread and has_several_devices:
@@ -135,19 +140,16 @@ class TrainStep:
                 "gradients are averaged in one program with the update, got True."
             )
         self._gradients = check_gradients(gradients)
-        self._tx = optax.with_extra_args_support(tx)
+        self._tx = require_transform(tx, "tx")
         self._extra_args = _agree(extra_args, self.nodes)
         self._has_extra_args = extra_args is not None
         self._donated_inputs = donated_inputs
         self._local_argnums = argument_numbers(local_argnums)
-        if max_programs is not None:
-            max_programs = require_int(max_programs, "max_programs", 1)
-        self._max_programs = max_programs
+        self._max_programs = MAX_PROGRAMS if max_programs is None else max_programs
         self._overlap_in_thread = overlap_in_thread
         self._offload_outer = bool(offload_outer)
         self._mass = MassCheck(self.nodes, check_mass)
         self._programs: dict[Plan, _Programs] = {}
-        self._structure: Any = None  # of the state at the first call
         # Whether gradients of a node's devices, each from its part of a batch, are averaged.
         self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
@@ -161,15 +163,13 @@ class TrainStep:
         Accelerators donate `params` and `opt_state`, unless several nodes of one device mix their
         models, because donation would then cost two copies of each, and save at most their memory.
         """
-        plan = step_plan(opt_state)
-        if plan not in self._programs:
-            self._programs[plan] = self._make_programs(plan)
-            self._structure = jax.tree.structure(opt_state)
-        programs = self._programs[plan]
+        plan, programs = self._find_programs(opt_state)
         opt_state = self._begin(step, params, opt_state, count=1)
         number = self._number(plan, step, programs.is_static)
         if not self._is_averaged:
-            self._require_local_average(plan, number, params, opt_state, *inputs)
+            self._require_local_average(
+                programs.fused, *programs.arguments(number, params, opt_state, inputs)
+            )
         is_new = self._announce(step, programs, number, inputs)
         result = programs.update(step, number, params, opt_state, *inputs)
         if is_new:
@@ -295,19 +295,14 @@ class TrainStep:
         >>> lowered.as_text().startswith("module")
         True
         """
-        plan = step_plan(opt_state)
-        is_static = self._is_static(plan)
-        number = self._number(plan, step, is_static)
-        offloads = self._offloads(plan)
-        if offloads:
-            opt_state = offloaded.bring(opt_state, number)
-        program: Any = self._fuse(plan, offloads, self._donated(plan))
-        return program.lower(number, params, opt_state, *inputs)
+        plan, programs = self._find_programs(opt_state)
+        number = self._number(plan, step, programs.is_static)
+        return programs.fused.lower(*programs.arguments(number, params, opt_state, inputs))
 
-    def _require_local_average(self, plan: Plan, *args: Any) -> None:
+    def _require_local_average(self, fused: Program, *args: Any) -> None:
         """Raises `ValueError` if a step exchanges nothing between the devices of a node."""
         axis_name = self.nodes.local_axis_name
-        if not self._fuse(plan, False, ()).has_collective(axis_name, *args):
+        if not fused.has_collective(axis_name, *args):
             raise ValueError(
                 f"the devices of a node must average their gradients over {axis_name!r}, as each "
                 f"has a part of the batch by local_argnums, got a chain without it: put "
@@ -317,8 +312,8 @@ class TrainStep:
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
         """The static steps, one per compiled program; None if the step is traced."""
-        plan = step_plan(opt_state)
-        return list(plan.canonical_steps) if self._is_static(plan) else None
+        plan, programs = self._find_programs(opt_state)
+        return list(plan.canonical_steps) if programs.is_static else None
 
     def overlaps(self, opt_state: optax.OptState) -> bool:
         """Whether the exchange runs as a separate program, on a thread.
@@ -326,27 +321,8 @@ class TrainStep:
         If an exchange takes several steps, the first step decides, because it cannot run on a
         thread if the chain contains other collectives.
         """
-        plan = step_plan(opt_state)
-        programs = self._programs.get(plan)
-        if programs is not None and isinstance(programs.update, UpdateBeside):
-            return programs.update.is_beside is not False
-        return self._runs_beside(plan)
-
-    def _runs_beside(self, plan: Plan) -> bool:
-        lead = plan.lead(self._is_static(plan)) if self._has_thread else None
-        # The average of `extra_args` is a collective of each step.
-        return lead == 0 or (lead is not None and not self._has_extra_args)
-
-    def _offloads(self, plan: Plan) -> bool:
-        if self._has_thread or not self._offload_outer or not plan.fields(0):
-            return False
-        if not self._is_static(plan):
-            raise ValueError(
-                "offload_outer must be False where steps are traced, which take all of the state, "
-                f"got True for {len(plan.canonical_steps)} programs: allow them by max_programs, "
-                "or choose a schedule of fewer rounds."
-            )
-        return True
+        update = self._find_programs(opt_state)[1].update
+        return isinstance(update, UpdateBeside) and update.is_beside is not False
 
     def _traces_rounds(self, plan: Plan) -> bool:
         """Whether one program mixes by any round as fast as a program for this round would."""
@@ -367,7 +343,7 @@ class TrainStep:
         programs = len(plan.canonical_steps)
         if self._traces_rounds(plan):
             return programs == 1
-        return programs <= (MAX_PROGRAMS if self._max_programs is None else self._max_programs)
+        return programs <= self._max_programs
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Runs another program with collectives between two steps; returns `program(*args)`.
@@ -411,57 +387,56 @@ class TrainStep:
         has_one_device = self.nodes.local_devices is None and not self.nodes.inner_axes
         return on_cpu and jax.local_device_count() == 1 and has_one_device
 
+    def _find_programs(self, opt_state: optax.OptState) -> tuple[Plan, _Programs]:
+        """The plan of a chain, and its programs, which are made once."""
+        plan = step_plan(opt_state)
+        if plan not in self._programs:
+            self._programs[plan] = self._make_programs(plan)
+        return plan, self._programs[plan]
+
     def _make_programs(self, plan: Plan) -> _Programs:
         is_static = self._is_static(plan)
-        offloads = self._offloads(plan)
-        donated = self._donated(plan)
-        is_beside = self._runs_beside(plan)
-        if is_beside and plan.lead(is_static):
-            donated = ()  # a thread still reads the arrays
-        fused = self._fuse(plan, offloads, donated)
-        update: Update = functools.partial(_run, fused)
+        offloads = self._offload_outer and not self._has_thread and bool(plan.fields(0))
+        if offloads and not is_static:
+            raise ValueError(
+                "offload_outer must be False where steps are traced, which take all of the state, "
+                f"got True for {len(plan.canonical_steps)} programs: allow them by max_programs, "
+                "or choose a schedule of fewer rounds."
+            )
+        lead = plan.lead(is_static) if self._has_thread else None
+        # The average of `extra_args` is a collective of each step.
+        is_beside = lead == 0 or (lead is not None and not self._has_extra_args)
+        # Do not donate what a thread still reads, or what other nodes of a device read at the same
+        # time: XLA would write the new models elsewhere, and then copy them.
+        is_read = (is_beside and lead) or (self.nodes.per_device > 1 and plan.mixes_in_place())
+        donated = () if is_read else donate_on_accelerators(1, 2)
+        inputs = donate_on_accelerators(*(3 + number for number in self._donated_inputs))
+        # A static step is part of the program, and so are its permutations; a traced one is data.
+        by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
+        update_of_node = _make_update_of_node(self._gradients, self._tx, self._extra_args)
+        fused = self.nodes.spmd(
+            offloaded.with_less(update_of_node) if offloads else update_of_node,
+            **by_step,
+            donate_argnums=donated + inputs,
+            # Here the arguments of `gradients`, except the parameters, stand two places later.
+            local_argnums=[number + 2 if number else 1 for number in self._local_argnums],
+        )
+        fused.max_static_values = math.inf  # `max_programs` has been asked
+
+        def update(step: int, *arguments: Any) -> Any:
+            del step  # the program takes its number
+            return fused(*arguments)
+
         if is_beside:
             arguments = self._gradients, self._tx, self.nodes, self._extra_args
             update = UpdateBeside(*arguments, plan, is_static, fused)
         elif offloads:
             update = offloaded.OffloadedUpdate(fused, bool(donated))
-        return _Programs(update, is_static, set())
-
-    def _fuse(self, plan: Plan, offloads: bool, donated: tuple[int, ...]) -> Program:
-        """A step as one program: `(number, params, opt_state, *inputs)`."""
-        donated += donate_on_accelerators(*(3 + number for number in self._donated_inputs))
-        # A static step is part of the program, and so are its permutations; a traced one is data.
-        is_static = self._is_static(plan)
-        by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
-        update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
-        fused = self.nodes.spmd(
-            offloaded.with_less(update) if offloads else update,
-            **by_step,
-            donate_argnums=donated,
-            # Here the arguments of `gradients`, except the parameters, stand two places later.
-            local_argnums=[number + 2 if number else 1 for number in self._local_argnums],
-        )
-        fused.max_static_values = math.inf  # `max_programs` has been asked
-        return fused
-
-    def _donated(self, plan: Plan) -> tuple[int, ...]:
-        """The arguments of an update whose memory the results take."""
-        # Do not donate what other nodes of a device read at the same time: XLA would write the new
-        # models elsewhere, and then copy them.
-        is_read = self.nodes.per_device > 1 and plan.mixes_in_place()
-        return () if is_read else donate_on_accelerators(1, 2)
+        return _Programs(update, fused, is_static, offloads, set())
 
     def __repr__(self) -> str:
-        structure = self._structure
-        if structure is None:
-            return f"TrainStep(not called yet; {self.nodes!r})"
-        chain = describe_chain(jax.tree.unflatten(structure, [0] * structure.num_leaves))
-        return f"TrainStep({chain}; {self.nodes!r})"
-
-
-def _run(fused: Program, step: int, *arguments: Any) -> Any:
-    del step  # the program takes its number
-    return fused(*arguments)
+        plans = " or ".join(plan.in_words() for plan in self._programs) or "not called yet"
+        return f"TrainStep({plans}; {self.nodes!r})"
 
 
 def _warn_of_equal_keys(inputs: Any) -> None:
@@ -485,13 +460,7 @@ def _agree(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
         return lambda aux: {}
 
     def agree(aux: Any) -> dict[str, Any]:
-        values = extra_args(aux)
-        if not isinstance(values, dict) or values.keys() & OWN_ARGS:
-            raise ValueError(
-                "extra_args must return a dict of arguments of tx.update, without "
-                f"{', '.join(sorted(OWN_ARGS))}, got {values!r:.80}."
-            )
-        values = {name: jnp.asarray(value) for name, value in values.items()}
+        values = {name: jnp.asarray(value) for name, value in extra_args(aux).items()}
         if nodes.local_devices is not None:  # each has a part of the node's batch
             values = node_mean(values, nodes.local_axis_name)
         own = {name: values.pop(name) for name in ("node_weight",) if name in values}

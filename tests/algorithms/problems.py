@@ -5,10 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from modes import run
 from promotion import apply_updates
 
 import gossipjax as gx
+from gossipjax.exchanges.chain import find_exchange
 
 SHAPES = {"kernel": (3, 2), "bias": (5,)}
 
@@ -79,6 +81,16 @@ def run_history(mode, tx, style, params, updates):
         return start, *results, *jax.vmap(gx.diagnostics.total_mass)(*results)
 
     return run(mode, history, nodes)(params, updates)
+
+
+def weigh_nodes(tx, weights):
+    """The transform, told the weight of each node at each update, `[S, N]`."""
+
+    def update(updates, state, params=None, **told):
+        own = jnp.asarray(weights)[find_exchange(state).count, jax.lax.axis_index("nodes")]
+        return tx.update(updates, state, params, node_weight=own, **told)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 def find_cycle(state, steps):

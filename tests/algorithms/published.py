@@ -1,6 +1,5 @@
 """Published algorithms as a user writes them, with `gx.gossip`."""
 
-import jax
 import optax
 
 import gossipjax as gx
@@ -24,13 +23,3 @@ def gradient_tracking(schedule, **options):
         return x, {"c": optax.tree.sub(y, u)}
 
     return gx.gossip(schedule, combine, keeps={"c": "restart"}, **options)
-
-
-def dsgd_ac(schedule, rate, power=3.0, **options):
-    """DSGD-AC (arXiv:2602.02899), without a warm-up."""
-
-    def combine(x, u, node):
-        c = (rate(node.count) / rate(0)) ** power
-        return jax.tree.map(lambda x, y, u: (1 - c) * x + c * y + u, x, node.mix(x), u)
-
-    return gx.gossip(schedule, combine, **options)

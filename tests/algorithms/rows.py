@@ -156,7 +156,6 @@ ROWS = {
         oracle.sgp,
         oracle.column_stochastic,
     ),
-    "sgp, doubly stochastic": Row(gx.sgp, oracle.sgp, oracle.doubly_stochastic, is_variant=True),
     "sgp, int8": Row(
         partial(gx.sgp, wire=gx.wire.int8(block=8)),
         oracle.sgp,
@@ -168,26 +167,12 @@ ROWS = {
     "choco, previous copies": make_choco_row(
         gx.wire.top_k(0.3), take_largest, copies="previous", is_variant=True
     ),
-    "choco, block_top_k": make_choco_row(  # of one block, in which the order does not matter
-        gx.wire.block_top_k(5),
-        lambda difference, step, node: oracle.block_top_k(difference, 5, 4096),
-        is_variant=True,
-    ),
     "choco, random_k": make_choco_row(RANDOM_K, draw_values),
-    "choco, int8": make_choco_row(
-        gx.wire.int8(), lambda difference, step, node: difference, noise=0.1, is_variant=True
-    ),
     "sgp, damped": Row(
         partial(gx.sgp, damped=True),
         partial(oracle.sgp, is_damped=True),
         oracle.column_stochastic,
         conserves_mass=False,  # some of it waits
-        is_variant=True,
-    ),
-    "osgp 0": Row(
-        partial(gx.osgp, overlap=0),
-        oracle.sgp,
-        oracle.random_peer,
         is_variant=True,
     ),
     "osgp 1": make_osgp_row(1, oracle.column_stochastic),
@@ -200,12 +185,6 @@ ROWS = {
         lambda matrices, x, u: oracle.adpsgd(matrices, x, u, make_delays(len(x))),
         oracle.doubly_stochastic,
         steps=7,
-    ),
-    "adpsgd, no delay": Row(
-        lambda schedule, **options: gx.adpsgd(schedule, 0, **options),
-        lambda matrices, x, u: oracle.adpsgd(matrices, x, u, [[0] * len(x)]),
-        oracle.doubly_stochastic,
-        is_variant=True,
     ),
     "d1d_psgd": Row(
         lambda schedule, **options: gx.d1d_psgd(schedule.size, **options),
@@ -235,12 +214,6 @@ ROWS = {
         published.gradient_tracking,
         oracle.gradient_tracking,
         oracle.column_stochastic,
-    ),
-    "gossip, DSGD-AC": Row(
-        partial(published.dsgd_ac, rate=falling_rate),
-        partial(oracle.dpsgd, strength=lambda k: (1 + k) ** -3.0),
-        oracle.doubly_stochastic,
-        is_variant=True,
     ),
     "gradient_tracking, damped": Row(
         partial(gx.gradient_tracking, damped=True),

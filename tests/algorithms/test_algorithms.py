@@ -7,12 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from algorithms.problems import (
-    flatten,
-    make_problem,
-    run_history,
-    unflatten,
-)
+from algorithms.problems import flatten, make_problem, run_history, unflatten
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
 from modes import SERVERS
 

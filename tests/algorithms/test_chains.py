@@ -66,16 +66,7 @@ CHAINS = {
         optax.chain(optax.add_decayed_weights(0.3), optax.sgd(0.1, 0.9)),
         oracle.sgd(0.1, 0.9, decay=0.3),
     ),
-    "nesterov": (optax.sgd(0.1, 0.9, nesterov=True), oracle.sgd(0.1, 0.9, nesterov=True)),
     "adamw": (optax.adamw(0.05, weight_decay=0.2), oracle.adamw(0.05, decay=0.2)),
-    "clip_by_global_norm": (
-        optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1, 0.9)),
-        oracle.clipped(0.5, oracle.sgd(0.1, 0.9)),
-    ),
-    "inject_hyperparams": (
-        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
-        oracle.sgd(0.1, 0.9),
-    ),
     "multi_transform": (
         optax.multi_transform({"x": optax.sgd(0.1), "y": optax.sgd(0.1)}, {"a": "x", "b": "y"}),
         oracle.sgd(0.1),

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from algorithms.problems import run_history
+from algorithms.problems import run_history, weigh_nodes
 from modes import SERVERS
 
 import gossipjax as gx
@@ -76,16 +76,6 @@ def test_equals_the_oracle_step_by_step(codec, mean_over, mode, style):
     np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1, 1)))
 
 
-def by_tokens(tx):
-    """The transform, given the tokens of each step."""
-
-    def update(updates, state, params=None, **told):
-        own = jnp.asarray(TOKENS)[state.count, jax.lax.axis_index("nodes")]
-        return tx.update(updates, state, params, node_weight=own, **told)
-
-    return optax.GradientTransformationExtraArgs(tx.init, update)
-
-
 FRAGMENTS = {  # the two layers of both leaves, or the leaves: messages of one block each
     gx.layer_fragments(2, 0): np.split(np.arange(D).reshape(2, 2, 10), 2, axis=1),
     2: np.split(np.arange(D), 2),
@@ -106,7 +96,7 @@ def test_fragments_equal_the_oracle_step_by_step(fragments, weights):
         return np.concatenate([x.reshape(*x.shape[:2], -1) for x in leaves], axis=-1)
 
     with jax.enable_x64(True):
-        tx = by_tokens(make_outer(fragments=fragments, strength=0.75, weights=weights))
+        tx = weigh_nodes(make_outer(fragments=fragments, strength=0.75, weights=weights), TOKENS)
         args = to_tree(start), to_tree(updates.swapaxes(0, 1))
         _, models, states, _, _ = run_history("vmap", tx, "traced", *args)
     state = find_exchange(states)

@@ -1,14 +1,13 @@
 """`gx.gossip`: what a `combine` of one's own is given, and what is noticed of it."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import oracle
 import pytest
-from modes import MODES, run
+from algorithms.problems import run_history
+from modes import MODES
 
 import gossipjax as gx
 
@@ -23,16 +22,10 @@ RING = gx.topology.ring(N)
 def run_steps(tx, mode):
     """The models, and the state, after all updates."""
 
-    def run_node(z, updates):
-        state = tx.init(z)
-        for step in range(len(UPDATES)):
-            change, state = tx.update(updates[step], state, z, step=step)
-            z = optax.apply_updates(z, change)
-        return z, gx.gossip_state(state)
-
     with jax.enable_x64(True):
-        updates = jnp.asarray(UPDATES.swapaxes(0, 1))
-        return jax.tree.map(np.asarray, run(mode, run_node, N)(jnp.asarray(START), updates))
+        args = jnp.asarray(START), jnp.asarray(UPDATES.swapaxes(0, 1))
+        _, models, states, _, _ = run_history(mode, tx, "traced", *args)
+    return models[:, -1], jax.tree.map(lambda x: x[:, -1], gx.gossip_state(states))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -88,31 +81,3 @@ def test_several_exchanges_in_a_step(schedule, mode):
         else:
             w = matrix @ matrix @ w
     np.testing.assert_allclose(z, x / w, rtol=1e-12)
-
-
-def gather_updates(x, u, node):
-    """Updates are added up and applied at every eighth step."""
-    total = optax.tree.add(node.kept["g"], u)
-    is_now = (node.count + 1) % 8 == 0
-    x = jax.tree.map(lambda x, g: jnp.where(is_now, x + g, x), x, total)
-    return node.mix(x), {"g": jax.tree.map(lambda g: jnp.where(is_now, 0.0, g), total)}
-
-
-def use_last_update(x, u, node):
-    return node.mix(optax.tree.add(x, node.kept["g"])), {"g": u}
-
-
-def mix_first(x, u, node):
-    return node.mix(jax.tree.map(lambda x, u: jnp.where(node.count < 10, x, x + u), x, u))
-
-
-@pytest.mark.parametrize("combine", [gather_updates, use_last_update, mix_first])
-def test_nobody_tries_out_what_combine_does_with_updates(combine):
-    """What looks wrong in three updates comes near the optimum, 2, in many."""
-    keeps: Any = None if combine is mix_first else {"g": "restart"}
-    tx = optax.chain(optax.sgd(0.02), gx.gossip(RING, combine, keeps=keeps))
-    nodes = gx.Nodes(N)
-    step = gx.TrainStep(lambda z, target: (z - target, ()), tx, nodes=nodes)
-    targets = jnp.tile(jnp.array([0.0, 1.0, 2.0, 5.0]), (400, 1))
-    z, _, _ = step.scan(0, *nodes.init(tx, jnp.zeros(())), targets)
-    np.testing.assert_allclose(z, 2, atol=0.4)

@@ -11,14 +11,8 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from algorithms.problems import (
-    flatten,
-    make_problem,
-    run_history,
-    take_step,
-    unflatten,
-)
-from modes import MODES, run
+from algorithms.problems import flatten, make_problem, run_history, take_step, unflatten
+from modes import MODES
 from promotion import promoting
 
 import gossipjax as gx
@@ -125,17 +119,14 @@ STREAMING: dict[str, Any] = {"optimizer": NESTEROV, "fragments": 2, "delay": 2, 
 SETTINGS = {
     "local sgd": Setting(3),
     "every step": Setting(1, 0.5, MOMENTUM),
-    "slowmo": Setting(3, 0.9, MOMENTUM),
     "slowmo over sgp": Setting(3, 0.9, MOMENTUM, "sgp", is_directed=True),
     "slowmo over osgp": Setting(3, 0.9, MOMENTUM, "osgp", is_directed=True),
     "slowmo over osgp 2": Setting(4, 0.9, MOMENTUM, "osgp", 2, is_directed=True),
     "slowmo over dpsgd": Setting(3, 0.9, MOMENTUM, "dpsgd"),
     "slowmo without average": Setting(3, 0.9, MOMENTUM, "sgp", is_directed=True, average="none"),
     "diloco": Setting(4, 0.7, NESTEROV),
-    "diloco, delay over sgp": Setting(4, 0.7, NESTEROV, "sgp", is_directed=True, delay=1),
     "diloco, delay over osgp": Setting(4, 0.7, NESTEROV, "osgp", is_directed=True, delay=3),
     "streaming": Setting(5, 0.4, **STREAMING),
-    "streaming, long delay": Setting(4, 0.4, NESTEROV, fragments=2, delay=3, mix=0.5),
     "streaming over sgp": Setting(5, 0.4, inner="sgp", is_directed=True, **STREAMING),
     "streaming over dpsgd": Setting(5, 0.4, inner="dpsgd", **STREAMING),
     "layers": Setting(5, 0.4, NESTEROV, fragments=TWO_LAYERS, delay=2, mix=0.25),
@@ -275,95 +266,6 @@ def test_canonical_steps_are_the_smallest_with_the_same_program():
         assert min(same) <= k
 
 
-def test_streaming_diloco_by_the_pseudo_code_of_its_paper():
-    """Algorithm 2, M workers and P fragments, as nested loops over scalars."""
-    workers, period, tau, alpha, rate, steps = 3, 4, 1, 0.5, 0.4, 11
-    rng = np.random.default_rng(1)
-    theta = rng.normal(size=2).tolist()  # theta^(t - H), one number per fragment
-    start = dict(zip("ab", map(jnp.float32, theta), strict=True))
-    targets = rng.normal(size=(workers, 2)).tolist()
-    local = [list(theta) for _ in range(workers)]
-    outer_momentum = [0.0, 0.0]
-    queue = []
-    history = []
-    for t in range(1, steps + 1):
-        for m in range(workers):
-            for p in range(2):
-                local[m][p] -= 0.1 * (local[m][p] - targets[m][p])
-        for p, offset in enumerate((2, 4)):
-            if (t - offset) % period == 0:
-                deltas = [theta[p] - local[m][p] for m in range(workers)]
-                queue.append((t + tau, p, sum(deltas) / workers))
-        for due, p, delta in queue:
-            if due == t:
-                outer_momentum[p] = 0.9 * outer_momentum[p] + delta
-                theta[p] -= rate * (delta + 0.9 * outer_momentum[p])  # Nesterov
-                for m in range(workers):
-                    local[m][p] = alpha * local[m][p] + (1 - alpha) * theta[p]
-        history.append([list(row) for row in local])
-    tx = gx.outer(
-        optax.sgd(0.1),
-        optax.sgd(rate, momentum=0.9, nesterov=True),
-        period,
-        fragments=2,
-        delay=tau,
-        strength=1 - alpha,
-    )
-    nodes = gx.Nodes(workers)
-    step = gx.TrainStep(lambda z, goal: (jax.tree.map(jnp.subtract, z, goal), ()), tx, nodes=nodes)
-    params, state = nodes.init(tx, start)
-    goals = {name: jnp.array([row[i] for row in targets]) for i, name in enumerate("ab")}
-    for t in range(steps):
-        params, state, _ = step(t, params, state, goals)
-        actual = np.stack([params["a"], params["b"]], axis=1)
-        np.testing.assert_allclose(actual, history[t], rtol=1e-5, atol=1e-6, err_msg=f"step {t}")
-
-
-def test_an_outer_step_counts_what_is_in_flight_and_resets_it():
-    """All at the anchor, of weight 1: or the next de-biasing would bring the old models back."""
-    setting = SETTINGS["slowmo over osgp 2"]
-    tx, starts, updates, _ = make_case(setting, N, jnp.float32)
-    params = unflatten(starts)
-    state = run("vmap", tx.init, N)(params)
-    step = gx.spmd(
-        lambda params, state, u, k: take_step(tx, (params, state), u, k),
-        nodes=N,
-        static_argnums=3,
-    )
-    average = gx.spmd(gx.average_model, nodes=N)
-    before = params, state
-    for k in range(setting.every):
-        before = params, state
-        params, state = step(params, state, unflatten(updates[k]), k)
-    gossip = gx.gossip_state(before[1])
-    assert gossip is not None
-    assert np.abs(flatten(gossip.in_flight.x)).max() > 0.1
-    assert np.ptp(np.asarray(gossip.weight)) > 0.1
-    moved = flatten(average(*before)).mean(axis=0) + updates[setting.every - 1].mean(axis=0)
-    anchor = starts.mean(axis=0) + setting.rate * (moved - starts.mean(axis=0))
-    np.testing.assert_allclose(flatten(params), np.tile(anchor, (N, 1)), rtol=1e-5, atol=1e-5)
-    gossip = gx.gossip_state(state)
-    assert gossip is not None
-    assert gossip.weight.tolist() == [1.0] * N
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gossip.in_flight))
-    np.testing.assert_allclose(flatten(average(params, state)), flatten(params), rtol=1e-5)
-
-
-def test_a_narrow_wire_rounds_outer_gradients_alike_on_all_nodes():
-    tx = gx.outer(optax.identity(), optax.sgd(1.0), 1, wire=jnp.bfloat16)
-    starts = np.random.default_rng(0).normal(size=(N, 64))
-
-    def one_step(z):
-        _, state = tx.update(z, tx.init(jnp.ones(64)), jnp.ones(64), step=0)
-        return find_exchange(state).anchor[0]
-
-    anchors = np.asarray(run("shard_map", one_step, N)(jnp.asarray(starts, jnp.float32)))
-    np.testing.assert_array_equal(anchors, np.tile(anchors[:1], (N, 1)))
-    expected = 1 + starts.mean(axis=0)
-    np.testing.assert_allclose(anchors[0], expected, atol=2**-7)
-    assert np.abs(anchors[0] - expected).max() > 1e-5
-
-
 def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
     inner = optax.chain(
         promoting(optax.scale_by_adam()), optax.trace(0.9), optax.scale_by_schedule(lambda k: -0.1)
@@ -450,18 +352,15 @@ class TestInATrainStep:
         assert all(future.done() for future in update._pending.values())
         train_step.close()
 
-    @pytest.mark.parametrize("overlap_in_thread", [False, True])
-    def test_resumes_with_the_same_bits_in_the_middle_of_a_delay(self, overlap_in_thread):
+    def test_resumes_with_the_same_bits_in_the_middle_of_a_delay(self):
         tx = make_streaming()
-        state, train_step = run_steps(tx, 4, overlap_in_thread=overlap_in_thread)
+        state, train_step = run_steps(tx, 4, overlap_in_thread=True)
         saved = {}
         for step in range(4, 13):
             saved[step] = jax.tree.map(np.asarray, state)
             *state, _ = train_step(step, *state, TARGETS)
-        for saved_at in (4, 6, 8) if overlap_in_thread else (5,):
-            resumed, _ = run_steps(
-                tx, 13, saved[saved_at], saved_at, overlap_in_thread=overlap_in_thread
-            )
+        for saved_at in (4, 6, 8):
+            resumed, _ = run_steps(tx, 13, saved[saved_at], saved_at, overlap_in_thread=True)
             assert_equal_bits(resumed, tuple(state))
 
     @pytest.mark.parametrize("overlap_in_thread", [False, True])
@@ -658,42 +557,20 @@ def find_all_reduces(text):
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_layers_that_flax_scans_are_found_by_their_name(axis):
-    """Boxed parameters, and a prefix for those without boxes: the same models, to the bit."""
+    """Boxed parameters, and a prefix for those without boxes: the same pieces."""
 
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            kernel = nn.with_partitioning(nn.initializers.lecun_normal(), ("embed", "mlp"))
-            return nn.Dense(4, use_bias=False, kernel_init=kernel)(x), None
-
-    stack = nn.scan(
-        Block,
-        variable_axes={"params": axis},
-        split_rngs={"params": True},
-        length=3,
-        metadata_params={nn.PARTITION_NAME: "layers"},
-    )
-    model: Any = nn.Sequential([nn.Dense(4), lambda x: stack(name="layers")(x, None)[0]])
-    boxed = model.init(jax.random.key(0), jnp.ones((2, 5)))["params"]
+    shape, names = [4, 4], ["embed", "mlp"]
+    shape.insert(axis, 3)
+    names.insert(axis, "layers")  # as nn.scan does by PARTITION_NAME
+    boxed: Any = {
+        "dense": {"kernel": jnp.zeros((5, 4)), "bias": jnp.zeros(4)},
+        "layers": nn.Partitioned(jnp.zeros(shape), tuple(names)),
+    }
     axes = {name: axis if name == "layers" else None for name in boxed}
-    nodes = gx.Nodes(N)
-    batches = jax.random.normal(jax.random.key(1), (N, 2, 5))
-    results = []
-    for params, fragments in (
-        (boxed, gx.layer_fragments(3)),
-        (nn.unbox(boxed), gx.layer_fragments(3, axes)),
-    ):
-        tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7, momentum=0.9), 3, fragments=fragments)
-        step = gx.TrainStep(
-            lambda z, x: (jax.grad(lambda z: jnp.mean(model.apply({"params": z}, x) ** 2))(z), ()),
-            tx,
-            nodes=nodes,
-        )
-        state = nodes.init(tx, params)
-        for k in range(4):
-            *state, _ = step(k, *state, batches)
-        results.append(tuple(state))
-        sizes = [sum(x.size for x in jax.tree.leaves(part)) // N for part in state[1].outer]
-        assert sum(sizes) == 72
-        assert max(sizes) - min(sizes) <= 4
-    assert_equal_bits(*results)
+    pieces = gx.layer_fragments(3).split(boxed)
+    assert pieces == gx.layer_fragments(3, axes).split(nn.unbox(boxed))
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7, momentum=0.9), 3, fragments=gx.layer_fragments(3))
+    state: Any = tx.init(boxed)
+    sizes = [sum(x.size for x in jax.tree.leaves(part)) for part in state.outer]
+    assert sum(sizes) == 72
+    assert max(sizes) - min(sizes) <= 4

@@ -72,24 +72,12 @@ def compile_step(nodes, tx, params, state):
     return nodes.spmd(take_step).lower(params, state, params).compile().as_text()
 
 
-def split(tree, specs, mesh):
-    """The parts of node-stacked arrays, `[N, ...]`, by the place of their device in a node."""
-    places = np.ndindex(*mesh.devices.shape[1:])
-
-    def part(name, x, place):
-        for axis, names in enumerate(specs[name], start=x.ndim - len(SHAPES[name])):
-            names = names if isinstance(names, tuple) else (names,)
-            sizes = [mesh.shape[name] for name in names if name]
-            index = [place[mesh.axis_names.index(name) - 1] for name in names if name]
-            number = int(np.ravel_multi_index(index, sizes)) if sizes else 0
-            x = np.split(np.asarray(x), int(np.prod(sizes)), axis)[number]
-        return x
-
-    return [{name: part(name, x, place) for name, x in tree.items()} for place in places]
-
-
-LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "choco, top_k", "osgp 1", "osgp 1, biased", "d1d_psgd")
-CASES = [(name, FSDP_MESH, FSDP) for name in NO_VARIANTS if name not in LIKE_ANOTHER]
+LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "osgp 1", "osgp 1, biased", "d1d_psgd")
+CASES = [
+    (name, FSDP_MESH, FSDP)
+    for name in NO_VARIANTS
+    if name not in LIKE_ANOTHER and not ROWS[name].chooses  # a part chooses among its own values
+]
 CASES += [
     (name, make_mesh(2, fsdp=2, tensor=2), BOTH) for name in ("sgp", "osgp 2", "quasi_global")
 ]
@@ -100,11 +88,7 @@ CASES += [
     ("name", "mesh", "specs"), CASES, ids=[f"{name}-{m.devices.shape}" for name, m, _ in CASES]
 )
 def test_parts_equal_whole_models(name, mesh, specs):
-    """And the compiled update sends one message per type and slot, of a part, and gathers nothing.
-
-    What a codec does with a value may depend on the values beside it; there each device's part
-    equals a model of its own.
-    """
+    """And the compiled update sends a message per type and slot, of a part, and gathers nothing."""
     row = ROWS[name]
     n = len(mesh.devices)
     schedule = make_schedule(row, n)
@@ -118,19 +102,12 @@ def test_parts_equal_whole_models(name, mesh, specs):
         leaf.sharding.is_equivalent_to(NamedSharding(mesh, P("nodes", *specs[key])), leaf.ndim)
         for key, leaf in result[0].items()
     )
-    if row.noise or row.chooses:
-        parts = zip(split(params, specs, mesh), split(updates, specs, mesh), strict=True)
-        expected = [run_steps(gx.Nodes(n), tx, None, *part)[0] for part in parts]
-        models = split(result[0], specs, mesh)
-        for model, (part, _, _) in zip(models, expected, strict=True):
-            assert_close(model, part, 1e-6)
-    else:
-        expected, expected_distance, expected_state = run_steps(
-            gx.Nodes(n), gx.sharded(tx, specs), None, params, updates
-        )
-        assert_close(result, expected, 2e-6)
-        assert_close(state, expected_state, 2e-6)
-        assert_close(distance, expected_distance, 1e-5)
+    expected, expected_distance, expected_state = run_steps(
+        gx.Nodes(n), gx.sharded(tx, specs), None, params, updates
+    )
+    assert_close(result, expected, 2e-6)
+    assert_close(state, expected_state, 2e-6)
+    assert_close(distance, expected_distance, 1e-5)
     kinds = Counter(kind for _, kind in COLLECTIVE.findall(text))
     assert set(kinds) <= {"collective-permute", "all-reduce", "all-to-all"}
     gossip = gx.gossip_state(state)
@@ -158,6 +135,7 @@ CHAINS = {
         every=2,
     ),
     "streaming": gx.outer(optax.sgd(0.1), optax.sgd(0.7), every=2, fragments=2, delay=1),
+    "choco": optax.chain(optax.sgd(0.1), gx.choco(gx.topology.ring(4), gx.wire.float32(), 0.5)),
     "weighted": optax.chain(
         optax.sgd(0.1), gx.weighted([90, 10, 25, 75]), gx.sgp(gx.topology.directed_ring(4))
     ),
@@ -212,7 +190,7 @@ def test_pieces_of_leaves_that_are_cut_over_the_devices_of_a_node_gather_nothing
     momentum = state.inner.outer[1][0].trace
     assert not any(x.sharding.is_fully_replicated for x in jax.tree.leaves(momentum))
     coarse = {name: x[:, :6] for name, x in params.items()}
-    with pytest.raises(ValueError, match="pieces that a node's devices share evenly"):
+    with pytest.raises(ValueError, match=r"must split its parameter, .* evenly"):
         nodes.run(tx.init, nodes.put(coarse, specs))
 
 
@@ -223,19 +201,12 @@ def of_whole(function):
 
 OPTIMIZERS = {
     "clip_by_global_norm": optax.clip_by_global_norm(0.5),
-    "clip_by_block_rms": optax.clip_by_block_rms(0.5),
-    "adaptive_grad_clip": optax.adaptive_grad_clip(0.1),
-    "normalize_by_update_norm": optax.normalize_by_update_norm(),
     "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=2, momentum=0.9),
     "muon": optax.contrib.muon(0.1, ns_steps=1),
     "lamb": optax.lamb(0.1),
-    "centralize": optax.centralize(),
     "add_noise": optax.add_noise(0.1, 0.5, jax.random.key(0)),
-    "largest": of_whole(lambda u: u / jnp.max(jnp.abs(u))),
     "vdot": of_whole(lambda u: u / (1 + jnp.vdot(u, u))),
     "cumsum": of_whole(lambda u: jnp.cumsum(u, axis=0)),
-    "sort": of_whole(lambda u: jnp.sort(u, axis=0)),
-    "shape": of_whole(lambda u: u / u.shape[0]),
     "place": of_whole(lambda u: u * jnp.arange(u.size, dtype=u.dtype).reshape(u.shape)),
     "accumulated": optax.MultiSteps(optax.lamb(0.1), 1).gradient_transformation(),
     "injected": optax.inject_hyperparams(optax.adamw)(0.1),
@@ -318,20 +289,6 @@ def make_chain(specs, schedule=None, **options):
     return optax.chain(optax.clip_by_global_norm(1.0), optax.trace(0.9), optax.scale(-0.1), gossip)
 
 
-def test_train_step_with_an_optimizer_that_xla_partitions():
-    tx = make_chain(FSDP)
-    nodes, start_state = start(FSDP_MESH, tx)
-    params, state, loss = train(nodes, tx, *start_state, range(5))
-    whole, whole_state = start(None, tx)
-    expected = train(whole, tx, *whole_state, range(5))
-    assert_close((params, state, loss), expected, 5e-5)
-    moments = state[1].trace["kernel"]
-    assert moments.addressable_shards[0].data.size * 8 == moments.size
-    model = nodes.one(nodes.run(gx.average_model, params, state))
-    assert model["bias"].shape == (8,)
-    assert model["bias"].addressable_shards[0].data.shape == (4,)
-
-
 OTHER_MESH = make_mesh(4, fsdp=1, tensor=2)
 OTHER_SPECS = {"kernel": P("fsdp", "tensor"), "bias": P("tensor")}
 
@@ -341,6 +298,8 @@ def test_a_checkpoint_goes_on_inside_other_nodes(tmp_path):
     tx = make_chain(FSDP)
     nodes, start_state = start(FSDP_MESH, tx)
     params, state, _ = train(nodes, tx, *start_state, range(3))
+    moments = state[1].trace["kernel"]
+    assert moments.addressable_shards[0].data.size * 8 == moments.size
     average = nodes.run(gx.average_model, params, state)
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, (params, state, None), {"nodes": 4})

@@ -62,6 +62,14 @@ def test_the_plan_is_static():
     assert jax.tree.structure(state) == jax.tree.structure(again)
 
 
+@pytest.mark.parametrize("max_delay", [1, 2, 4])
+def test_the_history_is_as_long_as_it_must_be(max_delay):
+    state = gx.adpsgd(gx.topology.ring(2), max_delay).init({"a": jnp.ones(3, jnp.bfloat16)})
+    extra = gx.gossip_state(state).extra  # pyright: ignore[reportOptionalMemberAccess]
+    shapes = [] if extra is None else [x.shape for x in jax.tree.leaves(extra["history"].value)]
+    assert shapes == ([(max_delay - 1, 3)] if max_delay > 1 else [])
+
+
 @pytest.mark.parametrize("start", [0.5, 1.0, 1.5, 2.0])
 def test_the_update_of_low_precision_parameters_ends_on_the_rounded_value(start):
     """Just above the middle of two bfloat16 values: an update that is cut off would fall short."""

@@ -8,9 +8,6 @@ import pytest
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
 
 import gossipjax as gx
-from gossipjax.exchanges.plan import ExchangePlan
-from gossipjax.exchanges.state import init_state
-from gossipjax.exchanges.transform import gossip_transform
 
 N = 4
 RING = gx.topology.ring(N)
@@ -33,20 +30,6 @@ def test_a_state_of_parameters_of_another_type(name):
     tx = ROWS[name].transform(RING)
     with pytest.raises(ValueError, match=r"residual float32 \[3\], got None"):
         update_with(tx, make_tree(a=(3,)), params, params)
-
-
-def test_the_new_numerators_cannot_be_forgotten():
-    """A combine that says nothing of residuals has them made of what it returns."""
-    plan = ExchangePlan(RING)
-    tx = gossip_transform(
-        "mine",
-        plan,
-        lambda params: init_state(params, plan, push_sum=False),
-        lambda x, updates, state, step: (x + updates, state),
-    )
-    z = jnp.ones((N, 3), jnp.bfloat16)
-    _, state = update_with(tx, z, z, jnp.full((N, 3), 2.0**-12))
-    np.testing.assert_array_equal(state.residual, 2.0**-12)
 
 
 @pytest.mark.parametrize("name", WITH_STATE)

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from modes import MODES, run
+from algorithms.problems import run_history, weigh_nodes
+from modes import MODES
 from promotion import promoting
 
 import gossipjax as gx
@@ -25,42 +26,25 @@ ORDER = gx.topology.one_peer_exponential(2)
 OUTER_SGD = optax.sgd(1.0)
 
 
-def run_steps(tx, mode, per_step):
-    """Models and their mass after each update, of all nodes."""
-
-    def run_node(z, updates, count):
-        state = tx.init(z)
-        told = {"node_weight": count} if per_step else {}
-        seen = []
-        for step in range(len(UPDATES)):
-            change, state = tx.update(updates[step], state, z, step=step, **told)
-            z = optax.apply_updates(z, change)
-            mass, _ = gx.diagnostics.total_mass(z, state)
-            seen.append((z, mass))
-        return seen
-
-    with jax.enable_x64(True):
-        updates = jnp.asarray(UPDATES.swapaxes(0, 1))
-        seen = run(mode, run_node, N)(jnp.asarray(START), updates, jnp.asarray(COUNTS))
-        return jax.tree.map(np.asarray, seen)
-
-
 @pytest.mark.parametrize("per_step", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_updates_before_push_sum_count_by_shares(mode, per_step):
     """Each model equals a dense oracle, and numerators grow by `sum_i N p_i u_i` at each step."""
-    gossip = gx.sgp(SCHEDULE)
-    tx = optax.chain(gx.weighted(None if per_step else COUNTS), gossip)
+    tx = optax.chain(gx.weighted(None if per_step else COUNTS), gx.sgp(SCHEDULE))
+    tx = weigh_nodes(tx, np.tile(COUNTS, (len(UPDATES), 1))) if per_step else tx
+    with jax.enable_x64(True):
+        args = jnp.asarray(START), jnp.asarray(UPDATES.swapaxes(0, 1))
+        _, models, _, masses, _ = run_history(mode, tx, "static", *args)
     x, w = START.copy(), np.ones(N)
     total = START.sum(0)
     matrices = SCHEDULE.matrices()
-    for step, (z, mass) in enumerate(run_steps(tx, mode, per_step)):
-        u = SHARES[:, None] * UPDATES[step]
+    for step, updates in enumerate(UPDATES):
+        u = SHARES[:, None] * updates
         matrix = matrices[step % len(matrices)]
         x, w = matrix @ (x + u), matrix @ w
         total = total + u.sum(0)
-        np.testing.assert_allclose(z, x / w[:, None], rtol=1e-12)
-        np.testing.assert_allclose(np.asarray(mass)[0], total, rtol=1e-12)
+        np.testing.assert_allclose(models[:, step], x / w[:, None], rtol=1e-12)
+        np.testing.assert_allclose(masses[0, step], total, rtol=1e-12)
 
 
 @pytest.mark.parametrize("per_step", [False, True])
@@ -73,20 +57,11 @@ def test_an_outer_average_counts_models_by_shares(fragments, per_step):
     grads = rng.normal(size=(12, N, 2))
     tokens = rng.uniform(1, 9, (12, N)) if per_step else np.tile(COUNTS, (12, 1))
 
-    def run_node(z, grads, tokens):
-        state = tx.init(z)
-        for step in range(12):
-            told = {"node_weight": tokens[step]} if per_step else {}
-            change, state = tx.update(
-                {"a": grads[step, 0], "b": grads[step, 1]}, state, z, step=step, **told
-            )
-            z = optax.apply_updates(z, change)
-        return z
-
-    z = {"a": np.zeros(N), "b": np.zeros(N)}
+    tx = weigh_nodes(tx, tokens) if per_step else tx
     with jax.enable_x64(True):
-        args = z, jnp.asarray(grads.swapaxes(0, 1)), jnp.asarray(tokens.T)
-        found = {mode: run(mode, run_node, N)(*args) for mode in ("vmap", "shard_map")}
+        updates = {name: jnp.asarray(grads[..., i].T) for i, name in enumerate("ab")}
+        args = {"a": jnp.zeros(N), "b": jnp.zeros(N)}, updates
+        found = [run_history(mode, tx, "static", *args)[1] for mode in ("vmap", "shard_map")]
     expected = {}
     for leaf, name in enumerate("ab"):
         models, anchor, counted = np.zeros(N), 0.0, np.zeros(N)
@@ -97,9 +72,9 @@ def test_an_outer_average_counts_models_by_shares(fragments, per_step):
                 anchor -= 0.7 * (anchor - np.average(models, weights=counted))
                 models, counted = np.full(N, anchor), np.zeros(N)
         expected[name] = models
-    for mode in found:
+    for models in found:
         for name in "ab":
-            np.testing.assert_allclose(found[mode][name], expected[name], rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(models[name][:, -1], expected[name], rtol=1e-6, atol=1e-9)
 
 
 def end_of(tx, extra_args=None):
@@ -139,13 +114,6 @@ def test_where_90_and_10_examples_end(name):
     assert end == pytest.approx(own, abs=0.11 if name == "adam" else 1e-3)
     counted = optax.chain(optimizer, gx.weighted(), gx.sgp(ORDER))
     assert end_of(counted, lambda n: {"node_weight": n}) == pytest.approx(end, abs=1e-3)
-
-
-def test_outer_averages_of_models_that_have_converged_end_at_the_pooled_minimum():
-    """With H steps enough to reach a node's own minimum the average is `sum_i p_i t_i`."""
-    for name, optimizer in make_optimizers().items():
-        tx = gx.outer(optimizer, OUTER_SGD, 1000, weights=EXAMPLES, reset_inner=True)
-        assert end_of(tx) == pytest.approx(POOLED, abs=0.05), name
 
 
 @pytest.mark.parametrize("overlap_in_thread", [False, True])

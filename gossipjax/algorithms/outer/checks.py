@@ -12,26 +12,17 @@ import optax
 from gossipjax.algorithms.outer.plan import OuterPlan, Shares
 from gossipjax.collectives import MeanOver, require_doubly_stochastic
 from gossipjax.exchanges.chain import find_exchanging, gossip_state
-from gossipjax.exchanges.fragments import LayerFragments
 from gossipjax.exchanges.mask import make_mask
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState
-from gossipjax.exchanges.transform import (
-    require_choice,
-    require_like,
-    require_number,
-    require_transform,
-)
+from gossipjax.exchanges.transform import require_choice, require_number, require_transform
 from gossipjax.exchanges.weighted import make_shares
-from gossipjax.sharding import inner_axes, specs_here
-from gossipjax.topology.schedule import Schedule, require_int
+from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec
 
 
-def require_gossip(
-    average: Any,
-) -> tuple[optax.GradientTransformationExtraArgs, GossipState]:
-    """Returns a gossip that outer steps can use, and the shapes of its state for one number."""
+def require_gossip(average: Any) -> tuple[optax.GradientTransformationExtraArgs, ExchangePlan]:
+    """Returns a gossip that outer steps can use, and its plan."""
     gossip = require_transform(average, "average of outer, if no name and no gx.Schedule,")
     state: Any = None
     with contextlib.suppress(Exception):  # it may take no such number
@@ -44,10 +35,10 @@ def require_gossip(
             "and gx.gradient_tracking by itself that adapts, then combines, got another transform: "
             "what stands around it stands around gx.outer, or in outer_tx."
         )
-    return gossip, state
+    return gossip, plan
 
 
-def require_whole_steps(plan: OuterPlan, gossip: ExchangePlan) -> None:
+def require_whole_steps(plan: OuterPlan) -> None:
     """Raises `ValueError` if a gossip cannot replace the average with these settings."""
     if plan.fragment_count > 1 or plan.delay or plan.mix:
         raise ValueError(
@@ -55,34 +46,6 @@ def require_whole_steps(plan: OuterPlan, gossip: ExchangePlan) -> None:
             "moves whole models at once, got "
             f"{plan.fragment_count}, {plan.delay} and {1 - plan.mix:.6g}."
         )
-    axes = plan.wire.axis_name, plan.wire.local_axis_name
-    expected = gossip.wire.axis_name, gossip.wire.local_axis_name
-    if axes != expected:
-        raise ValueError(
-            "axis_name and local_axis_name of outer must be those of the gossip in average, "
-            f"{expected}, got {axes}."
-        )
-
-
-def require_fragments(fragments: Any, every: int) -> int | LayerFragments:
-    count = fragments.count if isinstance(fragments, LayerFragments) else fragments
-    number = require_int(count, "fragments of outer", 1, every)
-    return fragments if isinstance(fragments, LayerFragments) else number
-
-
-def require_parts(parts: tuple[Any, ...], plan: OuterPlan) -> None:
-    """Raises `ValueError` if the devices of a node would have unequal parts of a piece."""
-    specs = specs_here()
-    if specs is None:
-        return
-    for part in parts:
-        try:
-            specs.require(part, inner_axes(plan.wire.axis_name), may_repeat=True)
-        except ValueError as error:
-            raise ValueError(
-                "fragments of outer must be of pieces that a node's devices share evenly, got "
-                f"{plan.fragments} and a piece that they do not: {error}"
-            ) from error
 
 
 def require_average(average: Any, anchor_strength: Any) -> None:
@@ -140,9 +103,8 @@ def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
             f"nodes alike, got average={average!r:.60}: weigh the updates inside, "
             "optax.chain(optimizer, gx.weighted(weights))."
         )
-    if not isinstance(weights, str):
-        return make_shares(weights, "weights of outer")
-    require_choice(weights, "weights of outer, if no numbers,", ("counted",))
+    if not isinstance(weights, str) or weights != "counted":
+        return make_shares(weights, "weights of outer, if not 'counted',")
     if delay:
         raise ValueError(
             "delay of outer must be 0 where weights are 'counted', as their sum is taken where "
@@ -153,50 +115,24 @@ def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
 
 def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     """Raises `ValueError` if outer steps cannot set the models of the inner chain."""
-    if any(state.inner is not None for state in find_exchanging(inner)):
-        raise ValueError("inner of outer must hold no other outer optimizer, got one.")
     gossip = gossip_state(inner)
-    if gossip is None:
+    in_parts = plan.fragment_count > 1 or plan.mix > 0
+    got = None
+    if any(state.inner is not None for state in find_exchanging(inner)):
+        got = "another outer optimizer"
+    elif gossip is None:
         return
-    if plan.shares is not None:
-        raise ValueError(
-            "inner of outer must hold no gossip where nodes have weights, got one, which has mixed "
-            "their models already: weigh the updates before it by gx.weighted."
-        )
-    if isinstance(plan.average, ExchangePlan):
-        raise ValueError(
-            "inner of outer must hold no gossip where average is one, got one: local steps are "
-            "then of each node alone. Leave one of them out."
-        )
-    if gossip.extra is not None or gossip.mask != make_mask(params):
+    elif plan.shares is not None:
+        got = "gossip of nodes that have weights: weigh the updates before it by gx.weighted"
+    elif isinstance(plan.average, ExchangePlan):
+        got = "gossip where average is one: leave one of them out"
+    elif gossip.extra is not None or gossip.mask != make_mask(params):
         kept = ", ".join(gossip.extra or ()) or "a mask"
+        got = f"one that keeps {kept}: optax.masked may stand around gx.outer"
+    elif in_parts and plan.average == "exact" and gossip.in_flight is not None:
+        got = "gx.osgp, whose messages carry whole models, with fragments or a strength below 1"
+    if got is not None:
         raise ValueError(
             "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
-            f"parameters, got one that keeps {kept}: an outer step would not reach these. "
-            "optax.masked may stand around gx.outer."
+            f"parameters, which an outer step can replace, got {got}."
         )
-    in_parts = plan.fragment_count > 1 or plan.mix > 0
-    if in_parts and plan.average == "exact" and gossip.in_flight is not None:
-        raise ValueError(
-            "fragments of outer must be 1 and strength 1 around gx.osgp, got "
-            f"{plan.fragment_count} and {1 - plan.mix:.6g}: its messages in flight carry the whole "
-            "model with one weight. Use gx.sgp."
-        )
-
-
-def require_gradients_only(outer_tx: Any, anchor: Any, state: Any) -> None:
-    """Raises `ValueError` unless the outer optimizer makes updates from gradients alone."""
-    if gossip_state(state) is not None:
-        raise ValueError(
-            "outer_tx of outer must exchange nothing, got one with gossip in it: average says "
-            "who takes part."
-        )
-    try:
-        updates, _ = jax.eval_shape(outer_tx.update, anchor, state, anchor)
-    except Exception as error:
-        raise ValueError(
-            "outer_tx of outer must make its update of the outer gradient and the anchor "
-            "alone, as optax.sgd, optax.adam and their like do, got one that raises "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    require_like(anchor, updates, "the updates of outer_tx")

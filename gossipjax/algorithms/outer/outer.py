@@ -16,12 +16,9 @@ from gossipjax.algorithms.outer.checks import (
     make_outer_shares,
     require_average,
     require_feedback,
-    require_fragments,
     require_gossip,
-    require_gradients_only,
     require_inner,
     require_mean_over,
-    require_parts,
     require_whole_steps,
 )
 from gossipjax.algorithms.outer.plan import OuterPlan
@@ -36,7 +33,7 @@ from gossipjax.collectives import (
     vary,
     vary_where_mapped,
 )
-from gossipjax.exchanges.chain import gossip_state, replace_gossip_state
+from gossipjax.exchanges.chain import find_exchanging, gossip_state, replace_gossip_state
 from gossipjax.exchanges.fragments import Fragment, LayerFragments, merge, pick
 from gossipjax.exchanges.model import (
     add,
@@ -54,7 +51,6 @@ from gossipjax.exchanges.model import (
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, mass_in_flight
 from gossipjax.exchanges.transform import (
-    make_route,
     move_locally,
     require_like,
     require_number,
@@ -65,9 +61,9 @@ from gossipjax.exchanges.transform import (
 )
 from gossipjax.exchanges.weighted import require_node_weight, scale_by_share
 from gossipjax.renamed import renamed
-from gossipjax.sharding import constrain, specs_here
+from gossipjax.sharding import constrain, inner_axes, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
-from gossipjax.wire import WireLike
+from gossipjax.wire import Wire, WireLike
 
 Average = Schedule | optax.GradientTransformation | Literal["exact", "none"]
 
@@ -141,8 +137,8 @@ def outer(
 
     Raises:
       ValueError: if an argument is out of its range, or nodes would diverge with `outer_tx` over
-        this average. In `init`: if there are more fragments than leaves, `outer_tx` needs more than
-        a gradient, or `inner` contains an algorithm of another kind. What `gx.sgp` refuses
+        this average. In `init`: if there are more fragments than leaves, `outer_tx` exchanges
+        something, or `inner` contains an algorithm of another kind. What `gx.sgp` refuses
         raises this error, too.
 
     References: docs/names.md lists the papers. On 40 steps of recorded gradients of 4 nodes, in
@@ -165,11 +161,9 @@ def outer(
     outer_tx = require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
     gossip = None
-    spec = None
     who: Any = average
     if not isinstance(average, str | Schedule):
-        gossip, spec = require_gossip(average)
-        who = spec.plan
+        gossip, who = require_gossip(average)
     require_average(who, anchor_strength)
     if (who == "none" or gossip is not None) and wire is not None:
         raise ValueError(
@@ -177,16 +171,17 @@ def outer(
             f"which has its own, got {wire!r}."
         )
     require_feedback(error_feedback, who, delay, wire)
-    route = make_route(
-        "outer", axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None
-    )
+    route = Wire.make(axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None)
     require_mean_over(mean_over, error_feedback, route.codec, weights)
+    count = fragments.count if isinstance(fragments, LayerFragments) else fragments
+    require_int(count, "fragments of outer", 1, every)
+    require_number(strength, "strength of outer", "above 0 and at most 1", lambda s: 0 < s <= 1)
     plan = OuterPlan(
         every,
         who,
-        require_fragments(fragments, every),
+        fragments,
         require_int(delay, "delay of outer", 0, every - 1),
-        1 - require_number(strength, "strength of outer", "above 0 and at most 1", _is_share),
+        1 - strength,
         float(anchor_strength),
         route,
         None if error_feedback is None else float(error_feedback),
@@ -198,16 +193,16 @@ def outer(
             "reset_inner of outer must be False where there are fragments, got "
             f"{plan.fragment_count}: their outer steps come at different times."
         )
-    if spec is not None:
-        require_whole_steps(plan, spec.plan)
+    if gossip is not None:
+        require_whole_steps(plan)
     if plan.schedule is not None:
-        require_stable(outer_tx, plan.schedule, plan.pull, plan.mix, gossip)
+        axes = Wire(axis_name, local_axis_name)
+        often = dataclasses.replace(plan, every=1, fragments=1, delay=0, wire=axes)
+        alone = optax.with_extra_args_support(optax.identity())
+        steps = _OuterSteps(often, alone, outer_tx, reset_inner=False, gossip=gossip)
+        require_stable(optax.GradientTransformationExtraArgs(steps.init, steps.update), often)
     steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
-
-
-def _is_share(strength: Any) -> bool:
-    return 0 < strength <= 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,10 +229,15 @@ class _OuterSteps:
         anchor = common_model(params, axis_name if is_exact else None)
         parts = tuple(pick(anchor, leaves) for leaves in plan.split(anchor))
         parts = tuple(self.constrain(part, part) for part in parts)
-        outer_states = self._init_outer(parts)
-        if jax.tree.leaves(anchor):  # none in the placeholder of optax.tree_map_params
-            require_gradients_only(self.outer_tx, parts[0], outer_states[0])
-            require_parts(parts, plan)
+        outer_states = tuple(self.constrain(self.outer_tx.init(part), part) for part in parts)
+        if find_exchanging(outer_states):
+            raise ValueError(
+                "outer_tx of outer must exchange nothing, got one that does: average says who "
+                "takes part."
+            )
+        if (specs := specs_here()) is not None:
+            for part in parts:
+                specs.require(part, inner_axes(axis_name), may_repeat=True)
         return vary_where_mapped(
             OuterState(
                 count=jnp.zeros((), jnp.int32),
@@ -253,10 +253,6 @@ class _OuterSteps:
             ),
             axis_name,
         )
-
-    def _init_outer(self, parts: Any) -> tuple[optax.OptState, ...]:
-        """The state of the outer optimizer, by fragment."""
-        return tuple(self.constrain(self.outer_tx.init(part), part) for part in parts)
 
     def constrain(self, outer_state: Any, part: Any) -> Any:
         """Shards pieces of parameters, and arrays like them, as the parameters inside a node."""
@@ -275,12 +271,11 @@ class _OuterSteps:
     ) -> tuple[optax.Updates, optax.OptState]:
         params = require_params(params, "outer")
         plan = self.plan
-        old = self._require_own_state(state)
+        old = require_state(state, OuterState, "outer")
+        require_plan(plan, old.plan, "outer")
         step = default_step(step, old.count, plan.wire.axis_name)
         require_like(params, updates, "the updates of outer")
         fragments = plan.split(params)
-        parts = jax.eval_shape(lambda z: tuple(pick(z, leaves) for leaves in fragments), params)
-        require_like(parts, old.anchor, "the anchor in the state of outer")
         if plan.skips_exchange(step):
             extra_args["skip_exchange"] = True
         elif old.local is None:
@@ -315,20 +310,6 @@ class _OuterSteps:
         end = move_locally("outer", self.plan.wire)
         change, moved = end.update(change, plain, params, step=step)
         return change, moved if self.gossip is None else local._replace(residual=moved.residual)
-
-    def _require_own_state(self, state: Any) -> OuterState:
-        """Returns `state`; raises `ValueError` unless it was made for this plan."""
-        require_state(state, OuterState, "outer")
-        require_plan(self.plan, state.plan, "outer")
-        expected = jax.tree.structure(jax.eval_shape(self._init_outer, state.anchor))
-        actual = jax.tree.structure(state.outer)
-        if expected != actual:
-            raise ValueError(
-                f"the state of outer must have been made with its outer_tx, {expected}, got one of "
-                f"{actual}: make it by tx.init(params) of the same chain, where params may be the "
-                "average model of a run."
-            )
-        return state
 
 
 @dataclasses.dataclass(frozen=True)
