@@ -150,8 +150,8 @@ class Founding:
         return 0 < self._num_nodes <= len(self._places()) and is_known
 
     def _places(self) -> set[int]:
-        own, peers = self._members.identity, self._members.peers.values()
-        return {own.place, *(peer.identity.place for peer in peers)}
+        others = {peer.identity.place for peer in self._members.peers.values()}
+        return others | {self._members.identity.place}
 
     def _may_bring(self, kind: Estate) -> bool:
         peers = self._members.peers.values()

@@ -250,6 +250,8 @@ class ExchangePlan(Plan):
         )
 
     def in_words(self) -> str:
+        if self == ExchangePlan():  # of a chain without gossip
+            return "no gossip"
         who = "all nodes" if self.schedule is None else repr(self.schedule)
         how = [f"every {self.period} steps"] if self.period > 1 else []
         how += [f"overlap {self.overlap}"] if self.overlap else []

@@ -1,5 +1,7 @@
 """Overlap SGP: messages in flight, in pieces, over switches, and exchanged by another program."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -20,7 +22,7 @@ GRAPHS = {
 def in_halves(tx):
     """The transform, whose exchange is called for itself."""
 
-    def update(updates, state, params=None, *, step=None, **told):
+    def update(updates, state, params=None, *, step: Any = None, **told):
         received = gx.exchange(state, step)
         return tx.update(updates, state, params, step=step, received=received, **told)
 

@@ -123,9 +123,6 @@ for make in FACTORIES.values():
     CALLS += each(make, "must be a gx.Schedule", np.eye(4))
     CALLS += each(lambda wire, make=make: make(RING, wire=wire), "wire", "int8")
     CALLS += each(lambda wire, make=make: make(RING, wire=wire), "gx.choco", TOP_K)
-    CALLS += each(
-        lambda name, make=make: make(RING, local_axis_name=name), "local_axis_name", "nodes"
-    )
 CALLS += [
     (
         lambda: update(gx.gossip(RING, lambda x, u, node: optax.tree.add(x, u))),
@@ -148,8 +145,6 @@ CALLS += [
     *each(lambda c: gx.choco(RING, INT8, c), "strength of choco", 0, 1.1, NAN),
     (lambda: gx.choco(STAR, INT8, 0.1), "schedule of choco"),
     (lambda: gx.choco(ONE_PEER, INT8, 0.1), "static"),
-    *each(lambda rate: gx.quasi_global(RING, rate), "above 0", 0, NAN, jnp.ones(2)),
-    *each(lambda b: gx.quasi_global(RING, 0.1, momentum=b), "momentum", 1.0, -1),
     *each(gx.wire.top_k, "fraction of top_k", 0, 1.1, NAN),
     *each(gx.wire.random_k, "fraction of random_k", 0, 1.1, NAN),
     *each(gx.wire.int8, "block of int8", 0, 4, 12),
@@ -161,13 +156,11 @@ CALLS += [
         "delays",
         *(-1, 1.5, [1, 2, 3], [[1, -1, 0, 0]], 2**40),
     ),
-    *each(gx.easgd, "strength of easgd", 0, 1.0, NAN),
     *each(lambda every: gx.easgd(0.1, every), "every of easgd", 0, 1.5),
     (lambda: gx.allreduce(wire="int8"), "wire must be a codec"),
     (lambda: gx.accumulate_gradients(lambda p: p, 0), "every of"),
     (lambda: gx.weighted([1.0, -1.0]), "one number >= 0 for each node"),
     (lambda: gx.weighted([0, 0]), "not all 0"),
-    *each(lambda alpha: gx.dirichlet_split([0] * 9, 5, alpha), "above 0", 0.0, NAN),
     (lambda: gx.dirichlet_split([[0] * 9], 5, 1.0), "shape"),
     (lambda: gx.outer(None, SGD, 4), "inner of outer"),
     (lambda: gx.outer(SGD, 0.7, 4), "outer_tx of outer"),
@@ -175,7 +168,7 @@ CALLS += [
     (lambda: outer(weights="counted", delay=1), "delay of outer must be 0"),
     (
         lambda: init_outer(SGP, weights=[1, 2, 3, 4]),
-        "no gossip where nodes have weights",
+        "got gossip of nodes that have weights",
     ),
     *each(lambda every: outer(every=every), "every of", 0, 1.5),
     *each(lambda average: outer(average=average), "must be", "mean", STAR),
@@ -190,7 +183,7 @@ CALLS += [
         "whole models at once",
         *({"fragments": 2}, {"delay": 1}, {"strength": 0.5}),
     ),
-    (lambda: init_outer(SGP, average=SGP), "must hold no gossip where average is one"),
+    (lambda: init_outer(SGP, average=SGP), "got gossip where average is one"),
     *each(lambda count: outer(fragments=count), "fragments of", 0, 5),
     *each(lambda delay: outer(delay=delay), "delay of", -1, 4),
     *each(lambda strength: outer(strength=strength), "strength of", 0, 1.1, NAN),
@@ -226,8 +219,7 @@ CALLS += [
     *each(
         lambda tx: gx.outer(SGD, tx, 4).init(PARAMS),
         "outer_tx of outer",
-        *(optax.lbfgs(), gx.allreduce(), optax.chain(SGD, gx.dpsgd(RING))),
-        optax.contrib.sam(SGD, SGD, opaque_mode=True),
+        *(gx.allreduce(), optax.chain(SGD, gx.dpsgd(RING))),
     ),
     *each(
         init_outer,
@@ -237,7 +229,7 @@ CALLS += [
     ),
     *each(
         lambda options: init_outer(OSGP, **options),
-        "around gx.osgp",
+        "got gx.osgp, whose messages",
         *({"fragments": 2}, {"strength": 0.5}),
     ),
     (lambda: update(gx.easgd(0.5), nodes=3), "N = 3 nodes, got 0.5"),

@@ -93,7 +93,7 @@ IMAGE = [
     (f"{LOCAL} --outer-error-feedback 0.9", "unless average is 'exact', delay 0 and wire a codec"),
     (f"{OUTER} --outer-average d2", "--outer-average must be exact, none, or neighbours"),
     (f"{LOCAL} --outer-average sgp --outer-delay 1", "which moves whole models at once"),
-    (f"{OUTER} --algorithm sgp --outer-average sgp", "must hold no gossip where average is one"),
+    (f"{OUTER} --algorithm sgp --outer-average sgp", "got gossip where average is one"),
     (f"{LOCAL} --outer-rate 1.5 --outer-momentum 0.9 {TRACKING}", "outer must be stable"),
     ("--algorithm local --local-steps 2", "give --outer-every 2 instead"),
     ("--resume", "--resume needs --out"),

@@ -106,7 +106,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_saved_again(damage, name, bucke
         path.write_bytes(bytes(content))
     with Checkpoints(folder) as checkpoints:
         with pytest.warns(UserWarning, match=r"step 2 .* is damaged .* took that of step 1"):
-            assert checkpoints.restore(make_state(0)).step == 1
+            restored = checkpoints.restore(make_state(0))
+        assert restored is not None
+        assert restored.step == 1
         checkpoints.save(2, make_state(2), {"step": 2})
     assert restore(folder) == 2
     assert names_in(folder) == ["1", "2", "2.corrupted"]

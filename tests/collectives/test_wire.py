@@ -114,7 +114,7 @@ def test_servers_of_several_devices():
     """Each device sends its share in low precision; weights stay exact."""
     schedule = gx.topology.from_matrices(oracle.column_stochastic(np.random.default_rng(0), 4))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 13)), jnp.float32)
-    servers = make_mesh(4, local=2)
+    servers = make_mesh(4, 2)
     results = []
     for wire in (None, "bfloat16"):
 
