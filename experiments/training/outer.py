@@ -14,7 +14,7 @@ from experiments.training.topologies import make_schedule
 OUTER_HELP = (
     "Updates from one outer step to the next: all nodes go on from their average, moved by an "
     "outer optimizer. Around local it is Local SGD, or DiLoCo; around gossip that keeps nothing "
-    "but models, SlowMo."
+    "but models, SlowMo. A run ends with an outer step."
 )
 GOSSIPS = {"sgp": gx.sgp, "gradient-tracking": gx.gradient_tracking}
 

@@ -119,9 +119,14 @@ class TrainingPlan:
 
     @functools.cached_property
     def steps(self) -> int:
-        """The steps of each run if no budget ends it."""
+        """The steps of each run if no budget ends it: whole periods of an outer optimizer.
+
+        What nodes learn after the last outer step would be in no average.
+        """
         examples = self.options.epochs * self.num_examples
-        return max(1, round(examples / self.options.global_batch_size))
+        steps = max(1, round(examples / self.options.global_batch_size))
+        every = self.options.outer_every or 1
+        return steps - steps % every if steps > every else steps
 
     @property
     def last_step(self) -> int:

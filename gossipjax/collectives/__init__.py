@@ -10,6 +10,7 @@ A model reaches `ppermute` by `mix` -> `_mix` -> `_deliver` -> `exchange_slots` 
 
 from gossipjax.collectives._averages import (
     MeanOver,
+    agree_on,
     clipped_node_mean,
     exact_average,
     mean_of_encoded,
@@ -60,6 +61,7 @@ __all__ = [
     "NodeRound",
     "StepLike",
     "accumulation_dtype",
+    "agree_on",
     "as_varying",
     "at_round",
     "axis_size",

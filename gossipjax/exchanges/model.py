@@ -16,7 +16,7 @@ import optax
 
 from gossipjax.collectives import (
     accumulation_dtype,
-    clipped_node_mean,
+    agree_on,
     copy_for_leaves,
     upcast,
 )
@@ -152,7 +152,7 @@ def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
 
 
 def common_model(params: Any, axis_name: str | None) -> Any:
-    """A copy of the parameters, float32 at least; inside the axis, their mean over the nodes."""
+    """A copy of the parameters, float32 at least; inside the axis, their mean if nodes differ."""
 
     def copy(leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -162,5 +162,5 @@ def common_model(params: Any, axis_name: str | None) -> Any:
     model = jax.tree.map(copy, params)
     if axis_name is not None:
         with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
-            model = clipped_node_mean(model, axis_name)
+            model = agree_on(model, axis_name)
     return model

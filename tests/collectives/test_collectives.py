@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
+import optax
 import oracle
 import pytest
 from modes import MODES, make_mesh, run
 
 import gossipjax as gx
+from gossipjax.collectives import agree_on
 from gossipjax.collectives._averages import ring_mean
 
 IRREGULAR = gx.topology.from_matrices(
@@ -324,3 +326,30 @@ def test_a_mean_along_a_ring(mode, n, length):
     means = np.asarray(run(mode, lambda x: ring_mean(x, "nodes"), n)(jnp.asarray(x)))
     np.testing.assert_array_equal(means, np.tile(means[:1], (n, 1)))
     np.testing.assert_allclose(means[0], x.mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_check_vma", "pmap"])
+def test_what_all_nodes_have_alike_does_not_travel(mode):
+    """One bit of one value on one node is seen, and then all get the mean."""
+    x = np.tile(np.array([0.1, 3.0, -0.0], np.float32), (4, 1))
+    y = np.full((4, 2, 2), 0.1, np.float64).astype(jnp.bfloat16)
+    agree = run(mode, lambda tree: agree_on(tree, "nodes"), 4)
+    alike = agree({"x": x, "y": y})
+    np.testing.assert_array_equal(np.asarray(alike["x"]).view(np.uint32), x.view(np.uint32))
+    np.testing.assert_array_equal(alike["y"], y.astype(np.float32))
+    other = x.copy()
+    other[2, 1] = np.nextafter(np.float32(3.0), np.float32(4.0))
+    mean = np.asarray(agree({"x": other, "y": y})["x"])
+    assert (mean == mean[0]).all()
+    np.testing.assert_allclose(mean[0], other.astype(np.float64).mean(axis=0), rtol=1e-7)
+    other[2, 1] = np.inf
+    assert np.isinf(np.asarray(agree({"x": other, "y": y})["x"])[:, 1]).all()
+
+
+def test_the_start_of_an_outer_optimizer_sends_two_numbers_for_each_leaf():
+    tx = gx.outer(optax.sgd(0.1), optax.sgd(0.7), every=4)
+    nodes = gx.Nodes(mesh=make_mesh(4))
+    text = nodes.spmd(tx.init).lower({"w": jnp.ones((4, 1000))}).as_text()
+    before, branches = text.split("stablehlo.case", 1)
+    assert before.count("stablehlo.all_reduce") == 2
+    assert "tensor<1000xf32>" in branches
