@@ -115,13 +115,7 @@ class Founding:
         self._is_founder = not is_back
         self._holder.add(mass)
         if kind is Estate.SAVED and self._members.contacts and not self._members.peers:
-            self._members.note(
-                "alone",
-                f"no other node was heard for {self._patience:g} s, so this one goes on alone "
-                "from what it had saved. If another lives, their models go apart until they "
-                "hear each other, and one side is then given up: see whether its address, the "
-                "firewall and GOSSIPJAX_SECRET are right.",
-            )
+            self._members.note_alone(" from what it had saved")
         self._end_want()
 
     def _may_bring(self, kind: Estate) -> bool:

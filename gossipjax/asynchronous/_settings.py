@@ -28,7 +28,7 @@ class Settings:
     patience: float = 10.0
     max_received: int = 16
     wire: WireLike | None = None
-    secret: str | None = None
+    secret: str | None = dataclasses.field(default=None, repr=False)
     journal: Path | None = None
     folder: Path | None = None
     every: int = 100
@@ -39,6 +39,12 @@ class Settings:
         for name, value in (listen, *(("address", value) for value in self.contacts)):
             if not is_address(value, may_be_any=name == "listen"):
                 raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
+            if value.rpartition(":")[0] in ("0.0.0.0", "[::]"):
+                raise ValueError(
+                    f"{name} must say where others reach a node, got {value}, all addresses of a "
+                    "machine: write one that `hostname -I` prints, or a name, which may lead to "
+                    "another address on other machines."
+                )
             if not may_connect(value, self.secret):
                 raise ValueError(
                     f"a node must have a secret if others of its job are on other machines, got "

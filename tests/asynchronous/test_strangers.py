@@ -181,7 +181,6 @@ def write_mutated(rng, messages, form):
             [
                 (b"P", [SENDER.address, SENDER.life, 1, 0, [9, 9]]),
                 (b"A", [SENDER.address, SENDER.life, 1, 9]),
-                (b"M", [SENDER.address, "of another job"]),
             ]
         )
     how = rng.random()
@@ -202,7 +201,7 @@ def test_mutated_messages_change_nothing(secret):
     with (
         join(secret=secret, place=7, patience=2.0) as a,
         zmq.Context() as context,
-        context.socket(zmq.PUSH) as stranger,
+        context.socket(zmq.DEALER) as stranger,
     ):
         a.step(gradients, 1.0)
         weight, model = a.statistics.weight, np.asarray(a.params)
@@ -304,7 +303,7 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
 
     monkeypatch.setattr(zmq.Socket, "connect", record)
     monkeypatch.setattr(socket, "create_connection", lambda address, _: connected.append(address))
-    with join(patience=0.5) as a, zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+    with join(patience=0.5) as a, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{a.address}")
         stranger.linger = 0
         form = a._service._job
@@ -458,7 +457,8 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
     ("options", "message"),
     [
         ({"address": "nowhere"}, "address must be HOST:PORT"),
-        ({"listen": "0.0.0.0:0"}, "must have a secret"),
+        ({"listen": "192.0.2.1:0"}, "must have a secret"),
+        ({"listen": "0.0.0.0:0"}, "listen must say where others reach a node"),
         ({"address": "192.0.2.1:5000"}, "must have a secret"),
         ({"secret": "a word"}, "secret must have 16 characters or more, got 6"),
         ({"tx": None}, "tx must be an optax.GradientTransformation, got NoneType"),
