@@ -195,7 +195,7 @@ class Folder:
         found = []
         for step in self.local_steps():
             try:
-                part = parse_manifest((self.path / str(step) / MANIFEST_FILE).read_bytes()).part
+                part = _parse_manifest_in(self.path / str(step)).part
                 found.append((step, part or {"save": "", "is_first": False}))
             except (DamagedError, OSError):
                 found.append((step, None))
@@ -321,7 +321,7 @@ def _check_files(folder: Path, manifest: Manifest, shared: bool) -> None:
     """Raises `DamagedError` if a file has another checksum; each process reads some of them."""
     files = sorted((manifest.files or {}).items())
     for name, number in files[jax.process_index() :: jax.process_count()] if shared else files:
-        if _sum_file(folder / name) != number:
+        if not (folder / name).is_file() or _sum_file(folder / name) != number:
             raise DamagedError(f"{name} has another checksum")
 
 
@@ -338,13 +338,20 @@ def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path)
         )
 
 
+def _parse_manifest_in(folder: Path) -> Manifest:
+    path = folder / MANIFEST_FILE
+    if path.exists() and not path.is_file():  # a pipe, or a device, which never ends
+        raise DamagedError(f"{MANIFEST_FILE} is not a file")
+    return parse_manifest(path.read_bytes())
+
+
 def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
     """Reads the manifest in `folder`; a process that has lost its own gets another's."""
 
     def read() -> Manifest | None:
         if jax.process_index() in lost:
             return None
-        manifest = parse_manifest((folder / MANIFEST_FILE).read_bytes())
+        manifest = _parse_manifest_in(folder)
         if str(manifest.step) != folder.name:
             raise DamagedError(f"it is the checkpoint of step {manifest.step}")
         return manifest

@@ -204,6 +204,19 @@ def test_a_path_that_loses_what_is_large_holds_nobody_up(algorithm, lost):
     assert network.processes[3].node.ending.is_cut_off  # it says so, and nobody waits for it
 
 
+def test_a_path_that_is_far_slower_than_others_holds_none_up():
+    network = Network(3)
+    run_calmly(network, PATIENCE)
+    node = network.processes[0].node
+    others = [peer.identity for peer in node.members.peers.values()]
+    node.share(others[0], network.processes[0].holder.halve(), network.now)
+    assert not node.may_send(others[1], is_share=True)
+    for _ in range(20):
+        network.advance(0.1)
+        node.members.note_progress(others[0].life, network.now, True)
+    assert node.may_send(others[1], is_share=True)
+
+
 def test_what_was_taken_back_does_not_count_when_it_comes():
     network = Network(2)
     run_calmly(network, 2)
