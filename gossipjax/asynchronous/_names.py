@@ -9,18 +9,16 @@ import socket
 import threading
 import time
 
-MAX_NAMES = 10_000
 
+def read_numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns the host of `host:port` if it is given in numbers.
 
-def is_numeric(address: str) -> bool:
-    """Whether the host of an address is given in numbers.
-
-    >>> is_numeric("[::1]:5000"), is_numeric("localhost:5000")
-    (True, False)
+    >>> read_numeric("[::1]:5000"), read_numeric("localhost:5000")
+    (IPv6Address('::1'), None)
     """
     with contextlib.suppress(ValueError):
-        return bool(ipaddress.ip_address(address.rpartition(":")[0].strip("[]")))
-    return False
+        return ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    return None
 
 
 def find_numbers(address: str) -> tuple[str, ...]:
@@ -46,25 +44,23 @@ class Names:
         self._seconds = seconds
         self._answers: dict[str, tuple[str, ...]] = {}  # address -> the same in numbers
         self._asked: dict[str, float] = {}
-        self._turns: dict[str, int] = {}
 
     def find(self, address: str, is_silent: bool = False) -> str | None:
-        """Returns an address in numbers; None while nobody has said them.
-
-        If a name has several numbers, and where it is silent, the next one has its turn.
-        """
-        if is_numeric(address):
+        """Returns an address in numbers; None while nobody has said them."""
+        if read_numeric(address) is not None:
             return address
-        answers = self._answers.get(address, ())
         since = time.monotonic() - self._asked.get(address, -math.inf)
-        if since > self._seconds and len(self._asked.keys() | {address}) <= MAX_NAMES:
-            if is_silent and since < 2 * self._seconds:  # the same number was tried meanwhile
-                self._turns[address] = self._turns.get(address, 0) + 1
+        if since > self._seconds:
             self._asked[address] = math.inf  # until there is an answer
-            threading.Thread(target=self._ask, args=(address,), daemon=True).start()
-        return answers[self._turns.get(address, 0) % len(answers)] if answers else None
+            # If a name has several numbers, the next one has its turn where this one was tried.
+            arguments = address, is_silent and since < 2 * self._seconds
+            threading.Thread(target=self._ask, args=arguments, daemon=True).start()
+        return self._answers.get(address, (None,))[0]
 
-    def _ask(self, address: str) -> None:
+    def _ask(self, address: str, takes_next: bool) -> None:
         with contextlib.suppress(OSError, UnicodeError):
-            self._answers[address] = find_numbers(address)
+            found = find_numbers(address)
+            last = self._answers.get(address, found)[0]
+            first = (found.index(last) + takes_next) % len(found) if last in found else 0
+            self._answers[address] = found[first:] + found[:first]
         self._asked[address] = time.monotonic()

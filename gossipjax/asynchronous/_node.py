@@ -347,12 +347,10 @@ class Node:
         end = start + (10 * self._settings.patience if timeout is None else timeout)
         members = self._participant.members
         founding = self._participant.founding
-        misfits = self._service.misfits
         silence = self._participant, self._service, self._settings
 
         def is_over() -> bool:
-            is_misfit = bool(misfits) and misfits.keys() >= members.contacts.keys()
-            is_over = is_misfit or members.twin is not None or self._saves.is_asked_to_end
+            is_over = members.twin is not None or self._saves.is_asked_to_end
             return is_over or not founding.wants_mass
 
         while not self._service.wait_until(is_over, min(PROBE_SECONDS, end - time.monotonic())):

@@ -38,7 +38,6 @@ class Saves:
         self.block: Any = contextlib.nullcontext()  # in which the node is used
         self.checkpoints: Any = None
         self._every = every
-        self._signal = "SIGTERM"  # which asked this process to end
         if folder is None:
             return
         from gossipjax.checkpoint import Checkpoints  # needs orbax; other nodes do not
@@ -64,7 +63,6 @@ class Saves:
     def _ask_to_end(self, number: int, frame: Any) -> None:
         if self.is_asked_to_end and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
-        self._signal = signal.Signals(number).name
         self.checkpoints.is_preempted = True
 
     @property
@@ -90,8 +88,7 @@ class Saves:
         saved = "nothing" if step is None else f"step {step}"
         mass = "hands its model and weight to" if has_heir else "leaves nothing to"
         print(
-            f"gossipjax: {self._signal}: node {place} has saved {saved}, {mass} another node, "
-            "and ends.",
+            f"gossipjax: asked to end: node {place} has saved {saved}, {mass} another node.",
             file=sys.stderr,
             flush=True,
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from pathlib import Path
 from typing import Literal
 
 from gossipjax.asynchronous._messages import is_address
+from gossipjax.asynchronous._names import read_numeric
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.wire import WireLike
 
@@ -74,9 +74,7 @@ def may_connect(address: str, secret: str | None) -> bool:
     >>> may_connect("127.0.0.1:5000", None), may_connect("192.0.2.1:5000", None)
     (True, False)
     """
-    host = address.rpartition(":")[0]
-    try:
-        is_here = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # `host` is a name
-        is_here = False
-    return is_here or secret is not None
+    if secret is not None:
+        return True
+    number = read_numeric(address)
+    return address.startswith("localhost:") if number is None else number.is_loopback

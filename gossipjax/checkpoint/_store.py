@@ -195,7 +195,8 @@ class Folder:
         found = []
         for step in self.local_steps():
             try:
-                part = _parse_manifest_in(self.path / str(step)).part
+                path = _require_file(self.path / str(step) / MANIFEST_FILE)
+                part = parse_manifest(path.read_bytes()).part
                 found.append((step, part or {"save": "", "is_first": False}))
             except (DamagedError, OSError):
                 found.append((step, None))
@@ -271,9 +272,15 @@ def sum_files(folder: Path, pattern: str, known: Collection[str] = ()) -> dict[s
     }
 
 
+def _require_file(path: Path) -> Path:
+    if path.exists() and not path.is_file():  # a pipe or a device never ends
+        raise DamagedError(f"{path.name} is not a file")
+    return path
+
+
 def _sum_file(path: Path) -> int:
     number = 0
-    with path.open("rb") as file:
+    with _require_file(path).open("rb") as file:
         while part := file.read(READ_BYTES):
             number = zlib.crc32(part, number)
     return number
@@ -321,7 +328,7 @@ def _check_files(folder: Path, manifest: Manifest, shared: bool) -> None:
     """Raises `DamagedError` if a file has another checksum; each process reads some of them."""
     files = sorted((manifest.files or {}).items())
     for name, number in files[jax.process_index() :: jax.process_count()] if shared else files:
-        if not (folder / name).is_file() or _sum_file(folder / name) != number:
+        if _sum_file(folder / name) != number:
             raise DamagedError(f"{name} has another checksum")
 
 
@@ -338,20 +345,13 @@ def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: Path)
         )
 
 
-def _parse_manifest_in(folder: Path) -> Manifest:
-    path = folder / MANIFEST_FILE
-    if path.exists() and not path.is_file():  # a pipe, or a device, which never ends
-        raise DamagedError(f"{MANIFEST_FILE} is not a file")
-    return parse_manifest(path.read_bytes())
-
-
 def _read_manifest(folder: Path, lost: set[int]) -> Manifest:
     """Reads the manifest in `folder`; a process that has lost its own gets another's."""
 
     def read() -> Manifest | None:
         if jax.process_index() in lost:
             return None
-        manifest = _parse_manifest_in(folder)
+        manifest = parse_manifest(_require_file(folder / MANIFEST_FILE).read_bytes())
         if str(manifest.step) != folder.name:
             raise DamagedError(f"it is the checkpoint of step {manifest.step}")
         return manifest

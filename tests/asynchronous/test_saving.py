@@ -211,7 +211,7 @@ def test_what_is_saved_at_a_signal(name, tmp_path, capsys):
     for place, mass in ((1, "hands its model and weight to"), (0, "leaves nothing to")):
         with pytest.raises(Preempted, match="saved after step 8"):
             end(nodes[place])
-        says = f"gossipjax: {name}: node {place} has saved step 8, {mass} another node, and ends."
+        says = f"gossipjax: asked to end: node {place} has saved step 8, {mass} another node."
         assert capsys.readouterr().err == f"{says}\n"
     again = job.start(0)
     assert again.steps == 8
