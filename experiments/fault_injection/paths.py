@@ -8,8 +8,9 @@
 of connections on which nothing has passed for `--seconds`. `name`: a third address of the job is a
 name that no server answers. Each node is in a network namespace. Linux, as root, with `nft`.
 
-Required: the nodes exchange shares within 5 s of the beginning, or of the end of the cut; at least
-9 of 10 shares arrive; the account of the weight closes to 1e-9. The exit status is 1 if not.
+Required: a share arrives within 5 s of the beginning, or of the end of the cut (behind a firewall,
+where nodes send seldom, within 5 s of the time of their first); at least 9 of 10 shares arrive; the
+account of the weight closes to 1e-9. The exit status is 1 if not.
 """
 
 import dataclasses
@@ -124,21 +125,23 @@ def run(options: Options, folder: Path) -> list[str]:
         since = time.time()
         for process in started:
             process.wait()
-    return judge(sorted(folder.glob("*.jsonl")), since if is_cut else None)
+    until_sent = every * STEP_SECONDS if every > 1 else 0.0
+    journals = sorted(folder.glob("*.jsonl"))
+    return judge(journals, since if is_cut else None, MAX_SECONDS + 1.5 * until_sent)
 
 
-def judge(journals: list[Path], since: float | None) -> list[str]:
+def judge(journals: list[Path], since: float | None, seconds: float) -> list[str]:
     """Prints what arrived, and returns the requirements that were violated."""
     lines = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
-    since = max(x["time"] for x in lines if x["event"] == "found") if since is None else since
-    times = [x["time"] for x in lines if x["event"] == "receive" and x["time"] > since]
-    first = min(times, default=float("inf")) - since
+    begin = since or max(x["time"] for x in lines if x["event"] == "found")
+    times = [x["time"] for x in lines if x["event"] == "receive" and x["time"] > begin]
+    first = min(times, default=float("inf")) - begin
     sent = sum(x["event"] == "share" for x in lines)
     back = sum(x["event"] == "return" for x in lines)
     difference = gx.asynchronous.account(journals).difference
     print(f"{sent - back} of {sent} shares arrived, the first {first:.1f} s after the fault")
     checks = {
-        f"a share within {MAX_SECONDS:g} s, got {first:.1f}": first <= MAX_SECONDS,
+        f"a share within {seconds:g} s, got {first:.1f}": first <= seconds,
         f"{MIN_ARRIVED:g} of {sent} shares, got {sent - back}": sent - back >= MIN_ARRIVED * sent,
         f"an account that closes, got {difference}": abs(difference) <= MAX_DIFFERENCE,
     }

@@ -171,7 +171,7 @@ class Format(NamedTuple):
     wires: tuple[Wire, ...]  # form in which each buffer travels in a share
 
     @property
-    def in_common(self) -> dict[str, object]:
+    def in_common(self) -> dict[str, Any]:
         """What the header of each message of the job says."""
         names = ("job", "model", "algorithm", "wire")
         return {"version": VERSION} | {name: getattr(self, name) for name in names}

@@ -166,7 +166,7 @@ class Service:
                 heard.append((piece[0], bytes(frames[0][:1]) == PROGRESS))
                 if piece[1] is None:
                     return None
-                frames = piece[1]
+                frames = tuple(piece[1])
             try:
                 message = decode(frames, self._job)
             except MisfitError as error:
