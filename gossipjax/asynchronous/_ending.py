@@ -32,6 +32,7 @@ class Ending:
         self._holder = holder
         self._patience = patience
         self._since: float | None = None  # when all were drained, as the eldest said
+        self._verdicts: dict[Identity, View] = {}  # what each peer said that counts
         self._told: Any = None  # what the eldest last heard about the end
 
     def finish(self) -> None:
@@ -85,14 +86,19 @@ class Ending:
         """Learns from a peer's view how far it is with the end."""
         if view.is_ending and self._since is None:
             self._since = self._members.now
+        if view.is_ended:
+            self._verdicts[peer.identity] = view
 
     def _go_on_ending(self) -> None:
         """Exchanges final masses, once the eldest says that all are drained and who counts."""
         peers = self._members.peers.values()
+        deaths = self._members.over.deaths
         near = [peer for peer in peers if not peer.fails]
         eldest = min(near, key=lambda peer: peer.identity, default=None)
-        if eldest is not None and eldest.view.is_ended:
-            self._end(eldest.view)
+        # Where nodes are many, some hear late that an elder one is dead.
+        living = [peer.identity for peer in near if peer.identity.life not in deaths]
+        if living and min(living) in self._verdicts:
+            self._end(self._verdicts[min(living)])
             return
         if 2 * len(near) < len(peers):
             self.is_cut_off = True
