@@ -292,7 +292,7 @@ def test_who_has_not_the_secret_does_not_meet(secret):
 
 
 def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
-    """Whatever address a stranger names; one that is nobody's stands for all."""
+    """Whatever address a stranger names: not even a name server is asked for one."""
     named = "192.0.2.1:5000"
     connected = []
     connect = zmq.Socket.connect
@@ -302,13 +302,20 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         return connect(socket, address)
 
     monkeypatch.setattr(zmq.Socket, "connect", record)
+    ask = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **more: connected.append(host) or ask(host, *args, **more),
+    )
     monkeypatch.setattr(socket, "create_connection", lambda address, _: connected.append(address))
     with join(patience=0.5) as a, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{a.address}")
         stranger.linger = 0
         form = a._service._job
         sender = Identity(1, "life", named)
-        view = View(members=(Identity(2, "other", named),), beats=(1,))
+        others = Identity(2, "other", named), Identity(3, "third", "elsewhere.example:5000")
+        view = View(members=others, beats=(1, 1))
         life = a._participant.life
         met = Message("view", sender, life, view=view)
         for message in (met._replace(receiver=None), met, Message("dead", sender, "other")):
@@ -321,7 +328,7 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         assert named in a._participant.members.contacts
         explain_silence(a._participant, a._service, a._settings)
     assert connected
-    assert not [address for address in connected if "192.0.2.1" in address]
+    assert not [one for one in connected if "192.0.2.1" in one or "elsewhere" in one]
 
 
 def test_two_living_nodes_with_one_place_are_told_so():
