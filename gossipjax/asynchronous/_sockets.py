@@ -156,6 +156,7 @@ class Sockets:
 
     def forget(self, address: str) -> None:
         """Drops what waits to be sent to an address."""
+        self._numbers.pop(address, None)
         for is_bulk in (True, False):
             socket = self._outgoing.pop((address, is_bulk), None)
             if socket is not None:

@@ -6,6 +6,7 @@ import random
 import socket
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -266,10 +267,16 @@ def test_who_does_not_fit_into_a_job_is_told_why_at_once(different, reason):
         assert a.members == [0]
 
 
-def test_what_to_do_where_nobody_gives():
-    """Nobody listens, nobody has founded the job, or nobody is known."""
+def test_what_to_do_where_nobody_gives(monkeypatch):
+    """Nobody listens, nothing arrives, nobody has founded the job, or nobody is known."""
     with join("127.0.0.1:9") as a, pytest.raises(TimeoutError, match="Give the address of one"):
         a.wait_for_mass(timeout=0.1)
+    with join() as a, join(a.address, place=1, is_founder=False) as b:
+        monkeypatch.setattr(a._participant, "_give", lambda: None)
+        wait_for(lambda: b._participant.members.list_members())
+        told = "holds a model, but nothing of it arrives here. If the path loses large packets"
+        with pytest.raises(TimeoutError, match=told):
+            b.wait_for_mass(timeout=0.1)
     founds = r"One node must found the job: give it no address, or is_founder=True"
     with join(is_founder=False) as a, join(a.address, place=1) as b:
         wait_for(lambda: b._participant.members.peers)
@@ -288,6 +295,7 @@ def test_who_has_not_the_secret_does_not_meet(secret):
             other.wait_for_mass(timeout=60)
         assert "in 60 seconds" not in str(error.value)
         assert a.members == [0]
+        assert SECRET not in repr(a._settings)
         other.leave()
 
 
@@ -479,6 +487,20 @@ def test_bad_arguments(options, message):
     arguments = {"address": None, "tx": optax.sgd(0.1), "params": jnp.zeros(3)}
     with pytest.raises(ValueError, match=message):
         ga.join(**arguments | {"algorithm": ga.sgp()} | options)
+
+
+def test_a_step_whose_function_is_not_as_it_must_be():
+    """The loss in place of the gradients, and another function for each step."""
+    with join() as node:
+        with pytest.raises(
+            ValueError, match=r"shapes \[\[\]\]: jax.value_and_grad returns them in"
+        ):
+            node.step(jax.value_and_grad(jnp.sum))
+        for _ in range(8):
+            node.step(lambda params: (params, None))
+        with pytest.warns(UserWarning, match="the 9th: define `gradients` once, outside"):
+            node.step(lambda params: (params, None))
+        node.step(lambda params: (params, None))
 
 
 def test_an_address_in_use_and_a_node_that_has_left():
