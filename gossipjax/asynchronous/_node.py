@@ -310,9 +310,9 @@ class Node:
         launch.advance(slow=True)
         with self._service.lock:
             mass = self._holding.merge()
-        self._compiled.add(gradients)
         state = (mass.x, mass.w or 1.0, self._moved, self.opt_state)
         update.lower(*self._update.args, gradients, *state, *inputs).compile()
+        self._compiled.add(gradients)
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
         key = make_key(self._wires, self.place, 0)
