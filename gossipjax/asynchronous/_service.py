@@ -50,7 +50,7 @@ class Service:
         self.one_way: dict[str, float] = {}
         self._sockets = Sockets(settings.listen, settings.secret, patience)
         self.address = self._sockets.address
-        self.find_numbers = self._sockets.names.find
+        self.find_numbers = self._sockets.find_numbers
         self.is_refused_at = self._sockets.is_refused_at
         self.wake = self._sockets.wake  # makes the thread send the outbox now
         buffers = zip(job.sizes, job.dtypes, strict=True)

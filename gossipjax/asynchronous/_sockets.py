@@ -45,7 +45,7 @@ class Sockets:
     """
 
     def __init__(self, address: str, secret: str | None, patience: float):
-        self.names = Names(patience / 2)
+        self._names = Names(patience / 2)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # These are the defaults of all sockets.
@@ -91,14 +91,18 @@ class Sockets:
         self._incoming.bind(f"tcp://{numbers}")
         return numbers
 
+    def find_numbers(self, address: str, is_silent: bool = False) -> str | None:
+        """Returns where to connect for an address; None if it may not, or nobody knows."""
+        if not may_connect(address, self._secret):
+            return None
+        return self._names.find(address, is_silent)
+
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many frames wait."""
         key = address, is_bulk
-        if not may_connect(address, self._secret):
-            return False
         try:
             if key not in self._outgoing:
-                numbers = self._numbers[address] = self.names.find(address)
+                numbers = self._numbers[address] = self.find_numbers(address)
                 if numbers is None:
                     return False
                 self._outgoing[key] = self._make_sender(numbers)
@@ -125,11 +129,9 @@ class Sockets:
 
         This takes no time, but a name leads elsewhere only some calls after another answer.
         """
-        if not may_connect(address, self._secret):
-            return []
-        if self.names.find(address, is_silent=True) != self._numbers.get(address):
+        if self.find_numbers(address, is_silent=True) != self._numbers.get(address):
             self.forget(address)
-        own = self.names.find(self.address, is_silent=True)
+        own = self.find_numbers(self.address, is_silent=True)
         with contextlib.suppress(zmq.ZMQError):  # perhaps it is no address of this machine
             if own not in (self._bound, None):
                 self._bound = self._bind(own)
