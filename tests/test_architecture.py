@@ -46,7 +46,7 @@ LAYERS = {
     "algorithms": ALGORITHMS,
     "contrib": {"algorithms", *ALGORITHMS},
     "faults": {"algorithms", *ALGORITHMS},
-    "asynchronous": {"checkpoint", "collectives", "exchanges", "launch", "wire"},
+    "asynchronous": {"checkpoint", "collectives", "exchanges", "launch", "step", "wire"},
     "models": TOP,
     "step": {"launch", "models", "train_state", *TOP},
     "diagnostics": {"models", *TOP},
@@ -273,6 +273,7 @@ def test_the_core_needs_only_jax_optax_and_numpy():
 
 SOCKETS = {"socket", "zmq", "http", "socketserver", "urllib", "requests"}
 USE_SOCKETS = {
+    "gossipjax/asynchronous/_names.py",
     "gossipjax/asynchronous/_silence.py",  # says why nobody answers
     "gossipjax/asynchronous/_sockets.py",
     "gossipjax/checkpoint/_lock.py",  # the name of this machine

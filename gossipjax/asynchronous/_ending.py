@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gossipjax.asynchronous._membership import MAX_PLACES, Membership, Peer
+from gossipjax.asynchronous._membership import Membership, Peer
 from gossipjax.asynchronous._messages import Identity, Mass, View
 from gossipjax.asynchronous._model import Holding
 from gossipjax.asynchronous._post import RETURNED, STUCK, Post
@@ -32,6 +32,7 @@ class Ending:
         self._holder = holder
         self._patience = patience
         self._since: float | None = None  # when all were drained, as the eldest said
+        self._verdicts: dict[Identity, View] = {}  # what each peer said that counts
         self._told: Any = None  # what the eldest last heard about the end
 
     def finish(self) -> None:
@@ -57,7 +58,7 @@ class Ending:
         """Goes on to leave, or to agree with the others on the end."""
         if self.is_leaving:
             self._go_on_leaving()
-        elif self.is_finished and not self.is_ended:
+        elif self.is_finished and not (self.is_ended or self.is_cut_off):
             self._go_on_ending()
 
     def _go_on_leaving(self) -> None:
@@ -85,20 +86,26 @@ class Ending:
         """Learns from a peer's view how far it is with the end."""
         if view.is_ending and self._since is None:
             self._since = self._members.now
-        if view.is_ended and self.is_finished and not (self.is_ended or self.is_cut_off):
-            self._end(view)
+        if view.is_ended:
+            self._verdicts[peer.identity] = view
 
     def _go_on_ending(self) -> None:
         """Exchanges final masses, once the eldest says that all are drained and who counts."""
         peers = self._members.peers.values()
+        deaths = self._members.over.deaths
         near = [peer for peer in peers if not peer.fails]
+        eldest = min(near, key=lambda peer: peer.identity, default=None)
+        # Where nodes are many, some hear late that an elder one is dead.
+        living = [peer.identity for peer in near if peer.identity.life not in deaths]
+        if living and min(living) in self._verdicts:
+            self._end(self._verdicts[min(living)])
+            return
         if 2 * len(near) < len(peers):
             self.is_cut_off = True
             self.leave()
             return
         if self._since is not None and self._is_drained:
             self._send_finals(near)
-        eldest = min(near, key=lambda peer: peer.identity, default=None)
         if eldest is None or self._members.identity < eldest.identity:
             self._decide(near)
         else:
@@ -141,7 +148,7 @@ class Ending:
         counts = dict(view.finals)
         finals = self.finals.items()
         kept = {who: final for who, final in finals if counts.get(who.life) == final[0]}
-        if len(kept) < len(counts):
+        if len(kept) < len(counts) or self._members.identity not in kept:
             self.is_cut_off = True
         else:
             self.finals = kept
@@ -181,7 +188,7 @@ class Ending:
         """Learns what a life held at its end."""
         known, _ = self.finals.get(origin, (0, None))
         is_new = version > known and origin != self._members.identity and not self.is_ended
-        if is_new and len(self.finals) < MAX_PLACES:
+        if is_new and self._members.has_room(self.finals):
             self.finals[origin] = version, mass
 
     def forget_final(self, origin: Identity) -> None:

@@ -135,13 +135,7 @@ class Founding:
             self.branch = 0 if self._all_are_heard() else self.branch or time.time_ns() // 1000
         self._holder.add(mass)
         if kind is Estate.SAVED and self._members.contacts and not self._members.peers:
-            self._members.note(
-                "alone",
-                f"no other node was heard for {self._patience:g} s, so this one goes on alone "
-                "from what it had saved. If another lives, their models go apart until they "
-                "hear each other, and this one is then given up: see whether its address, the "
-                "firewall and GOSSIPJAX_SECRET are right.",
-            )
+            self._members.note_alone(" from what it had saved")
         self._end_want()
 
     def _all_are_heard(self) -> bool:

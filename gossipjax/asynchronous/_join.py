@@ -49,7 +49,8 @@ def join(
       algorithm: `sgp()`, `adpsgd()` or `outer(every)`.
       address: where other nodes of the job listen, one or several `host:port`. If neither `address`
         nor the variables name one, this node starts a job.
-      listen: where this node listens. Port 0 means any free port. The default is `127.0.0.1:0`.
+      listen: where this node listens, and where other nodes reach it. Port 0 means any free port.
+        The default is `127.0.0.1:0`.
       place: the number of this node in the job. Give it the same number when you start it again.
         The default is 0.
       job: the name of the job. Messages of other jobs are dropped. The default is an empty name.
@@ -65,10 +66,11 @@ def join(
       secret: a text of 16 characters or more. Only nodes with the same secret can connect. The
         default is `GOSSIPJAX_SECRET`, if it is set. You need a secret unless `listen` and `address`
         are loopback addresses.
-      journal: a file to which this node appends every event, for `account` and `measure_delays`.
+      journal: a file to which this node appends every event, without end, for `account` and
+        `measure_delays`.
       folder: where this node saves its model, momentum and optimizer state, in a subfolder named by
-        `place`. After SIGTERM the node saves. At the end of the `with` block it gives its mass to
-        another node and raises `Preempted`. A folder needs orbax.
+        `place`. After SIGTERM, SIGHUP or Ctrl-C the node saves. At the end of the `with` block it
+        gives its mass to another node and raises `Preempted`. A folder needs orbax.
       every: the number of local steps from one save to the next.
       nonfinite: what happens at a step whose update is NaN or infinite. The update is never
         applied; `raise` raises an error, and `skip` goes on and counts the step.

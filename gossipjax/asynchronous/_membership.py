@@ -20,6 +20,8 @@ EARLY_BEATS = 50  # the same while nodes meet
 # addresses of which nothing is heard are tried.
 MEMORY = 10
 MAX_PLACES = 10_000
+# More places, deaths and addresses than this node has met may be told: views stay small.
+MAX_UNMET = 256
 MAX_REASONS = 1000
 MAX_STEPS = 1 << 40
 # A node tells all others that it lives; where there are more than the first, some in turn, who pass
@@ -111,6 +113,7 @@ class Membership:
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
         self.stepped: dict[int, float] = {}  # place -> when its number of steps last grew
+        self._met = {settings.place}  # places of lives that it has heard
 
     def list_members(self) -> list[Identity]:
         """Returns the nodes that this node hears and that hold mass."""
@@ -138,6 +141,7 @@ class Membership:
 
     def meet(self, sender: Identity) -> Peer:
         """Begins to hear a life."""
+        self._met.add(sender.place)
         self._note_contacts([sender])
         self.met = self.now
         peer = self.peers[sender.life] = Peer(sender, self.now, self.now)
@@ -162,7 +166,7 @@ class Membership:
                 other.beat = beat
                 other.heard = self.now
         for declarer, life, age in view.deaths:
-            if age < MEMORY * self._patience and len(self.over.deaths) < MAX_PLACES:
+            if age < MEMORY * self._patience and self.has_room(self.over.deaths):
                 self.over.note_death(declarer, life, self.now - age)
         if peer.identity.place == self.identity.place:
             if view.beat > self._beats:
@@ -178,13 +182,17 @@ class Membership:
 
     def _note_contacts(self, others: Iterable[Identity]) -> None:
         for other in others:
-            if len(self.contacts) < MAX_PLACES or other.address in self.contacts:
+            if self.has_room(self.contacts) or other.address in self.contacts:
                 self.contacts[other.address] = self.now
         self.contacts.pop(self.identity.address, None)
 
+    def has_room(self, known: dict[Any, Any]) -> bool:
+        """Whether it may learn more of a kind, as memory and views are limited."""
+        return len(known) < min(len(self._met) + MAX_UNMET, MAX_PLACES)
+
     def learn_steps(self, place: int, count: int) -> None:
         """Learns that the lives of a place have made so many steps."""
-        has_room = place in self.steps or len(self.steps) < MAX_PLACES
+        has_room = place in self.steps or self.has_room(self.steps)
         # A count near the largest in a message could not grow any more.
         if has_room and self.steps.get(place, -1) < count < MAX_STEPS:
             self.steps[place] = count
@@ -194,6 +202,16 @@ class Membership:
         """Notes a problem, once, of which the program is then warned."""
         if len(self.notes) < MAX_REASONS:
             self.notes.setdefault(about, text)
+
+    def note_alone(self, how: str) -> None:
+        """Notes that this node hears nobody, and goes on."""
+        self.note(
+            "alone",
+            f"no other node was heard for {self._patience:g} s, so this one goes on alone{how}. If "
+            "another lives, their models go apart until they hear each other, and one side is then "
+            "given up: see whether its address (has it changed?), the firewall and "
+            "GOSSIPJAX_SECRET are right.",
+        )
 
     # Which lives are dead.
 
@@ -233,6 +251,8 @@ class Membership:
         del self.peers[life]
         self.over.declared.add(life)
         self.over.note_death(self.identity, life, self.now)
+        if not self.peers:
+            self.note_alone("")
 
     def begin_life(self, identity: Identity) -> None:
         """Begins a new life, which knows no other life yet, and no death.

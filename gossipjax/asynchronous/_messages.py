@@ -29,7 +29,6 @@ MAX_COUNT = 2**53
 CHECKED = 1 << 16  # numbers that are checked together
 WITH_MASS = ("share", "ask", "final")
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "bye", "withdraw", *WITH_MASS)
-IN_COMMON = ("job", "model", "algorithm", "wire")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +155,9 @@ class MessageError(Exception):
 class MisfitError(MessageError):
     """A message is from a node that does not fit into this job."""
 
-    def __init__(self, reason: str, own: str, address: str):
+    def __init__(self, reason: str, own: str):
         super().__init__(reason)
         self.own = own  # the value of this node for the property that differs
-        self.address = address  # where the other node listens
 
 
 class Format(NamedTuple):
@@ -173,6 +171,12 @@ class Format(NamedTuple):
     dtypes: tuple[np.dtype, ...]  # type in which a node holds each buffer
     wires: tuple[Wire, ...]  # form in which each buffer travels in a share
 
+    @property
+    def in_common(self) -> dict[str, Any]:
+        """What the header of each message of the job says."""
+        names = ("job", "model", "algorithm", "wire")
+        return {"version": VERSION} | {name: getattr(self, name) for name in names}
+
     def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
         """The wire forms of the buffers in a message."""
         return self.wires if is_narrow else (None,) * len(self.wires)
@@ -180,8 +184,7 @@ class Format(NamedTuple):
 
 def encode(message: Message, job: Format) -> list[Any]:
     """Returns the frames of a message; does not copy buffers that are in the right form."""
-    header: dict[str, Any] = message._asdict() | {"final": message.version, "version": VERSION}
-    header |= {name: getattr(job, name) for name in IN_COMMON}
+    header: dict[str, Any] = message._asdict() | {"final": message.version} | job.in_common
     del header["mass"], header["view"]
     frames: list[Any] = []
     if message.view is not None:
@@ -205,9 +208,9 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     header = read_json(frames[0])
     if not isinstance(header, dict):
         raise MessageError("not readable")
-    _require_same(header, "version", VERSION)
-    for name in IN_COMMON:
-        _require_same(header, name, getattr(job, name))
+    for name, own in job.in_common.items():
+        if header.get(name) != own:
+            raise MisfitError(f"of another {name}", str(own))
     kind = str(header.get("kind"))
     if kind not in KINDS:
         raise MessageError("of an unknown kind")
@@ -229,18 +232,6 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     return Message(
         kind, sender, receiver, number, mass, view, applied, steps, is_narrow, text, origin, version
     )
-
-
-def _require_same(header: dict[str, Any], name: str, own: object) -> None:
-    """Raises `MisfitError` if a message is of a node of another job that can be answered."""
-    if header.get(name) == own:
-        return
-    reason = f"of another {name}"
-    try:
-        sender = _read_identity(header.get("sender"))
-    except MessageError:
-        raise MessageError(reason) from None
-    raise MisfitError(reason, str(own), sender.address)
 
 
 def read_json(frame: Any) -> Any:

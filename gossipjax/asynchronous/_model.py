@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +16,9 @@ from gossipjax.asynchronous._messages import Mass, is_finite
 from gossipjax.asynchronous._wire import Wire, Words
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
+from gossipjax.step.gradients import Gradients, check_gradients
 from gossipjax.wire import fold_in
 
-Gradients = Callable[..., tuple[Any, Any]]
 MAX_DIGITS = 8  # binary digits of a weight
 # States of optax whose `count` is the step of a schedule; other counts are of moments.
 SCHEDULED = {  # names, as not all of these types are public
@@ -90,7 +89,7 @@ def update(
     like = jax.tree.unflatten(structure, leaves)
     layout = Layout(like)
     params = unpack(layout, like, x, w, moved)
-    grads, aux = gradients(params, *inputs)
+    grads, aux = check_gradients(gradients)(params, *inputs)
     updates, new_state = optax.with_extra_args_support(tx).update(grads, opt_state, params)
     buffers = tuple(layout.pack(updates))
     is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])

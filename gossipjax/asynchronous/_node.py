@@ -20,7 +20,6 @@ from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._messages import Format, Identity, Mass
 from gossipjax.asynchronous._model import (
-    Gradients,
     Holding,
     add,
     advance,
@@ -38,9 +37,10 @@ from gossipjax.asynchronous._silence import MAX_SHOWN, all_refuse, explain_silen
 from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
+from gossipjax.step.gradients import Gradients
 
 LIFE_LETTERS = 16  # letters in the name of a life
-MAX_GRADIENTS = 32  # different functions that a node compiles
+MAX_GRADIENTS = 8  # different functions that a node compiles without a warning
 AVERAGE_SECONDS = 600.0
 PROBE_SECONDS = 2.0  # of silence, before a node sees whether all others refuse it
 MIN_NODES = 4  # from this size on, a node that holds more than half is reported
@@ -203,7 +203,7 @@ class Node:
 
         Args:
           gradients: a function `gradients(params, *inputs) -> (grads, aux)`, which is compiled
-            once.
+            once. A `functools.partial` or `lambda` that is made anew is another function.
           inputs: the arrays of this step, for `gradients`.
 
         Returns:
@@ -302,16 +302,18 @@ class Node:
         if gradients in self._compiled:
             return
         if len(self._compiled) == MAX_GRADIENTS:
-            raise ValueError(
-                f"gradients must be one of at most {MAX_GRADIENTS} functions, each of which is "
-                "compiled, got another one: define it once, outside of the loop."
+            warnings.warn(
+                "a step is compiled anew for each function, and this is the "
+                f"{MAX_GRADIENTS + 1}th: define `gradients` once, outside of the loop, and give "
+                "what changes as inputs.",
+                stacklevel=3,
             )
         launch.advance(slow=True)
         with self._service.lock:
             mass = self._holding.merge()
-        self._compiled.add(gradients)
         state = (mass.x, mass.w or 1.0, self._moved, self.opt_state)
         update.lower(*self._update.args, gradients, *state, *inputs).compile()
+        self._compiled.add(gradients)
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
         key = make_key(self._wires, self.place, 0)
@@ -346,12 +348,10 @@ class Node:
         end = start + (10 * self._settings.patience if timeout is None else timeout)
         members = self._participant.members
         founding = self._participant.founding
-        misfits = self._service.misfits
         silence = self._participant, self._service, self._settings
 
         def is_over() -> bool:
-            is_misfit = bool(misfits) and misfits.keys() >= members.contacts.keys()
-            is_over = is_misfit or members.twin is not None or self._saves.is_asked_to_end
+            is_over = members.twin is not None or self._saves.is_asked_to_end
             return is_over or not founding.wants_mass
 
         while not self._service.wait_until(is_over, min(PROBE_SECONDS, end - time.monotonic())):

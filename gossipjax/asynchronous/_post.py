@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-from gossipjax.asynchronous._membership import MAX_REASONS, MEMORY, Membership, Parcel, Peer
+from gossipjax.asynchronous._membership import BEATS, MAX_REASONS, MEMORY, Membership, Parcel, Peer
 from gossipjax.asynchronous._messages import Identity, Mass, Message
 
 # In units of patience: a parcel without progress for so long is taken back.
 STUCK = 2
+SLOW = 8  # times as long as on the fastest path a share counts as on its way
 MAX_SHUNNED = 16 * MEMORY  # in units of patience: for how long a peer gets no parcel, at most
 MIN_SECONDS = 1e-4  # shortest time of a message that clocks can measure
 TAKEN_BACK = "taken back by its sender"
@@ -77,10 +79,14 @@ class Post:
         return peer.parcel is None and not self.shuns(peer)
 
     def list_moving(self) -> list[Mass]:
-        """Returns the shares on their way, except shares that one bad path holds up."""
-        since = self._members.now - self._patience / 2
-        parcels = [peer.parcel for peer in self._members.peers.values()]
-        moving = [p.message for p in parcels if p and p.progress > since]
+        """Returns the shares on their way, except shares that one bad or slow path holds up."""
+        now = self._members.now
+        peers = self._members.peers.values()
+        fastest = min((peer.seconds for peer in peers if peer.seconds), default=math.inf)
+        slow = now - max(SLOW * fastest, self._patience / BEATS)
+        bad = now - self._patience / 2
+        parcels = [peer.parcel for peer in peers if peer.parcel]
+        moving = [p.message for p in parcels if p.progress > bad and p.since > slow]
         return [one.mass for one in moving if one.kind == "share" and one.mass is not None]
 
     def shuns(self, peer: Peer) -> bool:

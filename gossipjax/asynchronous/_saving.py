@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gossipjax import launch
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import move
 
@@ -40,7 +43,8 @@ class Saves:
             return
         from gossipjax.checkpoint import Checkpoints  # needs orbax; other nodes do not
 
-        self.block = self.checkpoints = Checkpoints(folder, every=every, max_to_keep=KEPT)
+        self.checkpoints = Checkpoints(folder, every=every, max_to_keep=KEPT)
+        self.block = self._open()
         restored = self.checkpoints.restore((x, opt_state))
         if restored is not None:
             x, self.opt_state = restored.state
@@ -49,9 +53,23 @@ class Saves:
             self.clock = restored.metadata["clock"]
             self.branch = restored.metadata.get("branch", 0)  # 0.4.0 has none
 
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Handles a closed terminal and the first Ctrl-C, as `Checkpoints` handles SIGTERM."""
+        signals = [signal.SIGHUP]
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signals.append(signal.SIGINT)
+        with self.checkpoints, launch.signal_handlers(signals, self._ask_to_end):
+            yield
+
+    def _ask_to_end(self, number: int, frame: Any) -> None:
+        if self.is_asked_to_end and number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        self.checkpoints.is_preempted = True
+
     @property
     def is_asked_to_end(self) -> bool:
-        """Whether this process has got SIGTERM."""
+        """Whether this process has got SIGTERM, SIGINT or SIGHUP."""
         return self.checkpoints is not None and self.checkpoints.is_preempted
 
     def is_due(self, steps: int) -> bool:
@@ -68,14 +86,14 @@ class Saves:
             self.checkpoints.save(steps, state, rest)
 
     def end(self, place: int, has_heir: bool) -> NoReturn:
-        """After SIGTERM, waits for the write, says what the node does, and raises `Preempted`."""
+        """After a signal, waits for the write, says what the node does, and raises `Preempted`."""
         from gossipjax.checkpoint import Preempted
 
         step = max(self.checkpoints.wait(), default=None)
         saved = "nothing" if step is None else f"step {step}"
         mass = "hands its model and weight to" if has_heir else "leaves nothing to"
         print(
-            f"gossipjax: SIGTERM: node {place} has saved {saved}, {mass} another node, and ends.",
+            f"gossipjax: asked to end: node {place} has saved {saved}, {mass} another node.",
             file=sys.stderr,
             flush=True,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,17 +18,16 @@ from gossipjax.asynchronous._messages import (
     MisfitError,
     decode,
     encode,
-    read_json,
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
 
+MAX_ANSWER_BYTES = 4000
 TICKS = 50  # ticks during the time after which a node is declared dead
-MISFIT = b"M"  # the first byte of what tells a node of another job so
-MAX_MISFIT_BYTES = 4000
 MAX_STRANGERS = 256  # addresses that are answered, and that no node of the job has named
 PACKET = 1000  # bytes that fit into a packet on all networks
+UNREACHED = "but cannot reach it at"
 LINGER_SECONDS = 0.2  # time to send the rest when a node leaves
 
 
@@ -48,8 +46,11 @@ class Service:
         self.lock = threading.Condition(threading.RLock())
         self.sent_bytes = 0  # of messages with a mass
         self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
-        self._sockets = Sockets(settings.listen, settings.secret)
+        # Address -> since when the node there says that it hears this one, which hears nothing.
+        self.one_way: dict[str, float] = {}
+        self._sockets = Sockets(settings.listen, settings.secret, patience)
         self.address = self._sockets.address
+        self.find_numbers = self._sockets.find_numbers
         self.is_refused_at = self._sockets.is_refused_at
         self.wake = self._sockets.wake  # makes the thread send the outbox now
         buffers = zip(job.sizes, job.dtypes, strict=True)
@@ -108,7 +109,7 @@ class Service:
         now = time.monotonic()
         heard: list[tuple[str | None, bool]] = []
         # Every number is checked here, before the lock, for which a step would have to wait.
-        messages = [m for frames in arrived if (m := self._read(frames, now, heard)) is not None]
+        messages = [m for one in arrived if (m := self._read(*one, now=now, heard=heard))]
         with self.lock:
             for _, message in self._held:  # no path is to blame for what has not left yet
                 peer = node.members.peers.get(str(message.receiver))
@@ -120,6 +121,8 @@ class Service:
                 with self._survive():
                     node.receive(message, now)
             node.tick(now)
+            for peer in node.members.peers.values() if self.one_way else ():
+                self.one_way.pop(peer.identity.address, None)
             outbox = node.post.outbox
             node.post.outbox = []
             gone = node.post.gone
@@ -140,7 +143,7 @@ class Service:
         for address, message in outbox:
             with self._survive():
                 self._note_stranger(address, now)
-                self._send(address, message)
+                self._send(address, message, now)
         self._transfers.tick(now)
 
     @contextlib.contextmanager
@@ -154,24 +157,26 @@ class Service:
             self._node.post.drop(f"raising {type(error).__name__}")
 
     def _read(
-        self, frames: list[Any], now: float, heard: list[tuple[str | None, bool]]
+        self, route: Any, *frames: Any, now: float, heard: list[tuple[str | None, bool]]
     ) -> Message | None:
         """Returns the message in these frames, or in the pieces of which they are the last."""
         with self._survive():
-            if bytes(frames[0][:1]) == MISFIT:
-                self._note_misfit(frames)
-                return None
             piece = self._transfers.receive(frames, now)
             if piece is not None:
                 heard.append((piece[0], bytes(frames[0][:1]) == PROGRESS))
                 if piece[1] is None:
                     return None
-                frames = piece[1]
+                frames = tuple(piece[1])
             try:
-                return decode(frames, self._job)
+                message = decode(frames, self._job)
             except MisfitError as error:
                 self._node.post.drop(str(error))
-                self._answer_misfit(error, now)
+                said = f"{self.address} {error}, not {error.own[:MAX_TEXT]!r}"
+                self._sockets.answer(bytes(route), said.encode())
+                return None
+            if message.receiver is None:  # its sender may be one whom this node cannot reach
+                self._sockets.answer(bytes(route), self.address.encode())
+            return message
         return None
 
     def _note_stranger(self, address: str, now: float) -> None:
@@ -186,23 +191,27 @@ class Service:
             if first not in self._node.members.contacts:
                 self._sockets.forget(first)
 
-    def _answer_misfit(self, error: MisfitError, now: float) -> None:
-        """Tells a node of another job now and then why nobody answers it."""
-        if now - self._strangers.get(error.address, -self._patience) < self._patience:
-            return
-        self._note_stranger(error.address, now)
-        said = json.dumps([self.address, f"{error}, not {error.own[:MAX_TEXT]!r}"])
-        self._sockets.send(error.address, [MISFIT + said.encode()])
+    def _look_after(self, address: str, now: float) -> None:
+        """Reads what the node at a silent address has answered to earlier calls."""
+        for answer in self._sockets.look_after(address):
+            who, _, reason = answer[:MAX_ANSWER_BYTES].decode(errors="replace").partition(" ")
+            with self.lock:
+                members = self._node.members
+                others = {peer.identity.address for peer in members.peers.values()}
+                if reason.isprintable() and reason:
+                    self.misfits[address] = reason
+                elif who not in others | {self.address}:  # else it is heard by another name
+                    since = self.one_way.setdefault(address, now)
+                    if now - since > self._patience:
+                        members.note(
+                            f"one way {address}",
+                            f"the node at {address} hears this one, {UNREACHED} {self.address}: "
+                            "open this port to it, or listen where it can reach this node.",
+                        )
 
-    def _note_misfit(self, frames: list[Any]) -> None:
-        match read_json(frames[0][1:MAX_MISFIT_BYTES]):
-            case [str() as address, str() as reason] if (address + reason).isprintable():
-                with self.lock:
-                    if address in self._node.members.contacts:
-                        self.misfits[address] = reason
-                    self.lock.notify_all()
-
-    def _send(self, address: str, message: Message) -> None:
+    def _send(self, address: str, message: Message, now: float) -> None:
+        if message.receiver is None:
+            self._look_after(address, now)
         frames = encode(message, self._job)
         size = sum(memoryview(frame).nbytes for frame in frames)
         has_mass = message.mass is not None

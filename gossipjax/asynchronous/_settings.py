@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from pathlib import Path
 from typing import Literal
 
 from gossipjax.asynchronous._messages import is_address
+from gossipjax.asynchronous._names import read_numeric
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.wire import WireLike
 
@@ -28,7 +28,7 @@ class Settings:
     patience: float = 10.0
     max_received: int = 16
     wire: WireLike | None = None
-    secret: str | None = None
+    secret: str | None = dataclasses.field(default=None, repr=False)
     journal: Path | None = None
     folder: Path | None = None
     every: int = 100
@@ -39,6 +39,12 @@ class Settings:
         for name, value in (listen, *(("address", value) for value in self.contacts)):
             if not is_address(value, may_be_any=name == "listen"):
                 raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
+            if value.rpartition(":")[0] in ("0.0.0.0", "[::]"):
+                raise ValueError(
+                    f"{name} must say where others reach a node, got {value}, all addresses of a "
+                    "machine: write one that `hostname -I` prints, or a name, which may lead to "
+                    "another address on other machines."
+                )
             if not may_connect(value, self.secret):
                 raise ValueError(
                     f"a node must have a secret if others of its job are on other machines, got "
@@ -68,9 +74,7 @@ def may_connect(address: str, secret: str | None) -> bool:
     >>> may_connect("127.0.0.1:5000", None), may_connect("192.0.2.1:5000", None)
     (True, False)
     """
-    host = address.rpartition(":")[0]
-    try:
-        is_here = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:  # `host` is a name
-        is_here = False
-    return is_here or secret is not None
+    if secret is not None:
+        return True
+    number = read_numeric(address)
+    return address.startswith("localhost:") if number is None else number.is_loopback

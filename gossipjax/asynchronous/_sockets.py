@@ -15,12 +15,15 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from gossipjax.asynchronous._names import Names, find_numbers
 from gossipjax.asynchronous._settings import may_connect
 
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2000
 PROBE_MS = 1000
+CONNECT_MS = 3000
+KEEPALIVE_SECONDS = 2
 ENCRYPTION_BYTES = 256  # that a frame is longer when it is encrypted, at most; 33 are in use
 MAX_FRAME_BYTES = 1 << 22
 MAX_SOCKETS = 16_384
@@ -41,25 +44,33 @@ class Sockets:
     attribute `address` has the real port if the node listens at port 0, any free one.
     """
 
-    def __init__(self, address: str, secret: str | None):
+    def __init__(self, address: str, secret: str | None, patience: float):
+        self._names = Names(patience / 2)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # These are the defaults of all sockets.
         self._context.linger = 0
-        self._context.ipv6 = address.startswith("[")
         self._context.sndhwm = self._context.rcvhwm = QUEUED
+        # Some firewalls forget connections on which nothing passes, and say nothing.
+        self._context.tcp_keepalive = 1
+        self._context.tcp_keepalive_idle = self._context.tcp_keepalive_intvl = KEEPALIVE_SECONDS
+        # After an outage, TCP itself would wait as long again before it tries once more.
+        self._context.tcp_maxrt = int(1000 * patience / 2)
+        self._context.connect_timeout = CONNECT_MS
         self._secret = secret
         self._keys = None if secret is None else make_keys(secret)
         if self._keys:
             self._context.curve_publickey, self._context.curve_secretkey = self._keys
         self._outgoing: dict[tuple[str, bool], zmq.Socket[bytes]] = {}
-        self._incoming = self._context.socket(zmq.PULL)
+        self._numbers: dict[str, str | None] = {}  # address -> where its sockets connect
+        # Over a connection to it, a node can answer whom it cannot reach: so this is no PULL.
+        self._incoming = self._context.socket(zmq.ROUTER)
         self._incoming.maxmsgsize = MAX_FRAME_BYTES + (ENCRYPTION_BYTES if self._keys else 0)
         self._incoming.handshake_ivl = HANDSHAKE_MS
         self._incoming.curve_server = self._keys is not None
         try:
-            self._incoming.bind(f"tcp://{address}")
-        except zmq.ZMQError as error:
+            self._bound = self._bind(find_numbers(address)[0])
+        except (OSError, zmq.ZMQError) as error:
             self.close()
             raise OSError(
                 f"this node must listen at {address}, got: {error}. Give an address of this "
@@ -75,15 +86,27 @@ class Sockets:
         self._poller.register(self._incoming, zmq.POLLIN)
         self._poller.register(self._wake_receiver, zmq.POLLIN)
 
+    def _bind(self, numbers: str) -> str:
+        self._incoming.ipv6 = numbers.startswith("[")
+        self._incoming.bind(f"tcp://{numbers}")
+        return numbers
+
+    def find_numbers(self, address: str, is_silent: bool = False) -> str | None:
+        """Returns where to connect for an address; None if it may not, or nobody knows."""
+        if not may_connect(address, self._secret):
+            return None
+        return self._names.find(address, is_silent)
+
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many frames wait."""
         key = address, is_bulk
-        if not may_connect(address, self._secret):
-            return False
         try:
             if key not in self._outgoing:
-                self._outgoing[key] = self._make_sender()
-                self._outgoing[key].connect(f"tcp://{address}")
+                numbers = self._numbers[address] = self.find_numbers(address)
+                if numbers is None:
+                    return False
+                self._outgoing[key] = self._make_sender(numbers)
+                self._outgoing[key].connect(f"tcp://{numbers}")
             self._outgoing[key].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
@@ -92,19 +115,42 @@ class Sockets:
             return False
         return True
 
-    def _make_sender(self) -> zmq.Socket[bytes]:
-        socket = self._context.socket(zmq.PUSH)
+    def _make_sender(self, numbers: str) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.ipv6 = numbers.startswith("[")
         socket.reconnect_ivl = RECONNECT_MS
         socket.reconnect_ivl_max = MAX_RECONNECT_MS
         if self._keys:
             socket.curve_serverkey = self._keys[0]
         return socket
 
-    def is_refused_at(self, address: str) -> bool:
+    def look_after(self, address: str) -> list[bytes]:
+        """Returns what a node that sends nothing has answered; follows its name, and the own one.
+
+        This takes no time, but a name leads elsewhere only some calls after another answer.
+        """
+        if self.find_numbers(address, is_silent=True) != self._numbers.get(address):
+            self.forget(address)
+        own = self.find_numbers(self.address, is_silent=True)
+        with contextlib.suppress(zmq.ZMQError):  # perhaps it is no address of this machine
+            if own not in (self._bound, None):
+                self._bound = self._bind(own)
+        answers: list[bytes] = []
+        with contextlib.suppress(zmq.Again, KeyError):
+            while len(answers) < QUEUED:
+                answers += self._outgoing[address, False].recv_multipart(zmq.NOBLOCK)
+        return answers
+
+    def answer(self, route: bytes, text: bytes) -> None:
+        """Answers over the connection on which frames came."""
+        with contextlib.suppress(zmq.ZMQError):
+            self._incoming.send_multipart([route, text], zmq.NOBLOCK)
+
+    def is_refused_at(self, numbers: str) -> bool:
         """Whether the handshake of another connection to an address fails; any thread may ask."""
-        with self._make_sender() as socket:
+        with self._make_sender(numbers) as socket:
             with socket.get_monitor_socket(REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
-                socket.connect(f"tcp://{address}")
+                socket.connect(f"tcp://{numbers}")
                 is_over = monitor.poll(PROBE_MS)
                 is_refused = is_over and recv_monitor_message(monitor)["event"] & REFUSED
                 socket.disable_monitor()
@@ -112,13 +158,14 @@ class Sockets:
 
     def forget(self, address: str) -> None:
         """Drops what waits to be sent to an address."""
+        self._numbers.pop(address, None)
         for is_bulk in (True, False):
             socket = self._outgoing.pop((address, is_bulk), None)
             if socket is not None:
                 socket.close(linger=0)
 
     def receive(self, seconds: float) -> list[list[Any]]:
-        """Waits until something arrives or `wake` is called; returns what has arrived."""
+        """Waits until something arrives or `wake` is called; returns it, each after its route."""
         ready = dict(self._poller.poll(int(1000 * seconds)))
         if self._wake_receiver in ready:
             self._wake_receiver.recv()

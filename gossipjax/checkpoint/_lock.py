@@ -28,9 +28,23 @@ class FolderLock:
         self._close: weakref.finalize | None = None  # also if the program never releases it
 
     def acquire(self) -> None:
-        """Takes the lock, unless it has it; raises `OSError` if another job has the folder."""
-        if not isinstance(self._folder, Path) or (self._close is not None and self._close.alive):
+        """Takes the lock, unless it has it; raises `OSError` if another job has the folder.
+
+        A folder that was removed meanwhile is made anew, with a warning.
+        """
+        if not isinstance(self._folder, Path):
             return
+        if self._close is not None and self._close.alive:
+            path = self._folder / NAME
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(_files[self._folder])):
+                return
+            warnings.warn(
+                f"{self._folder} was removed or replaced while this job saves there: it is made "
+                "anew, and what was saved in it is gone.",
+                stacklevel=4,
+            )
+            self.release()
+            self._folder.mkdir(parents=True, exist_ok=True)
         if problem := self._take(self._folder):
             self.release()
             raise OSError(f"the folder must be of one job at a time, got {self._folder}, {problem}")

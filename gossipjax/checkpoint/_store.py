@@ -198,7 +198,8 @@ class Folder:
         found = []
         for step in self.local_steps():
             try:
-                part = parse_manifest((self.path / str(step) / MANIFEST_FILE).read_bytes()).part
+                path = _require_file(self.path / str(step) / MANIFEST_FILE)
+                part = parse_manifest(path.read_bytes()).part
                 found.append((step, part or {"save": "", "is_first": False}))
             except (DamagedError, OSError):
                 found.append((step, None))
@@ -283,9 +284,15 @@ def sum_files(folder: AnyPath, part: str, known: Collection[str] = ()) -> dict[s
     return sums
 
 
+def _require_file(path: AnyPath) -> AnyPath:
+    if path.exists() and not path.is_file():  # a pipe or a device never ends
+        raise DamagedError(f"{path.name} is not a file")
+    return path
+
+
 def _sum_file(path: AnyPath) -> int:
     number = 0
-    with path.open("rb") as file:
+    with _require_file(path).open("rb") as file:
         while part := file.read(READ_BYTES):
             number = zlib.crc32(part, number)
     return number
@@ -356,7 +363,7 @@ def _read_manifest(folder: AnyPath, lost: set[int]) -> Manifest:
     def read() -> Manifest | None:
         if jax.process_index() in lost:
             return None
-        manifest = parse_manifest((folder / MANIFEST_FILE).read_bytes())
+        manifest = parse_manifest(_require_file(folder / MANIFEST_FILE).read_bytes())
         if str(manifest.step) != folder.name:
             raise DamagedError(f"it is the checkpoint of step {manifest.step}")
         return manifest

@@ -5,7 +5,8 @@ import random
 import pytest
 from fake_network import PATIENCE, Network, find_place, make_address
 
-from gossipjax.asynchronous._membership import NEIGHBORS
+from gossipjax.asynchronous._membership import MAX_UNMET, NEIGHBORS
+from gossipjax.asynchronous._messages import Message
 
 
 def run_history(seed, algorithm, length=200):
@@ -200,6 +201,19 @@ def test_a_path_that_loses_what_is_large_holds_nobody_up(algorithm, lost):
     assert network.processes[3].node.ending.is_cut_off  # it says so, and nobody waits for it
 
 
+def test_a_path_that_is_far_slower_than_others_holds_none_up():
+    network = Network(3)
+    run_calmly(network, PATIENCE)
+    node = network.processes[0].node
+    others = [peer.identity for peer in node.members.peers.values()]
+    node.share(others[0], network.processes[0].holder.halve(), network.now)
+    assert not node.may_send(others[1], is_share=True)
+    for _ in range(20):
+        network.advance(0.1)
+        node.members.note_progress(others[0].life, network.now, True)
+    assert node.may_send(others[1], is_share=True)
+
+
 def test_what_was_taken_back_does_not_count_when_it_comes():
     network = Network(2)
     run_calmly(network, 2)
@@ -385,3 +399,26 @@ def test_a_parcel_that_is_refused_returns():
     assert one.node.may_send(two.node.members.identity, is_share=True)
     run_calmly(network, 2)  # the numbers of parcels go on
     assert len(network.account.returned) == 1
+
+
+def test_only_the_eldest_says_that_the_end_has_come():
+    """A younger node, which says so too early and of nobody, is not believed."""
+    network = Network(3)
+    run_calmly(network, PATIENCE)
+    stop(network)
+    liar = network.processes[2].node
+    for process in network.processes[:2]:
+        view = liar._make_view()._replace(is_ended=True, finals=())
+        message = Message("view", liar.members.identity, process.node.life, view=view)
+        process.node.receive(message, network.now)
+        assert liar.members.identity in process.node.ending._verdicts
+    finish(network, PATIENCE)
+
+
+def test_places_of_which_one_node_tells_do_not_grow_all_views():
+    network = Network(2)
+    run_calmly(network, PATIENCE)
+    a, b = (process.node for process in network.processes)
+    view = b._make_view()._replace(steps=tuple((100 + n, 1) for n in range(9000)))
+    a.receive(Message("view", b.members.identity, a.life, view=view), network.now)
+    assert len(a._make_view().steps) <= MAX_UNMET + 2

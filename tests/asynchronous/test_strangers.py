@@ -6,6 +6,7 @@ import random
 import socket
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -185,7 +186,7 @@ def test_mutated_messages_change_nothing(secret):
     with (
         join(secret=secret, place=7, patience=2.0) as a,
         zmq.Context() as context,
-        context.socket(zmq.PUSH) as stranger,
+        context.socket(zmq.DEALER) as stranger,
     ):
         a.step(gradients, 1.0)
         weight, model = a.statistics.weight, np.asarray(a.params)
@@ -249,10 +250,16 @@ def test_who_does_not_fit_into_a_job_is_told_why_at_once(different, reason):
         assert a.members == [0]
 
 
-def test_what_to_do_where_nobody_gives():
-    """Nobody listens, nobody has founded the job, or nobody is known."""
+def test_what_to_do_where_nobody_gives(monkeypatch):
+    """Nobody listens, nothing arrives, nobody has founded the job, or nobody is known."""
     with join("127.0.0.1:9") as a, pytest.raises(TimeoutError, match="Give the address of one"):
         a.wait_for_mass(timeout=0.1)
+    with join() as a, join(a.address, place=1, is_founder=False) as b:
+        monkeypatch.setattr(a._participant, "_give", lambda: None)
+        wait_for(lambda: b._participant.members.list_members())
+        told = "holds a model, but nothing of it arrives here. If the path loses large packets"
+        with pytest.raises(TimeoutError, match=told):
+            b.wait_for_mass(timeout=0.1)
     founds = r"One node must found the job: give it no address, or is_founder=True"
     with join(is_founder=False) as a, join(a.address, place=1) as b:
         wait_for(lambda: b._participant.members.peers)
@@ -271,11 +278,12 @@ def test_who_has_not_the_secret_does_not_meet(secret):
             other.wait_for_mass(timeout=60)
         assert "in 60 seconds" not in str(error.value)
         assert a.members == [0]
+        assert SECRET not in repr(a._settings)
         other.leave()
 
 
 def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
-    """Whatever address a stranger names; one that is nobody's stands for all."""
+    """Whatever address a stranger names: not even a name server is asked for one."""
     named = "192.0.2.1:5000"
     connected = []
     connect = zmq.Socket.connect
@@ -285,13 +293,20 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         return connect(socket, address)
 
     monkeypatch.setattr(zmq.Socket, "connect", record)
+    ask = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *args, **more: connected.append(host) or ask(host, *args, **more),
+    )
     monkeypatch.setattr(socket, "create_connection", lambda address, _: connected.append(address))
-    with join(patience=0.5) as a, zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+    with join(patience=0.5) as a, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{a.address}")
         stranger.linger = 0
         form = a._service._job
         sender = Identity(1, "life", named)
-        view = View(members=(Identity(2, "other", named),), beats=(1,))
+        others = Identity(2, "other", named), Identity(3, "third", "elsewhere.example:5000")
+        view = View(members=others, beats=(1, 1))
         life = a._participant.life
         met = Message("view", sender, life, view=view)
         for message in (met._replace(receiver=None), met, Message("dead", sender, "other")):
@@ -304,7 +319,7 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         assert named in a._participant.members.contacts
         explain_silence(a._participant, a._service, a._settings)
     assert connected
-    assert not [address for address in connected if "192.0.2.1" in address]
+    assert not [one for one in connected if "192.0.2.1" in one or "elsewhere" in one]
 
 
 def test_two_living_nodes_with_one_place_are_told_so():
@@ -431,7 +446,8 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
     ("options", "message"),
     [
         ({"address": "nowhere"}, "address must be HOST:PORT"),
-        ({"listen": "0.0.0.0:0"}, "must have a secret"),
+        ({"listen": "192.0.2.1:0"}, "must have a secret"),
+        ({"listen": "0.0.0.0:0"}, "listen must say where others reach a node"),
         ({"address": "192.0.2.1:5000"}, "must have a secret"),
         ({"secret": "a word"}, "secret must have 16 characters or more, got 6"),
         ({"tx": None}, "tx must be an optax.GradientTransformation, got NoneType"),
@@ -445,6 +461,20 @@ def test_bad_arguments(options, message):
     arguments = {"address": None, "tx": optax.sgd(0.1), "params": jnp.zeros(3)}
     with pytest.raises(ValueError, match=message):
         ga.join(**arguments | {"algorithm": ga.sgp()} | options)
+
+
+def test_a_step_whose_function_is_not_as_it_must_be():
+    """The loss in place of the gradients, and another function for each step."""
+    with join() as node:
+        with pytest.raises(
+            ValueError, match=r"shapes \[\[\]\]: jax.value_and_grad returns them in"
+        ):
+            node.step(jax.value_and_grad(jnp.sum))
+        for _ in range(8):
+            node.step(lambda params: (params, None))
+        with pytest.warns(UserWarning, match="the 9th: define `gradients` once, outside"):
+            node.step(lambda params: (params, None))
+        node.step(lambda params: (params, None))
 
 
 def test_an_address_in_use_and_a_node_that_has_left():

@@ -3,6 +3,7 @@
 Every test damages a copy of one saved folder.
 """
 
+import os
 import shutil
 import warnings
 from collections import Counter
@@ -159,6 +160,19 @@ def test_a_damaged_checkpoint_is_passed_over_and_saved_again(folder):
         with pytest.raises(OSError, match=r"\(step 2: its manifest is not one: .*; step 1:"):
             checkpoints.restore(make_state(0))
     assert names_in(folder) == ["1", "2", "2.corrupted"]
+
+
+@pytest.mark.parametrize("part", ["arrays", "manifest/metadata"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_file_that_never_ends_is_damage(make, part, folder):
+    path = files_of(folder / "2")[-1] if part == "arrays" else folder / "2" / part
+    path.unlink()
+    make(path)
+    is_damaged = pytest.warns(UserWarning, match=r"step 2 .* is damaged .* took that of step 1")
+    with Checkpoints(folder) as checkpoints, is_damaged:
+        restored = checkpoints.restore(make_state(0))
+    assert restored is not None
+    assert restored.step == 1
 
 
 @pytest.mark.parametrize("part", ["arrays", "manifest/metadata"])

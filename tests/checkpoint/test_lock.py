@@ -5,6 +5,7 @@ import fcntl
 import gc
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -85,6 +86,19 @@ def test_one_process_opens_a_folder_once(tmp_path):
     with pytest.raises(RuntimeError), Checkpoints(tmp_path):
         raise RuntimeError("in the loop")
     Checkpoints(tmp_path).close()
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, lambda path: path.rename(f"{path}.old")])
+def test_a_folder_that_is_removed_in_a_run_is_made_and_locked_anew(change, tmp_path):
+    folder = tmp_path / "saved"
+    with Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, STATE, {})
+        checkpoints.wait()
+        change(folder)
+        with pytest.warns(UserWarning, match="was removed or replaced while this job saves there"):
+            checkpoints.save(2, STATE, {})
+        assert checkpoints.wait() == [2]
+        require_refused(folder, "which process")
 
 
 def test_a_disk_without_locks(tmp_path, monkeypatch):
