@@ -1,6 +1,7 @@
 """A folder in a bucket of Google's, which a fake of its server holds: no renames, no locks."""
 
 import logging
+import os
 import random
 import socket
 import subprocess
@@ -120,8 +121,9 @@ def test_a_job_that_is_killed_loses_the_save_at_most(bucket):
     rng = random.Random(0)
     complete = 0
     command = [sys.executable, "-c", PROGRAM, folder]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     for _ in range(4):
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as job:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as job:
             assert job.stdout is not None
             for _ in range(2):
                 complete = int(job.stdout.readline())
