@@ -13,6 +13,8 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from selectors import EVENT_READ, BaseSelector, DefaultSelector
 from typing import Any, NamedTuple
 
 from gossipjax.launch._process_info import ProcessInfo, find_job, parse_address
@@ -22,7 +24,7 @@ BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # JAX's coordinator uses it, too
 NOTICE_SECONDS = 10.0  # after this wait, or half of it all, process 0 says who is missing
 RETRY_SECONDS = 0.05  # between two attempts to reach process 0, or to resolve a name
 WAIT_SECONDS = 1.0  # between two attempts to join it, while it is in an earlier attempt of the job
-LINE_SECONDS = 1.0  # for whoever connects to say who it is
+LINE_SECONDS = 2.0  # for whoever connects to say who it is
 MAX_SHOWN = 8  # missing processes that a message names
 
 
@@ -98,15 +100,16 @@ def _host(address: str, own: _Hello, timeout: float) -> Connections:
     """Waits, as process 0, until all others have come, and answers them."""
     others: dict[int, tuple[socket.socket, _Hello]] = {}  # by process_id
     count = own.num_processes
+    waiting = DefaultSelector()
     start = time.monotonic()
     error = None
     try:
         with listen(address, count, start + timeout) as server:
+            waiting.register(server, EVENT_READ)
             for seconds in (min(NOTICE_SECONDS, timeout / 2), timeout):
-                while len(others) + 1 < count and (left := start + seconds - time.monotonic()) > 0:
-                    server.settimeout(left)
-                    with contextlib.suppress(TimeoutError, ConnectionAbortedError):
-                        _welcome(server.accept()[0], own, others)
+                while len(others) + 1 < count and time.monotonic() < start + seconds:
+                    for connection in _find_speakers(waiting):
+                        _welcome(connection, own, others)
                 if len(others) + 1 < count:
                     missing = [str(i) for i in range(1, count) if i not in others]
                     shown = ", ".join(missing[:MAX_SHOWN] + ["..."] * (len(missing) > MAX_SHOWN))
@@ -122,6 +125,7 @@ def _host(address: str, own: _Hello, timeout: float) -> Connections:
         error = error if len(others) + 1 < count else None
     except ConnectionError as found:
         error = str(found)
+    _close(waiting, time.monotonic())
     # The port is free again before anybody is answered: JAX may listen there at once.
     for connection, _ in others.values():
         _say(connection, own.name, error, True)
@@ -130,6 +134,27 @@ def _host(address: str, own: _Hello, timeout: float) -> Connections:
     if error is not None:
         raise ConnectionError(error)
     return {number: (other, hello.name) for number, (other, hello) in others.items()}
+
+
+def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
+    """Accepts who has come, and yields who speaks; who says nothing for long is not kept."""
+    for key, _ in waiting.select(RETRY_SECONDS):
+        connection: Any = key.fileobj
+        if key.data is None:  # the server
+            since = time.monotonic()
+            waiting.register(connection.accept()[0], EVENT_READ, since)
+        else:
+            waiting.unregister(connection)
+            yield connection
+    _close(waiting, time.monotonic() - LINE_SECONDS)
+
+
+def _close(waiting: BaseSelector, before: float) -> None:
+    """Closes the connections that came before this time and have said nothing."""
+    for connection, since in [(key.fileobj, key.data) for key in waiting.get_map().values()]:
+        if since is not None and since < before and isinstance(connection, socket.socket):
+            waiting.unregister(connection)
+            connection.close()
 
 
 def _welcome(
