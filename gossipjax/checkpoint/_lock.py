@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -44,7 +45,8 @@ class FolderLock:
                 stacklevel=4,
             )
             self.release()
-            self._folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # a file, in which there is no lock
+                self._folder.mkdir(parents=True, exist_ok=True)
         if problem := self._take(self._folder):
             self.release()
             raise OSError(f"the folder must be of one job at a time, got {self._folder}, {problem}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,9 @@ from etils import epath
 from gossipjax.checkpoint._store import MANIFEST_FILE, AnyPath, Manifest, sum_files, temporary
 
 _numbers = itertools.count()  # of writes, the same in all processes
+
+# `Writer.wait` returns these errors, of which orbax also logs traces of 50 lines each.
+logging.getLogger("absl").addFilter(lambda log: "_SignalingThread" not in log.getMessage())
 
 
 class Writer:
