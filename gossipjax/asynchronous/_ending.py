@@ -92,7 +92,7 @@ class Ending:
     def _go_on_ending(self) -> None:
         """Exchanges final masses, once the eldest says that all are drained and who counts."""
         peers = self._members.peers.values()
-        deaths = self._members.over.deaths
+        deaths = self._members.deaths
         near = [peer for peer in peers if not peer.fails]
         eldest = min(near, key=lambda peer: peer.identity, default=None)
         # Where nodes are many, some hear late that an elder one is dead.
@@ -194,9 +194,8 @@ class Ending:
     def forget_final(self, origin: Identity) -> None:
         """Sets the final mass of a life to nothing, because its process has begun another life."""
         if origin in self.finals and not self.is_ended:
-            zero = self.finals[origin][1]
-            zero -= zero
-            self.finals[origin] = OVER, zero
+            mass = self.finals[origin][1]
+            self.finals[origin] = OVER, mass - mass
             self._members.next_beat = self._members.now
 
     def mark(self, view: View) -> View:
@@ -233,7 +232,7 @@ class Ending:
         """Yields the lives that only a peer hears, and whose end this node does not know."""
         members = self._members
         told = {who for peer in members.peers.values() for who in peer.view.members}
-        known = members.peers.keys() | members.over.declared | members.over.left
+        known = members.peers.keys() | members.declared | members.left
         for who in sorted(told - self.finals.keys() - {members.identity}):
             if who.life not in known:
                 yield who

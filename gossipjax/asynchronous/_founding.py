@@ -23,16 +23,13 @@ class Estate(enum.Enum):
 class Founding:
     """Gets mass for a node that has none, and says who founds the job.
 
-    The mass of a job is what its founders brought. So a node brings a model only where nobody holds
-    mass: a second model would draw the others back. But a node that hears nobody cannot tell a job
-    that is lost from a job that it is cut off from: what it brings alone is a branch, which ends
-    where it meets the job, or an older branch.
+    A node brings a model only where nobody holds mass: a second model would draw the others back.
+    What a node brings while it does not hear all is a branch.
     """
 
     def __init__(self, settings: Settings, members: Membership, holder: Holding, add: JournalAdd):
         self.joined_at: int | None = None  # the clock of who gave, until the loop has taken note
-        # When the mass that it holds was brought from a save in which not all nodes took part, in
-        # microseconds since 1970; 0 for the mass of the job.
+        # When the branch began to which the mass belongs, in microseconds since 1970; 0 is the job.
         self.branch = 0
         self._members = members
         self._holder = holder

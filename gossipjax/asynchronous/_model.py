@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.asynchronous._messages import Mass, is_finite
-from gossipjax.asynchronous._wire import Wire, Words
+from gossipjax.asynchronous._messages import Mass, Wire, Words, is_finite
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
 from gossipjax.step.gradients import Gradients, check_gradients

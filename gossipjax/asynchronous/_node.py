@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import secrets
 import time
-import uuid
 import warnings
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +18,7 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._messages import Format, Identity, Mass
+from gossipjax.asynchronous._messages import VERSION, Format, Identity, Mass, choose_wires, make_key
 from gossipjax.asynchronous._model import (
     Holding,
     add,
@@ -31,19 +31,15 @@ from gossipjax.asynchronous._model import (
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._saving import Saves
-from gossipjax.asynchronous._service import Service
+from gossipjax.asynchronous._service import MAX_SHOWN, Service
 from gossipjax.asynchronous._settings import Settings
-from gossipjax.asynchronous._silence import MAX_SHOWN, all_refuse, explain_silence
-from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
 from gossipjax.step.gradients import Gradients
 
-LIFE_LETTERS = 16  # letters in the name of a life
 MAX_GRADIENTS = 8  # different functions that a node compiles without a warning
 AVERAGE_SECONDS = 600.0
 PROBE_SECONDS = 2.0  # of silence, before a node sees whether all others refuse it
-MIN_NODES = 4  # from this size on, a node that holds more than half is reported
 
 
 class Statistics(NamedTuple):
@@ -80,7 +76,6 @@ class Node:
 
     def __init__(self, tx: optax.GradientTransformation, params: Any, settings: Settings):
         self.place = settings.place
-        self._algorithm = settings.algorithm
         self._outer = settings.algorithm.outer
         require_transform(tx, "tx")
         self._layout = Layout(params)
@@ -96,25 +91,26 @@ class Node:
         self._steps = self._skipped = self._sent = self._kept = 0
         x = make_numerator(params, self._outer)
         folder = settings.folder and settings.folder / str(self.place)
-        self._saves = saves = Saves(folder, settings.every, x, opt_state)
-        self.opt_state = jax.tree.map(jnp.copy, saves.opt_state)  # a step donates it
-        estate = saves.estate
-        if estate is not None:
-            settings = dataclasses.replace(settings, is_founder=False)
-        elif settings.is_founder is None:
-            estate = Mass(tuple(map(np.array, x)), 1.0)
+        self._saves = Saves(folder, settings.every, x, opt_state)
+        restored = self._saves.restored
+        saved: dict[str, int] = {}
+        if restored is not None:
+            x, opt_state = restored.state
+            saved = {"steps": restored.step, **restored.metadata}
+            settings = dataclasses.replace(settings, is_founder=None)
+        self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._settings = settings
-        x = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
-        self._holding = Holding(Mass(x, float(bool(settings.is_founder))))
+        held = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
+        self._holding = Holding(Mass(held, float(bool(settings.is_founder))))
         self._service = Service(settings, self._make_format())
         self.address = self._service.address
-        is_continued = saves.estate is not None
-        self._journal = Journal(settings.journal, is_continued=is_continued, outer=self._outer)
+        self._journal = Journal(settings.journal, is_continued=bool(saved), outer=self._outer)
         self._participant = Participant(
             settings, self._holding, self._make_life, self._journal.add, time.monotonic()
         )
-        if estate is not None:
-            self._participant.founding.bring(estate, saves.steps, saves.clock, saves.branch)
+        if settings.is_founder is None:
+            estate = Mass(tuple(map(np.asarray, x)), 1.0)
+            self._participant.founding.bring(estate, **saved)
         self._is_open = True
         self._in_block = False
         self._is_over = False
@@ -131,19 +127,18 @@ class Node:
         text = f"{jax.tree.structure(self._like)} {shapes}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
-        algorithm = str(self._outer or self._algorithm.name)
+        algorithm = str(self._outer or self._settings.algorithm.name)
         sizes = tuple(self._layout.sizes) * self._models
         dtypes = tuple(self._layout.dtypes) * self._models
+        buffers = tuple(zip(self._wires, sizes, dtypes, strict=True))
         # A floating-point codec is named by its type, as a buffer that travels as it is.
-        wires = zip(self._wires, dtypes, strict=True)
-        names = " ".join(
-            str(getattr(wire or dtype, "dtype", wire or dtype)) for wire, dtype in wires
-        )
-        return Format(self._settings.job, model, algorithm, names, sizes, dtypes, self._wires)
+        names = [getattr(wire or dtype, "dtype", wire or dtype) for wire, _, dtype in buffers]
+        header = {"version": VERSION, "job": self._settings.job, "model": model}
+        return Format(header | {"algorithm": algorithm, "wire": " ".join(map(str, names))}, buffers)
 
     def _make_life(self) -> Identity:
         self._moved = self._make_moved()
-        identity = Identity(self.place, uuid.uuid4().hex[:LIFE_LETTERS], self.address)
+        identity = Identity(self.place, secrets.token_hex(8), self.address)
         self._journal.begin_life(identity)
         return identity
 
@@ -348,14 +343,13 @@ class Node:
         end = start + (10 * self._settings.patience if timeout is None else timeout)
         members = self._participant.members
         founding = self._participant.founding
-        silence = self._participant, self._service, self._settings
 
         def is_over() -> bool:
             is_over = members.twin is not None or self._saves.is_asked_to_end
             return is_over or not founding.wants_mass
 
         while not self._service.wait_until(is_over, min(PROBE_SECONDS, end - time.monotonic())):
-            if time.monotonic() >= end or all_refuse(*silence):
+            if time.monotonic() >= end or self._service.is_refused():
                 break
         if members.twin is not None:
             raise ValueError(
@@ -368,15 +362,15 @@ class Node:
             seconds = time.monotonic() - start
             raise TimeoutError(
                 "another node must give this one half of what it holds, got nothing in "
-                f"{seconds:.3g} seconds: {explain_silence(*silence)}"
+                f"{seconds:.3g} seconds: {self._service.explain_silence()}"
             )
 
     def _send(self, moved: Any) -> None:
         """Moves the mass by the node's own movement, and sends as the algorithm says."""
         participant = self._participant
-        averages = self._algorithm.averages
+        averages = self._settings.algorithm.averages
         turn = self._steps // self._outer.every if self._outer else self._steps
-        peer = participant.choose(self._algorithm.choose, turn - 1)
+        peer = participant.choose(self._settings.algorithm.choose, turn - 1)
         is_free = peer is not None and participant.may_send(peer, is_share=not averages)
         now = time.monotonic()
         if self._outer:
@@ -452,14 +446,6 @@ class Node:
         total = functools.reduce(Mass.__add__, [mass for _, mass in masses])
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")
-        who, heaviest = max(masses, key=lambda item: item[1].weight)
-        part = heaviest.weight / total.weight if total.weight else 0.0
-        if len(masses) >= MIN_NODES and part > 0.5:
-            warnings.warn(
-                f"place {who.place} holds {100 * part:.0f} % of the weight at the end: the average "
-                "is its model, for the most part. Did its loop hang?",
-                stacklevel=2,
-            )
         return self._unpack(total.x, total.w)
 
     def leave(self, timeout: float | None = None) -> None:

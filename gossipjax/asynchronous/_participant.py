@@ -1,9 +1,6 @@
 """The protocol of asynchronous nodes, without sockets and threads: what a node does with its mass.
 
-docs/internals/asynchronous_protocol.md describes the messages. The masses of living nodes, of
-messages on their way and of dead lives have a constant sum. A life may have applied a share that
-its sender took back, because the acknowledgement was lost. When that life is dead, the share counts
-as taken out of its mass.
+docs/internals/asynchronous_protocol.md describes the messages, and which sum of masses is constant.
 """
 
 from __future__ import annotations
@@ -119,11 +116,11 @@ class Participant:
         elif message.receiver not in (None, self.life):
             post.drop("of an earlier life")
             post.say(sender, "gone", text=message.receiver)
-        elif sender.life in members.over.left:
+        elif sender.life in members.left:
             post.drop("of a node that has left")
             if message.kind == "bye":  # this node has answered it, but the answer was lost
                 post.say(sender, "ack", number=message.number)
-        elif sender.life in members.over.declared:
+        elif sender.life in members.declared:
             self._answer_the_dead(message)
         elif message.receiver is None and sender.life not in members.peers:
             # A call. Nothing of it is remembered before its sender, who may be anybody, names this
@@ -192,11 +189,8 @@ class Participant:
             self.post.put("share", peer, self._holder.halve(), event="grant", text=RETURNED)
 
     def _owes_half(self, message: Message) -> bool:
-        """Whether it must answer a share with half of its mass, as it took more than it gave.
-
-        So a node whose loop hangs still mixes with the others. A half that comes back is not
-        counted as taken: if it were, two nodes that hang would never have to give.
-        """
+        """Whether it must answer a share with half of its mass, as it took more than it gave."""
+        # A half that comes back does not count, or two nodes that hang would never have to give.
         self._received += message.text != RETURNED
         is_over = self._received > self._max_received and message.text != RETURNED
         return is_over and self.may_change
@@ -336,7 +330,7 @@ class Participant:
             self.post.send(peer, parcel)
             return False
         del self.members.peers[peer.identity.life]
-        self.members.over.left.add(peer.identity.life)
+        self.members.left.add(peer.identity.life)
         return True
 
     # Time, and what is sent.

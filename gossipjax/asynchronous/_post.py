@@ -147,8 +147,7 @@ class Post:
         if not parcel.is_stuck:
             parcel.is_stuck = True
             _, seconds = self._shunned.get(address, (0.0, 0.0))
-            seconds = max(2 * seconds, MEMORY * self._patience)
-            seconds = min(seconds, MAX_SHUNNED * self._patience)
+            seconds = min(max(2 * seconds, MEMORY * self._patience), MAX_SHUNNED * self._patience)
             self._shunned[address] = self._members.now + seconds, seconds
             self._members.note(
                 address,

@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from gossipjax.asynchronous._messages import is_address
-from gossipjax.asynchronous._names import read_numeric
+from gossipjax.asynchronous._messages import is_address, read_numeric
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.wire import WireLike
 
