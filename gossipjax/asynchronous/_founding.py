@@ -34,7 +34,6 @@ class Founding:
         self._members = members
         self._holder = holder
         self._journal = add
-        self._patience = settings.patience
         self._num_nodes = settings.num_nodes
         self._is_founder = bool(settings.is_founder)
         self._wants_since = None if settings.is_founder else members.now
@@ -116,7 +115,7 @@ class Founding:
         founds_too = peer.wanted and self._estate and self._estate[0] is not Estate.GIVEN_UP
         if founds_too and not self._is_calm():
             return
-        if self._members.now - self._last_beg >= self._patience / BEATS:
+        if self._members.now - self._last_beg >= self._members.patience / BEATS:
             self._last_beg = self._members.now
             peer.owe_view(begs=True)
 
@@ -137,7 +136,7 @@ class Founding:
 
     def _all_are_heard(self) -> bool:
         # Long enough ago that the node met last has heard that this one holds nothing.
-        is_known = self._members.now - self._members.met > self._patience / BEATS
+        is_known = self._members.now - self._members.met > self._members.patience / BEATS
         return 0 < self._num_nodes <= len(self._places()) and is_known
 
     def _places(self) -> set[int]:
@@ -165,7 +164,7 @@ class Founding:
         """Whether it has wanted mass for long, and met no other node meanwhile."""
         since = self._wants_since
         calm_since = None if since is None else max(since, self._members.met)
-        return calm_since is not None and self._members.now - calm_since > self._patience
+        return calm_since is not None and self._members.now - calm_since > self._members.patience
 
     def learn(self, peer: Peer, view: View) -> None:
         """Learns from a view whether a peer has mass, and whether it waits for some."""

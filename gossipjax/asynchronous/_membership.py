@@ -89,7 +89,7 @@ class Membership:
         self.peers: dict[str, Peer] = {}  # by life, while it is heard
         self.begin_life(identity)
         self.reborn = now - settings.patience  # when it began another life
-        self._patience = settings.patience
+        self.patience = settings.patience
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
         self.stepped: dict[int, float] = {}  # place -> when its number of steps last grew
@@ -144,7 +144,7 @@ class Membership:
         self.met = self.now
         peer = self.peers[sender.life] = Peer(sender, self.now, self.now)
         peer.owe_view()
-        self.next_beat = min(self.next_beat, self.now + self._patience / EARLY_BEATS)
+        self.next_beat = min(self.next_beat, self.now + self.patience / EARLY_BEATS)
         return peer
 
     def learn(self, peer: Peer, view: View) -> None:
@@ -164,7 +164,7 @@ class Membership:
                 other.beat = beat
                 other.heard = self.now
         for declarer, life, age in view.deaths:
-            if age < MEMORY * self._patience and self.has_room(self.deaths):
+            if age < MEMORY * self.patience and self.has_room(self.deaths):
                 self._note_death(declarer, life, self.now - age)
         if peer.identity.place == self.identity.place and view.beat > self._beats:
             self.twin = peer.identity
@@ -196,7 +196,7 @@ class Membership:
         """Notes that this node hears nobody, and goes on."""
         self.note(
             "alone",
-            f"no other node was heard for {self._patience:g} s, so this one goes on alone{how}. If "
+            f"no other node was heard for {self.patience:g} s, so this one goes on alone{how}. If "
             "another lives, their models go apart until they hear each other, and one side is then "
             "given up: see whether its address (has it changed?), the firewall and "
             "GOSSIPJAX_SECRET are right.",
@@ -227,7 +227,7 @@ class Membership:
             # others hear both, the elder goes on.
             if declarer in view.members:
                 since = self.disputes.setdefault(declarer.life, self.now)
-                is_late = is_finished or self.now - since > self._patience / 2
+                is_late = is_finished or self.now - since > self.patience / 2
                 if is_late and declarer < self.identity:
                     return True
         return False
@@ -249,7 +249,7 @@ class Membership:
         """If this process was stopped for a while, asks the others if it is dead to them."""
         absence = now - self.now
         self.now = now
-        if absence <= self._patience / 2:
+        if absence <= self.patience / 2:
             return
         for peer in self.peers.values():
             # This node could hear nobody meanwhile, so no silence counts.
@@ -260,26 +260,24 @@ class Membership:
 
     # What this node tells others.
 
-    def forget(self) -> list[str]:
-        """Forgets deaths of which all have heard; returns addresses from which nothing comes."""
-        oldest = self.now - MEMORY * self._patience
+    def beat(self) -> tuple[list[str], list[str]]:
+        """Tells the nodes that it hears that it lives, and forgets deaths of which all have heard.
+
+        Returns silent addresses to call, and the addresses that it forgets, as nothing comes.
+        """
+        for peer in self._take_turns(list(self.peers.values())):
+            peer.owe_view()
+        oldest = self.now - MEMORY * self.patience
         self.deaths = {life: one for life, one in self.deaths.items() if one[1] >= oldest}
         heard = {peer.identity.address for peer in self.peers.values()}
         self.contacts |= dict.fromkeys(self.contacts.keys() & heard, self.now)
         last = self.contacts.items()
-        silent = [one for one, time in last if time < oldest and one not in self._given]
-        for address in silent:
+        gone = [one for one, time in last if time < oldest and one not in self._given]
+        for address in gone:
             del self.contacts[address]
-        return silent
-
-    def beat(self) -> list[str]:
-        """Tells the nodes that it hears that it lives; returns silent addresses to call."""
-        for peer in self._take_turns(list(self.peers.values())):
-            peer.owe_view()
-        heard = {peer.identity.address for peer in self.peers.values()}
-        silent = self._take_turns([one for one in self.contacts if one not in heard])
+        calls = self._take_turns([one for one in self.contacts if one not in heard])
         self._beats += 1
-        return silent
+        return calls, gone
 
     def _take_turns(self, others: list[Any]) -> list[Any]:
         """Returns all others if they are few, else some of them, and at each beat the next ones."""

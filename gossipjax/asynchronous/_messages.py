@@ -163,11 +163,7 @@ class MessageError(Exception):
 
 
 class MisfitError(MessageError):
-    """A message is from a node that does not fit into this job."""
-
-    def __init__(self, reason: str, own: str):
-        super().__init__(reason)
-        self.own = own  # the value of this node for the property that differs
+    """A node does not fit into this job: why, and what this node has in place of that."""
 
 
 class Format(NamedTuple):
@@ -179,7 +175,7 @@ class Format(NamedTuple):
 
     def list_forms(self, is_narrow: bool) -> list[tuple[Wire, int, np.dtype]]:
         """Returns how each buffer travels in a message, its size and its type."""
-        return [(wire if is_narrow else None, *rest) for wire, *rest in self.buffers]
+        return [(wire if is_narrow else None, size, dtype) for wire, size, dtype in self.buffers]
 
 
 def encode(message: Message, job: Format) -> list[Any]:
@@ -299,7 +295,7 @@ def read_as(form: Any, value: Any) -> Any:
         return value
     if form is bool and type(value) is bool:
         return value
-    if form is float and type(value) in (int, float) and 0 <= value < MAX_AGE:
+    if form is float and isinstance(value, int | float) and 0 <= value < MAX_AGE:
         return float(value)
     parts = get_args(form)
     if parts[1:] == (...,) and type(value) is list and len(value) <= MAX_ENTRIES:

@@ -183,8 +183,7 @@ class Holding:
         elif mass.exponent > self.mass.exponent + MAX_DIGITS:
             self.mass = self.merge().at(mass.exponent)
         mass = mass.at(self.mass.exponent)
-        arrays = zip(mass.x, self.mass.x, strict=True)
-        x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
+        x = tuple(np.asarray(a, own.dtype) for a, own in zip(mass.x, self.mass.x, strict=True))
         mass = dataclasses.replace(mass, x=x)
         if self._change is not None:  # the sum is in the memory of one that is fresh
             one, two = sorted((self._change, mass), key=lambda m: m.is_fresh)

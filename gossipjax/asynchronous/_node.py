@@ -164,8 +164,7 @@ class Node:
     @property
     def steps(self) -> int:
         """The local steps that all lives of this place have made with its data, as far as known."""
-        with self._service.lock:
-            return self._participant.members.own_steps
+        return self._participant.members.own_steps
 
     @property
     def total_steps(self) -> int:
@@ -221,6 +220,7 @@ class Node:
         moved, self.opt_state, aux, is_finite = result
         # This waits for the device. Without the lock: messages are taken in meanwhile.
         is_finite = bool(is_finite)
+        fails = not (is_finite or self._settings.nonfinite == "skip")
         with self._service.lock:
             self._steps += 1
             self._skipped += not is_finite
@@ -235,12 +235,10 @@ class Node:
                     participant.give_up("write off", keeps=False)
                 elif self._steps % (self._outer.every if self._outer else 1) == 0:
                     self._send(moved)
-        self._service.wake()
-        if not (is_finite or self._settings.nonfinite == "skip"):
-            # Until its next step: the others need not wait for one that may never come.
-            with self._service.lock:
+            if fails:  # until its next step: the others need not wait for one that may never come
                 participant.ending.finish()
-            self._service.wake()
+        self._service.wake()
+        if fails:
             raise FloatingPointError(
                 f"the update of step {self._steps - 1} must be finite, got NaN or infinity at "
                 f"place {self.place}; it was not applied: lower the learning rate, or join with "
@@ -272,10 +270,10 @@ class Node:
         if self._saves.is_due(steps):
             with self._service.lock:
                 mass = self._holding.merge()
-                moved = self._moved
                 clock = self._participant.members.clock
-                branch = self._participant.founding.branch
-            self._saves.save(steps, mass, moved, self.opt_state, clock=clock, branch=branch)
+                rest = {"clock": clock, "branch": self._participant.founding.branch}
+                moved = self._moved
+            self._saves.save(steps, mass, moved, self.opt_state, rest)
         self._end_if_asked()
 
     def _end_if_asked(self) -> None:
@@ -405,8 +403,7 @@ class Node:
 
         `average` waits until all nodes of the job have called it, no message is on its way, and all
         nodes know the final masses of all nodes. The result is `sum x / sum w`, and is equal on all
-        nodes. Nodes that do not hear each other learn the masses from nodes that hear both. With
-        `timeout=None` (else seconds), it waits as long as other nodes train.
+        nodes. With `timeout=None` (else seconds), it waits as long as other nodes train.
 
         Raises:
           TimeoutError: if `average` takes longer than `timeout`. The message says why, for each

@@ -38,14 +38,13 @@ class Participant:
         now: float,
     ):
         self.members = Membership(settings, new_life(), now)
-        self.post = Post(self.members, settings.patience, journal)
+        self.post = Post(self.members, journal)
         self.founding = Founding(settings, self.members, holder, journal)
-        self.ending = Ending(self.members, self.post, holder, settings.patience)
+        self.ending = Ending(self.members, self.post, holder)
         self.is_ready = False  # to begin
         self._holder = holder
         self._new_life = new_life
         self._journal = journal
-        self._patience = settings.patience
         self._max_received = settings.max_received
         self._received = 0  # shares since a node last acknowledged a parcel of this node
 
@@ -347,9 +346,9 @@ class Participant:
             self.ending.go_on()
         calls: list[str] = []
         if now >= members.next_beat:
-            members.next_beat = now + self._patience / BEATS
-            self.post.gone += members.forget()
-            calls = members.beat()
+            members.next_beat = now + self.members.patience / BEATS
+            calls, gone = members.beat()
+            self.post.gone += gone
         self._send_views(calls)
 
     def _send_views(self, calls: list[str]) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,6 @@ import jax.numpy as jnp
 from gossipjax import launch
 from gossipjax.asynchronous._messages import Mass
 from gossipjax.asynchronous._model import move
-
-if TYPE_CHECKING:
-    from gossipjax.checkpoint import Restored
 
 KEPT = 2  # complete checkpoints
 
@@ -35,7 +32,7 @@ class Saves:
     def __init__(self, folder: Path | None, every: int, x: tuple[Any, ...], opt_state: Any):
         # A step of the place, its `(x, opt_state)`, and `clock`, the step of the schedules in
         # `opt_state`, with `branch`, to which the mass belonged, which 0.4.0 did not save.
-        self.restored: Restored | None = None
+        self.restored: Any = None
         self.block: Any = contextlib.nullcontext()  # in which the node is used
         self.checkpoints: Any = None
         self._every = every
@@ -70,11 +67,8 @@ class Saves:
         """Whether to save after these steps."""
         return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
 
-    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, **rest: int) -> None:
-        """Begins to write, unless there is no mass; returns when the arrays are on the host.
-
-        `rest` is `clock` and `branch`.
-        """
+    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, rest: Any) -> None:
+        """Begins to write, unless there is no mass; returns when the arrays are on the host."""
         if mass.w:
             state = divide(mass.x, mass.w, moved), opt_state
             self.checkpoints.save(steps, state, rest)

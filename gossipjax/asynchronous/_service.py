@@ -1,7 +1,4 @@
-"""The thread of a node that receives, acknowledges and sends during the computation.
-
-It also says why no other node gives mass, and what to do.
-"""
+"""The thread of a node that receives, acknowledges and sends, and knows why nobody answers."""
 
 from __future__ import annotations
 
@@ -70,7 +67,6 @@ class Service:
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
         self._held: list[tuple[str, Message]] = []  # until the journal is written
         self._settings = settings
-        self._patience = patience
         self._job = job
         self._interval = patience / TICKS
         self._is_closed = False
@@ -182,8 +178,9 @@ class Service:
             try:
                 message = decode(frames, self._job)
             except MisfitError as error:
-                self._node.post.drop(str(error))
-                said = f"{self.address} {error}, not {error.own[:MAX_TEXT]!r}"
+                reason, own = error.args
+                self._node.post.drop(reason)
+                said = f"{self.address} {reason}, not {own[:MAX_TEXT]!r}"
                 self._sockets.answer(bytes(route), said.encode())
                 return None
             if message.receiver is None:  # its sender may be one whom this node cannot reach
@@ -214,7 +211,7 @@ class Service:
                     self.misfits[address] = reason
                 elif who not in others | {self.address}:  # else it is heard by another name
                     since = self.one_way.setdefault(address, now)
-                    if now - since > self._patience:
+                    if now - since > self._settings.patience:
                         members.note(
                             f"one way {address}",
                             f"the node at {address} hears this one, {UNREACHED} {self.address}: "

@@ -34,11 +34,7 @@ MAX_SOCKETS = 16_384
 QUEUED = 50  # messages to an address; beyond them, messages are dropped, and parcels sent again
 WAKE_ADDRESS = "inproc://wake"
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # bytes with which ZeroMQ begins each connection
-REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Sockets:
@@ -50,7 +46,7 @@ class Sockets:
     """
 
     def __init__(self, address: str, secret: str | None, patience: float):
-        self._names = Names(patience / 2)
+        self.find_numbers = Names(patience / 2, secret).find
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # These are the defaults of all sockets.
@@ -62,7 +58,6 @@ class Sockets:
         # After an outage, TCP itself would wait as long again before it tries once more.
         self._context.tcp_maxrt = int(1000 * patience / 2)
         self._context.connect_timeout = CONNECT_MS
-        self._secret = secret
         self._keys = None if secret is None else make_keys(secret)
         if self._keys:
             self._context.curve_publickey, self._context.curve_secretkey = self._keys
@@ -95,12 +90,6 @@ class Sockets:
         self._incoming.ipv6 = numbers.startswith("[")
         self._incoming.bind(f"tcp://{numbers}")
         return numbers
-
-    def find_numbers(self, address: str, is_silent: bool = False) -> str | None:
-        """Returns where to connect for an address; None if it may not, or nobody knows."""
-        if not may_connect(address, self._secret):
-            return None
-        return self._names.find(address, is_silent)
 
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many frames wait."""
@@ -238,13 +227,16 @@ class Names:
     once in `seconds` at most.
     """
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float, secret: str | None):
         self._seconds = seconds
+        self._secret = secret
         self._answers: dict[str, tuple[str, ...]] = {}  # address -> the same in numbers
         self._asked: dict[str, float] = {}
 
     def find(self, address: str, is_silent: bool = False) -> str | None:
-        """Returns an address in numbers; None while nobody has said them."""
+        """Returns where to connect for an address; None if it may not, or nobody has said."""
+        if not may_connect(address, self._secret):
+            return None
         if read_numeric(address) is not None:
             return address
         since = time.monotonic() - self._asked.get(address, -math.inf)

@@ -93,7 +93,7 @@ class Transfers:
         self._patience = patience
         self._max_bytes = max_bytes
         self._send = send
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._queues: dict[str, _Queue] = {}
         self._arrivals: dict[str, _Arrival] = {}  # by the sender's life
 
@@ -108,8 +108,7 @@ class Transfers:
         header = bytes(frames[0])
         header += b" " * (-len(header) % ALIGNMENT)  # JSON ignores spaces
         buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
-        self._count += 1
-        queue.streams.append(_Stream(life, key, self._count, buffers))
+        queue.streams.append(_Stream(life, key, next(self._numbers), buffers))
         self._go_on(address, queue, time.monotonic())
         return True
 
