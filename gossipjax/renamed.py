@@ -21,6 +21,7 @@ WENT |= {
 WENT |= {
     "accumulate": "use gx.accumulate_gradients",
     "asynchronous.refuse_outliers": "use gx.refuse_outliers",
+    "asynchronous.measure_delays": "use the module experiments.training.delays of a checkout",
     "asynchronous.replay": "use the module experiments.fault_injection.replay of a checkout",
     "asynchronous.ReplayedStep": "use the module experiments.fault_injection.replay of a checkout",
     "launch.GpuSetting": "use the variables in docs/guides/gpus.md",

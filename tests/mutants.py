@@ -131,7 +131,7 @@ gossipjax/launch/_job.py | launch/test_launch.py -k delays_between | delays do n
 gossipjax/launch/_stall.py | launch/test_stall.py -k who_is_stuck | the first is taken for the last | p.beat.step == step != NO_STEP => p.beat.step != step != NO_STEP
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | p = tuple(jnp.asarray(w, b.dtype) * b for b in moved) => p = moved
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | the outer momentum is heavy ball, not Nesterov's | b - outer.momentum * a for => b * 0 - a for
-gossipjax/asynchronous/_journal.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
+experiments/training/delays.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
 gossipjax/asynchronous/_settings.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if not may_connect(value, self.secret): => if False:
 gossipjax/asynchronous/_sockets.py | asynchronous/test_strangers.py -k nothing_is_sent | strangers say where it connects | if not may_connect(address, self._secret): => if False:
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass

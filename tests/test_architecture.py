@@ -273,8 +273,6 @@ def test_the_core_needs_only_jax_optax_and_numpy():
 
 SOCKETS = {"socket", "zmq", "http", "socketserver", "urllib", "requests"}
 USE_SOCKETS = {
-    "gossipjax/asynchronous/_names.py",
-    "gossipjax/asynchronous/_silence.py",  # says why nobody answers
     "gossipjax/asynchronous/_sockets.py",
     "gossipjax/checkpoint/_lock.py",  # the name of this machine
     "gossipjax/launch/_hello.py",

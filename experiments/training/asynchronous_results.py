@@ -19,6 +19,7 @@ from experiments.results import (
     read_lines,
     replace_text,
 )
+from experiments.training.delays import measure_delays
 from experiments.training.evaluation import Evaluator
 from experiments.training.output import write_texts
 from experiments.training.plan import TrainingPlan
@@ -160,7 +161,7 @@ def make_record(
         "places_nodes": list(models),
         "steps_nodes": [record["steps"] for record in counts],
         "staleness_nodes": [record["staleness"] for record in counts],
-        "gradient_delay": float(gx.asynchronous.measure_delays(journals).mean()),
+        "gradient_delay": float(measure_delays(journals).mean()),
         "messages_nodes": [record["sent"] for record in counts],
         "weight_nodes": [record["weight"] for record in counts],
         "bytes_nodes": [record["sent_bytes"] for record in counts],

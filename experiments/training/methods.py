@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 import gossipjax as gx
+from experiments.training.delays import measure_delays
 from experiments.training.forms import DENSE, FORMS, SPARSE_FRACTION, WireName
 from experiments.training.outer import OuterOptions
 from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
@@ -110,7 +111,7 @@ def _read_delays(folder: Path) -> Any:
         raise ValueError(
             f"--delays-of must be a folder of journals, OUT/nodes/RUN/journals/JOB, got {folder}."
         )
-    return gx.asynchronous.measure_delays(journals)
+    return measure_delays(journals)
 
 
 def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:

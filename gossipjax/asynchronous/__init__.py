@@ -4,7 +4,7 @@
 """
 
 from gossipjax.asynchronous._join import join
-from gossipjax.asynchronous._journal import Account, account, measure_delays
+from gossipjax.asynchronous._journal import Account, account
 from gossipjax.asynchronous._node import Node, Statistics
 from gossipjax.asynchronous.algorithms import Algorithm, Outer, adpsgd, outer, sgp
 from gossipjax.renamed import old_names
@@ -18,7 +18,6 @@ __all__ = [
     "account",
     "adpsgd",
     "join",
-    "measure_delays",
     "outer",
     "sgp",
 ]

@@ -19,7 +19,7 @@ OVER = 1 << 40  # the version of the final mass of a life that is over
 class Ending:
     """Ends a life of this node, alone or together with all other lives."""
 
-    def __init__(self, members: Membership, post: Post, holder: Holding, patience: float):
+    def __init__(self, members: Membership, post: Post, holder: Holding):
         # The final mass of each life, once it is known, and its version.
         self.finals: dict[Identity, tuple[int, Mass]] = {}
         self.is_ended = False  # whether `finals` are the masses that count, the same on all nodes
@@ -30,7 +30,6 @@ class Ending:
         self._members = members
         self._post = post
         self._holder = holder
-        self._patience = patience
         self._since: float | None = None  # when all were drained, as the eldest said
         self._verdicts: dict[Identity, View] = {}  # what each peer said that counts
         self._told: Any = None  # what the eldest last heard about the end
@@ -92,7 +91,7 @@ class Ending:
     def _go_on_ending(self) -> None:
         """Exchanges final masses, once the eldest says that all are drained and who counts."""
         peers = self._members.peers.values()
-        deaths = self._members.over.deaths
+        deaths = self._members.deaths
         near = [peer for peer in peers if not peer.fails]
         eldest = min(near, key=lambda peer: peer.identity, default=None)
         # Where nodes are many, some hear late that an elder one is dead.
@@ -124,7 +123,7 @@ class Ending:
         members = self._members
         if not (self._is_drained and all(peer.view.is_drained for peer in near)):
             return
-        if not near and members.now - members.reborn < self._patience:
+        if not near and members.now - members.reborn < self._members.patience:
             return  # it knows nobody yet
         if self._since is None:
             self._since = members.now
@@ -179,7 +178,7 @@ class Ending:
         late = self._members.now - (self._since or self._members.now)
         # A path between two others may be bad: the eldest passes on what is late, as it hears all.
         is_eldest = own < min(peer.view.members, default=own)
-        passes_all = is_eldest and late > (STUCK + 1) * self._patience
+        passes_all = is_eldest and late > (STUCK + 1) * self._members.patience
         heard = {own} if passes_all else {*peer.view.members, peer.identity}
         known = {life for life, _ in peer.view.finals}
         return [who for who in self.finals if who.life not in known and who not in heard]
@@ -194,9 +193,8 @@ class Ending:
     def forget_final(self, origin: Identity) -> None:
         """Sets the final mass of a life to nothing, because its process has begun another life."""
         if origin in self.finals and not self.is_ended:
-            zero = self.finals[origin][1]
-            zero -= zero
-            self.finals[origin] = OVER, zero
+            mass = self.finals[origin][1]
+            self.finals[origin] = OVER, mass - mass
             self._members.next_beat = self._members.now
 
     def mark(self, view: View) -> View:
@@ -233,7 +231,7 @@ class Ending:
         """Yields the lives that only a peer hears, and whose end this node does not know."""
         members = self._members
         told = {who for peer in members.peers.values() for who in peer.view.members}
-        known = members.peers.keys() | members.over.declared | members.over.left
+        known = members.peers.keys() | members.declared | members.left
         for who in sorted(told - self.finals.keys() - {members.identity}):
             if who.life not in known:
                 yield who

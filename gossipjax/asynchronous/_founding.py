@@ -23,21 +23,17 @@ class Estate(enum.Enum):
 class Founding:
     """Gets mass for a node that has none, and says who founds the job.
 
-    The mass of a job is what its founders brought. So a node brings a model only where nobody holds
-    mass: a second model would draw the others back. But a node that hears nobody cannot tell a job
-    that is lost from a job that it is cut off from: what it brings alone is a branch, which ends
-    where it meets the job, or an older branch.
+    A node brings a model only where nobody holds mass: a second model would draw the others back.
+    What a node brings while it does not hear all is a branch.
     """
 
     def __init__(self, settings: Settings, members: Membership, holder: Holding, add: JournalAdd):
         self.joined_at: int | None = None  # the clock of who gave, until the loop has taken note
-        # When the mass that it holds was brought from a save in which not all nodes took part, in
-        # microseconds since 1970; 0 for the mass of the job.
+        # When the branch began to which the mass belongs, in microseconds since 1970; 0 is the job.
         self.branch = 0
         self._members = members
         self._holder = holder
         self._journal = add
-        self._patience = settings.patience
         self._num_nodes = settings.num_nodes
         self._is_founder = bool(settings.is_founder)
         self._wants_since = None if settings.is_founder else members.now
@@ -119,7 +115,7 @@ class Founding:
         founds_too = peer.wanted and self._estate and self._estate[0] is not Estate.GIVEN_UP
         if founds_too and not self._is_calm():
             return
-        if self._members.now - self._last_beg >= self._patience / BEATS:
+        if self._members.now - self._last_beg >= self._members.patience / BEATS:
             self._last_beg = self._members.now
             peer.owe_view(begs=True)
 
@@ -140,7 +136,7 @@ class Founding:
 
     def _all_are_heard(self) -> bool:
         # Long enough ago that the node met last has heard that this one holds nothing.
-        is_known = self._members.now - self._members.met > self._patience / BEATS
+        is_known = self._members.now - self._members.met > self._members.patience / BEATS
         return 0 < self._num_nodes <= len(self._places()) and is_known
 
     def _places(self) -> set[int]:
@@ -168,7 +164,7 @@ class Founding:
         """Whether it has wanted mass for long, and met no other node meanwhile."""
         since = self._wants_since
         calm_since = None if since is None else max(since, self._members.met)
-        return calm_since is not None and self._members.now - calm_since > self._patience
+        return calm_since is not None and self._members.now - calm_since > self._members.patience
 
     def learn(self, peer: Peer, view: View) -> None:
         """Learns from a view whether a peer has mass, and whether it waits for some."""

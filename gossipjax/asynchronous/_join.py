@@ -66,8 +66,7 @@ def join(
       secret: a text of 16 characters or more. Only nodes with the same secret can connect. The
         default is `GOSSIPJAX_SECRET`, if it is set. You need a secret unless `listen` and `address`
         are loopback addresses.
-      journal: a file to which this node appends every event, without end, for `account` and
-        `measure_delays`.
+      journal: a file to which this node appends every event, without end, for `account`.
       folder: where this node saves its model, momentum and optimizer state, in a subfolder named by
         `place`. After SIGTERM, SIGHUP or Ctrl-C the node saves. At the end of the `with` block it
         gives its mass to another node and raises `Preempted`. A folder needs orbax.

@@ -1,4 +1,4 @@
-"""The journal of a node, and the account of weight and the delays that are read from it."""
+"""The journal of a node, and the account of weight that is read from it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any, NamedTuple
-
-import numpy as np
 
 from gossipjax.asynchronous._messages import Identity, Mass
 
@@ -121,17 +119,13 @@ def read_journal(path: Path) -> Iterator[Line]:
     """Yields the lines of a journal; ignores a last line that was cut off by the end of a process.
 
     Raises:
-      ValueError: if another line is not an event, or lines are missing because the disk was full.
+      ValueError: if another line is not JSON, or lines are missing because the disk was full.
     """
     with path.open() as file:
         for number, text in enumerate(file, 1):
-            line = None
-            with contextlib.suppress(ValueError):
-                line = json.loads(text)
-            if line is None and not text.endswith("\n"):
+            if not text.endswith("\n"):
                 return
-            if not isinstance(line, dict) or not {"event", "life"} <= line.keys():
-                raise ValueError(f"{path}, line {number} must be an event, got {text[:80]!r}.")
+            line = json.loads(text)
             if "missing" in line:
                 raise ValueError(
                     f"{path} must have all events, got none of {line['missing']} lines before line "
@@ -229,49 +223,3 @@ def account(journals: Iterable[Path]) -> Account:
     living = {place: held.pop(life, Fraction()) for place, life in sorted(last.items())}
     dead = sum(held.values(), sums["give up"] - sums["revive"]) - doubled
     return Account(sums["found"], living, in_flight, dead, sums["write off"])
-
-
-def measure_delays(journals: Iterable[Path]) -> np.ndarray:
-    """Returns the delays of a run, `[T, N]`, in steps of all N nodes, for `gx.adpsgd`.
-
-    While a node computes a gradient, other nodes end m steps, and the gradient does not see their
-    updates. The delay is `floor(m / N)`. If all nodes are equally fast, m is about N - 1 and the
-    delay is 0: in lockstep, too, a node does not see the updates of the same step.
-
-    Args:
-      journals: the journals of the nodes, one file for each place. In the result, nodes are in the
-        order of their places, and T is the smallest number of steps of a node.
-
-    Raises:
-      ValueError: if there are no journals, a journal cannot be read, or a node ended no step.
-
-    >>> import tempfile, jax.numpy as jnp, optax, gossipjax.asynchronous as ga
-    >>> path = Path(tempfile.mkdtemp()) / "0.jsonl"
-    >>> with ga.join(optax.sgd(0.1), jnp.zeros(3), algorithm=ga.sgp(), journal=path) as node:
-    ...     _ = node.step(lambda params: (params, None))
-    >>> measure_delays([path]).tolist()
-    [[0]]
-
-    References:
-      Lian et al., "Asynchronous Decentralized Parallel Stochastic Gradient Descent", ICML 2018,
-      arXiv:1710.06952, assumption 1.
-    """
-    steps: dict[int, list[tuple[float, float]]] = {}
-    for path in journals:
-        begin = place = None
-        for line in read_journal(path):
-            if line["event"] == "life":
-                place = line["place"]
-            elif line["event"] == "begin":
-                begin = line["time"]
-            elif line["event"] == "end" and begin is not None and place is not None:
-                steps.setdefault(place, []).append((begin, line["time"]))
-                begin = None
-    if not steps:
-        raise ValueError("journals must have a step that ended, got none.")
-    places = sorted(steps)
-    rounds = min(map(len, steps.values()))
-    begins, ends = np.array([steps[place][:rounds] for place in places]).T
-    all_ends = np.sort([end for own in steps.values() for _, end in own])
-    others = np.searchsorted(all_ends, ends, "left") - np.searchsorted(all_ends, begins, "right")
-    return others // len(places)

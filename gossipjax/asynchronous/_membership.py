@@ -72,31 +72,10 @@ class Peer:
         self.owed = (self.owed or {}) | says
 
 
-class Over:
-    """The lives that are over, as far as one life of this node knows."""
-
-    def __init__(self):
-        self.left: set[str] = set()  # that said goodbye
-        self.declared: set[str] = set()  # dead, by this life
-        # Those that declared this life dead, but others hear, and since when it knows.
-        self.disputes: dict[str, float] = {}
-        # A life, the smallest of those that declared it dead, and when; for a while. Each of these
-        # tells the life so itself, too.
-        self.deaths: dict[str, tuple[Identity, float]] = {}
-
-    def note_death(self, declarer: Identity, life: str, time: float) -> None:
-        """Notes a death, which this life or another has declared."""
-        if life not in self.deaths or declarer < self.deaths[life][0]:
-            self.deaths[life] = declarer, time
-
-
 class Membership:
     """Knows which other lives this node hears, which are over, and what all have told."""
 
     def __init__(self, settings: Settings, identity: Identity, now: float):
-        self.identity = identity  # a node that was declared dead begins another life
-        self.peers: dict[str, Peer] = {}  # by life, while it is heard
-        self.over = Over()
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
         self.clock = 0  # the step of its schedules; a new node takes the clock of the giver
         # Who lives and was given this place before: a former life is silent, or names another.
@@ -104,12 +83,13 @@ class Membership:
         self.notes: dict[str, str] = {}  # problems of which the program is warned, once each
         # Address -> when it was last named; those that were given are tried for ever.
         self.contacts = dict.fromkeys(set(settings.contacts) - {identity.address}, now)
+        self._given = frozenset(self.contacts)
         self.now = now  # when a message came, or the clock ticked
         self.met = now  # when it last met another node
+        self.peers: dict[str, Peer] = {}  # by life, while it is heard
+        self.begin_life(identity)
         self.reborn = now - settings.patience  # when it began another life
-        self.next_beat = now
-        self._given = frozenset(self.contacts)
-        self._patience = settings.patience
+        self.patience = settings.patience
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
         self.stepped: dict[int, float] = {}  # place -> when its number of steps last grew
@@ -123,6 +103,24 @@ class Membership:
     def own_steps(self) -> int:
         """The local steps of all lives of this node."""
         return self.steps[self.identity.place]
+
+    def begin_life(self, identity: Identity) -> None:
+        """Begins a new life, which knows no other life yet, and no death.
+
+        What it had taken back from the dead it gives up with its mass, so it must not tell others
+        of these deaths.
+        """
+        self.identity = identity
+        self.contacts |= {peer.identity.address: self.now for peer in self.peers.values()}
+        self.peers = {}
+        self.left: set[str] = set()  # lives that said goodbye
+        self.declared: set[str] = set()  # lives that this life has declared dead
+        # Those that declared this life dead, but others hear, and since when it knows.
+        self.disputes: dict[str, float] = {}
+        # A life, the smallest of those that declared it dead, and when; for a while. Each of these
+        # tells the life so itself, too.
+        self.deaths: dict[str, tuple[Identity, float]] = {}
+        self.reborn = self.next_beat = self.now
 
     # What this node hears.
 
@@ -146,7 +144,7 @@ class Membership:
         self.met = self.now
         peer = self.peers[sender.life] = Peer(sender, self.now, self.now)
         peer.owe_view()
-        self.next_beat = min(self.next_beat, self.now + self._patience / EARLY_BEATS)
+        self.next_beat = min(self.next_beat, self.now + self.patience / EARLY_BEATS)
         return peer
 
     def learn(self, peer: Peer, view: View) -> None:
@@ -166,19 +164,10 @@ class Membership:
                 other.beat = beat
                 other.heard = self.now
         for declarer, life, age in view.deaths:
-            if age < MEMORY * self._patience and self.has_room(self.over.deaths):
-                self.over.note_death(declarer, life, self.now - age)
-        if peer.identity.place == self.identity.place:
-            if view.beat > self._beats:
-                self.twin = peer.identity
-            else:
-                address = peer.identity.address
-                self.note(
-                    address,
-                    f"the node at {address} was given place {self.identity.place}, which this one "
-                    "has; it is refused if it came later: give each node a place of its own, by "
-                    "GOSSIPJAX_NODE, and all the same GOSSIPJAX_NODE_ADDRESSES.",
-                )
+            if age < MEMORY * self.patience and self.has_room(self.deaths):
+                self._note_death(declarer, life, self.now - age)
+        if peer.identity.place == self.identity.place and view.beat > self._beats:
+            self.twin = peer.identity
 
     def _note_contacts(self, others: Iterable[Identity]) -> None:
         for other in others:
@@ -207,7 +196,7 @@ class Membership:
         """Notes that this node hears nobody, and goes on."""
         self.note(
             "alone",
-            f"no other node was heard for {self._patience:g} s, so this one goes on alone{how}. If "
+            f"no other node was heard for {self.patience:g} s, so this one goes on alone{how}. If "
             "another lives, their models go apart until they hear each other, and one side is then "
             "given up: see whether its address (has it changed?), the firewall and "
             "GOSSIPJAX_SECRET are right.",
@@ -218,9 +207,7 @@ class Membership:
     def outlives(self, other: Identity, members: Iterable[Identity]) -> bool:
         """Whether this life goes on if it and another declared each other dead.
 
-        The decision is the same for all lives that either of the two hears, so one side of a
-        partition goes on: the side with more than half of the places, or else the side with the
-        smallest place.
+        The decision is the same for all lives that either of the two hears.
         """
 
         def rank(life: Identity, others: Iterable[Identity]) -> tuple[bool, Identity, Identity]:
@@ -234,13 +221,13 @@ class Membership:
     def is_dead_to_others(self, view: View, is_finished: bool) -> bool:
         """Whether, by a view, a life has declared this life dead and goes on in place of it."""
         for declarer in (who for who, life, _ in view.deaths if life == self.identity.life):
-            if declarer.life not in self.over.declared:
+            if declarer.life not in self.declared:
                 return True
             # Two that declared each other dead settle that as soon as they hear each other. If only
             # others hear both, the elder goes on.
             if declarer in view.members:
-                since = self.over.disputes.setdefault(declarer.life, self.now)
-                is_late = is_finished or self.now - since > self._patience / 2
+                since = self.disputes.setdefault(declarer.life, self.now)
+                is_late = is_finished or self.now - since > self.patience / 2
                 if is_late and declarer < self.identity:
                     return True
         return False
@@ -249,29 +236,20 @@ class Membership:
         """Does not hear a life any more, and tells the others that it is dead."""
         life = peer.identity.life
         del self.peers[life]
-        self.over.declared.add(life)
-        self.over.note_death(self.identity, life, self.now)
+        self.declared.add(life)
+        self._note_death(self.identity, life, self.now)
         if not self.peers:
             self.note_alone("")
 
-    def begin_life(self, identity: Identity) -> None:
-        """Begins a new life, which knows no other life yet, and no death.
-
-        What it had taken back from the dead it gives up with its mass, so it must not tell others
-        of these deaths.
-        """
-        self.identity = identity
-        for peer in self.peers.values():
-            self.contacts[peer.identity.address] = self.now
-        self.peers = {}
-        self.over = Over()
-        self.reborn = self.next_beat = self.now
+    def _note_death(self, declarer: Identity, life: str, time: float) -> None:
+        if life not in self.deaths or declarer < self.deaths[life][0]:
+            self.deaths[life] = declarer, time
 
     def notice_absence(self, now: float) -> None:
         """If this process was stopped for a while, asks the others if it is dead to them."""
         absence = now - self.now
         self.now = now
-        if absence <= self._patience / 2:
+        if absence <= self.patience / 2:
             return
         for peer in self.peers.values():
             # This node could hear nobody meanwhile, so no silence counts.
@@ -282,27 +260,24 @@ class Membership:
 
     # What this node tells others.
 
-    def forget(self) -> list[str]:
-        """Forgets deaths of which all have heard; returns addresses from which nothing comes."""
-        oldest = self.now - MEMORY * self._patience
-        deaths = self.over.deaths.items()
-        self.over.deaths = {life: death for life, death in deaths if death[1] >= oldest}
+    def beat(self) -> tuple[list[str], list[str]]:
+        """Tells the nodes that it hears that it lives, and forgets deaths of which all have heard.
+
+        Returns silent addresses to call, and the addresses that it forgets, as nothing comes.
+        """
+        for peer in self._take_turns(list(self.peers.values())):
+            peer.owe_view()
+        oldest = self.now - MEMORY * self.patience
+        self.deaths = {life: one for life, one in self.deaths.items() if one[1] >= oldest}
         heard = {peer.identity.address for peer in self.peers.values()}
         self.contacts |= dict.fromkeys(self.contacts.keys() & heard, self.now)
         last = self.contacts.items()
-        silent = [one for one, time in last if time < oldest and one not in self._given]
-        for address in silent:
+        gone = [one for one, time in last if time < oldest and one not in self._given]
+        for address in gone:
             del self.contacts[address]
-        return silent
-
-    def beat(self) -> list[str]:
-        """Tells the nodes that it hears that it lives; returns silent addresses to call."""
-        for peer in self._take_turns(list(self.peers.values())):
-            peer.owe_view()
-        heard = {peer.identity.address for peer in self.peers.values()}
-        silent = self._take_turns([one for one in self.contacts if one not in heard])
+        calls = self._take_turns([one for one in self.contacts if one not in heard])
         self._beats += 1
-        return silent
+        return calls, gone
 
     def _take_turns(self, others: list[Any]) -> list[Any]:
         """Returns all others if they are few, else some of them, and at each beat the next ones."""
@@ -313,11 +288,11 @@ class Membership:
 
     def make_view(self) -> View:
         """Makes a view of who lives, without what it says about this node."""
-        deaths = ((who, life, self.now - time) for life, (who, time) in self.over.deaths.items())
+        deaths = self.deaths.items()
         return View(
             members=tuple(peer.identity for peer in self.peers.values()),
             beats=tuple(peer.beat for peer in self.peers.values()),
             beat=self._beats,
-            deaths=tuple((who, life, max(0.0, age)) for who, life, age in deaths),
+            deaths=tuple((who, life, max(0.0, self.now - time)) for life, (who, time) in deaths),
             steps=tuple(self.steps.items()),
         )

@@ -1,22 +1,28 @@
 """The messages of nodes, and their bytes: a header in JSON, then a frame for each buffer.
 
-A message may come from a stranger. So nothing is unpickled, and every value is checked before it is
-used.
+A frame has a buffer as it is, or as the words of a codec. A message may come from a stranger. So
+nothing is unpickled, and every value is checked before it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import ipaddress
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, get_args, get_type_hints
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.asynchronous._wire import Wire, as_bytes, count_bytes, read_frame
+from gossipjax.wire import Codec, WireLike, fold_in, require_codec
 
+Wire = Codec | None  # None: a buffer travels as it is
 VERSION = 6
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
@@ -117,18 +123,22 @@ class View(NamedTuple):
     echo: int = 0  # the receiver's newest query
 
 
-VIEW_FLAGS = [name for name, default in View._field_defaults.items() if default is False]
+VIEW_FORMS = get_type_hints(View)
+# What a message is dropped for, by the form that a value does not have; else its view is none.
+NONE: dict[Any, str] = {
+    int: "with a number that is none",
+    str: "with a name that is none",
+    Identity: "with an identity that is none",
+}
 
 
 class Message(NamedTuple):
     """A message from one life to another.
 
-    `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels: they are
-    numbered for each pair of lives, sent again until they are acknowledged, and acted upon once. An
-    `answer` acknowledges an `ask`, and an `ack` the other parcels. `refuse` says why a parcel will
-    never be acted upon. If no acknowledgement comes, `withdraw` asks for it, and a parcel that was
-    not acted upon is then refused. `dead` says that the receiver was declared dead, and `gone` that
-    another life has its address.
+    `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels. An `answer`
+    acknowledges an `ask`, and an `ack` the other parcels. `refuse` says why a parcel will never be
+    acted upon, and `withdraw` takes a parcel back. `dead` says that the receiver was declared dead,
+    and `gone` that another life has its address.
     """
 
     kind: str  # one of `KINDS`
@@ -153,38 +163,24 @@ class MessageError(Exception):
 
 
 class MisfitError(MessageError):
-    """A message is from a node that does not fit into this job."""
-
-    def __init__(self, reason: str, own: str):
-        super().__init__(reason)
-        self.own = own  # the value of this node for the property that differs
+    """A node does not fit into this job: why, and what this node has in place of that."""
 
 
 class Format(NamedTuple):
     """The properties that all messages of a job share."""
 
-    job: str  # name of the job
-    model: str  # a text that only nodes with the same model have
-    algorithm: str  # its name, and the outer optimizer
-    wire: str  # name of the form in which shares travel
-    sizes: tuple[int, ...]  # size of each buffer
-    dtypes: tuple[np.dtype, ...]  # type in which a node holds each buffer
-    wires: tuple[Wire, ...]  # form in which each buffer travels in a share
+    header: dict[str, Any]  # job, model, algorithm and wire, and the version of the protocol
+    # Of each buffer how it travels in a share, its size, and the type in which a node holds it.
+    buffers: tuple[tuple[Wire, int, np.dtype], ...]
 
-    @property
-    def in_common(self) -> dict[str, Any]:
-        """What the header of each message of the job says."""
-        names = ("job", "model", "algorithm", "wire")
-        return {"version": VERSION} | {name: getattr(self, name) for name in names}
-
-    def frame_wires(self, is_narrow: bool) -> tuple[Wire, ...]:
-        """The wire forms of the buffers in a message."""
-        return self.wires if is_narrow else (None,) * len(self.wires)
+    def list_forms(self, is_narrow: bool) -> list[tuple[Wire, int, np.dtype]]:
+        """Returns how each buffer travels in a message, its size and its type."""
+        return [(wire if is_narrow else None, size, dtype) for wire, size, dtype in self.buffers]
 
 
 def encode(message: Message, job: Format) -> list[Any]:
     """Returns the frames of a message; does not copy buffers that are in the right form."""
-    header: dict[str, Any] = message._asdict() | {"final": message.version} | job.in_common
+    header: dict[str, Any] = message._asdict() | {"final": message.version} | job.header
     del header["mass"], header["view"]
     frames: list[Any] = []
     if message.view is not None:
@@ -192,8 +188,8 @@ def encode(message: Message, job: Format) -> list[Any]:
     if message.mass is not None:
         mass = message.mass
         header["weight"] = [float(mass.w), mass.exponent]
-        forms = zip(mass.x, job.frame_wires(message.is_narrow), job.dtypes, strict=True)
-        frames = [as_bytes(*form) for form in forms]
+        buffers = zip(mass.x, job.list_forms(message.is_narrow), strict=True)
+        frames = [as_bytes(x, wire, dtype) for x, (wire, _, dtype) in buffers]
     return [json.dumps(header).encode(), *frames]
 
 
@@ -208,15 +204,17 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     header = read_json(frames[0])
     if not isinstance(header, dict):
         raise MessageError("not readable")
-    for name, own in job.in_common.items():
+    for name, own in job.header.items():
         if header.get(name) != own:
             raise MisfitError(f"of another {name}", str(own))
-    kind = str(header.get("kind"))
+    kind = header.get("kind")
     if kind not in KINDS:
         raise MessageError("of an unknown kind")
-    receiver = None if header.get("receiver") is None else require_name(header["receiver"])
+    receiver = None if header.get("receiver") is None else read_as(str, header["receiver"])
     is_narrow = header.get("is_narrow") is True
-    text = require_name(header.get("text") or "-", MAX_TEXT)
+    text = header.get("text")
+    if not isinstance(text, str) or len(text) > MAX_TEXT or not text.isprintable():
+        raise MessageError(NONE[str])
     try:
         mass = _read_mass(kind, header.get("weight"), frames[1:], job, is_narrow)
     except MessageError as error:
@@ -225,10 +223,10 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
         mass = None  # the parcel is refused, so that its mass returns
         text = str(error)
     view = _read_view(header.get("view")) if kind == "view" else None
-    counts = [header.get(name) for name in ("number", "applied", "steps", "final")]
-    number, applied, steps, version = require_counts(counts)
-    sender = _read_identity(header.get("sender"))
-    origin = None if header.get("origin") is None else _read_identity(header["origin"])
+    names = ("number", "applied", "steps", "final")
+    number, applied, steps, version = (read_as(int, header.get(name)) for name in names)
+    sender = read_as(Identity, header.get("sender"))
+    origin = None if header.get("origin") is None else read_as(Identity, header["origin"])
     return Message(
         kind, sender, receiver, number, mass, view, applied, steps, is_narrow, text, origin, version
     )
@@ -259,7 +257,7 @@ def _read_mass(
             pass
         case _:
             raise MessageError("with a weight that is none")
-    forms = list(zip(job.frame_wires(is_narrow), job.sizes, job.dtypes, strict=True))
+    forms = job.list_forms(is_narrow)
     if [len(frame) for frame in frames] != [count_bytes(*form) for form in forms]:
         raise MessageError("of another shape")
     x = tuple(read_frame(frame, *form) for frame, form in zip(frames, forms, strict=True))
@@ -279,39 +277,46 @@ def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
 
 
 def _read_view(view: object) -> View:
-    if not isinstance(view, dict) or view.keys() != set(View._fields):
-        raise MessageError("with a view that is none")
-    lists = [view[name] for name in ("members", "beats", "deaths", "steps", "finals")]
-    flags = [view[name] for name in VIEW_FLAGS]
-    if (
-        not all(isinstance(values, list) and len(values) <= MAX_ENTRIES for values in lists)
-        or not all(isinstance(flag, bool) for flag in flags)
-        or len(view["members"]) != len(view["beats"])
-    ):
-        raise MessageError("with a view that is none")
-    require_counts([view[name] for name in ("beat", "branch", "query", "echo")])
-    read = {
-        "members": tuple(map(_read_identity, view["members"])),
-        "beats": require_counts(view["beats"]),
-        "deaths": tuple(map(_read_death, view["deaths"])),
-        "steps": _read_pairs(view["steps"], lambda place: require_counts([place])[0]),
-        "finals": _read_pairs(view["finals"], require_name),
-    }
-    return View(**view | read)
-
-
-def _read_death(death: object) -> tuple[Identity, str, float]:
-    match death:
-        case [declarer, life, float() | int() as age] if 0 <= age < MAX_AGE:
-            return _read_identity(declarer), require_name(life), float(age)
+    if isinstance(view, dict) and view.keys() == VIEW_FORMS.keys():
+        read = View(**{name: read_as(form, view[name]) for name, form in VIEW_FORMS.items()})
+        if len(read.members) == len(read.beats):
+            return read
     raise MessageError("with a view that is none")
 
 
-def _read_identity(identity: object) -> Identity:
-    match identity:
-        case [place, life, str() as address] if is_address(address):
-            return Identity(require_counts([place])[0], require_name(life), address)
-    raise MessageError("with an identity that is none")
+def read_as(form: Any, value: Any) -> Any:
+    """Returns a value of JSON in a form: a number, a text, a flag, an `Identity`, or a tuple.
+
+    Integers and seconds are at least 0, texts are short and can be shown, and lists have an end.
+    """
+    if form is int and type(value) is int and 0 <= value < MAX_COUNT:
+        return value
+    if form is str and type(value) is str and 0 < len(value) <= MAX_NAME and value.isprintable():
+        return value
+    if form is bool and type(value) is bool:
+        return value
+    if form is float and isinstance(value, int | float) and 0 <= value < MAX_AGE:
+        return float(value)
+    parts = get_args(form)
+    if parts[1:] == (...,) and type(value) is list and len(value) <= MAX_ENTRIES:
+        return tuple(read_as(parts[0], one) for one in value)
+    if parts and type(value) is list and len(value) == len(parts):
+        return tuple(map(read_as, parts, value))
+    match value:
+        case [place, life, str() as address] if form is Identity and is_address(address):
+            return Identity(read_as(int, place), read_as(str, life), address)
+    raise MessageError(NONE.get(form, "with a view that is none"))
+
+
+def read_numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns the host of `host:port` if it is given in numbers.
+
+    >>> read_numeric("[::1]:5000"), read_numeric("localhost:5000")
+    (IPv6Address('::1'), None)
+    """
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    return None
 
 
 def is_address(address: str, may_be_any: bool = False) -> bool:
@@ -326,24 +331,62 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
     return is_host and is_port and (may_be_any or int(port) > 0)
 
 
-def _read_pairs(values: Sequence[Any], read: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Reads pairs of something and a number."""
-    if set(map(type, values)) - {list} or set(map(len, values)) - {2}:
-        raise MessageError("with a view that is none")
-    counts = require_counts([count for _, count in values])
-    return tuple(zip([read(value) for value, _ in values], counts, strict=True))
+def choose_wires(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[Wire, ...]:
+    """The forms in which buffers of these types travel."""
+    if wire is None:
+        return tuple(None for _ in dtypes)
+    codec = require_codec(wire, "wire")
+    if codec.is_sparse:
+        raise ValueError(
+            f"wire must be a floating-point type, int8() or int4(), got {codec}: of a share no "
+            "value may be left out."
+        )
+    return tuple(codec if codec.applies_to(dtype) else None for dtype in dtypes)
 
 
-def require_counts(values: Sequence[Any]) -> tuple[int, ...]:
-    """Returns values that are all integers from 0, and not booleans."""
-    is_other = set(map(type, values)) - {int}
-    if is_other or min(values, default=0) < 0 or max(values, default=0) >= MAX_COUNT:
-        raise MessageError("with a number that is none")
-    return tuple(values)
+def make_key(wires: Sequence[Wire], place: int, step: int) -> jax.Array | None:
+    """Returns the random key for rounding after a step of a node, if rounding is random."""
+    seeds = [wire.seed for wire in wires if wire and wire.needs_key]  # pyright: ignore[reportAttributeAccessIssue]
+    return fold_in(fold_in(jax.random.key(seeds[0]), place), step) if seeds else None
 
 
-def require_name(value: object, longest: int = MAX_NAME) -> str:
-    """Returns a text that is short and can be shown."""
-    if not isinstance(value, str) or not 0 < len(value) <= longest or not value.isprintable():
-        raise MessageError("with a name that is none")
-    return value
+class Words:
+    """A buffer that a codec has encoded. As an array it has the values that arrive."""
+
+    def __init__(self, words: np.ndarray, codec: Codec, size: int, dtype: np.dtype):
+        self.words = words
+        self._codec = codec
+        self._like = jax.ShapeDtypeStruct((size,), dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy
+        array = _decode(self.words, self._codec, self._like.size, self._like.dtype)
+        return np.asarray(array, dtype)
+
+    def __mul__(self, factor: float) -> np.ndarray:
+        return np.asarray(self) * factor
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _decode(words: Any, codec: Codec, size: int, dtype: np.dtype) -> jax.Array:
+    return codec.decode(jnp.asarray(words), jax.ShapeDtypeStruct((size,), dtype))
+
+
+def as_bytes(x: Any, wire: Wire, dtype: np.dtype) -> memoryview:
+    """Returns the frame of a buffer, without a copy if its form allows."""
+    array = np.ascontiguousarray(x, dtype) if wire is None else x.words
+    return array.view(np.uint8).data
+
+
+def count_bytes(wire: Wire, size: int, dtype: np.dtype) -> int:
+    """Returns the number of bytes of a frame."""
+    if wire is None:
+        return size * dtype.itemsize
+    return wire.count_words(jax.ShapeDtypeStruct((size,), dtype)) * wire.word.itemsize
+
+
+def read_frame(frame: Any, wire: Wire, size: int, dtype: np.dtype) -> np.ndarray:
+    """Returns the buffer in a frame, in the type in which a node holds it."""
+    if wire is None:
+        return np.frombuffer(frame, dtype)
+    return np.asarray(Words(np.frombuffer(frame, wire.word), wire, size, dtype))

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.asynchronous._messages import Mass, is_finite
-from gossipjax.asynchronous._wire import Wire, Words
+from gossipjax.asynchronous._messages import Mass, Wire, Words, is_finite
 from gossipjax.asynchronous.algorithms import Outer
 from gossipjax.collectives import Layout, cast_like
 from gossipjax.step.gradients import Gradients, check_gradients
@@ -184,8 +183,7 @@ class Holding:
         elif mass.exponent > self.mass.exponent + MAX_DIGITS:
             self.mass = self.merge().at(mass.exponent)
         mass = mass.at(self.mass.exponent)
-        arrays = zip(mass.x, self.mass.x, strict=True)
-        x = tuple(np.asarray(a).astype(own.dtype, copy=False) for a, own in arrays)
+        x = tuple(np.asarray(a, own.dtype) for a, own in zip(mass.x, self.mass.x, strict=True))
         mass = dataclasses.replace(mass, x=x)
         if self._change is not None:  # the sum is in the memory of one that is fresh
             one, two = sorted((self._change, mass), key=lambda m: m.is_fresh)

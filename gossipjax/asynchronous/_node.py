@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import secrets
 import time
-import uuid
 import warnings
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +18,7 @@ import optax
 
 from gossipjax import launch
 from gossipjax.asynchronous._journal import Journal
-from gossipjax.asynchronous._messages import Format, Identity, Mass
+from gossipjax.asynchronous._messages import VERSION, Format, Identity, Mass, choose_wires, make_key
 from gossipjax.asynchronous._model import (
     Holding,
     add,
@@ -31,19 +31,15 @@ from gossipjax.asynchronous._model import (
 )
 from gossipjax.asynchronous._participant import Participant
 from gossipjax.asynchronous._saving import Saves
-from gossipjax.asynchronous._service import Service
+from gossipjax.asynchronous._service import MAX_SHOWN, Service
 from gossipjax.asynchronous._settings import Settings
-from gossipjax.asynchronous._silence import MAX_SHOWN, all_refuse, explain_silence
-from gossipjax.asynchronous._wire import choose_wires, make_key
 from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
 from gossipjax.step.gradients import Gradients
 
-LIFE_LETTERS = 16  # letters in the name of a life
 MAX_GRADIENTS = 8  # different functions that a node compiles without a warning
 AVERAGE_SECONDS = 600.0
 PROBE_SECONDS = 2.0  # of silence, before a node sees whether all others refuse it
-MIN_NODES = 4  # from this size on, a node that holds more than half is reported
 
 
 class Statistics(NamedTuple):
@@ -80,7 +76,6 @@ class Node:
 
     def __init__(self, tx: optax.GradientTransformation, params: Any, settings: Settings):
         self.place = settings.place
-        self._algorithm = settings.algorithm
         self._outer = settings.algorithm.outer
         require_transform(tx, "tx")
         self._layout = Layout(params)
@@ -96,25 +91,26 @@ class Node:
         self._steps = self._skipped = self._sent = self._kept = 0
         x = make_numerator(params, self._outer)
         folder = settings.folder and settings.folder / str(self.place)
-        self._saves = saves = Saves(folder, settings.every, x, opt_state)
-        self.opt_state = jax.tree.map(jnp.copy, saves.opt_state)  # a step donates it
-        estate = saves.estate
-        if estate is not None:
-            settings = dataclasses.replace(settings, is_founder=False)
-        elif settings.is_founder is None:
-            estate = Mass(tuple(map(np.array, x)), 1.0)
+        self._saves = Saves(folder, settings.every, x, opt_state)
+        restored = self._saves.restored
+        saved: dict[str, int] = {}
+        if restored is not None:
+            x, opt_state = restored.state
+            saved = {"steps": restored.step, **restored.metadata}
+            settings = dataclasses.replace(settings, is_founder=None)
+        self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._settings = settings
-        x = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
-        self._holding = Holding(Mass(x, float(bool(settings.is_founder))))
+        held = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
+        self._holding = Holding(Mass(held, float(bool(settings.is_founder))))
         self._service = Service(settings, self._make_format())
         self.address = self._service.address
-        is_continued = saves.estate is not None
-        self._journal = Journal(settings.journal, is_continued=is_continued, outer=self._outer)
+        self._journal = Journal(settings.journal, is_continued=bool(saved), outer=self._outer)
         self._participant = Participant(
             settings, self._holding, self._make_life, self._journal.add, time.monotonic()
         )
-        if estate is not None:
-            self._participant.founding.bring(estate, saves.steps, saves.clock, saves.branch)
+        if settings.is_founder is None:
+            estate = Mass(tuple(map(np.asarray, x)), 1.0)
+            self._participant.founding.bring(estate, **saved)
         self._is_open = True
         self._in_block = False
         self._is_over = False
@@ -131,19 +127,18 @@ class Node:
         text = f"{jax.tree.structure(self._like)} {shapes}"
         digest = hashlib.sha256(text.encode()).hexdigest()
         model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
-        algorithm = str(self._outer or self._algorithm.name)
+        algorithm = str(self._outer or self._settings.algorithm.name)
         sizes = tuple(self._layout.sizes) * self._models
         dtypes = tuple(self._layout.dtypes) * self._models
+        buffers = tuple(zip(self._wires, sizes, dtypes, strict=True))
         # A floating-point codec is named by its type, as a buffer that travels as it is.
-        wires = zip(self._wires, dtypes, strict=True)
-        names = " ".join(
-            str(getattr(wire or dtype, "dtype", wire or dtype)) for wire, dtype in wires
-        )
-        return Format(self._settings.job, model, algorithm, names, sizes, dtypes, self._wires)
+        names = [getattr(wire or dtype, "dtype", wire or dtype) for wire, _, dtype in buffers]
+        header = {"version": VERSION, "job": self._settings.job, "model": model}
+        return Format(header | {"algorithm": algorithm, "wire": " ".join(map(str, names))}, buffers)
 
     def _make_life(self) -> Identity:
         self._moved = self._make_moved()
-        identity = Identity(self.place, uuid.uuid4().hex[:LIFE_LETTERS], self.address)
+        identity = Identity(self.place, secrets.token_hex(8), self.address)
         self._journal.begin_life(identity)
         return identity
 
@@ -169,8 +164,7 @@ class Node:
     @property
     def steps(self) -> int:
         """The local steps that all lives of this place have made with its data, as far as known."""
-        with self._service.lock:
-            return self._participant.members.own_steps
+        return self._participant.members.own_steps
 
     @property
     def total_steps(self) -> int:
@@ -226,6 +220,7 @@ class Node:
         moved, self.opt_state, aux, is_finite = result
         # This waits for the device. Without the lock: messages are taken in meanwhile.
         is_finite = bool(is_finite)
+        fails = not (is_finite or self._settings.nonfinite == "skip")
         with self._service.lock:
             self._steps += 1
             self._skipped += not is_finite
@@ -240,12 +235,10 @@ class Node:
                     participant.give_up("write off", keeps=False)
                 elif self._steps % (self._outer.every if self._outer else 1) == 0:
                     self._send(moved)
-        self._service.wake()
-        if not (is_finite or self._settings.nonfinite == "skip"):
-            # Until its next step: the others need not wait for one that may never come.
-            with self._service.lock:
+            if fails:  # until its next step: the others need not wait for one that may never come
                 participant.ending.finish()
-            self._service.wake()
+        self._service.wake()
+        if fails:
             raise FloatingPointError(
                 f"the update of step {self._steps - 1} must be finite, got NaN or infinity at "
                 f"place {self.place}; it was not applied: lower the learning rate, or join with "
@@ -277,10 +270,10 @@ class Node:
         if self._saves.is_due(steps):
             with self._service.lock:
                 mass = self._holding.merge()
-                moved = self._moved
                 clock = self._participant.members.clock
-                branch = self._participant.founding.branch
-            self._saves.save(steps, mass, moved, self.opt_state, clock=clock, branch=branch)
+                rest = {"clock": clock, "branch": self._participant.founding.branch}
+                moved = self._moved
+            self._saves.save(steps, mass, moved, self.opt_state, rest)
         self._end_if_asked()
 
     def _end_if_asked(self) -> None:
@@ -348,14 +341,13 @@ class Node:
         end = start + (10 * self._settings.patience if timeout is None else timeout)
         members = self._participant.members
         founding = self._participant.founding
-        silence = self._participant, self._service, self._settings
 
         def is_over() -> bool:
             is_over = members.twin is not None or self._saves.is_asked_to_end
             return is_over or not founding.wants_mass
 
         while not self._service.wait_until(is_over, min(PROBE_SECONDS, end - time.monotonic())):
-            if time.monotonic() >= end or all_refuse(*silence):
+            if time.monotonic() >= end or self._service.is_refused():
                 break
         if members.twin is not None:
             raise ValueError(
@@ -368,15 +360,15 @@ class Node:
             seconds = time.monotonic() - start
             raise TimeoutError(
                 "another node must give this one half of what it holds, got nothing in "
-                f"{seconds:.3g} seconds: {explain_silence(*silence)}"
+                f"{seconds:.3g} seconds: {self._service.explain_silence()}"
             )
 
     def _send(self, moved: Any) -> None:
         """Moves the mass by the node's own movement, and sends as the algorithm says."""
         participant = self._participant
-        averages = self._algorithm.averages
+        averages = self._settings.algorithm.averages
         turn = self._steps // self._outer.every if self._outer else self._steps
-        peer = participant.choose(self._algorithm.choose, turn - 1)
+        peer = participant.choose(self._settings.algorithm.choose, turn - 1)
         is_free = peer is not None and participant.may_send(peer, is_share=not averages)
         now = time.monotonic()
         if self._outer:
@@ -411,8 +403,7 @@ class Node:
 
         `average` waits until all nodes of the job have called it, no message is on its way, and all
         nodes know the final masses of all nodes. The result is `sum x / sum w`, and is equal on all
-        nodes. Nodes that do not hear each other learn the masses from nodes that hear both. With
-        `timeout=None` (else seconds), it waits as long as other nodes train.
+        nodes. With `timeout=None` (else seconds), it waits as long as other nodes train.
 
         Raises:
           TimeoutError: if `average` takes longer than `timeout`. The message says why, for each
@@ -452,14 +443,6 @@ class Node:
         total = functools.reduce(Mass.__add__, [mass for _, mass in masses])
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")
-        who, heaviest = max(masses, key=lambda item: item[1].weight)
-        part = heaviest.weight / total.weight if total.weight else 0.0
-        if len(masses) >= MIN_NODES and part > 0.5:
-            warnings.warn(
-                f"place {who.place} holds {100 * part:.0f} % of the weight at the end: the average "
-                "is its model, for the most part. Did its loop hang?",
-                stacklevel=2,
-            )
         return self._unpack(total.x, total.w)
 
     def leave(self, timeout: float | None = None) -> None:

@@ -1,9 +1,6 @@
 """The protocol of asynchronous nodes, without sockets and threads: what a node does with its mass.
 
-docs/internals/asynchronous_protocol.md describes the messages. The masses of living nodes, of
-messages on their way and of dead lives have a constant sum. A life may have applied a share that
-its sender took back, because the acknowledgement was lost. When that life is dead, the share counts
-as taken out of its mass.
+docs/internals/asynchronous_protocol.md describes the messages, and which sum of masses is constant.
 """
 
 from __future__ import annotations
@@ -41,14 +38,13 @@ class Participant:
         now: float,
     ):
         self.members = Membership(settings, new_life(), now)
-        self.post = Post(self.members, settings.patience, journal)
+        self.post = Post(self.members, journal)
         self.founding = Founding(settings, self.members, holder, journal)
-        self.ending = Ending(self.members, self.post, holder, settings.patience)
+        self.ending = Ending(self.members, self.post, holder)
         self.is_ready = False  # to begin
         self._holder = holder
         self._new_life = new_life
         self._journal = journal
-        self._patience = settings.patience
         self._max_received = settings.max_received
         self._received = 0  # shares since a node last acknowledged a parcel of this node
 
@@ -119,11 +115,11 @@ class Participant:
         elif message.receiver not in (None, self.life):
             post.drop("of an earlier life")
             post.say(sender, "gone", text=message.receiver)
-        elif sender.life in members.over.left:
+        elif sender.life in members.left:
             post.drop("of a node that has left")
             if message.kind == "bye":  # this node has answered it, but the answer was lost
                 post.say(sender, "ack", number=message.number)
-        elif sender.life in members.over.declared:
+        elif sender.life in members.declared:
             self._answer_the_dead(message)
         elif message.receiver is None and sender.life not in members.peers:
             # A call. Nothing of it is remembered before its sender, who may be anybody, names this
@@ -192,11 +188,8 @@ class Participant:
             self.post.put("share", peer, self._holder.halve(), event="grant", text=RETURNED)
 
     def _owes_half(self, message: Message) -> bool:
-        """Whether it must answer a share with half of its mass, as it took more than it gave.
-
-        So a node whose loop hangs still mixes with the others. A half that comes back is not
-        counted as taken: if it were, two nodes that hang would never have to give.
-        """
+        """Whether it must answer a share with half of its mass, as it took more than it gave."""
+        # A half that comes back does not count, or two nodes that hang would never have to give.
         self._received += message.text != RETURNED
         is_over = self._received > self._max_received and message.text != RETURNED
         return is_over and self.may_change
@@ -336,7 +329,7 @@ class Participant:
             self.post.send(peer, parcel)
             return False
         del self.members.peers[peer.identity.life]
-        self.members.over.left.add(peer.identity.life)
+        self.members.left.add(peer.identity.life)
         return True
 
     # Time, and what is sent.
@@ -353,9 +346,9 @@ class Participant:
             self.ending.go_on()
         calls: list[str] = []
         if now >= members.next_beat:
-            members.next_beat = now + self._patience / BEATS
-            self.post.gone += members.forget()
-            calls = members.beat()
+            members.next_beat = now + self.members.patience / BEATS
+            calls, gone = members.beat()
+            self.post.gone += gone
         self._send_views(calls)
 
     def _send_views(self, calls: list[str]) -> None:

@@ -22,14 +22,13 @@ JournalAdd = Callable[[str, str, int, Mass | None], None]
 class Post:
     """Sends messages, among them to each peer one parcel at a time."""
 
-    def __init__(self, members: Membership, patience: float, journal: JournalAdd):
+    def __init__(self, members: Membership, journal: JournalAdd):
         self.outbox: list[tuple[str, Message]] = []  # messages to send, by address
         self.gone: list[str] = []  # addresses for which waiting messages can be dropped
         self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
         self.acknowledged = 0  # messages with a mass
         self.staleness = 0  # local steps that these were on their way, in total
         self._members = members
-        self._patience = patience
         self._journal = journal
         # Addresses to which parcels did not come: until when these get none, and for how long. A
         # node that begins another life there is not fed at once again.
@@ -83,8 +82,8 @@ class Post:
         now = self._members.now
         peers = self._members.peers.values()
         fastest = min((peer.seconds for peer in peers if peer.seconds), default=math.inf)
-        slow = now - max(SLOW * fastest, self._patience / BEATS)
-        bad = now - self._patience / 2
+        slow = now - max(SLOW * fastest, self._members.patience / BEATS)
+        bad = now - self._members.patience / 2
         parcels = [peer.parcel for peer in peers if peer.parcel]
         moving = [p.message for p in parcels if p.progress > bad and p.since > slow]
         return [one.mass for one in moving if one.kind == "share" and one.mass is not None]
@@ -125,12 +124,12 @@ class Post:
                 since = max(peer.spoke, parcel.since)
                 # A peer that speaks, but does not answer the withdrawal, dies too.
                 if parcel.is_stuck:
-                    since = min(since, parcel.progress + (STUCK + 1) * self._patience)
-            if now - since > self._patience:
+                    since = min(since, parcel.progress + (STUCK + 1) * self._members.patience)
+            if now - since > self._members.patience:
                 silent.append(peer)
-            elif parcel is not None and now - parcel.repeated > self._patience / 2:
+            elif parcel is not None and now - parcel.repeated > self._members.patience / 2:
                 parcel.repeated = now
-                is_late = now - parcel.progress > STUCK * self._patience
+                is_late = now - parcel.progress > STUCK * self._members.patience
                 if is_late and parcel.message.mass is not None:
                     self._withdraw(peer, parcel)
                 else:
@@ -146,10 +145,9 @@ class Post:
         place, _, address = peer.identity
         if not parcel.is_stuck:
             parcel.is_stuck = True
-            _, seconds = self._shunned.get(address, (0.0, 0.0))
-            seconds = max(2 * seconds, MEMORY * self._patience)
-            seconds = min(seconds, MAX_SHUNNED * self._patience)
-            self._shunned[address] = self._members.now + seconds, seconds
+            _, pause = self._shunned.get(address, (0.0, 0.0))  # in units of patience
+            pause = min(max(2 * pause, MEMORY), MAX_SHUNNED)
+            self._shunned[address] = self._members.now + pause * self._members.patience, pause
             self._members.note(
                 address,
                 f"place {place} at {address} lives, but does not acknowledge what "

@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gossipjax import launch
 from gossipjax.asynchronous._messages import Mass
@@ -31,11 +30,9 @@ class Saves:
     """The checkpoints of a node, each with `(x / w, opt_state)`. A restored node has weight 1."""
 
     def __init__(self, folder: Path | None, every: int, x: tuple[Any, ...], opt_state: Any):
-        self.estate: Mass | None = None  # the saved model and momentum, if any, with weight 1
-        self.opt_state = opt_state
-        self.steps = 0  # steps of the place until the save
-        self.clock = 0  # the step of the schedules in `opt_state`
-        self.branch = 0  # to which the mass belonged
+        # A step of the place, its `(x, opt_state)`, and `clock`, the step of the schedules in
+        # `opt_state`, with `branch`, to which the mass belonged, which 0.4.0 did not save.
+        self.restored: Any = None
         self.block: Any = contextlib.nullcontext()  # in which the node is used
         self.checkpoints: Any = None
         self._every = every
@@ -45,13 +42,7 @@ class Saves:
 
         self.checkpoints = Checkpoints(folder, every=every, max_to_keep=KEPT)
         self.block = self._open()
-        restored = self.checkpoints.restore((x, opt_state))
-        if restored is not None:
-            x, self.opt_state = restored.state
-            self.estate = Mass(tuple(map(np.asarray, x)), 1.0)
-            self.steps = restored.step
-            self.clock = restored.metadata["clock"]
-            self.branch = restored.metadata.get("branch", 0)  # 0.4.0 has none
+        self.restored = self.checkpoints.restore((x, opt_state))
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
@@ -76,11 +67,8 @@ class Saves:
         """Whether to save after these steps."""
         return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
 
-    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, **rest: int) -> None:
-        """Begins to write, unless there is no mass; returns when the arrays are on the host.
-
-        `rest` is `clock` and `branch`.
-        """
+    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, rest: Any) -> None:
+        """Begins to write, unless there is no mass; returns when the arrays are on the host."""
         if mass.w:
             state = divide(mass.x, mass.w, moved), opt_state
             self.checkpoints.save(steps, state, rest)

@@ -1,8 +1,9 @@
-"""The thread of a node that receives, acknowledges and sends during the computation."""
+"""The thread of a node that receives, acknowledges and sends, and knows why nobody answers."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,12 @@ from gossipjax.asynchronous._messages import (
     Message,
     MessageError,
     MisfitError,
+    count_bytes,
     decode,
     encode,
 )
 from gossipjax.asynchronous._participant import Participant
-from gossipjax.asynchronous._settings import Settings
+from gossipjax.asynchronous._settings import Settings, may_connect
 from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
 
 MAX_ANSWER_BYTES = 4000
@@ -29,6 +31,15 @@ MAX_STRANGERS = 256  # addresses that are answered, and that no node of the job 
 PACKET = 1000  # bytes that fit into a packet on all networks
 UNREACHED = "but cannot reach it at"
 LINGER_SECONDS = 0.2  # time to send the rest when a node leaves
+MAX_SHOWN = 8  # nodes that an error names
+FIT = "Give all nodes of the job the same"
+COMPARE = (
+    "Compare GOSSIPJAX_SECRET, or secret=, on both machines: `echo $GOSSIPJAX_SECRET | sha256sum` "
+    "must print the same"
+)
+OPEN = "Open its port to the others, and let it listen at an address by which they reach it"
+LARGE = "If the path loses large packets, lower the MTU of both machines"
+WAYS_OUT = (FIT, COMPARE, OPEN, LARGE)  # the first that helps is shown
 
 
 class Service:
@@ -50,15 +61,12 @@ class Service:
         self.one_way: dict[str, float] = {}
         self._sockets = Sockets(settings.listen, settings.secret, patience)
         self.address = self._sockets.address
-        self.find_numbers = self._sockets.find_numbers
-        self.is_refused_at = self._sockets.is_refused_at
         self.wake = self._sockets.wake  # makes the thread send the outbox now
-        buffers = zip(job.sizes, job.dtypes, strict=True)
-        max_bytes = MAX_HEADER_BYTES + sum(size * dtype.itemsize for size, dtype in buffers)
+        max_bytes = MAX_HEADER_BYTES + sum(count_bytes(*form) for form in job.list_forms(False))
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
         self._strangers: dict[str, float] = {}  # strangers, and when they were answered
         self._held: list[tuple[str, Message]] = []  # until the journal is written
-        self._patience = patience
+        self._settings = settings
         self._job = job
         self._interval = patience / TICKS
         self._is_closed = False
@@ -170,8 +178,9 @@ class Service:
             try:
                 message = decode(frames, self._job)
             except MisfitError as error:
-                self._node.post.drop(str(error))
-                said = f"{self.address} {error}, not {error.own[:MAX_TEXT]!r}"
+                reason, own = error.args
+                self._node.post.drop(reason)
+                said = f"{self.address} {reason}, not {own[:MAX_TEXT]!r}"
                 self._sockets.answer(bytes(route), said.encode())
                 return None
             if message.receiver is None:  # its sender may be one whom this node cannot reach
@@ -202,7 +211,7 @@ class Service:
                     self.misfits[address] = reason
                 elif who not in others | {self.address}:  # else it is heard by another name
                     since = self.one_way.setdefault(address, now)
-                    if now - since > self._patience:
+                    if now - since > self._settings.patience:
                         members.note(
                             f"one way {address}",
                             f"the node at {address} hears this one, {UNREACHED} {self.address}: "
@@ -222,3 +231,55 @@ class Service:
             # Where a path loses full packets, the small ones that say that a node lives still pass.
             is_sent = self._sockets.send(address, frames, has_mass and size > PACKET)
         self.sent_bytes += size * (has_mass and is_sent)
+
+    # Why nobody gives mass.
+
+    def is_refused(self) -> bool:
+        """Whether it does not help to wait: all nodes refuse this one, or are of another job."""
+        if self._node.founding.may_go_on_alone or not self._node.members.contacts:
+            return False
+        return all(way_out in (FIT, COMPARE) for _, way_out in self._ask_all())
+
+    def explain_silence(self) -> str:
+        """Says for each address why nothing came from it, and then what to do."""
+        answers = list(itertools.islice(self._ask_all(), MAX_SHOWN))
+        ways_out = {way_out for _, way_out in answers}
+        if known := [way_out for way_out in WAYS_OUT if way_out in ways_out]:
+            way_out = known[0]
+        elif self._settings.num_nodes and self._settings.is_founder is None:
+            way_out = (
+                f"A job of {self._settings.num_nodes} nodes begins when most of them are there and "
+                "none has made a step, or all. Start the others"
+            )
+        elif self._node.members.peers or not answers:
+            way_out = "One node must found the job: give it no address, or is_founder=True"
+        else:
+            way_out = "Give the address of one that lives"
+        text = "; ".join(text for text, _ in answers)
+        return f"{text or 'there is no address'}. {way_out}."
+
+    def _ask_all(self) -> Iterator[tuple[str, str | None]]:
+        """Yields for each address why nothing came from it, and the way out if there is one."""
+        sockets = self._sockets
+        with self.lock:
+            members = self._node.members
+            contacts = sorted(a for a in members.contacts if may_connect(a, self._settings.secret))
+            peers = members.peers.values()
+            gives = {peer.identity.address: not peer.view.wants_mass for peer in peers}
+        for address in contacts:
+            if address in self.misfits:
+                yield f"{address} says that this node is {self.misfits[address]}", FIT
+            elif gives.get(address):
+                yield f"{address} answers and holds a model, but nothing of it arrives here", LARGE
+            elif address in gives:
+                yield f"{address} answers, but has nothing to give", None
+            elif (numbers := sockets.find_numbers(address)) is None:
+                yield f"no name server says where {address} is", None
+            elif isinstance(refused := sockets.is_refused_at(numbers), OSError):
+                yield f"nobody listens at {address} ({refused.strerror or refused})", None
+            elif refused:
+                yield f"the node at {address} refuses this one, which has another secret", COMPARE
+            elif address in self.one_way:
+                yield f"the node at {address} hears this one, {UNREACHED} {self.address}", OPEN
+            else:
+                yield f"{address} listens, but does not speak with this node", None

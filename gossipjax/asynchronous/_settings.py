@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from gossipjax.asynchronous._messages import is_address
-from gossipjax.asynchronous._names import read_numeric
+from gossipjax.asynchronous._messages import is_address, read_numeric
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.wire import WireLike
 
@@ -35,8 +34,7 @@ class Settings:
     nonfinite: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        listen = ("listen", self.listen)
-        for name, value in (listen, *(("address", value) for value in self.contacts)):
+        for name, value in [("listen", self.listen), *(("address", one) for one in self.contacts)]:
             if not is_address(value, may_be_any=name == "listen"):
                 raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")
             if value.rpartition(":")[0] in ("0.0.0.0", "[::]"):
@@ -54,8 +52,7 @@ class Settings:
         if self.secret is not None and len(self.secret) < MIN_SECRET:
             raise ValueError(
                 f"secret must have {MIN_SECRET} characters or more, got {len(self.secret)}: who "
-                "hears a message could try all that are shorter. Give all nodes the same line of "
-                "`openssl rand -hex 32`, as secret= or in GOSSIPJAX_SECRET."
+                "hears a message could try all that are shorter. Use `openssl rand -hex 32`."
             )
         if not isinstance(self.algorithm, Algorithm):
             raise ValueError(

@@ -1,13 +1,17 @@
 """The ZeroMQ sockets of a node: one that listens, and two for each address that it sends to.
 
 For each address, one socket sends pieces of models and the other small messages, so that a sign of
-life never waits behind a model.
+life never waits behind a model. For the numbers of names, threads ask.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import socket
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +19,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from gossipjax.asynchronous._names import Names, find_numbers
+from gossipjax.asynchronous._messages import read_numeric
 from gossipjax.asynchronous._settings import may_connect
 
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
@@ -29,11 +33,8 @@ MAX_FRAME_BYTES = 1 << 22
 MAX_SOCKETS = 16_384
 QUEUED = 50  # messages to an address; beyond them, messages are dropped, and parcels sent again
 WAKE_ADDRESS = "inproc://wake"
-REFUSED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
+GREETING = b"\xff" + bytes(7) + b"\x01\x7f"  # bytes with which ZeroMQ begins each connection
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class Sockets:
@@ -45,7 +46,7 @@ class Sockets:
     """
 
     def __init__(self, address: str, secret: str | None, patience: float):
-        self._names = Names(patience / 2)
+        self.find_numbers = Names(patience / 2, secret).find
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # These are the defaults of all sockets.
@@ -57,7 +58,6 @@ class Sockets:
         # After an outage, TCP itself would wait as long again before it tries once more.
         self._context.tcp_maxrt = int(1000 * patience / 2)
         self._context.connect_timeout = CONNECT_MS
-        self._secret = secret
         self._keys = None if secret is None else make_keys(secret)
         if self._keys:
             self._context.curve_publickey, self._context.curve_secretkey = self._keys
@@ -90,12 +90,6 @@ class Sockets:
         self._incoming.ipv6 = numbers.startswith("[")
         self._incoming.bind(f"tcp://{numbers}")
         return numbers
-
-    def find_numbers(self, address: str, is_silent: bool = False) -> str | None:
-        """Returns where to connect for an address; None if it may not, or nobody knows."""
-        if not may_connect(address, self._secret):
-            return None
-        return self._names.find(address, is_silent)
 
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; False if too many frames wait."""
@@ -146,14 +140,28 @@ class Sockets:
         with contextlib.suppress(zmq.ZMQError):
             self._incoming.send_multipart([route, text], zmq.NOBLOCK)
 
-    def is_refused_at(self, numbers: str) -> bool:
-        """Whether the handshake of another connection to an address fails; any thread may ask."""
-        with self._make_sender(numbers) as socket:
-            with socket.get_monitor_socket(REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
-                socket.connect(f"tcp://{numbers}")
+    def is_refused_at(self, numbers: str) -> bool | OSError:
+        """Whether a node is there and another handshake with it fails, or why nobody listens.
+
+        Any thread may ask.
+        """
+        host, _, port = numbers.rpartition(":")
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), PROBE_MS / 1000)
+        except OSError as error:
+            return error
+        greeting = b""
+        with connection, contextlib.suppress(OSError):
+            greeting = connection.recv(len(GREETING))
+        # A tunnel lets everybody in, and then closes what it cannot pass on yet.
+        if greeting != GREETING:
+            return False
+        with self._make_sender(numbers) as sender:
+            with sender.get_monitor_socket(REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
+                sender.connect(f"tcp://{numbers}")
                 is_over = monitor.poll(PROBE_MS)
                 is_refused = is_over and recv_monitor_message(monitor)["event"] & REFUSED
-                socket.disable_monitor()
+                sender.disable_monitor()
             return bool(is_refused)
 
     def forget(self, address: str) -> None:
@@ -198,3 +206,51 @@ def make_keys(secret: str) -> tuple[bytes, bytes]:
     key = hashlib.scrypt(text, salt=b"gossipjax asynchronous", n=1 << 14, r=8, p=1, dklen=32)
     private = z85.encode(key)
     return zmq.curve_public(private), private
+
+
+def find_numbers(address: str) -> tuple[str, ...]:
+    """Returns an address in numbers, for each number of its name; those of IPv4 come first.
+
+    >>> find_numbers("127.0.0.1:5000")
+    ('127.0.0.1:5000',)
+    """
+    host, _, port = address.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    hosts = sorted({(":" in str(where[0]), str(where[0])) for *_, where in found})
+    return tuple(f"[{host}]:{port}" if is_6 else f"{host}:{port}" for is_6, host in hosts)
+
+
+class Names:
+    """Knows the numbers of names by the last good answer.
+
+    A name is asked for again when a connection to it is made, or when the node there is silent, but
+    once in `seconds` at most.
+    """
+
+    def __init__(self, seconds: float, secret: str | None):
+        self._seconds = seconds
+        self._secret = secret
+        self._answers: dict[str, tuple[str, ...]] = {}  # address -> the same in numbers
+        self._asked: dict[str, float] = {}
+
+    def find(self, address: str, is_silent: bool = False) -> str | None:
+        """Returns where to connect for an address; None if it may not, or nobody has said."""
+        if not may_connect(address, self._secret):
+            return None
+        if read_numeric(address) is not None:
+            return address
+        since = time.monotonic() - self._asked.get(address, -math.inf)
+        if since > self._seconds:
+            self._asked[address] = math.inf  # until there is an answer
+            # If a name has several numbers, the next one has its turn where this one was tried.
+            arguments = address, is_silent and since < 2 * self._seconds
+            threading.Thread(target=self._ask, args=arguments, daemon=True).start()
+        return self._answers.get(address, (None,))[0]
+
+    def _ask(self, address: str, takes_next: bool) -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            found = find_numbers(address)
+            last = self._answers.get(address, found)[0]
+            first = (found.index(last) + takes_next) % len(found) if last in found else 0
+            self._answers[address] = found[first:] + found[:first]
+        self._asked[address] = time.monotonic()

@@ -1,9 +1,7 @@
 """Sends large messages in pieces, so that nothing waits long, and each piece shows progress.
 
-The sender has a few pieces on their way, and the receiver acknowledges each. At the measured rate a
-piece takes a small part of the patience, so a slow link gets small pieces. If nothing comes back
-for much longer than the rate explains, the connection has broken, and the sender repeats the pieces
-that were not acknowledged.
+If nothing comes back for much longer than the measured rate explains, the connection has broken,
+and the sender repeats the pieces that were not acknowledged.
 """
 
 from __future__ import annotations
@@ -18,13 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gossipjax.asynchronous._messages import (
-    MessageError,
-    is_address,
-    read_json,
-    require_counts,
-    require_name,
-)
+from gossipjax.asynchronous._messages import MessageError, is_address, read_as, read_json
 
 MIN_SECONDS = 1e-4  # that clocks can measure
 MIN_PIECE = 1 << 14  # bytes
@@ -63,17 +55,14 @@ class _Stream:
         self.lengths = [len(buffer) for buffer in self.buffers]
         self.total = sum(self.lengths)
 
-    def cut(self, size: int) -> list[memoryview]:
-        """Cuts off the next piece, which may contain parts of several buffers."""
-        start = self.sent
-        end = min(self.sent + size, self.total)
+    def cut(self, start: int, end: int) -> list[memoryview]:
+        """Returns a piece, which may contain parts of several buffers."""
         at = 0
         parts = []
         for buffer in self.buffers:
             if at < end and at + len(buffer) > start:
                 parts.append(buffer[max(0, start - at) : end - at])
             at += len(buffer)
-        self.sent = end
         return parts
 
 
@@ -104,7 +93,7 @@ class Transfers:
         self._patience = patience
         self._max_bytes = max_bytes
         self._send = send
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._queues: dict[str, _Queue] = {}
         self._arrivals: dict[str, _Arrival] = {}  # by the sender's life
 
@@ -119,8 +108,7 @@ class Transfers:
         header = bytes(frames[0])
         header += b" " * (-len(header) % ALIGNMENT)  # JSON ignores spaces
         buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
-        self._count += 1
-        queue.streams.append(_Stream(life, key, self._count, buffers))
+        queue.streams.append(_Stream(life, key, next(self._numbers), buffers))
         self._go_on(address, queue, time.monotonic())
         return True
 
@@ -155,13 +143,13 @@ class Transfers:
             return None
         match read_json(frames[0][1:]):
             case [str() as address, str() as life, number, offset] if kind == PROGRESS:
-                require_counts([number, offset])
+                read_as(tuple[int, int], [number, offset])
                 return self._acknowledge(address, life, number, offset, now), None
             case [str() as address, life, number, offset, [*lengths]] as said if (
                 kind == PIECE and is_address(address) and 0 < len(lengths) <= MAX_BUFFERS
             ):
-                require_counts([number, offset, *lengths])
-                return require_name(life), self._take(said, frames[1:], now)
+                read_as(tuple[int, ...], [number, offset, *lengths])
+                return read_as(str, life), self._take(said, frames[1:], now)
         raise MessageError("a piece that is none")
 
     def _go_on(self, address: str, queue: _Queue, now: float) -> None:
@@ -179,12 +167,12 @@ class Transfers:
             size = max(MIN_PIECE, min(MAX_PIECE, size))
             window = WINDOW
         while stream.sent < stream.total and stream.sent - stream.acknowledged < window * size:
-            offset = stream.sent
-            said = [self._address, stream.life, stream.number, offset, stream.lengths]
-            parts = stream.cut(size)
+            said = [self._address, stream.life, stream.number, stream.sent, stream.lengths]
+            end = min(stream.sent + size, stream.total)
+            parts = stream.cut(stream.sent, end)
             if not self._send(address, [PIECE + json.dumps(said).encode(), *parts], True):
-                stream.sent = offset
                 return
+            stream.sent = end
 
     def _acknowledge(
         self, address: str, life: str, number: int, offset: int, now: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
@@ -100,7 +101,7 @@ def adpsgd(*, graph: Literal["bipartite", "complete"] = "complete", seed: int = 
     """
     if graph not in ("bipartite", "complete"):
         raise ValueError(f"graph of adpsgd must be 'bipartite' or 'complete', got {graph!r}.")
-    return Algorithm("adpsgd", True, RandomPeer(seed, is_bipartite=graph == "bipartite"))
+    return Algorithm("adpsgd", True, functools.partial(choose_randomly, seed, graph))
 
 
 def outer(
@@ -151,7 +152,7 @@ def _make_graph(name: str, graph: str, seed: int) -> Choose:
         raise ValueError(f"graph of {name} must be one of {get_args(Graph)}, got {graph!r}.")
     if graph == "exponential":
         return choose_exponential
-    return RandomPeer(seed, by_rate=graph == "rate")
+    return functools.partial(choose_randomly, seed, graph)
 
 
 def choose_exponential(peers: Peers, own: Identity, step: int, seconds: Seconds) -> Identity:
@@ -165,26 +166,21 @@ def choose_exponential(peers: Peers, own: Identity, step: int, seconds: Seconds)
     return ring[(ring.index(own) + 2 ** (step % hops)) % len(ring)]
 
 
-@dataclasses.dataclass(frozen=True)
-class RandomPeer:
+def choose_randomly(
+    seed: int, graph: str, peers: Peers, own: Identity, step: int, seconds: Seconds
+) -> Identity | None:
     """Draws the peer of a step; the seed, the node's place and the step decide it.
 
-    With `by_rate`, the probability of a peer is proportional to 1 / seconds. A peer that was not
-    measured counts as the fastest.
+    With the graph `rate`, the probability of a peer is proportional to 1 / seconds. A peer that was
+    not measured counts as the fastest.
     """
-
-    seed: int
-    is_bipartite: bool = False
-    by_rate: bool = False
-
-    def __call__(self, peers: Peers, own: Identity, step: int, seconds: Seconds) -> Identity | None:
-        if self.is_bipartite:
-            peers = [peer for peer in peers if peer.place % 2] if own.place % 2 == 0 else []
-        if not peers:
-            return None
-        rng = random.Random(f"{self.seed} {own.place} {step}")
-        ordered = sorted(peers, key=lambda peer: (peer.place, peer.life))
-        if not self.by_rate or rng.random() < RATE_FLOOR:
-            return rng.choice(ordered)
-        fastest = min(seconds.values(), default=1.0)
-        return rng.choices(ordered, [1 / seconds.get(peer, fastest) for peer in ordered])[0]
+    if graph == "bipartite":
+        peers = [peer for peer in peers if peer.place % 2] if own.place % 2 == 0 else []
+    if not peers:
+        return None
+    rng = random.Random(f"{seed} {own.place} {step}")
+    ordered = sorted(peers, key=lambda peer: (peer.place, peer.life))
+    if graph != "rate" or rng.random() < RATE_FLOOR:
+        return rng.choice(ordered)
+    fastest = min(seconds.values(), default=1.0)
+    return rng.choices(ordered, [1 / seconds.get(peer, fastest) for peer in ordered])[0]

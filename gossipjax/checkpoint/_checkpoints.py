@@ -284,16 +284,16 @@ class Checkpoints:
         leaves = as_arrays(meshes.on_auto_axes(state), self._is_shared)
         self._store.each(self._lock.acquire)  # again, after `close`
         self._finish_write()
+        manifest = Manifest(step, leaf_specs(state), metadata)
         with meet_within(self._timeout):
-            self._begin_write(step, state, leaves, metadata)
+            self._begin_write(leaves, manifest)
         if not self._is_entered:
             self._must_write = True
             self._finish_write()
         launch.advance()
 
-    def _begin_write(
-        self, step: int, state: Any, leaves: list[Any], metadata: dict[str, Any]
-    ) -> None:
+    def _begin_write(self, leaves: list[Any], manifest: Manifest) -> None:
+        step = manifest.step
         steps = self._store.steps()
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
@@ -305,11 +305,10 @@ class Checkpoints:
                 f"{later}: resume from the newest, remove or rename what you do not want, or save "
                 "in another folder."
             )
-        part = None
         if not self._is_shared:
             save = broadcast_text(uuid.uuid4().hex)
             part = {"nodes": held_nodes(leaves), "save": save, "is_first": not steps}
-        manifest = Manifest(step, leaf_specs(state), metadata, part)
+            manifest = manifest._replace(part=part)
         self._last_step = step
         try:
             self._store.begin(step, self._damaged)

@@ -61,23 +61,21 @@ def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
     return found
 
 
-def _is_wrapper(part: Any) -> bool:
-    """Whether `part` is a `ShardedState` or a Variable of NNX."""
-    return isinstance(part, ShardedState) or hasattr(part, "get_raw_value")
-
-
 def unwrap(tree: Any) -> Any:
     """Replaces each `ShardedState` and each Variable in a tree by what it contains.
 
     `nnx.Optimizer` puts each array of a state in a Variable, and `tx.init` does not.
     """
 
+    def is_wrapper(part: Any) -> bool:
+        return isinstance(part, ShardedState) or hasattr(part, "get_raw_value")
+
     def replace(part: Any) -> Any:
-        if not _is_wrapper(part):
+        if not is_wrapper(part):
             return part
         return unwrap(part.inner if isinstance(part, ShardedState) else part.get_raw_value())
 
-    return jax.tree.map(replace, tree, is_leaf=_is_wrapper)
+    return jax.tree.map(replace, tree, is_leaf=is_wrapper)
 
 
 def arrange_like(structure: Any, tree: Any) -> Any:

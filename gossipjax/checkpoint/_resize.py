@@ -139,7 +139,7 @@ def average_nodes(tree: Any, nodes: int) -> Any:
     nodes = require_int(nodes, "nodes", 1)
     if jax.tree.leaves(tree):
         _count_nodes({"tree": tree})
-    return _repeat(_average(meshes.on_auto_axes(tree)), nodes)
+    return _repeat(jax.tree.map_with_path(_average_leaf, meshes.on_auto_axes(tree)), nodes)
 
 
 def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) -> GossipState:
@@ -194,10 +194,6 @@ def _repeat(tree: Any, nodes: int) -> Any:
     return jax.tree_util.tree_map_with_path(repeat, tree, is_leaf=is_shared)
 
 
-def _average(tree: Any) -> Any:
-    return jax.tree_util.tree_map_with_path(_average_leaf, tree)
-
-
 def _average_leaf(path: Any, leaf: Any) -> Any:
     if _holds_keys(path, leaf, 1):
         return leaf[0]
@@ -230,7 +226,7 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
         weight += 0.0 if sent.weight is None else sent.weight
     model = jax.tree.map(lambda a: a / weight, x)
     # Parameters outside the mask have no weights, so their mean is the plain mean.
-    others = params if old.mask is None else _average(params)
+    others = params if old.mask is None else jax.tree.map_with_path(_average_leaf, params)
     return merge_gossiped(others, model, old), float(weight)
 
 
@@ -252,8 +248,7 @@ def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
 
 def _average_others(opt_state: Any, template: Any) -> Iterator[Any]:
     """Averages the arrays outside the gossip, in the types of `template`."""
-    old = _others(opt_state)
-    new = _others(template)
+    old, new = map(_others, (opt_state, template))
     for old_item, new_item in itertools.zip_longest(old, new):
         actual = _describe(old_item, 1)
         expected = _describe(new_item, 0)

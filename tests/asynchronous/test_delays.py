@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from gossipjax import asynchronous
+from experiments.training.delays import measure_delays
 
 
 def write_journals(folder, lives):
@@ -19,7 +19,7 @@ def write_journals(folder, lives):
                 lines.append({"event": "begin", "life": life, "time": begin})
                 if end is not None:
                     lines.append({"event": "end", "life": life, "time": end})
-        (folder / f"{place}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        (folder / f"{place}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return sorted(folder.glob("*.jsonl"))
 
 
@@ -28,7 +28,7 @@ def test_a_slow_node_is_behind_by_the_rounds_that_others_made(tmp_path):
     fast = [(float(k), k + 0.99) for k in range(8)]
     slow = [(0.5, 4.5), (4.5, 8.5)]
     journals = write_journals(tmp_path, {0: [fast], 2: [fast], 3: [fast], 5: [slow]})
-    delays = asynchronous.measure_delays(journals)
+    delays = measure_delays(journals)
     # Both rows: those of the fast nodes, which no other passes, and 12 // 4.
     np.testing.assert_array_equal(delays, [[0, 0, 0, 3], [0, 0, 0, 3]])
 
@@ -37,11 +37,11 @@ def test_a_step_that_a_kill_cut_off_has_no_delay(tmp_path):
     fast = [(k / 10, k / 10 + 0.09) for k in range(40)]
     lives = [[(0.0, 0.95), (1.0, None)], [(2.0, 2.35)]]
     journals = write_journals(tmp_path, {0: [fast], 1: lives})
-    delays = asynchronous.measure_delays(journals)
+    delays = measure_delays(journals)
     assert delays.shape == (2, 2)
     assert delays[:, 1].tolist() == [9 // 2, 3 // 2]
 
 
 def test_journals_without_steps_are_refused(tmp_path):
     with pytest.raises(ValueError, match="a step that ended, got none"):
-        asynchronous.measure_delays(write_journals(tmp_path, {0: [[(0.0, None)]]}))
+        measure_delays(write_journals(tmp_path, {0: [[(0.0, None)]]}))

@@ -4,9 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gossipjax.asynchronous._messages import Mass
+from gossipjax.asynchronous._messages import Mass, make_key
 from gossipjax.asynchronous._model import Holding
-from gossipjax.asynchronous._wire import make_key
 from gossipjax.wire import bfloat16, int8
 
 EXACT = (None,)

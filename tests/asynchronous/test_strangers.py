@@ -23,18 +23,16 @@ from gossipjax.asynchronous._messages import (
     Message,
     MessageError,
     View,
+    Words,
     decode,
     encode,
 )
-from gossipjax.asynchronous._silence import explain_silence
 from gossipjax.asynchronous._sockets import make_keys
-from gossipjax.asynchronous._wire import Words
 
 SECRET = "a secret that is long"
 MUTATED = 600
-SIZES = (3, 2)
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
-FORM = Format("job", "model", "sgp", "wire", SIZES, (FLOAT32, FLOAT64), (gx.wire.bfloat16(), None))
+FORM = Format({"job": "job"}, ((gx.wire.bfloat16(), 3, FLOAT32), (None, 2, FLOAT64)))
 SENDER = Identity(3, "life", "127.0.0.1:5000")
 X = (np.array([1.0, 2.0, -3.0], np.float32), np.array([0.5, 4.0]))
 MASS = Mass(X, 0.5, -700)
@@ -81,8 +79,7 @@ def encoded(message, **changes):
 )
 def test_messages_are_read_as_they_were_written(message):
     found = decode(encode(message, FORM), FORM)
-    assert found._replace(mass=None, text=message.text) == message._replace(mass=None)
-    assert found.text == (message.text or "-")
+    assert found._replace(mass=None) == message._replace(mass=None)
     assert (found.mass is None) == (message.mass is None)
     if found.mass is not None:
         assert (found.mass.w, found.mass.exponent) == (0.5, -700)
@@ -311,13 +308,14 @@ def test_without_a_secret_nothing_is_sent_to_other_machines(monkeypatch):
         met = Message("view", sender, life, view=view)
         for message in (met._replace(receiver=None), met, Message("dead", sender, "other")):
             stranger.send_multipart([bytes(f) for f in encode(message, form)])
-        stranger.send_multipart([bytes(f) for f in encode(message, form._replace(job="another"))])
+        another = form._replace(header=form.header | {"job": "another"})
+        stranger.send_multipart([bytes(f) for f in encode(message, another)])
         stranger.send(b"P" + json.dumps([named, "process", 1, 0, [9]]).encode())
         wait_for(lambda: "of another job" in a.statistics.dropped)
         wait_for(lambda: a.members == [0, 1])
         wait_for(lambda: a.members == [0])  # it has spoken to the stranger, who is silent
         assert named in a._participant.members.contacts
-        explain_silence(a._participant, a._service, a._settings)
+        a._service.explain_silence()
     assert connected
     assert not [one for one in connected if "192.0.2.1" in one or "elsewhere" in one]
 
@@ -332,12 +330,10 @@ def test_two_living_nodes_with_one_place_are_told_so():
         with join(a.address, place=1, patience=1.0) as b:
             b.step(gradients, 1.0)
             with join(b.address, place=1, patience=1.0) as c:
-                wait_for(lambda: b._participant.members.notes and c._participant.members.twin)
+                wait_for(lambda: c._participant.members.twin)
                 other = f"the node at {b.address}, which lives, has it: give each node a place of"
                 with pytest.raises(ValueError, match=f"nobody else's, got 1, .*{other}"):
                     c.step(gradients, 1.0)
-            with pytest.warns(UserWarning, match=f"{c.address} was given place 1, .* is refused"):
-                b.step(gradients, 1.0)
             b.step(gradients, 1.0)
         assert a._participant.members.twin is None
 
@@ -466,9 +462,7 @@ def test_bad_arguments(options, message):
 def test_a_step_whose_function_is_not_as_it_must_be():
     """The loss in place of the gradients, and another function for each step."""
     with join() as node:
-        with pytest.raises(
-            ValueError, match=r"shapes \[\[\]\]: jax.value_and_grad returns them in"
-        ):
+        with pytest.raises(ValueError, match=r"jax\.value_and_grad returns in the other order"):
             node.step(jax.value_and_grad(jnp.sum))
         for _ in range(8):
             node.step(lambda params: (params, None))
