@@ -128,7 +128,9 @@ class Founding:
         self._journal("revive" if is_back else "found", self._members.identity.life, 0, mass)
         self._is_founder = not is_back
         if kind is Estate.SAVED:  # an older branch stays one
-            self.branch = 0 if self._all_are_heard() else self.branch or time.time_ns() // 1000
+            # Where nobody has said how many nodes there are, those that are heard are all.
+            is_job = self._all_are_heard() if self._num_nodes else bool(self._members.peers)
+            self.branch = 0 if is_job else self.branch or time.time_ns() // 1000
         self._holder.add(mass)
         if kind is Estate.SAVED and self._members.contacts and not self._members.peers:
             self._members.note_alone(" from what it had saved")
