@@ -34,7 +34,7 @@ from gossipjax.exchanges.state import (
     mix_once,
 )
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
-from gossipjax.wire import Wire, WireLike
+from gossipjax.wire import LowRank, Wire, WireLike
 
 State = TypeVar("State")
 
@@ -221,12 +221,13 @@ def make_route(
     name: str,
     axis_name: str,
     local_axis_name: str | None = None,
-    wire: WireLike | None = None,
+    wire: WireLike | LowRank | None = None,
     takes_sparse: bool = False,
+    takes_low_rank: bool = False,
 ) -> Wire:
     """Makes the route and the form of messages from a factory's arguments, as in `gx.sgp`."""
     require_axis_names(name, axis_name, local_axis_name)
-    return Wire.make(axis_name, local_axis_name, wire, takes_sparse)
+    return Wire.make(axis_name, local_axis_name, wire, takes_sparse, takes_low_rank)
 
 
 def require_axis_names(name: str, axis_name: Any, local_axis_name: Any = None) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from gossipjax.wire._codec import Codec, Like, WireLike, compute_once, make_seed_key
 from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
+from gossipjax.wire._low_rank import LowRank
 
 MAX_JOINED = 2**14  # values of an array that is encoded with others, which costs a copy
 
@@ -23,6 +24,7 @@ class Wire(NamedTuple):
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node; None if a node is one device.
       codec: the form of the values in a message; None for their full precision.
+      low_rank: the rank of the factors that travel in place of matrices; None for whole leaves.
 
     >>> import gossipjax as gx
     >>> Wire("nodes", codec=gx.wire.bfloat16()).axis_name
@@ -32,24 +34,39 @@ class Wire(NamedTuple):
     axis_name: str = "nodes"
     local_axis_name: str | None = None
     codec: Codec | None = None
+    low_rank: LowRank | None = None
+
+    @property
+    def form(self) -> Codec | LowRank | None:
+        """The codec or the rank."""
+        return self.low_rank or self.codec
 
     @classmethod
     def make(
         cls,
         axis_name: str,
         local_axis_name: str | None = None,
-        wire: WireLike | None = None,
+        wire: WireLike | LowRank | None = None,
         takes_sparse: bool = False,
+        takes_low_rank: bool = False,
     ) -> Wire:
         """Makes a `Wire` from the arguments of a transform's factory.
 
         Raises:
           ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec, or
-            if the codec is sparse and `takes_sparse` is false.
+            if it is sparse or of a low rank and `takes_sparse` or `takes_low_rank` is false.
 
         >>> Wire.make("nodes", wire="bfloat16").codec
         bfloat16()
         """
+        if isinstance(wire, LowRank):
+            if takes_low_rank:
+                return cls(axis_name, local_axis_name, low_rank=wire)
+            raise ValueError(
+                f"wire must be a codec, such as gx.wire.int8(), got {wire}, whose factors are "
+                "averages over all nodes: what a message left out would keep its mass and lose its "
+                "weight. Use gx.allreduce(wire=), or gx.outer(wire=, error_feedback=1)."
+            )
         codec = None if wire is None else require_codec(wire, "wire")
         if codec is not None and codec.is_sparse and not takes_sparse:
             raise ValueError(
@@ -64,7 +81,7 @@ class Wire(NamedTuple):
         return {
             "axis_name": self.axis_name,
             "local_axis_name": self.local_axis_name,
-            "wire": self.codec,
+            "wire": self.form,
         }
 
     def make_key(self, count: Any) -> jax.Array | None:
