@@ -31,7 +31,7 @@ from gossipjax.exchanges.transform import (
 from gossipjax.renamed import renamed
 from gossipjax.serialization import register_with_flax
 from gossipjax.sharding import require_whole
-from gossipjax.wire import FloatCodec, LowRank, WireLike
+from gossipjax.wire import FloatCodec, WireLike
 
 
 @Exchanging.register
@@ -49,7 +49,7 @@ class ErrorFeedback(NamedTuple):
 
 @renamed()
 def allreduce(
-    *, axis_name: str = "nodes", wire: WireLike | LowRank | None = None
+    *, axis_name: str = "nodes", wire: WireLike | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """Averages the gradients over the axis: `g_i <- (1/N) sum_j g_j`. Put it *first* in a chain.
 
@@ -108,7 +108,7 @@ def allreduce(
         if low_rank is None:
             return state
         return state._replace(
-            plan=dataclasses.replace(plan, factors=low_rank.count_models(params)),
+            plan=dataclasses.replace(plan, factors=low_rank.count_models(params, params)),
             basis=init_basis(params, low_rank, axis_name),
         )
 

@@ -34,7 +34,7 @@ from gossipjax.exchanges.state import (
     mix_once,
 )
 from gossipjax.sharding import inner_axes, on_shards, require_whole, specs_here
-from gossipjax.wire import LowRank, Wire, WireLike
+from gossipjax.wire import Wire, WireLike
 
 State = TypeVar("State")
 
@@ -221,7 +221,7 @@ def make_route(
     name: str,
     axis_name: str,
     local_axis_name: str | None = None,
-    wire: WireLike | LowRank | None = None,
+    wire: WireLike | None = None,
     takes_sparse: bool = False,
     takes_low_rank: bool = False,
 ) -> Wire:

@@ -27,7 +27,7 @@ from gossipjax.renamed import old_names
 
 # What other modules of the library share is imported under its name, and not in `__all__`.
 from gossipjax.wire._block_top_k import BlockTopK, block_top_k
-from gossipjax.wire._codec import Codec, WireLike
+from gossipjax.wire._codec import Codec
 from gossipjax.wire._codec import as_key as as_key
 from gossipjax.wire._codec import fold_in as fold_in
 from gossipjax.wire._codec import make_seed_key as make_seed_key
@@ -40,7 +40,7 @@ from gossipjax.wire._floats import round_to as round_to
 from gossipjax.wire._integers import IntegerCodec, int4, int8
 from gossipjax.wire._low_rank import LowRank, low_rank
 from gossipjax.wire._low_rank import matrix_shape as matrix_shape
-from gossipjax.wire._messages import Wire
+from gossipjax.wire._messages import Wire, WireLike
 from gossipjax.wire._messages import concatenate_in_place as concatenate_in_place
 from gossipjax.wire._messages import decode_array as decode_array
 from gossipjax.wire._messages import decode_each as decode_each

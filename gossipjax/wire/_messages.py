@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from gossipjax.wire._codec import Codec, Like, WireLike, compute_once, make_seed_key
+from gossipjax.wire._codec import Codec, Like, compute_once, make_seed_key
 from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
 from gossipjax.wire._low_rank import LowRank
+
+# What `wire=` takes: a codec, or the type of `FloatCodec`; averages over all nodes, factors, too.
+WireLike = Codec | DTypeLike | LowRank
 
 MAX_JOINED = 2**14  # values of an array that is encoded with others, which costs a copy
 
@@ -41,12 +45,17 @@ class Wire(NamedTuple):
         """The codec or the rank."""
         return self.low_rank or self.codec
 
+    def __repr__(self) -> str:
+        # As before there was a `low_rank`: saved states are compared with it.
+        axes = f"axis_name={self.axis_name!r}, local_axis_name={self.local_axis_name!r}"
+        return f"Wire({axes}, codec={self.form!r})"
+
     @classmethod
     def make(
         cls,
         axis_name: str,
         local_axis_name: str | None = None,
-        wire: WireLike | LowRank | None = None,
+        wire: WireLike | None = None,
         takes_sparse: bool = False,
         takes_low_rank: bool = False,
     ) -> Wire:

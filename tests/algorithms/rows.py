@@ -81,6 +81,12 @@ def d1d_oracle(matrices, x, updates):
     return oracle.adpsgd([np.full((n, n), 1 / n)], x, updates, [[1] * n])
 
 
+def draw_basis(seed, number, shape):
+    """The first `Q` of a leaf, by its number."""
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    return np.asarray(jax.random.normal(key, shape, jnp.float32), np.float64)
+
+
 def falling_rate(count):
     return RATE / (1 + jnp.asarray(count, jnp.float32))
 
@@ -128,6 +134,16 @@ ROWS = {
         has_schedule=False,
         goes_first=True,
         drifts_by_rounding=True,
+    ),
+    "allreduce, low_rank": Row(
+        lambda schedule, **options: gx.allreduce(wire=gx.wire.low_rank(1, seed=5), **options),
+        partial(oracle.power_sgd, shape=SHAPES["kernel"], q=draw_basis(5, 1, (2, 1))),
+        oracle.doubly_stochastic,
+        has_state=False,
+        has_schedule=False,
+        goes_first=True,
+        drifts_by_rounding=True,
+        conserves_mass=False,  # the rest waits
     ),
     "dpsgd": Row(
         gx.dpsgd,

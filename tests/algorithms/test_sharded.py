@@ -89,7 +89,10 @@ def split(tree, specs, mesh):
 
 
 LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "choco, top_k", "osgp 1", "osgp 1, biased", "d1d_psgd")
-CASES = [(name, FSDP_MESH, FSDP) for name in NO_VARIANTS if name not in LIKE_ANOTHER]
+REFUSED = ("allreduce, low_rank",)
+CASES = [
+    (name, FSDP_MESH, FSDP) for name in NO_VARIANTS if name not in (*LIKE_ANOTHER, *REFUSED)
+]
 CASES += [
     (name, make_mesh(2, fsdp=2, tensor=2), BOTH) for name in ("sgp", "osgp 2", "quasi_global")
 ]
