@@ -29,8 +29,8 @@ def init_basis(tree: Any, form: LowRank, axis_name: str) -> Basis:
             "matrices: use gx.wire.int8(), or a model that each device has as a whole."
         )
     basis = tuple(
-        form.init(i, leaf.shape, accumulation_dtype(leaf.dtype))
-        if form.applies_to(leaf.shape)
+        form.init(i, jnp.shape(leaf), accumulation_dtype(jnp.result_type(leaf)))
+        if form.applies_to(jnp.shape(leaf))
         else None
         for i, leaf in enumerate(jax.tree.leaves(tree))
     )

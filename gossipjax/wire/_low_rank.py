@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.wire._codec import fold_in, make_seed_key, require_integer, require_seed
@@ -50,9 +51,9 @@ class LowRank:
         >>> low_rank(1).count_models(model, model)
         (0.4, 0.2)
         """
-        size = max(1, sum(leaf.size for leaf in jax.tree.leaves(model)))
+        size = max(1, sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(model)))
         first = second = 0
-        for shape in (leaf.shape for leaf in jax.tree.leaves(part)):
+        for shape in map(jnp.shape, jax.tree.leaves(part)):
             rows, columns = matrix_shape(shape)
             is_factored = self.applies_to(shape)
             first += self.rank * rows if is_factored else math.prod(shape)

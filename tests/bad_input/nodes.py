@@ -125,6 +125,7 @@ CALLS: list[Call] = [
         gx.wire.int8(),
         gx.wire.float16(),
     ),
+    (lambda: init(SPECS, gx.allreduce(wire=gx.wire.low_rank(1))), "inside gx.sharded"),
     (lambda: update(gx.sharded(SGP, {"w": P(), "b": None})), "its specs"),
     *each(
         update_parts,
