@@ -41,7 +41,7 @@ class ErrorFeedback(NamedTuple):
     count: Any = None  # int32 scalar, the number of averages so far
     error: Any = None  # `e`, like the gradients: what the codec has left out so far
     plan: Any = ExchangePlan()  # static
-    basis: Any = None  # `Q` of `gx.wire.low_rank`, by leaf, the same on all nodes
+    basis: Any = None  # `Q` of `gx.wire.low_rank` for each leaf, the same on all nodes
 
     inner = None
     mixes_models = False

@@ -42,7 +42,7 @@ from gossipjax.collectives._exchange import (
     vary,
     vary_where_mapped,
 )
-from gossipjax.collectives._low_rank import Basis, init_basis, mean_of_low_rank
+from gossipjax.collectives._low_rank import init_basis, mean_of_low_rank
 from gossipjax.collectives._mixing import (
     at_round,
     change_if,
@@ -57,7 +57,6 @@ from gossipjax.collectives._mixing import (
 )
 
 __all__ = [
-    "Basis",
     "Layout",
     "MeanOver",
     "NodeRound",

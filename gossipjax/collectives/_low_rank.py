@@ -13,12 +13,9 @@ from gossipjax.collectives._exchange import vary, vary_where_mapped
 from gossipjax.sharding import specs_here
 from gossipjax.wire import LowRank, Wire, matrix_shape
 
-Basis = tuple[jax.Array | None, ...]
-"""`Q` of each leaf, `[columns, rank]`; None for a leaf that is averaged in full."""
 
-
-def init_basis(tree: Any, form: LowRank, axis_name: str) -> Basis:
-    """The first `Q` of every leaf.
+def init_basis(tree: Any, form: LowRank, axis_name: str) -> Any:
+    """The first `Q` of every leaf, `[columns, rank]`; a 0 for a leaf that is averaged in full.
 
     Raises:
       ValueError: inside `gx.sharded`, where each device has parts of matrices.
@@ -28,49 +25,36 @@ def init_basis(tree: Any, form: LowRank, axis_name: str) -> Basis:
             f"wire must be a codec inside gx.sharded, got {form}, whose factors are of whole "
             "matrices: use gx.wire.int8(), or a model that each device has as a whole."
         )
-    basis = tuple(
-        form.init(i, jnp.shape(leaf), accumulation_dtype(jnp.result_type(leaf)))
-        if form.applies_to(jnp.shape(leaf))
-        else None
-        for i, leaf in enumerate(jax.tree.leaves(tree))
-    )
-    return vary_where_mapped(basis, axis_name)
+    leaves, structure = jax.tree.flatten(tree)
+    dtypes = [accumulation_dtype(jnp.result_type(leaf)) for leaf in leaves]
+    shapes = enumerate(map(jnp.shape, leaves))
+    basis = [form.init(i, shape, dtype) for (i, shape), dtype in zip(shapes, dtypes, strict=True)]
+    return vary_where_mapped(structure.unflatten(basis), axis_name)
 
 
-def mean_of_low_rank(tree: Any, basis: Basis, wire: Wire) -> tuple[Any, Any, Basis]:
+def mean_of_low_rank(tree: Any, basis: Any, wire: Wire) -> tuple[Any, Any, Any]:
     """Returns `M^` of every leaf, what it leaves out of this node's leaf, and the next `Q`.
 
     See `gx.wire.low_rank`. Leaves without a `Q` are averaged exactly, and nothing is left out.
     """
     leaves, structure = jax.tree.flatten(upcast(tree))
-    matrices = [
-        None if q is None else leaf.reshape(matrix_shape(leaf.shape))
-        for leaf, q in zip(leaves, basis, strict=True)
-    ]
-
-    def for_matrices(apply: Any, *trees: Any) -> list[Any]:
-        rows = zip(matrices, *trees, strict=True)
-        return [None if m is None else apply(m, *others) for m, *others in rows]
-
-    others = [x if m is None else None for x, m in zip(leaves, matrices, strict=True)]
-    products = for_matrices(_multiply, basis)
-    # Vectors travel in the first message.
-    products, others = exact_average((products, others), wire, None)
-    first = for_matrices(lambda m, p: jnp.linalg.qr(p)[0], products)
-    second = for_matrices(lambda m, p: _multiply(m.T, p), first)
+    kept = jax.tree.leaves(basis)
+    means = list(leaves)
+    factored = [i for i, q in enumerate(kept) if q.ndim]
+    matrices = {i: leaves[i].reshape(matrix_shape(leaves[i].shape)) for i in factored}
+    for i, matrix in matrices.items():
+        means[i] = _multiply(matrix, kept[i])
+    means = exact_average(means, wire, None)  # of the vectors, too: one message
+    first = {i: jnp.linalg.qr(means[i])[0] for i in factored}
+    second = {i: _multiply(matrix.T, first[i]) for i, matrix in matrices.items()}
     second = exact_average(second, wire, None)
-    approximations = for_matrices(lambda m, p, q: _multiply(p, q.T), first, second)
-    means = [
-        other if mean is None else mean.reshape(leaf.shape)
-        for leaf, other, mean in zip(leaves, others, approximations, strict=True)
-    ]
-    errors = [
-        jnp.zeros_like(leaf) if m is None else leaf - mean
-        for leaf, m, mean in zip(leaves, matrices, means, strict=True)
-    ]
-    kept = for_matrices(lambda m, new, old: _keep_columns(new, old), second, basis)
-    unflatten = structure.unflatten
-    return unflatten(means), unflatten(errors), vary(tuple(kept), wire.axis_name)
+    errors = [jnp.zeros_like(leaf) for leaf in leaves]
+    for i in factored:
+        means[i] = _multiply(first[i], second[i].T).reshape(leaves[i].shape)
+        errors[i] = leaves[i] - means[i]
+        kept[i] = _keep_columns(second[i], kept[i])
+    means, errors, kept = map(structure.unflatten, (means, errors, kept))
+    return means, errors, vary(kept, wire.axis_name)
 
 
 def _multiply(a: jax.Array, b: jax.Array) -> jax.Array:

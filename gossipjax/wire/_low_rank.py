@@ -39,7 +39,12 @@ class LowRank:
         return len(shape) > 1 and self.rank * (rows + columns) < rows * columns
 
     def init(self, number: int, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
-        """The first `Q`, `[columns, rank]`, of leaf `number`, the same on all nodes."""
+        """The first `Q`, `[columns, rank]`, of leaf `number`, the same on all nodes.
+
+        It is a 0 for a leaf to which this form does not apply.
+        """
+        if not self.applies_to(shape):
+            return jnp.zeros((), dtype)
         key = fold_in(make_seed_key(self.seed), number)
         assert key is not None
         return jax.random.normal(key, (shape[-1], self.rank), dtype)

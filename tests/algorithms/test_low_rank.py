@@ -119,4 +119,4 @@ def test_a_saved_state_and_another_number_of_nodes(tmp_path):
     mean = np.asarray(state[0].error, np.float64).mean(axis=0)
     assert np.abs(mean).max() > 0.1
     np.testing.assert_allclose(new.error, [mean] * 3, rtol=1e-6)
-    np.testing.assert_array_equal(new.basis[0], state[0].basis[0][:3])
+    np.testing.assert_array_equal(new.basis, state[0].basis[:3])
