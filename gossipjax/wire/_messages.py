@@ -68,14 +68,8 @@ class Wire(NamedTuple):
         >>> Wire.make("nodes", wire="bfloat16").codec
         bfloat16()
         """
-        if isinstance(wire, LowRank):
-            if takes_low_rank:
-                return cls(axis_name, local_axis_name, low_rank=wire)
-            raise ValueError(
-                f"wire must be a codec, such as gx.wire.int8(), got {wire}, whose factors are "
-                "averages over all nodes: what a message left out would keep its mass and lose its "
-                "weight. Use gx.allreduce(wire=), or gx.outer(wire=, error_feedback=1)."
-            )
+        if isinstance(wire, LowRank) and takes_low_rank:
+            return cls(axis_name, local_axis_name, low_rank=wire)
         codec = None if wire is None else require_codec(wire, "wire")
         if codec is not None and codec.is_sparse and not takes_sparse:
             raise ValueError(
@@ -108,6 +102,12 @@ def require_codec(wire: WireLike, name: str) -> Codec:
     """Returns a codec; for a floating-point type, the codec that rounds to this type."""
     if isinstance(wire, Codec):
         return wire
+    if isinstance(wire, LowRank):
+        raise ValueError(
+            f"{name} must be a codec, such as gx.wire.int8(), got {wire}, whose factors are "
+            "averages over all nodes: what a message left out would keep its mass and lose its "
+            "weight. Use gx.allreduce(wire=), or gx.outer(wire=, error_feedback=1)."
+        )
     try:
         dtype = None if wire is None else jnp.dtype(wire)
     except TypeError:

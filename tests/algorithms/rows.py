@@ -82,7 +82,6 @@ def d1d_oracle(matrices, x, updates):
 
 
 def draw_basis(seed, number, shape):
-    """The first `Q` of a leaf, by its number."""
     key = jax.random.fold_in(jax.random.key(seed), number)
     return np.asarray(jax.random.normal(key, shape, jnp.float32), np.float64)
 
@@ -134,16 +133,6 @@ ROWS = {
         has_schedule=False,
         goes_first=True,
         drifts_by_rounding=True,
-    ),
-    "allreduce, low_rank": Row(
-        lambda schedule, **options: gx.allreduce(wire=gx.wire.low_rank(1, seed=5), **options),
-        partial(oracle.power_sgd, shape=SHAPES["kernel"], q=draw_basis(5, 1, (2, 1))),
-        oracle.doubly_stochastic,
-        has_state=False,
-        has_schedule=False,
-        goes_first=True,
-        drifts_by_rounding=True,
-        conserves_mass=False,  # the rest waits
     ),
     "dpsgd": Row(
         gx.dpsgd,
@@ -281,6 +270,11 @@ ROWS = {
         is_variant=True,
     ),
 }
+ROWS["allreduce, low_rank"] = ROWS["allreduce"]._replace(
+    transform=lambda schedule: gx.allreduce(wire=gx.wire.low_rank(1, seed=5)),
+    oracle=partial(oracle.power_sgd, shape=SHAPES["kernel"], q=draw_basis(5, 1, (2, 1))),
+    conserves_mass=False,  # the rest waits
+)
 # Of messages that are narrow, the sender keeps what rounding leaves over.
 for name in ("dpsgd", "sgp", "osgp 2", "osgp 1", "adpsgd", "d1d_psgd"):
     row = ROWS[name]
