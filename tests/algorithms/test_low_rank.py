@@ -30,6 +30,7 @@ def find_means(gradients):
     def steps(gradients):
         state = tx.init(gradients[0])
         for g in gradients:
+            mean: Any
             mean, state = tx.update(g, state)
             yield mean
 
