@@ -295,6 +295,23 @@ def outer_with_feedback(
         yield x.copy(), anchor.copy(), error.copy()
 
 
+def mean_of_low_rank(m, q):
+    """Of matrices `[N, rows, columns]`: `M^`, what it leaves out of each, and the next `Q`."""
+    p = (m @ q).mean(axis=0)
+    mean = p @ np.linalg.pinv(p) @ m.mean(axis=0)  # projected onto the columns of P
+    return mean, m - mean, m.mean(axis=0).T @ p
+
+
+def power_sgd(matrices, x, updates, shape, q):
+    """PowerSGD by definition; the first values are a matrix of this shape, and the rest travels."""
+    size = int(np.prod(shape))
+    error = np.zeros((len(x), *shape))
+    for u in updates:
+        mean, error, q = mean_of_low_rank(u[:, :size].reshape(-1, *shape) + error, q)
+        x = x + np.concatenate([mean.ravel(), u[:, size:].mean(axis=0)])
+        yield x, x, np.ones(len(x))
+
+
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):
     """SGP with a stateful local optimizer, `optimizer(state, k, g, z) -> u`: yields (z, w)."""
     x = z

@@ -68,6 +68,8 @@ def list_cases():
     for name, wire in SPARSE.items():
         yield f"allreduce, {name}", optax.chain(gx.allreduce(wire=wire), SGD)
         yield f"outer, {name}", gx.outer(SGD, OUTER, 2, wire=wire, error_feedback=0.9)
+    factors = {"wire": gx.wire.low_rank(1), "error_feedback": 0.9}
+    yield "outer, low_rank", gx.outer(SGD, OUTER, 2, fragments=2, **factors)
     lazy = gx.topology.from_matrices(oracle.lazy_ring(N))
     yield "d2", gx.contrib.d2(lazy)
     yield "mixed_momentum", gx.contrib.mixed_momentum(RING, 0.1)

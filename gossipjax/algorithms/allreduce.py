@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,9 @@ import optax
 from gossipjax.collectives import (
     axis_size,
     cast_like,
+    init_basis,
     mean_of_encoded,
+    mean_of_low_rank,
     node_mean,
     require_floats,
     varies,
@@ -32,6 +35,7 @@ class ErrorFeedback(NamedTuple):
     count: Any = None  # int32 scalar, the number of averages so far
     error: Any = None  # `e`, like the gradients: what the codec has left out so far
     plan: Any = ExchangePlan()  # static
+    basis: Any = None  # `Q` of `gx.wire.low_rank` for each leaf, the same on all nodes
 
     inner = None
     mixes_models = False
@@ -48,7 +52,8 @@ def allreduce(
 
     Args:
       axis_name: the mapped axis that is averaged over.
-      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or any codec. With a
+      wire: the form of messages: a narrower type, such as `jnp.bfloat16`, any codec, or
+        `gx.wire.low_rank(rank)`, which is PowerSGD. With a
         type, each value is rounded once before the sum, which is float32 at least, and once after
         the sum. All nodes get the same values, so equal models stay equal. Derivatives equal the
         derivatives of the exact average. With an integer or sparse codec `C`, every node keeps an
@@ -57,8 +62,9 @@ def allreduce(
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 
-        Sparse messages are gathered by all nodes, which takes `N - 1` times their bytes. There is
-        one `e` per node, so over the devices of one node you can only give a type.
+        Sparse messages are gathered by all nodes, which takes `N - 1` times their bytes. With
+        `low_rank`, `q` is the average that all nodes use: `q = M^(e_1, ..., e_N)`. There is one `e`
+        per node, so over the devices of one node you can only give a type.
 
     Raises:
       ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec. When
@@ -71,6 +77,7 @@ def allreduce(
       arXiv:1811.10792, section 2 (AR-SGD) and section 6 (servers of 8 GPUs).
       Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
       ICML 2019, arXiv:1901.09847.
+      Vogels et al., "PowerSGD", NeurIPS 2019, arXiv:1905.13727.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> tx = optax.chain(gx.allreduce(), optax.sgd(1.0))
@@ -79,17 +86,24 @@ def allreduce(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([1.0, 3.0])).tolist()
     [-2.0, -2.0]
     """
-    route = Wire.make(axis_name, wire=wire, takes_sparse=True)
+    route = Wire.make(axis_name, None, wire, takes_sparse=True, takes_low_rank=True)
     codec = route.codec
     plan = ExchangePlan(wire=route)
-    keeps_error = codec is not None and not isinstance(codec, FloatCodec)
+    low_rank = route.low_rank
+    keeps_error = route.form is not None and not isinstance(codec, FloatCodec)
 
     def init(params: optax.Params) -> optax.OptState:
         register_with_flax()
         if not keeps_error:
             return ErrorFeedback(plan=plan)
         require_floats(params, "params")
-        return ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
+        state = ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
+        if low_rank is None:
+            return state
+        return state._replace(
+            plan=dataclasses.replace(plan, factors=low_rank.count_models(params, params)),
+            basis=init_basis(params, low_rank, axis_name),
+        )
 
     def update(
         updates: optax.Updates,
@@ -112,13 +126,17 @@ def allreduce(
                 )
         old = require_state(state, ErrorFeedback, "allreduce")
         require_plan(plan, old.plan, "allreduce")
-        if codec is None or not keeps_error:
+        if not keeps_error:
             return node_mean(updates, axis_name, codec), old
         wanted = add(old.error, updates)
-        mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
+        basis = None
+        if low_rank is not None:
+            mean, error, basis = mean_of_low_rank(wanted, old.basis, route)
+        else:
+            mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
         # A gradient that is not finite is wrong for one step: kept, it would spoil all later ones.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)
-        return cast_like(mean, updates), old._replace(count=count, error=error)
+        return cast_like(mean, updates), old._replace(count=count, error=error, basis=basis)
 
     return exchange_on_parts(init, update, axis_name)

@@ -3,6 +3,7 @@
 - _buffers: packs a pytree into one flat buffer per type, so that it travels as one message.
 - _exchange, _averages: the modules that call lax collectives on parameters, between neighbours and
   over all nodes. (If a device has several nodes, `nodes._composed_axis` replaces them.)
+- _low_rank: averages the factors of matrices over all nodes.
 - _mixing: applies one round, or one step of a schedule, to a pytree.
 
 A model reaches `ppermute` by `mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute`.
@@ -42,6 +43,7 @@ from gossipjax.collectives._exchange import (
     vary,
     vary_where_mapped,
 )
+from gossipjax.collectives._low_rank import init_basis, mean_of_low_rank
 from gossipjax.collectives._mixing import (
     at_round,
     change_if,
@@ -76,7 +78,9 @@ __all__ = [
     "exchange_along",
     "exchange_in_pairs",
     "group_rounds",
+    "init_basis",
     "mean_of_encoded",
+    "mean_of_low_rank",
     "mix",
     "mix_encoded",
     "node_mean",

@@ -79,10 +79,11 @@ def from_transform(
       name: the name of the method in tables.
       kind, layers, awaits, is_half_duplex: as in `from_plan`.
       params: the parameters of the model, or their shapes, if the transform needs more of them than
-        64 leaves. No array is made.
+        64 leaves, or averages factors of matrices. No array is made.
 
     Raises:
-      ValueError: if parts of a chain are in a wrong order.
+      ValueError: if parts of a chain are in a wrong order, or factors of `gx.wire.low_rank` are
+        averaged and `params` are missing.
 
     >>> import gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(8)))
@@ -93,11 +94,17 @@ def from_transform(
     >>> [(e.kind, e.bits) for e in from_transform(tx, "server", "server").exchanges]
     [('server', 16.0)]
     """
-    if params is None:
+    is_unknown = params is None
+    if is_unknown:
         params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * MAX_FRAGMENTS
     state = jax.eval_shape(tx.init, params)
     step_plan(state)  # checks the order
     found = [part.plan for part in find_parts(state, Exchanging)]
+    if is_unknown and any(plan.wire.low_rank for plan in found):
+        raise ValueError(
+            "params must be given where factors of gx.wire.low_rank are averaged, got None: their "
+            "sizes depend on the shapes. jax.ShapeDtypeStructs are enough."
+        )
     # An average inside a node comes before the exchange of nodes.
     over_nodes = [plan for plan in found if plan.wire.axis_name == found[-1].wire.axis_name]
     exchanges = [exchange for plan in over_nodes for exchange in plan.exchanges()]

@@ -148,7 +148,7 @@ class Plan:
 
     def settings(self) -> dict[str, str]:
         """What a checkpoint compares with the plan of the run that resumes it."""
-        return {} if self.wire.codec is None else {".wire.codec": str(self.wire.codec)}
+        return {} if self.wire.form is None else {".wire.codec": str(self.wire.form)}
 
     def _candidates(self) -> Iterable[int]:
         """Steps among which each role occurs first; none if they are too many to list."""
@@ -195,6 +195,8 @@ class ExchangePlan(Plan):
     # Whether it moves a model by any update and then mixes it, also with parts that it keeps: outer
     # steps can then be its updates.
     mixes_any_update: bool = dataclasses.field(default=False, compare=False)
+    # `models` of both messages of `gx.wire.low_rank`, which `init` counts.
+    factors: tuple[float, float] | None = dataclasses.field(default=None, compare=False)
 
     @property
     def exchanges_early(self) -> bool:
@@ -235,18 +237,19 @@ class ExchangePlan(Plan):
         return self.schedule_by_step.canonical_steps(self.overlap)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """One exchange in each step, or in each `overlap` or `period` steps."""
+        """One exchange in each step, or in each `overlap` or `period` steps; two of factors."""
         every = self.period if self.schedule is None else max(1, self.overlap)
-        return (
+        return tuple(
             Exchange(
                 self.schedule,
-                self.models,
+                models,
                 self.wire.codec,
                 every=every,
                 late=self.overlap,
                 pieces=max(1, self.overlap),
                 is_early=self.exchanges_early,
-            ),
+            )
+            for models in self.factors or (self.models,)
         )
 
     def in_words(self) -> str:
@@ -256,7 +259,7 @@ class ExchangePlan(Plan):
         how = [f"every {self.period} steps"] if self.period > 1 else []
         how += [f"overlap {self.overlap}"] if self.overlap else []
         how += [self.order] if self.schedule is not None and not self.overlap else []
-        how += [f"wire {self.wire.codec}"] if self.wire.codec is not None else []
+        how += [f"wire {self.wire.form}"] if self.wire.form is not None else []
         return ", ".join((f"averages over {who}", *how))
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:

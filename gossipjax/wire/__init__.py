@@ -7,6 +7,7 @@ float32.)
 - dense: `bfloat16()`, `float16()`, `int8()`, `int4()`: every value is rounded.
 - sparse: `top_k(fraction)`, `random_k(fraction)`, `block_top_k(count, block)`: most values are left
   out.
+- `low_rank(rank)`: matrices, for an average over all nodes. It is not a codec.
 
 You can give `wire=` of a transform a floating-point type, such as `jnp.bfloat16`, or a dense codec.
 `gx.choco`, `gx.allreduce` and `gx.outer(error_feedback=)` take sparse codecs, too. The sender keeps
@@ -26,7 +27,7 @@ from gossipjax.renamed import old_names
 
 # What other modules of the library share is imported under its name, and not in `__all__`.
 from gossipjax.wire._block_top_k import BlockTopK, block_top_k
-from gossipjax.wire._codec import Codec, WireLike
+from gossipjax.wire._codec import Codec
 from gossipjax.wire._codec import as_key as as_key
 from gossipjax.wire._codec import fold_in as fold_in
 from gossipjax.wire._codec import make_seed_key as make_seed_key
@@ -37,7 +38,9 @@ from gossipjax.wire._floats import FloatCodec, bfloat16, float16, float32
 from gossipjax.wire._floats import is_real_float as is_real_float
 from gossipjax.wire._floats import round_to as round_to
 from gossipjax.wire._integers import IntegerCodec, int4, int8
-from gossipjax.wire._messages import Wire
+from gossipjax.wire._low_rank import LowRank, low_rank
+from gossipjax.wire._low_rank import matrix_shape as matrix_shape
+from gossipjax.wire._messages import Wire, WireLike
 from gossipjax.wire._messages import concatenate_in_place as concatenate_in_place
 from gossipjax.wire._messages import decode_array as decode_array
 from gossipjax.wire._messages import decode_each as decode_each
@@ -55,6 +58,7 @@ __all__ = [
     "Codec",
     "FloatCodec",
     "IntegerCodec",
+    "LowRank",
     "RandomK",
     "TopK",
     "Wire",
@@ -65,6 +69,7 @@ __all__ = [
     "float32",
     "int4",
     "int8",
+    "low_rank",
     "random_k",
     "top_k",
 ]

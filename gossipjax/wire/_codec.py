@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 Like = jax.Array | jax.ShapeDtypeStruct  # which has a size and a type
 
@@ -75,9 +74,6 @@ class Codec(abc.ABC):
 
     def __repr__(self) -> str:
         return self.name
-
-
-WireLike = Codec | DTypeLike  # what `wire=` takes: a codec, or the type of `FloatCodec`
 
 
 def require_key(codec: Codec, key: Any) -> Any:

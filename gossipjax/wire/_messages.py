@@ -9,9 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from gossipjax.wire._codec import Codec, Like, WireLike, compute_once, make_seed_key
+from gossipjax.wire._codec import Codec, Like, compute_once, make_seed_key
 from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
+from gossipjax.wire._low_rank import LowRank
+
+# What `wire=` takes: a codec, or the type of `FloatCodec`; averages over all nodes, factors, too.
+WireLike = Codec | DTypeLike | LowRank
 
 MAX_JOINED = 2**14  # values of an array that is encoded with others, which costs a copy
 
@@ -23,6 +28,7 @@ class Wire(NamedTuple):
       axis_name: the mapped axis of the nodes.
       local_axis_name: the axis of the devices of one node; None if a node is one device.
       codec: the form of the values in a message; None for their full precision.
+      low_rank: the rank of the factors that travel in place of matrices; None for whole leaves.
 
     >>> import gossipjax as gx
     >>> Wire("nodes", codec=gx.wire.bfloat16()).axis_name
@@ -32,6 +38,17 @@ class Wire(NamedTuple):
     axis_name: str = "nodes"
     local_axis_name: str | None = None
     codec: Codec | None = None
+    low_rank: LowRank | None = None
+
+    @property
+    def form(self) -> Codec | LowRank | None:
+        """The codec or the rank."""
+        return self.low_rank or self.codec
+
+    def __repr__(self) -> str:
+        # As before there was a `low_rank`: saved states are compared with it.
+        axes = f"axis_name={self.axis_name!r}, local_axis_name={self.local_axis_name!r}"
+        return f"Wire({axes}, codec={self.form!r})"
 
     @classmethod
     def make(
@@ -40,16 +57,19 @@ class Wire(NamedTuple):
         local_axis_name: str | None = None,
         wire: WireLike | None = None,
         takes_sparse: bool = False,
+        takes_low_rank: bool = False,
     ) -> Wire:
         """Makes a `Wire` from the arguments of a transform's factory.
 
         Raises:
           ValueError: if `wire` is neither a floating-point type of at least 16 bits nor a codec, or
-            if the codec is sparse and `takes_sparse` is false.
+            if it is sparse or of a low rank and `takes_sparse` or `takes_low_rank` is false.
 
         >>> Wire.make("nodes", wire="bfloat16").codec
         bfloat16()
         """
+        if isinstance(wire, LowRank) and takes_low_rank:
+            return cls(axis_name, local_axis_name, low_rank=wire)
         codec = None if wire is None else require_codec(wire, "wire")
         if codec is not None and codec.is_sparse and not takes_sparse:
             raise ValueError(
@@ -64,7 +84,7 @@ class Wire(NamedTuple):
         return {
             "axis_name": self.axis_name,
             "local_axis_name": self.local_axis_name,
-            "wire": self.codec,
+            "wire": self.form,
         }
 
     def make_key(self, count: Any) -> jax.Array | None:
@@ -82,6 +102,12 @@ def require_codec(wire: WireLike, name: str) -> Codec:
     """Returns a codec; for a floating-point type, the codec that rounds to this type."""
     if isinstance(wire, Codec):
         return wire
+    if isinstance(wire, LowRank):
+        raise ValueError(
+            f"{name} must be a codec, such as gx.wire.int8(), got {wire}, whose factors are "
+            "averages over all nodes: what a message left out would keep its mass and lose its "
+            "weight. Use gx.allreduce(wire=), or gx.outer(wire=, error_feedback=1)."
+        )
     try:
         dtype = None if wire is None else jnp.dtype(wire)
     except TypeError:

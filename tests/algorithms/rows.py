@@ -81,6 +81,11 @@ def d1d_oracle(matrices, x, updates):
     return oracle.adpsgd([np.full((n, n), 1 / n)], x, updates, [[1] * n])
 
 
+def draw_basis(seed, number, shape):
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    return np.asarray(jax.random.normal(key, shape, jnp.float32), np.float64)
+
+
 def falling_rate(count):
     return RATE / (1 + jnp.asarray(count, jnp.float32))
 
@@ -238,6 +243,11 @@ ROWS = {
         is_variant=True,
     ),
 }
+ROWS["allreduce, low_rank"] = ROWS["allreduce"]._replace(
+    transform=lambda schedule: gx.allreduce(wire=gx.wire.low_rank(1, seed=5)),
+    oracle=partial(oracle.power_sgd, shape=SHAPES["kernel"], q=draw_basis(5, 1, (2, 1))),
+    conserves_mass=False,  # the rest waits
+)
 # Of messages that are narrow, the sender keeps what rounding leaves over.
 for name in ("dpsgd", "sgp", "osgp 2", "osgp 1", "adpsgd", "d1d_psgd"):
     row = ROWS[name]

@@ -73,10 +73,11 @@ def compile_step(nodes, tx, params, state):
 
 
 LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "osgp 1", "osgp 1, biased", "d1d_psgd")
+LEFT_OUT = (*LIKE_ANOTHER, "allreduce, low_rank")  # which is refused
 CASES = [
     (name, FSDP_MESH, FSDP)
     for name in NO_VARIANTS
-    if name not in LIKE_ANOTHER and not ROWS[name].chooses  # a part chooses among its own values
+    if name not in LEFT_OUT and not ROWS[name].chooses  # a part chooses among its own values
 ]
 CASES += [
     (name, make_mesh(2, fsdp=2, tensor=2), BOTH) for name in ("sgp", "osgp 2", "quasi_global")

@@ -17,6 +17,7 @@ CALLS: list[Call] = [
     (lambda: cm.from_transform(AVERAGE, "", "star"), "kind of an exchange"),
     (lambda: cm.from_transform(AVERAGE, "", awaits="all"), "awaits of"),
     (lambda: cm.from_transform(AVERAGE, "", awaits="nobody"), "must be 'peers'"),
+    (lambda: cm.from_transform(gx.allreduce(wire=gx.wire.low_rank(1)), ""), "params must be given"),
     (lambda: cm.Slowness("slow"), "kind of Slowness"),
     (lambda: cm.Slowness("random", 4.0), "factor of Slowness must be left out"),
     (lambda: cm.parse_slowness("0x"), "slowness must"),

@@ -112,6 +112,7 @@ CALLS: list[Call] = [
         gx.wire.int8(),
         gx.wire.float16(),
     ),
+    (lambda: init(SPECS, gx.allreduce(wire=gx.wire.low_rank(1))), "inside gx.sharded"),
     *each(
         update_parts,
         "one gossip or gx.allreduce alone",

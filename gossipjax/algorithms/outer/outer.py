@@ -30,6 +30,8 @@ from gossipjax.collectives import (
     cast_like,
     change_if,
     default_step,
+    init_basis,
+    mean_of_low_rank,
     vary,
     vary_where_mapped,
 )
@@ -116,15 +118,16 @@ def outer(
       strength: how far a node's model goes to the anchor when an average is used, above 0 and at
         most 1: `x <- (1 - strength) x + strength a`.
       wire: the form of outer gradients, a narrower type or a codec, such as `gx.wire.int4()`. A
-        sparse codec needs `error_feedback`. A gossip in `average` has its own `wire`.
+        sparse codec and `gx.wire.low_rank(rank)` need `error_feedback`. A gossip in `average` has
+        its own `wire`.
       axis_name, local_axis_name: as in `gx.sgp`.
       anchor_strength: how strongly anchors are drawn together, if `average` is a schedule.
       reset_inner: whether an outer step also sets the momentum and moments of the inner chain to 0;
         counts stay. You cannot reset around `optax.MultiSteps`, because the sums in its state would
         be lost.
       error_feedback: b, from 0 to 1. A node keeps what codec C left out of its messages and adds it
-        to the next message: `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. It needs an
-        exact average without delay.
+        to the next message: `e <- b e + (a - x); q = C(e); e <- e - q; D = mean q`. With
+        `gx.wire.low_rank`, `q = D` is the `M^` of all `e`. It needs an exact average without delay.
       mean_over: "nodes", or, for sparse codecs without `weights`, "senders", which divides each
         value by the number of nodes that sent it.
       weights: how much each node counts in an exact average, such as its number of examples:
@@ -171,7 +174,8 @@ def outer(
             f"which has its own, got {wire!r}."
         )
     require_feedback(error_feedback, who, delay, wire)
-    route = Wire.make(axis_name, local_axis_name, wire, takes_sparse=error_feedback is not None)
+    has_feedback = error_feedback is not None
+    route = Wire.make(axis_name, local_axis_name, wire, has_feedback, takes_low_rank=has_feedback)
     require_mean_over(mean_over, error_feedback, route.codec, weights)
     count = fragments.count if isinstance(fragments, LayerFragments) else fragments
     require_int(count, "fragments of outer", 1, every)
@@ -238,6 +242,10 @@ class _OuterSteps:
         if (specs := specs_here()) is not None:
             for part in parts:
                 specs.require(part, inner_axes(axis_name), may_repeat=True)
+        low_rank = plan.wire.low_rank
+        if low_rank is not None:
+            factors = tuple(low_rank.count_models(part, anchor) for part in parts)
+            plan = dataclasses.replace(plan, factors=factors)
         return vary_where_mapped(
             OuterState(
                 count=jnp.zeros((), jnp.int32),
@@ -250,6 +258,7 @@ class _OuterSteps:
                 plan=plan,
                 error=None if plan.error_feedback is None else zeros_like_model(parts),
                 counted=jnp.zeros(plan.fragment_count) if plan.shares == "counted" else None,
+                basis=low_rank and tuple(init_basis(part, low_rank, axis_name) for part in parts),
             ),
             axis_name,
         )
@@ -345,7 +354,12 @@ class _FragmentStep:
             left_out = scale(state.error[self.fragment], plan.error_feedback)
             wanted = add(left_out, wanted)
         anchor = state.anchor[self.fragment]
-        average, error = average_fragment(plan, wanted, anchor, self.step, self.count)
+        if plan.wire.low_rank is None:
+            average, error = average_fragment(plan, wanted, anchor, self.step, self.count)
+        else:
+            basis = state.basis[self.fragment]
+            average, error, basis = mean_of_low_rank(wanted, basis, plan.wire)
+            state = state._replace(basis=self._put(state.basis, basis))
         if plan.error_feedback is not None:
             state = state._replace(error=self._put(state.error, error))
         return self._apply(average, updates, state)

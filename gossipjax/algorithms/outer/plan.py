@@ -40,6 +40,8 @@ class OuterPlan(Plan):
     shares: Shares = None  # `N p_i` of each node, of mean 1; None if nodes count alike
     # Of the gossip inside, which the state of the inner chain has, too.
     inner: ExchangePlan | None = dataclasses.field(default=None, compare=False)
+    # By fragment, the models in both messages of `gx.wire.low_rank`, which `init` counts.
+    factors: tuple[tuple[float, float], ...] | None = dataclasses.field(default=None, compare=False)
 
     takes_gradients = True
 
@@ -72,7 +74,7 @@ class OuterPlan(Plan):
         The exchange would not change the average over all nodes, and the outer step then replaces
         all models, weights and messages. A codec would see other differences between the nodes.
         """
-        is_known = isinstance(step, int | np.integer) and self.wire.codec is None
+        is_known = isinstance(step, int | np.integer) and self.wire.form is None
         return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
 
     def is_sent(self, fragment: int, step: Any) -> Any:
@@ -129,17 +131,19 @@ class OuterPlan(Plan):
         if isinstance(self.average, ExchangePlan):
             models = self.average.models
             codec = self.average.wire.codec
+        share = None if models is None else models / self.fragment_count
         averages = (
             Exchange(
                 self.schedule,
-                None if models is None else models / self.fragment_count,
+                models,
                 codec,
                 every=self.every,
                 phase=phase,
                 late=self.delay,
                 first=self.delay,
             )
-            for phase in self._sent
+            for phase, fragment in self._sent.items()
+            for models in (self.factors[fragment] if self.factors else (share,))
         )
         return (*gossips, *averages)
 
@@ -179,6 +183,7 @@ class OuterPlan(Plan):
             "outer": Used(used, used),
             "sent": Used(sent | used, sent),
             "error": Used(used, used),
+            "basis": Used(used, used),
         }
 
     def settings(self) -> dict[str, str]:

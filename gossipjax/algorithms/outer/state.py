@@ -38,6 +38,7 @@ class OuterState(NamedTuple):
     plan: Any  # static: the `OuterPlan`
     error: Any = None  # what messages have left out, like `anchor`; None without error feedback
     counted: Any = None  # float32 `[p]`, the sum of this node's weights since the last averages
+    basis: Any = None  # by fragment, `Q` of `gx.wire.low_rank` for each leaf, as in `allreduce`
 
     mixes_models = True
 
