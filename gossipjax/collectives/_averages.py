@@ -122,6 +122,7 @@ def agree_on(tree: Any, axis_name: str) -> Any:
 
     Nodes compare two numbers for each leaf, so a start that all have alike does not travel.
     """
+    axis_size(axis_name)
     tree = vary(upcast(tree), axis_name)
     digests = [_digest(leaf, number) for number, leaf in enumerate(jax.tree.leaves(tree))]
     if not digests:
