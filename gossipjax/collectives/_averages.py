@@ -108,13 +108,13 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[
 def clipped_node_mean(tree: Any, axis_name: str) -> Any:
     """The node average, kept between the smallest and the largest value: exact if all agree."""
     axis_size(axis_name)
+    return _map_buffers(partial(_clipped_mean, axis_name=axis_name), tree, axis_name)
 
-    def average(buffer: jax.Array) -> jax.Array:
-        low = jax.lax.pmin(buffer, axis_name)
-        high = jax.lax.pmax(buffer, axis_name)
-        return jnp.clip(jax.lax.pmean(buffer, axis_name), low, high)
 
-    return _map_buffers(average, tree, axis_name)
+def _clipped_mean(buffer: jax.Array, axis_name: str) -> jax.Array:
+    low = jax.lax.pmin(buffer, axis_name)
+    high = jax.lax.pmax(buffer, axis_name)
+    return jnp.clip(jax.lax.pmean(buffer, axis_name), low, high)
 
 
 def agree_on(tree: Any, axis_name: str) -> Any:
@@ -130,7 +130,8 @@ def agree_on(tree: Any, axis_name: str) -> Any:
     is_same = jnp.all(node_spread(jnp.stack(digests), axis_name) == 0)
 
     def average(tree: Any) -> Any:
-        return vary(clipped_node_mean(tree, axis_name), axis_name)
+        # Not packed, which would change the types of leaves that a node's devices have alike.
+        return vary(jax.tree.map(lambda leaf: _clipped_mean(leaf, axis_name), tree), axis_name)
 
     return jax.lax.cond(is_same, lambda tree: tree, average, tree)
 
