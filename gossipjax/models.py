@@ -224,7 +224,7 @@ def sum_mass(
     numerator = sum(jnp.sum(leaf, dtype=dtype) for leaf in jax.tree.leaves(mass.x))
     floats = [leaf for leaf in jax.tree.leaves(aux) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in floats], True)
-    here = jnp.arange(axis_size(axis_name)) == jax.lax.axis_index(axis_name)
+    here = jnp.arange(axis_size(axis_name), dtype=jnp.int32) == jax.lax.axis_index(axis_name)
     numbers = [mass.weight, jnp.asarray(numerator), *(here & ~jnp.asarray(is_finite)).astype(dtype)]
     sums = node_sum(jnp.stack(numbers), Wire(axis_name))
     # In integers: a sum of large counts is none that float32 has.

@@ -103,7 +103,7 @@ def test_a_job_trains_with_all_algorithms(tmp_path):
     with started(tmp_path, "--algorithm", *algorithms, *options) as job:
         output, _ = job.communicate(timeout=TIMEOUT)
     assert job.returncode == 0, output
-    assert "3 asynchronous nodes, 43 steps each on average" in output
+    assert "3 asynchronous nodes, 40 steps each on average" in output
     summary, lines = read_run(tmp_path / "out")
     assert [run["algorithm"] for run in summary["runs"]] == algorithms
     asked = 8 * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
