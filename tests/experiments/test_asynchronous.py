@@ -106,7 +106,7 @@ def test_a_job_trains_with_all_algorithms(tmp_path):
     assert "3 asynchronous nodes, 40 steps each on average" in output
     summary, lines = read_run(tmp_path / "out")
     assert [run["algorithm"] for run in summary["runs"]] == algorithms
-    asked = 8 * TRAINING_EXAMPLES // (NODES * BATCH) * NODES
+    asked = 40 * NODES  # 43 steps of 8 epochs, in whole periods of 4
     for run in summary["runs"]:
         assert run["topology"] == ASYNCHRONOUS[run["algorithm"]].topology
         assert run["nodes"] == NODES
