@@ -31,8 +31,8 @@ def dirichlet_split(
       N integer arrays: for each node, the indices of its examples in `labels`.
 
     Raises:
-      ValueError: if `labels` does not have exactly one axis, there are fewer than N `min_size`
-        examples, or NumPy refuses alpha.
+      ValueError: if alpha is not above 0, `labels` does not have exactly one axis, or there are
+        fewer than N `min_size` examples.
 
     References:
       Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
@@ -47,6 +47,8 @@ def dirichlet_split(
     """
     if not isinstance(nodes, int | np.integer):
         raise ValueError(f"nodes must be a number, such as nodes.size, got {nodes!r:.60}.")
+    if not 0 < alpha < np.inf:
+        raise ValueError(f"alpha must be a number above 0, such as 0.1, got {alpha!r}.")
     labels = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(f"labels must be integers [M], got shape {list(labels.shape)}.")

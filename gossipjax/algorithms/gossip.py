@@ -37,7 +37,7 @@ class Node:
         self.step = step
         self.weight = push_sum_weight(state)
         self._state = state  # with the weight after the last exchange
-        self._has_mixed = False
+        self._sent = 0  # values
 
     def mix(self, tree: Any, averages: Any = None) -> Any:
         """Returns `P tree`, the exchange of this step, for any tree of floats.
@@ -46,10 +46,10 @@ class Node:
         values in the units of the model, such as a momentum, as `averages`:
         `x, m = mix(x, averages=m)` gives `P x` and `P (w m) / (P w)`, in one message.
         """
-        if self._has_mixed:
+        if self._sent:
             # XLA would compute the first exchange anew for each peer of the next one, and so on.
             tree, averages = jax.lax.optimization_barrier((tree, averages))
-        self._has_mixed = True
+        self._sent += sum(leaf.size for leaf in jax.tree.leaves((tree, averages)))
         weight = self._state.weight
         weighed = averages if averages is None or weight is None else scale(averages, weight)
         sent = tree if averages is None else (tree, weighed)
@@ -62,10 +62,17 @@ class Node:
     def finish(self, x: Any, result: Any) -> Combined:
         """Checks what `combine` has returned, and makes the new state of it."""
         state = self._state
-        if not self._has_mixed:
+        if not self._sent:
             raise ValueError(
                 "combine of gossip must call node.mix, got no call: it would exchange nothing. "
                 "Without exchange, leave gx.gossip out of the chain."
+            )
+        models = self._state.plan.models
+        sent = self._sent / max(1, sum(leaf.size for leaf in jax.tree.leaves(x)))
+        if isinstance(models, int) and round(sent) != models:
+            raise ValueError(
+                f"models of gossip must be what combine sends by node.mix, {sent:.6g} trees like "
+                f"the parameters, got {models}."
             )
         if self.kept:
             is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
@@ -133,7 +140,8 @@ def gossip(
 
     Raises:
       ValueError: if `keeps` has another rule. When traced, if `combine` never calls `node.mix`,
-        or returns another tree. What `gx.sgp` refuses raises this error, too.
+        returns another tree, or sends another whole number of `models`. What `gx.sgp` refuses
+        raises this error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -45,8 +44,8 @@ class FolderLock:
                 stacklevel=4,
             )
             self.release()
-            with contextlib.suppress(FileExistsError):  # a file, in which there is no lock
-                self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._folder.exists():  # in a file there is no lock
+                self._folder.mkdir(parents=True)
         if problem := self._take(self._folder):
             self.release()
             raise OSError(f"the folder must be of one job at a time, got {self._folder}, {problem}")

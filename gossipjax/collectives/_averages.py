@@ -38,10 +38,12 @@ from gossipjax.wire import (
     Wire,
     concatenate_in_place,
     decode_array,
+    draw_words,
     encode_array,
     encode_pieces,
     fold_in,
     is_narrower,
+    make_seed_key,
     split_by_size,
 )
 
@@ -124,7 +126,7 @@ def agree_on(tree: Any, axis_name: str) -> Any:
     """
     axis_size(axis_name)
     tree = vary(upcast(tree), axis_name)
-    digests = [_digest(leaf, number) for number, leaf in enumerate(jax.tree.leaves(tree))]
+    digests = list(map(_digest, jax.tree.leaves(tree)))
     if not digests:
         return tree
     is_same = jnp.all(node_spread(jnp.stack(digests), axis_name) == 0)
@@ -136,17 +138,12 @@ def agree_on(tree: Any, axis_name: str) -> Any:
     return jax.lax.cond(is_same, lambda tree: tree, average, tree)
 
 
-def _digest(leaf: jax.Array, salt: int) -> jax.Array:
+def _digest(leaf: jax.Array) -> jax.Array:
     """Two numbers of 32 bits that differ, nearly surely, if a bit of the leaf does: `int32[2]`."""
-
-    def mix(x: jax.Array) -> jax.Array:
-        x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
-        return (x ^ (x >> 15)) * np.uint32(0x846CA68B)
-
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-    places = jnp.arange(words.size, dtype=jnp.uint32).reshape(words.shape) + np.uint32(salt)
-    mixed = mix(words ^ mix(places))
-    sums = jnp.stack([jnp.sum(mixed), jnp.sum(mix(mixed))])
+    # Odd factors: no single word that differs can be lost.
+    factors = [draw_words(make_seed_key(seed), 0, words.shape) | np.uint32(1) for seed in (0, 1)]
+    sums = jnp.stack([jnp.sum(words * factor) for factor in factors])
     return jax.lax.bitcast_convert_type(sums, jnp.int32)
 
 

@@ -96,7 +96,16 @@ class _Sharded:
         specs.require(params, inner_axes(self.axis_name))
         with use_specs(specs):
             state = self.tx.init(params)
-        _require_same_copies(specs, params, state)
+        # Of an average of plain gradients, which may be over any axis, the state has no leaves.
+        exchanges = [part for part in find_exchanging(state) if jax.tree.leaves(part)]
+        for part in exchanges:
+            if part.plan.wire.axis_name != self.axis_name:
+                raise ValueError(
+                    "axis_name of sharded must be the axis_name of tx, "
+                    f"{part.plan.wire.axis_name!r}, got {self.axis_name!r}: give both "
+                    "the axis of the nodes."
+                )
+        _require_same_copies(specs, params, exchanges)
         _require_no_optimizer(specs, state)
         return ShardedState(constrain(state, specs, self.axis_name), specs)
 
@@ -133,10 +142,8 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
         )
 
 
-def _require_same_copies(specs: Specs, params: Any, state: Any) -> None:
+def _require_same_copies(specs: Specs, params: Any, exchanges: list[Any]) -> None:
     """Raises `ValueError` if a codec would round copies of a parameter in a node differently."""
-    # Of an average of plain gradients, which may be over any axis, the state has no leaves.
-    exchanges = [part for part in find_exchanging(state) if jax.tree.leaves(part)]
     codec = next((c for part in exchanges if (c := part.plan.wire.codec) is not None), None)
     if codec is None:
         return

@@ -73,8 +73,8 @@ def initialize(
       The number of this process and the number of processes.
 
     Raises:
-      ValueError: if numbers or address are incomplete, malformed or contradict each other, or if a
-        host has more processes than GPUs.
+      ValueError: if numbers or address are incomplete, malformed or contradict each other or an
+        earlier call, or if a host has more processes than GPUs.
       ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing or
         were started twice, or if another process cannot reach the address at which Gloo listens.
         The message names the address and the timeout, the processes, or the line that /etc/hosts
@@ -90,9 +90,14 @@ def initialize(
     heartbeat = seconds_from(heartbeat_timeout, "heartbeat_timeout", HEARTBEAT_SECONDS)
     if _initialized is None and jax.distributed.is_initialized():  # the program did it
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
-    if _initialized is not None:
-        return _initialized
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
+    if _initialized is not None:
+        if requested is not None and requested[0] != _initialized:
+            raise ValueError(
+                f"initialize must get the same numbers at each call, got {requested[0]} after "
+                f"{_initialized}: call it once, at the top of the program."
+            )
+        return _initialized
     if requested is None:
         _initialized = _initialize_detected(timeout, heartbeat)
         return _initialized

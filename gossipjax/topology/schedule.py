@@ -67,6 +67,12 @@ class Schedule:
         segments: Sequence[Segment] | None = None,
         deaths: Mapping[int, int] | None = None,
     ):
+        if not len(rounds) or not all(isinstance(round_, Round) for round_ in rounds):
+            raise ValueError(
+                "rounds must be at least one Round object, and nothing else, got a "
+                f"{type(rounds).__name__}: gx.topology.from_matrices takes matrices, and "
+                "gx.topology.from_graph a graph."
+            )
         sizes = sorted({round_.size for round_ in rounds})
         if len(sizes) > 1:
             raise ValueError(f"rounds must all have the same size, got N = {sizes}.")

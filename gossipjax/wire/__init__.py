@@ -38,6 +38,7 @@ from gossipjax.wire._floats import FloatCodec, bfloat16, float16, float32
 from gossipjax.wire._floats import is_real_float as is_real_float
 from gossipjax.wire._floats import round_to as round_to
 from gossipjax.wire._integers import IntegerCodec, int4, int8
+from gossipjax.wire._integers import draw_words as draw_words
 from gossipjax.wire._low_rank import LowRank, low_rank
 from gossipjax.wire._low_rank import matrix_shape as matrix_shape
 from gossipjax.wire._messages import Wire, WireLike

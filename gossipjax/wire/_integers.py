@@ -98,7 +98,7 @@ class IntegerCodec(Codec):
         inverse = jnp.where(scales > 0, 1 / scales, 0)
         # The digits of a number in [1, 2), between two multiples of the smallest step, so that
         # integers stay what they are.
-        drawn = _noise(key, start, values.shape) >> np.uint32(32 - NOISE_BITS)
+        drawn = draw_words(key, start, values.shape) >> np.uint32(32 - NOISE_BITS)
         digits = (drawn << np.uint32(MANTISSA_BITS - NOISE_BITS)) | HALF_STEP
         noise = jax.lax.bitcast_convert_type(digits | ONE, jnp.float32) - np.float32(1.5)
         scaled = (values * inverse[:, None]).astype(jnp.float32)
@@ -150,7 +150,7 @@ def _find_largest(values: jax.Array) -> jax.Array:
     return largest.max(axis=-1)
 
 
-def _noise(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
+def draw_words(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
     """Returns random words of this shape: a hash of the key and of each index, from `start` on.
 
     The hash takes a tenth of the time of `jax.random.bits`, which on CPU takes longer than the rest

@@ -42,6 +42,7 @@ CALLS: list[Call] = [
     (lambda: T.piecewise({0: RING, 2: T.piecewise({0: RING, 4: ONE_PEER})}), "piecewise itself"),
     (lambda: T.piecewise({0: RING, 2: T.ring(5)}), "size"),
     (lambda: gx.Schedule([Round(np.eye(1)), Round(EYE)]), "same size"),
+    *each(gx.Schedule, "gx.topology.from_matrices takes matrices", EYE, [EYE]),
     *each(T.from_matrices, "[N, N]", EYE[0], np.zeros((1, 2, 3))),
     (lambda: T.from_matrices([[0.2, 0.8], [0.3, 0.7]]), "transpose"),
     (lambda: T.from_matrices([[0.5, 0.5], [0.4, 0.5]]), "got 0.9 for column 0"),
@@ -129,6 +130,10 @@ CALLS += [
         "must call node.mix, got no call",
     ),
     (
+        lambda: update(gx.gossip(RING, lambda x, u, node: node.mix(node.mix(x)), models=1)),
+        "must be what combine sends by node.mix, 2 trees",
+    ),
+    (
         lambda: gx.gossip(RING, lambda x, u, node: (node.mix(x), {}), keeps={"c": "zeros"}),
         "keeps['c'] of gossip",
     ),
@@ -165,6 +170,7 @@ CALLS += [
     (lambda: gx.weighted([1.0, -1.0]), "one number >= 0 for each node"),
     (lambda: gx.weighted([0, 0]), "not all 0"),
     (lambda: gx.dirichlet_split([[0] * 9], 5, 1.0), "shape"),
+    *each(lambda alpha: gx.dirichlet_split(np.zeros(9), 5, alpha), "above 0", 0.0, NAN),
     (lambda: gx.outer(None, SGD, 4), "inner of outer"),
     (lambda: gx.outer(SGD, 0.7, 4), "outer_tx of outer"),
     (lambda: outer(weights=[1, 2, 3, 4], average=RING), "average is 'exact'"),

@@ -92,6 +92,7 @@ CALLS: list[Call] = [
     (lambda: NODES.replicate({"w": "x"}), "must be an array or a number"),
     *each(NODES.put, "leading axis of 4", jnp.ones((3, 2)), 1.0),
     (lambda: launch.mesh(2, fsdp=1000), "must be the number of devices"),
+    (lambda: launch.initialize("127.0.0.1:1", 2, 0), "must get the same numbers at each call"),
     (lambda: launch.mesh(1000), "must be the number of devices"),
     (lambda: gx.sharded(SGP, {"w": "fsdp", "b": None}), "PartitionSpec"),
     (lambda: gx.sharded("sgp", SPECS), "tx of sharded must"),
@@ -106,6 +107,7 @@ CALLS: list[Call] = [
     ),
     (lambda: init({"w": P("fsdp"), "b": P("fsdp")}), "shape [3], evenly"),
     (lambda: init({"w": None, "b": None}), "would each send it"),
+    (lambda: init(SPECS, gx.sgp(RING, axis_name="data")), "axis_name of sharded must be"),
     *each(
         lambda wire: init(SPECS, gx.sgp(RING, wire=wire)),
         "rounded apart",
