@@ -1,6 +1,7 @@
 """The training step: one program per round, and the exchange of OSGP during the gradients."""
 
 import threading
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +137,74 @@ def test_the_exchange_is_traced_here_and_run_on_another_thread(monkeypatch):
     assert set(traced) == {threading.main_thread()}
     assert len(ran) == 9
     assert all(name.startswith("exchange") for name in ran)
+
+
+LAYERS = [{"w": jnp.full((5, 5), 0.1 * i), "b": jnp.ones(5)} for i in range(4)]
+
+
+def loss_of_layers(layers, x, key, scans=False, talks=False):
+    """Jitted functions, a loop inside a layer and a random number all stand in its program."""
+
+    def apply(h, layer):
+        h = jax.jit(jax.nn.tanh)(h @ layer["w"] + layer["b"][None])
+        return jax.lax.fori_loop(0, 2, lambda _, h: h + 0.1 * jnp.sin(h), h), None
+
+    h = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0)
+    if scans:
+        h, _ = jax.lax.scan(apply, h, jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers))
+    else:
+        for layer in layers:
+            h, _ = apply(h, layer)
+    if talks:
+        jax.debug.callback(lambda: None)
+    return jnp.mean(h**2), {"last": h}
+
+
+def train_layers(place, gradients, tx, overlap_in_thread):
+    nodes = PLACEMENTS[place]
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+    layers, opt_state = nodes.init(tx, LAYERS)
+    keys = nodes.replicate(jax.random.key(1), fold_in=True)
+    for step in range(3):
+        x = np.random.default_rng(step).normal(size=(N, 6, 5)).astype(np.float32)
+        layers, opt_state, aux = train_step(step, layers, opt_state, x, keys)
+    return jax.tree.map(np.asarray, (layers, aux)), train_step, opt_state
+
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1, momentum=0.9))
+WHOLE = jax.grad(loss_of_layers, has_aux=True)
+
+
+@pytest.mark.parametrize(
+    ("gradients", "place", "wire", "places_before"),
+    [
+        (WHOLE, "vmap", None, ()),
+        (jax.jit(WHOLE), "mesh", jnp.bfloat16, ()),
+        (jax.grad(partial(loss_of_layers, scans=True), has_aux=True), "vmap", None, None),
+        (jax.grad(partial(loss_of_layers, talks=True), has_aux=True), "vmap", None, None),
+        (lambda *args: jax.lax.pmean(WHOLE(*args), "nodes"), "mesh", None, None),
+        (WHOLE, "vmap", gx.wire.int8(), None),  # the codec's error is of the whole model
+        (WHOLE, "vmap", None, (optax.clip(0.01),)),  # averages what it clips
+    ],
+)
+def test_gradients_travel_in_buckets(gradients, place, wire, places_before, monkeypatch):
+    """One after another in a thread, the last layer's first; what cannot be cut stays whole."""
+    tx = optax.chain(*(places_before or ()), gx.allreduce(wire=wire), OPTIMIZER)
+    expected, *_ = train_layers(place, gradients, tx, False)
+    monkeypatch.setattr("gossipjax.step.buckets.BUCKET_BYTES", 100)
+    sent = []
+    prepare = Program.prepare
+
+    def record(self, *args):
+        sent.append([leaf.shape[1:] for leaf in jax.tree.leaves(args)])
+        return prepare(self, *args)
+
+    monkeypatch.setattr(Program, "prepare", record)
+    actual, train_step, opt_state = train_layers(place, gradients, tx, True)
+    for a, b in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert train_step.overlaps(opt_state) == (places_before == ())
+    assert sent == (3 * len(LAYERS) * [[(5,), (5, 5)]] if places_before == () else [])
 
 
 @pytest.mark.parametrize("end", ["close", "del"])

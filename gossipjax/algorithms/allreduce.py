@@ -109,6 +109,8 @@ def allreduce(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
+        *,
+        received: optax.Updates | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
         del params, extra_args
@@ -126,6 +128,8 @@ def allreduce(
                 )
         old = require_state(state, ErrorFeedback, "allreduce")
         require_plan(plan, old.plan, "allreduce")
+        if received is not None:  # averaged already, in buckets, by another program
+            return received, old
         if not keeps_error:
             return node_mean(updates, axis_name, codec), old
         wanted = add(old.error, updates)

@@ -22,6 +22,7 @@ from gossipjax.exchanges.plan import ExchangePlan, Plan
 from gossipjax.exchanges.state import Exchanging, GossipState
 from gossipjax.exchanges.weighted import WeightedState
 from gossipjax.sharding import shard_specs
+from gossipjax.wire import Wire
 
 LEAF = jax.tree.structure(0)
 # States of optax that prove an optimizer or a momentum. Others are not known: they may watch, count
@@ -210,6 +211,19 @@ def _is_chain(tree: Any) -> bool:
 def _flatten_chain(tree: Any) -> list[Any]:
     parts = tree.values() if isinstance(tree, OrderedDict) else tree
     return [x for part in parts for x in (_flatten_chain(part) if _is_chain(part) else [part])]
+
+
+def wire_of_first_average(opt_state: optax.OptState, axis_name: str) -> Wire | None:
+    """The wire of a `gx.allreduce` that averages over the nodes what a chain is given.
+
+    None if the chain does something else first, or if the average keeps an error, so that leaves
+    cannot be averaged one by one.
+    """
+    chain = _flatten_chain((opt_state,))
+    first = chain[0] if chain else None
+    if not isinstance(first, Exchanging) or first.mixes_models or jax.tree.leaves(first):
+        return None
+    return first.plan.wire if first.plan.wire.axis_name == axis_name else None
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:

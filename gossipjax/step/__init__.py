@@ -2,6 +2,7 @@
 
 - train_step: `TrainStep`, one compiled program per round.
 - beside: an exchange that is a separate program, on a thread.
+- buckets: gradients in several programs, averaged one after another on a thread.
 - offloaded: state that waits in the host's memory until a step needs it.
 - closed: a step that contains its optimizer, `gx.decentralize`.
 - batch_stats: statistics that are not parameters.

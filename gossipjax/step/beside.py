@@ -17,7 +17,20 @@ from gossipjax.nodes.program import Program
 from gossipjax.step.gradients import Gradients
 
 
-class UpdateBeside:
+class Exchanger:
+    """The thread on which an update exchanges, and whether it does."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        # The thread ends with the step that owns it, also if nobody closes it.
+        self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
+        self.is_beside: bool | None = None  # unknown before the first step
+
+    def wait(self) -> None:
+        """Returns when all exchanges that are on their way have arrived."""
+
+
+class UpdateBeside(Exchanger):
     """An update that runs while a thread exchanges.
 
     An exchange starts `plan.lead()` steps before the step that uses it. That step first dispatches
@@ -50,6 +63,7 @@ class UpdateBeside:
         def update_alone(step: int, params: Any, opt_state: Any, grads: Any) -> Any:
             return tx.update(grads, opt_state, params, step=step)
 
+        super().__init__()
         lead = plan.lead(is_static)
         assert lead is not None
         by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
@@ -63,15 +77,12 @@ class UpdateBeside:
         # The calling thread compiles, because JAX's context (x64, matrix precision, mesh) matters
         # then. The other thread, which has no such context, only runs the program.
         self._start = nodes.spmd(start, **by_step)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
-        # The thread ends with the step that owns it, also if nobody closes it.
-        self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
         self._gradients = nodes.spmd(gradients)
         self._update = nodes.spmd(update, donate_argnums=donated, **by_step)
         self._update_alone = nodes.spmd(update_alone, **by_step)
         # Other collectives could overtake, on one process and not on another, an exchange that
-        # takes several steps. Unknown before the first of them.
-        self.is_beside: bool | None = None if lead else True
+        # takes several steps.
+        self.is_beside = None if lead else True
         self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
         self._next_step: int | None = None
 

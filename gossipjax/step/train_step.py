@@ -15,7 +15,7 @@ import optax
 
 from gossipjax import launch, meshes
 from gossipjax.collectives import node_mean
-from gossipjax.exchanges.chain import start_at, step_plan
+from gossipjax.exchanges.chain import start_at, step_plan, wire_of_first_average
 from gossipjax.exchanges.model import apply_updates
 from gossipjax.exchanges.plan import Plan
 from gossipjax.exchanges.transform import require_transform
@@ -26,7 +26,8 @@ from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
 from gossipjax.renamed import renamed
 from gossipjax.step import offloaded
-from gossipjax.step.beside import UpdateBeside
+from gossipjax.step.beside import Exchanger, UpdateBeside
+from gossipjax.step.buckets import UpdateInBuckets
 from gossipjax.step.gradients import Gradients, check_gradients
 from gossipjax.step.mass_check import MassCheck
 from gossipjax.topology.schedule import require_int
@@ -66,13 +67,15 @@ class TrainStep:
     have one device each, an exchange that needs no result of its step becomes a separate program on
     a thread, with the same results up to rounding. `osgp` has such exchanges, and so have
     algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order). The averages
-    of `outer` with a delay are of this kind too, around a chain without other collectives. If a
+    of `outer` with a delay are of this kind too, around a chain without other collectives. If
+    `gx.allreduce` is first in the chain and keeps no error, the gradients are computed by several
+    programs: a thread averages those of the last layers during those of the layers before. If a
     thread runs exchanges, call any other program with collectives by `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as
         `jax.grad(loss, has_aux=True)`. It must not contain collectives if the exchange is a
-        separate program.
+        separate program, except with `gx.allreduce`, whose step then stays one program.
       tx: the optax chain.
       nodes, axis_name: where the nodes run, as in `gx.spmd`.
       local_argnums: arguments of `gradients` that are split over the devices of a node, as in
@@ -322,7 +325,7 @@ class TrainStep:
         thread if the chain contains other collectives.
         """
         update = self._find_programs(opt_state)[1].update
-        return isinstance(update, UpdateBeside) and update.is_beside is not False
+        return isinstance(update, Exchanger) and update.is_beside is not False
 
     def _traces_rounds(self, plan: Plan) -> bool:
         """Whether one program mixes by any round as fast as a program for this round would."""
@@ -368,13 +371,13 @@ class TrainStep:
     def wait(self) -> None:
         """Returns when no exchange is on its way any more."""
         for programs in self._programs.values():
-            if isinstance(programs.update, UpdateBeside):
+            if isinstance(programs.update, Exchanger):
                 programs.update.wait()
 
     def close(self) -> None:
         """Ends the thread of the exchange. The thread also ends with this object."""
         for programs in self._programs.values():
-            if isinstance(programs.update, UpdateBeside):
+            if isinstance(programs.update, Exchanger):
                 programs.update.close()
 
     @functools.cached_property
@@ -391,10 +394,10 @@ class TrainStep:
         """The plan of a chain, and its programs, which are made once."""
         plan = step_plan(opt_state)
         if plan not in self._programs:
-            self._programs[plan] = self._make_programs(plan)
+            self._programs[plan] = self._make_programs(plan, opt_state)
         return plan, self._programs[plan]
 
-    def _make_programs(self, plan: Plan) -> _Programs:
+    def _make_programs(self, plan: Plan, opt_state: optax.OptState) -> _Programs:
         is_static = self._is_static(plan)
         offloads = self._offload_outer and not self._has_thread and bool(plan.fields(0))
         if offloads and not is_static:
@@ -427,9 +430,11 @@ class TrainStep:
             del step  # the program takes its number
             return fused(*arguments)
 
+        arguments = self._gradients, self._tx, self.nodes, self._extra_args
         if is_beside:
-            arguments = self._gradients, self._tx, self.nodes, self._extra_args
             update = UpdateBeside(*arguments, plan, is_static, fused)
+        elif self._has_thread and (wire := wire_of_first_average(opt_state, self.nodes.axis_name)):
+            update = UpdateInBuckets(*arguments, wire, fused)
         elif offloads:
             update = offloaded.OffloadedUpdate(fused, bool(donated))
         return _Programs(update, fused, is_static, offloads, set())

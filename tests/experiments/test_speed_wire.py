@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 import gossipjax as gx
 from experiments.speed.__main__ import main
-from experiments.speed.wire import harness, links, stragglers, timed
+from experiments.speed.wire import harness, links, stragglers
 from experiments.speed.wire.measure import predict_row, summarize_configuration, summarize_row
 from experiments.speed.wire.rows import WireOptions, average_at_center, build_rows, make_row
 from experiments.speed.wire.stragglers import (
@@ -44,7 +44,7 @@ def list_rows(algorithms, wires, nodes, **options):
 
 
 def test_codecs_that_some_rows_do_not_have():
-    names = ["sgp", "allreduce-buckets", "centralized", "async-sgp", "choco"]
+    names = ["sgp", "centralized", "async-sgp", "choco"]
     rows, left_out = list_rows(names, ["top_k", "int8"], 4)
     assert [row.name for row in rows] == [
         "sgp, int8 wire",
@@ -52,7 +52,7 @@ def test_codecs_that_some_rows_do_not_have():
         "choco, top_k wire",
         "choco, int8 wire",
     ]
-    assert "must be float32 or bfloat16, got int8" in left_out["allreduce-buckets, int8 wire"]
+    assert "must be float32 or bfloat16, got int8" in left_out["centralized, int8 wire"]
 
 
 def test_every_algorithm_has_a_row():
@@ -184,7 +184,7 @@ def test_a_network_is_removed_at_the_end():
     assert os.getpid() not in links.list_created()
 
 
-MEASURED = ("allreduce-buckets", "1-osgp", "async-sgp")
+MEASURED = ("allreduce", "1-osgp", "async-sgp")
 
 
 def test_measures(tmp_path, capsys):
@@ -209,25 +209,6 @@ def test_measures(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["wire", *TINY, "--out", str(out)])
     assert re.search(r"error: .* holds another run", capsys.readouterr().err)
-
-
-def test_buckets_are_all_reduce():
-    """One step from the same parameters, and all of them in order."""
-    wire = "bfloat16"
-    nodes = gx.Nodes(mesh=Mesh(np.array(jax.devices()[:2]), ("nodes",)))
-    in_buckets, at_once = (timed.CalibratedModel(nodes, 0.01) for _ in range(2))
-    for trained in (in_buckets, at_once):
-        trained.draw_batch(3)
-    start = jax.tree.map(np.asarray, at_once.params)
-    method = make_row("allreduce", wire, 2)
-    timed.BucketTrainer(in_buckets, wire).run_step(0)
-    timed.RowTrainer(at_once, method.transform).run_step(0)
-    for a, b, c in zip(
-        *map(jax.tree.leaves, (in_buckets.params, at_once.params, start)), strict=True
-    ):
-        np.testing.assert_allclose(a - c, b - c, atol=1e-6)
-        np.testing.assert_array_equal(a[0], a[1])
-        assert np.abs(a - c).max() > 1e-5
 
 
 def test_the_center_averages():

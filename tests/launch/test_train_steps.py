@@ -70,6 +70,33 @@ if processes.is_main_process():
     print("many steps")
 """
 
+BUCKETS = """
+# The gradients of a layer are averaged while those of the layers before it are computed.
+import gossipjax.step.buckets
+gossipjax.step.buckets.BUCKET_BYTES = 100
+
+def train_layers(nodes, batches):
+    def loss(layers, x):
+        for layer in layers:
+            x = jnp.tanh(x @ layer)
+        return jnp.mean(x**2), x
+    tx = optax.chain(gx.allreduce(), optax.adam(0.01))
+    train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
+    layers, opt_state = nodes.init(tx, [jnp.eye(8) for _ in range(6)])
+    for step in range(100):
+        layers, opt_state, _ = train_step(step, layers, opt_state, batches)
+    return nodes.one(layers), train_step.overlaps(opt_state)
+
+batches = np.random.default_rng(0).normal(size=(2, 4, 8)).astype(np.float32)
+layers, overlaps = train_layers(nodes, batches[list(nodes.local)])
+assert overlaps
+expected, _ = train_layers(gx.Nodes(2), batches)
+if processes.is_main_process():
+    for a, b in zip(layers, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    print("gradients in buckets")
+"""
+
 STREAMING = """
 def stream(nodes, overlap_in_thread, first=0, state=None, inner=optax.identity()):
     tx = gx.outer(

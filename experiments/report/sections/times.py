@@ -59,7 +59,7 @@ SLOW = "times-200mbit"
 LOOPBACK = "times-loopback"
 STEP_BOUND = 0.1
 FAST_ROWS = (
-    *(ALL_REDUCE, "allreduce-buckets", "centralized", "dpsgd@ring", "dpsgd@bipartite_exponential"),
+    *(ALL_REDUCE, "centralized", "dpsgd@ring", "dpsgd@bipartite_exponential"),
     *("sgp", "sgp@two_peer_exponential", "sgp-cwa", "1-osgp", "2-osgp", "async-sgp"),
     "async-adpsgd",
 )

@@ -25,7 +25,6 @@ from experiments.speed.wire import links
 from experiments.speed.wire.harness import make_display, measure_on_hosts, require_memory
 from experiments.speed.wire.report import report_rows
 from experiments.speed.wire.rows import (
-    BUCKETS,
     CENTRALIZED,
     Computation,
     Row,
@@ -253,7 +252,7 @@ def predict_row(
     if copied and packing_seconds:
         network = dataclasses.replace(network, host_copy=copied / packing_seconds)
     alone = predict_step(method, workload, network, hosts)
-    if not row.overlaps or row.algorithm == BUCKETS:  # which begin later, and end alone
+    if not row.overlaps or row.is_in_buckets:  # whose messages begin later, and end alone
         return alone.seconds
     # Beside computation streams are slower, and half of the cores are left for the packing.
     goodput = configuration["goodput_busy_hosts"]

@@ -29,12 +29,10 @@ from experiments.training.methods import (
 from gossipjax.cost_model import Method, Workload, from_transform
 
 # Rows of this measurement only, beside those of `experiments.training.methods`.
-BUCKETS = "allreduce-buckets"
 CENTRALIZED = "centralized"
 NEVER_WAIT = ("async-sgp", "async-adpsgd")
 DEFAULT_ALGORITHMS = (
     "allreduce",
-    BUCKETS,
     CENTRALIZED,
     "dpsgd@ring",
     "dpsgd@bipartite_exponential",
@@ -49,7 +47,6 @@ DEFAULT_ALGORITHMS = (
 )
 FLOATS: tuple[WireName, ...] = ("float32", "bfloat16")
 WIRES: dict[str, tuple[WireName, ...]] = {
-    BUCKETS: FLOATS,  # keep no state
     CENTRALIZED: FLOATS,
     **dict.fromkeys(NEVER_WAIT, FLOATS[:1]),
     "async-sgp": DENSE,
@@ -59,15 +56,14 @@ WIRES: dict[str, tuple[WireName, ...]] = {
 Computation = Literal["computed", "slept"]
 
 LAYERS = 8  # of the model
-BUCKET_LAYERS = 2  # 5 MB of the default model
 LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
 MIN_HOSTS = 2
 MAX_HOSTS = 64
 MIN_MEGABYTES = 0.001
 MIN_ITERATIONS = 10
 HELP = (
-    f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean), "
-    f"{BUCKETS} (beside the backward pass) and, of asynchronous nodes, {', '.join(NEVER_WAIT)}."
+    f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean) "
+    f"and, of asynchronous nodes, {', '.join(NEVER_WAIT)}."
 )
 
 
@@ -136,6 +132,11 @@ class Row(NamedTuple):
         return any(exchange.overlap or exchange.layers for exchange in self.method.exchanges)
 
     @property
+    def is_in_buckets(self) -> bool:
+        """Whether the exchange begins with the first gradients, in the middle of a computation."""
+        return any(exchange.layers for exchange in self.method.exchanges)
+
+    @property
     def gathers(self) -> bool:
         """Whether all nodes send sparse messages to all others, as no all-reduce can sum them."""
         return any(exchange.gathers for exchange in self.method.exchanges)
@@ -155,7 +156,7 @@ class Row(NamedTuple):
 
         Only the messages, without headers. Asynchronous nodes send less where their link is busy.
         """
-        if self.algorithm in (BUCKETS, *NEVER_WAIT):  # which exchange by no transform
+        if self.algorithm in NEVER_WAIT:  # which exchange by no transform
             workload = Workload(parameters, compute_seconds=0)
             (exchange,) = self.method.exchanges
             return exchange.count_sent_bytes(step, workload, self.nodes)
@@ -195,10 +196,6 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
         method = from_transform(early, algorithm, awaits="nobody")
         transform = optax.identity()
         topology = ASYNCHRONOUS[algorithm].topology
-    elif algorithm == BUCKETS:
-        average = gx.allreduce(wire=codec)
-        method = from_transform(average, algorithm, layers=LAYERS // BUCKET_LAYERS)
-        transform = optax.identity()  # see `BucketTrainer`
     else:
         row = parse_name(algorithm).row
         if row not in ALGORITHMS:
@@ -210,7 +207,9 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
         made = make_method(algorithm, MethodOptions(nodes, steps, wire=wire), sgd)
         transform = made.transform
         topology = made.topology
-        method = from_transform(transform, algorithm)
+        # A train step averages the gradients of each layer while it computes those before it.
+        is_in_buckets = algorithm == "allreduce" and wire in FLOATS
+        method = from_transform(transform, algorithm, layers=LAYERS if is_in_buckets else 0)
     params = [jax.ShapeDtypeStruct((1,), jnp.float32)]
     transform = optax.with_extra_args_support(transform)
     opt_state = jax.eval_shape(transform.init, params)
