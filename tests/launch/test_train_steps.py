@@ -236,10 +236,12 @@ def test_two_processes(tmp_path):
 
     Several nodes of a process train as without processes.
     """
-    output = run_parts(1, tmp_path, COUNT_GATHERS, SEVERAL_PER_PROCESS, MANY_STEPS, STREAMING)
+    parts = (COUNT_GATHERS, SEVERAL_PER_PROCESS, MANY_STEPS, BUCKETS, STREAMING)
+    output = run_parts(1, tmp_path, *parts)
     assert output.count("no gather") == 2
     assert output.count("several per process") == 2
     assert output.count("many steps") == 1
+    assert output.count("gradients in buckets") == 1
     assert output.count("averages beside the steps") == 1
 
 
