@@ -76,7 +76,7 @@ class Participant:
             return "compiles"
         if ending.is_leaving:
             return "leaves"
-        if ending.is_ended or ending.is_finished > ending.is_averaging:
+        if ending.is_ended or (ending.is_finished and not ending.is_averaging):
             return "has ended its steps"
         if ending.is_finished:
             first, *others = ending.explain_missing() or ["the others"]

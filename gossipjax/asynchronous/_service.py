@@ -183,7 +183,7 @@ class Service:
     ) -> Message | None:
         """Returns the message in these frames, or in the pieces of which they are the last."""
         with self._survive():
-            if bytes(frames[0]) == LOOK:
+            if bytes(frames[0][:2]) == LOOK:
                 with self.lock:
                     report = self._node.report()
                 report["node"]["sent_bytes"] = self._sockets.sent

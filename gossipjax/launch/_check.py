@@ -130,19 +130,23 @@ def listen(address: str) -> str:
     while True:
         connection, (other, *_) = server.accept()
         with connection, contextlib.suppress(OSError, ValueError, TypeError):
-            end = End(connection)
-            nonce = secrets.token_hex()
-            end.say(nonce)
-            is_same = hmac.compare_digest(end.hear(), prove(nonce))
-            end.say(is_same)
-            for _ in range(PINGS * is_same):
-                end.hear()
-                end.say(time.time())
-            if is_same:
-                end.say(end.receive())
-                end.send()
-                end.say(end.describe())
-                print(f"checked from {other}", flush=True)
+            answer(End(connection))
+            print(f"asked from {other}", flush=True)
+
+
+def answer(end: End) -> None:
+    """Answers one check."""
+    nonce = secrets.token_hex()
+    end.say(nonce)
+    is_same = hmac.compare_digest(end.hear(), prove(nonce))
+    end.say(is_same)
+    if is_same:
+        for _ in range(PINGS):
+            end.hear()
+            end.say(time.time())
+        end.say(end.receive())
+        end.send()
+        end.say(end.describe())
 
 
 def check(address: str) -> str | None:

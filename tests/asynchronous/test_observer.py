@@ -26,6 +26,10 @@ def join(address=None, **options):
     return ga.join(optax.sgd(0.1), jnp.zeros(3), address=address, **arguments)
 
 
+def list_doing(rows):
+    return [rows[place]["doing"] for place in sorted(rows)]
+
+
 def look_until(observer, is_seen):
     for _ in range(100):
         rows = {row["place"]: row for row in observer.look(0.1)}
@@ -98,12 +102,9 @@ def test_what_a_node_waits_for():
 def test_who_is_not_answered_is_told_why(address, status, told, capsys, monkeypatch):
     monkeypatch.delenv("GOSSIPJAX_SECRET", raising=False)
     node = join()
-    try:
-        assert main([address.format(node=node.address)]) == status
-    except SystemExit as error:
-        assert error.code == status
-    finally:
-        node.leave()
+    with node, pytest.raises(SystemExit) as error:
+        sys.exit(main([address.format(node=node.address)]))
+    assert error.value.code == status
     assert told in capsys.readouterr().err
 
 
