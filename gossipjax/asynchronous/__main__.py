@@ -15,8 +15,8 @@ from gossipjax.asynchronous._settings import may_connect
 
 ANSWER_SECONDS = 5.0
 EVERY_SECONDS = 1.0
-COLUMNS = ("place", "address", "steps", "steps_per_second", "weight", "heard_ago")
-COLUMNS += ("sent_bytes", "received_bytes", "doing")
+# The rate is of steps a second, `heard` is seconds ago, and bytes are sent and received.
+COLUMNS = ("place", "address", "steps", "rate", "weight", "heard", "sent", "received", "doing")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,9 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"GOSSIPJAX_SECRET must be that of the node at {options.address}, got none")
     from gossipjax.asynchronous._observer import Observer  # which needs pyzmq
 
-    observer = Observer(options.address, secret)
     end = time.monotonic() + ANSWER_SECONDS
-    with contextlib.suppress(KeyboardInterrupt):
+    opened = contextlib.closing(Observer(options.address, secret))
+    with opened as observer, contextlib.suppress(KeyboardInterrupt):
         while not (rows := observer.look(EVERY_SECONDS)):
             if time.monotonic() > end:
                 print(f"gossipjax: {observer.explain_silence()}", file=sys.stderr)
@@ -57,8 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Shows a table, by rich if that is installed; what is not known of a node is a dash."""
-    lines = [[name.replace("_", " ") for name in COLUMNS]]
-    lines += [[make_cell(value) for value in row.values()] for row in rows]
+    lines = [[*COLUMNS], *([make_cell(value) for value in row.values()] for row in rows)]
     try:
         from rich.console import Console
         from rich.table import Table

@@ -25,6 +25,7 @@ class Observer:
 
     def __init__(self, address: str, secret: str | None):
         self._sockets = Sockets("127.0.0.1:0", secret, PATIENCE)
+        self.close = self._sockets.close
         self._address = address
         self._nodes: dict[int, dict[str, Any]] = {}  # by place
         self._over: dict[str, str] = {}  # life -> how it ended
@@ -52,7 +53,7 @@ class Observer:
         self._note(report["node"] | {"heard": now, "answered": now})
         self._over |= report["over"]
         for other in report["others"]:
-            heard = now - other.pop("heard_ago")
+            heard = now - other.pop("ago")
             is_newer = heard > self._nodes.get(other["place"], {"heard": 0.0})["heard"]
             if is_newer and other["life"] not in self._over:
                 self._note(other | {"heard": heard})
@@ -68,15 +69,13 @@ class Observer:
     def _make_row(self, node: dict[str, Any]) -> dict[str, Any]:
         now = time.monotonic()
         ago = now - node["heard"]
-        row = node | {"heard_ago": ago}
         (since, before), (until, after) = node["counts"][0], node["counts"][-1]
-        if until > since:
-            row["steps_per_second"] = (after - before) / (until - since)
-        if now - node.get("answered", 0.0) > SILENT_SECONDS:
-            reason = "is heard by others, but not here" if ago < SILENT_SECONDS else "is silent"
-            row |= {"weight": None, "steps_per_second": None}
-            row |= {"doing": self._over.get(node["life"], reason)}
-        return row
+        rate = (after - before) / (until - since) if until > since else None
+        if now - node.get("answered", 0.0) <= SILENT_SECONDS:
+            return node | {"heard": ago, "rate": rate}
+        reason = "is heard by others, but not here" if ago <= SILENT_SECONDS else "is silent"
+        doing = self._over.get(node["life"], reason)
+        return node | {"heard": ago, "rate": None, "weight": None, "doing": doing}
 
     def explain_silence(self) -> str:
         """Says why no node has answered."""

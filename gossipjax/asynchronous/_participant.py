@@ -93,11 +93,11 @@ class Participant:
         members = self.members
         said: dict[str, Any] = {"steps": members.own_steps, "doing": self.describe()}
         said["weight"] = self._holder.total.weight
-        over = {life: f"declared dead by {who.place}" for life, (who, _) in members.deaths.items()}
+        over = {life: f"dead to node {who.place}" for life, (who, _) in members.deaths.items()}
         others = [
             peer.identity._asdict()
             | {"steps": members.steps.get(peer.identity.place, 0)}
-            | {"heard_ago": members.now - peer.heard}
+            | {"ago": members.now - peer.heard}
             for peer in members.peers.values()
         ]
         over |= dict.fromkeys(members.left, "has left")

@@ -186,8 +186,8 @@ class Service:
             if bytes(frames[0][:2]) == LOOK:
                 with self.lock:
                     report = self._node.report()
-                report["node"]["sent_bytes"] = self._sockets.sent
-                report["node"]["received_bytes"] = self._sockets.received
+                report["node"]["sent"] = self._sockets.sent
+                report["node"]["received"] = self._sockets.received
                 self._sockets.answer(bytes(route), json.dumps(report).encode())
                 return None
             piece = self._transfers.receive(frames, now)

@@ -10,11 +10,11 @@ import optax
 import pytest
 
 import gossipjax.asynchronous as ga
-from gossipjax.asynchronous.__main__ import main, show
+from gossipjax.asynchronous.__main__ import COLUMNS, main, show
 from gossipjax.asynchronous._observer import Observer
 
 SECRET = "a secret that is long"
-ROW = {"place": 0, "address": "[::1]:5000", "steps": 2400, "steps_per_second": None}
+ROW = dict.fromkeys(COLUMNS) | {"place": 0, "address": "[::1]:5000", "steps": 2400, "heard": 0.25}
 
 
 def gradients(params, target):
@@ -54,12 +54,12 @@ def test_a_job_of_which_a_node_leaves_and_one_dies():
             assert row["steps"] == 5
             assert row["address"] == nodes[place].address
             assert 0 < row["weight"] < 1
-            assert row["received_bytes"] > 0
-            assert row["sent_bytes"] > nodes[place].statistics.sent_bytes > 0
+            assert row["received"] > 0
+            assert row["sent"] > nodes[place].statistics.sent_bytes > 0
         assert [node.members for node in nodes] == [[0, 1, 2]] * 3  # the observer is none
         nodes[1].leave()
         nodes[2]._service.close()  # without a word
-        rows = look_until(observer, lambda rows: rows[2]["doing"].startswith("declared dead"))
+        rows = look_until(observer, lambda rows: rows[2]["doing"].startswith("dead to node 0"))
         assert rows[1]["doing"] == "has left"
         assert rows[0]["doing"] in (
             "trains",
@@ -68,6 +68,7 @@ def test_a_job_of_which_a_node_leaves_and_one_dies():
         )
         assert rows[2]["weight"] is None
     finally:
+        observer.close()
         for node in nodes[:2]:
             node.leave()
 
@@ -121,9 +122,10 @@ def test_lines_for_a_log():
 
 @pytest.mark.parametrize("has_rich", [True, False])
 def test_the_table(has_rich, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")  # of the terminal, for rich
     if not has_rich:
         monkeypatch.setitem(sys.modules, "rich.console", None)
     show([ROW | {"doing": "is silent"}])
     text = capsys.readouterr().out
     assert ("│" in text) == has_rich
-    assert all(part in text for part in ("[::1]:5000", "2,400", "-", "is silent"))
+    assert all(part in text for part in ("[::1]:5000", "2,400", "0.25", "-", "is silent"))
