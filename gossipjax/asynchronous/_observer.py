@@ -69,7 +69,8 @@ class Observer:
     def _make_row(self, node: dict[str, Any]) -> dict[str, Any]:
         now = time.monotonic()
         ago = now - node["heard"]
-        (since, before), (until, after) = node["counts"][0], node["counts"][-1]
+        since, before = node["counts"][0]
+        until, after = node["counts"][-1]
         rate = (after - before) / (until - since) if until > since else None
         if now - node.get("answered", 0.0) <= SILENT_SECONDS:
             return node | {"heard": ago, "rate": rate}
