@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import gossipjax.asynchronous as ga
+from gossipjax.asynchronous import _service
 from gossipjax.asynchronous.__main__ import COLUMNS, main, show
 from gossipjax.asynchronous._observer import Observer
 
@@ -73,22 +74,32 @@ def test_a_job_of_which_a_node_leaves_and_one_dies():
             node.leave()
 
 
-def test_what_a_node_waits_for():
+def test_what_a_node_waits_for(monkeypatch, capsys):
+    monkeypatch.setattr(_service, "NOTICE_SECONDS", 0.1)
     founder = join()
     other = join(founder.address, place=1)
+    seen = []
+
+    def traced(params, target):
+        seen.append(other._participant.describe())
+        return gradients(params, target)
+
     try:
         assert founder._participant.describe() == "trains"
-        other.step(gradients, 1.0)
+        other.step(traced, 1.0)
+        assert {*seen} == {"compiles"}
         with pytest.raises(TimeoutError):
-            founder.average(timeout=0.5)
-        waits = founder._participant.describe()
-        assert waits.startswith("waits in average() for place 1: still trains, at step 1")
+            founder.average(timeout=1.0)
+        waits = "waits in average() for place 1: still trains, at step 1"
+        assert founder._participant.describe().startswith(waits)
     finally:
         other.leave()
         founder.leave()
-    alone = join("127.0.0.1:1")
-    assert alone._participant.describe().startswith("waits for a model")
-    alone.leave()
+    with join("127.0.0.1:1", place=2) as alone, pytest.raises(TimeoutError):
+        alone.wait_for_mass(1.0)
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if line.startswith(f"gossipjax: node 0 {waits}")]
+    assert [line for line in told if line.startswith("gossipjax: node 2 waits for a model")]
 
 
 @pytest.mark.parametrize(
