@@ -32,6 +32,7 @@ def list_doing(rows):
 
 
 def look_until(observer, is_seen):
+    rows = {}
     for _ in range(100):
         rows = {row["place"]: row for row in observer.look(0.1)}
         if is_seen(rows):
@@ -125,7 +126,7 @@ def test_lines_for_a_log():
     command = [sys.executable, "-m", "gossipjax.asynchronous", "--json", node.address]
     variables = {**os.environ, "GOSSIPJAX_SECRET": SECRET}
     with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as process:
-        line = json.loads(process.stdout.readline())
+        line = json.loads(process.stdout.readline() if process.stdout else "")
         process.kill()
     assert (line["place"], line["address"], line["weight"]) == (0, node.address, 1.0)
     node.leave()
