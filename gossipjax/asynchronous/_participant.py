@@ -93,7 +93,7 @@ class Participant:
         members = self.members
         said: dict[str, Any] = {"steps": members.own_steps, "doing": self.describe()}
         said["weight"] = self._holder.total.weight
-        over = {life: f"dead to node {who.place}" for life, (who, _) in members.deaths.items()}
+        over = {life: f"dead to {who.place}" for life, (who, _) in members.deaths.items()}
         others = [
             peer.identity._asdict()
             | {"steps": members.steps.get(peer.identity.place, 0)}

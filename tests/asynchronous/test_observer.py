@@ -61,7 +61,7 @@ def test_a_job_of_which_a_node_leaves_and_one_dies():
         assert [node.members for node in nodes] == [[0, 1, 2]] * 3  # the observer is none
         nodes[1].leave()
         nodes[2]._service.close()  # without a word
-        rows = look_until(observer, lambda rows: rows[2]["doing"].startswith("dead to node 0"))
+        rows = look_until(observer, lambda rows: rows[2]["doing"].startswith("dead to 0"))
         assert rows[1]["doing"] == "has left"
         assert rows[0]["doing"] in (
             "trains",
