@@ -84,7 +84,9 @@ class Participant:
         if self.founding.wants_mass:
             givers = sorted(one.place for one in members.list_members())
             heard = sorted(peer.identity.place for peer in members.peers.values())
-            return f"waits for a model: nodes {givers} have one, and nodes {heard} are heard"
+            if givers:
+                return f"waits for a model of one of nodes {givers}"
+            return f"waits for a model: hears {f'{heard}, which have none' if heard else 'nobody'}"
         idle = members.now - members.stepped.get(members.identity.place, members.now)
         return "trains" if idle < members.patience else f"has made no step for {idle:.0f} s"
 
