@@ -134,6 +134,8 @@ gossipjax/launch/_stall.py | launch/test_stall.py -k who_is_stuck | the first is
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | updates are not scaled by the weight | p = tuple(jnp.asarray(w, b.dtype) * b for b in moved) => p = moved
 gossipjax/asynchronous/_model.py | asynchronous/test_replay.py -k of_the_oracle | the outer momentum is heavy ball, not Nesterov's | b - outer.momentum * a for => b * 0 - a for
 experiments/training/delays.py | asynchronous/test_delays.py | delays count steps, not rounds | others // len(places) => others
+gossipjax/launch/_check.py | launch/test_check.py -k a_secret | strangers are told all | is_same = hmac.compare_digest(end.hear(), prove(nonce)) => is_same = bool(end.hear())
+gossipjax/asynchronous/_observer.py | asynchronous/test_observer.py -k one_dies | the dead look alive | if now - node.get("answered", 0.0) <= SILENT_SECONDS: => if True:
 gossipjax/asynchronous/_settings.py | asynchronous/test_strangers.py -k bad_arguments | open to the world without a secret | if not may_connect(value, self.secret): => if False:
 gossipjax/asynchronous/_sockets.py | asynchronous/test_strangers.py -k nothing_is_sent | strangers say where it connects | if not may_connect(address, self._secret): => if False:
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k mass_is_kept | a share is counted twice | peer.applied = message.number => pass

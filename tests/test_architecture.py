@@ -59,7 +59,7 @@ ALLOWED_PACKAGES = {
     "topology": {"cvxpy", "numpy"},
     "dirichlet.py": {"numpy"},
     "checkpoint": {"etils", "fsspec", "jax", "numpy", "optax", "orbax"},
-    "asynchronous": {"jax", "numpy", "optax", "zmq"},
+    "asynchronous": {"jax", "numpy", "optax", "rich", "zmq"},
     "launch": {"jax", "numpy"},
 }
 PUBLIC_MODULES = {module.__name__ for module in PUBLIC}
@@ -275,6 +275,7 @@ SOCKETS = {"socket", "zmq", "http", "socketserver", "urllib", "requests"}
 USE_SOCKETS = {
     "gossipjax/asynchronous/_sockets.py",
     "gossipjax/checkpoint/_lock.py",  # the name of this machine
+    "gossipjax/launch/_check.py",
     "gossipjax/launch/_hello.py",
     "gossipjax/launch/_job.py",  # free ports
     "gossipjax/launch/_process_info.py",  # the address of this machine

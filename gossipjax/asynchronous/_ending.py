@@ -26,6 +26,7 @@ class Ending:
         self.is_cut_off = False  # whether final masses did not arrive, here or at the others
         self.is_finished = False  # whether it makes no more steps and sends no more shares
         self.is_leaving = False
+        self.is_averaging = False  # whether the program waits in `Node.average`
         self.said_goodbye = False
         self._members = members
         self._post = post

@@ -128,6 +128,7 @@ class Membership:
         """Counts a local step."""
         self.clock += 1
         self.steps[self.identity.place] += 1
+        self.stepped[self.identity.place] = self.now
 
     def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
         """Notes that a life has sent a piece of a message, or has acknowledged one."""

@@ -113,7 +113,6 @@ class Node:
             self._participant.founding.bring(estate, **saved)
         self._is_open = True
         self._in_block = False
-        self._is_over = False
         self._warned = 0  # number of notes of which it has warned
         self._service.start(self._participant, self._journal.has_written)
 
@@ -213,7 +212,7 @@ class Node:
         for text in list(self._participant.members.notes.values())[self._warned :]:
             self._warned += 1
             warnings.warn(text, stacklevel=2)
-        self._participant.ending.is_finished = self._is_over
+        self._participant.ending.is_finished = self._participant.ending.is_averaging
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
         result = self._update(gradients, mass.x, mass.w, moved, self.opt_state, *inputs)
@@ -302,6 +301,7 @@ class Node:
                 stacklevel=3,
             )
         launch.advance(slow=True)
+        self._participant.is_compiling = True
         with self._service.lock:
             mass = self._holding.merge()
         state = (mass.x, mass.w or 1.0, self._moved, self.opt_state)
@@ -313,6 +313,7 @@ class Node:
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
             advance.lower(mass.x, arrays, moved, 1.0, self._outer, wires, key).compile()
         add.lower(mass.x, arrived).compile()
+        self._participant.is_compiling = False
 
     def wait_for_members(self, count: int, timeout: float) -> bool:
         """Waits until `count` nodes have called `wait_for_members`, or a node makes steps.
@@ -414,7 +415,7 @@ class Node:
         ending = self._participant.ending
         with self._service.lock:
             self._finish()
-            self._is_over = True
+            ending.is_averaging = True
             ending.finish()
         self._service.wake()
 

@@ -42,6 +42,7 @@ class Participant:
         self.founding = Founding(settings, self.members, holder, journal)
         self.ending = Ending(self.members, self.post, holder)
         self.is_ready = False  # to begin
+        self.is_compiling = False
         self._holder = holder
         self._new_life = new_life
         self._journal = journal
@@ -66,6 +67,43 @@ class Participant:
         views = [peer.view for peer in peers if peer.view.is_ready]
         has_begun = any(self.members.steps.get(peer.identity.place) for peer in peers)
         return has_begun or min([len(views), *(len(view.members) for view in views)]) + 1 >= count
+
+    def describe(self) -> str:
+        """Says what this node does, or what it waits for."""
+        ending = self.ending
+        members = self.members
+        if self.is_compiling:
+            return "compiles"
+        if ending.is_leaving:
+            return "leaves"
+        if ending.is_ended or (ending.is_finished and not ending.is_averaging):
+            return "has ended its steps"
+        if ending.is_finished:
+            first, *others = ending.explain_missing() or ["the others"]
+            return f"waits in average() for {first}" + f" and {len(others)} more" * bool(others)
+        if self.founding.wants_mass:
+            givers = sorted(one.place for one in members.list_members())
+            heard = sorted(peer.identity.place for peer in members.peers.values())
+            if givers:
+                return f"waits for a model of one of nodes {givers}"
+            return f"waits for a model: hears {f'{heard}, which have none' if heard else 'nobody'}"
+        idle = members.now - members.stepped.get(members.identity.place, members.now)
+        return "trains" if idle < members.patience else f"has made no step for {idle:.0f} s"
+
+    def report(self) -> dict[str, Any]:
+        """Says for an observer what this node does and holds, and what it knows of others."""
+        members = self.members
+        said: dict[str, Any] = {"steps": members.own_steps, "doing": self.describe()}
+        said["weight"] = self._holder.total.weight
+        over = {life: f"dead to {who.place}" for life, (who, _) in members.deaths.items()}
+        others = [
+            peer.identity._asdict()
+            | {"steps": members.steps.get(peer.identity.place, 0)}
+            | {"ago": members.now - peer.heard}
+            for peer in members.peers.values()
+        ]
+        over |= dict.fromkeys(members.left, "has left")
+        return {"node": members.identity._asdict() | said, "others": others, "over": over}
 
     def choose(self, choose: Choose, turn: int) -> Identity | None:
         """Returns the node to which an algorithm sends at a turn, among those that it reaches."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +24,7 @@ from gossipjax.asynchronous._messages import (
     encode,
 )
 from gossipjax.asynchronous._participant import Participant
-from gossipjax.asynchronous._settings import Settings, may_connect
+from gossipjax.asynchronous._settings import COMPARE, Settings, may_connect
 from gossipjax.asynchronous._transfer import FIRST_PIECE, PROGRESS, Transfers
 
 MAX_ANSWER_BYTES = 4000
@@ -32,11 +34,10 @@ PACKET = 1000  # bytes that fit into a packet on all networks
 UNREACHED = "but cannot reach it at"
 LINGER_SECONDS = 0.2  # time to send the rest when a node leaves
 MAX_SHOWN = 8  # nodes that an error names
+LOOK = b"?"  # with which an observer asks a node what it knows
+NOTICE_SECONDS = 5.0  # after this wait a line says so
+REPEAT_SECONDS = 60.0
 FIT = "Give all nodes of the job the same"
-COMPARE = (
-    "Compare GOSSIPJAX_SECRET, or secret=, on both machines: `echo $GOSSIPJAX_SECRET | sha256sum` "
-    "must print the same"
-)
 OPEN = "Open its port to the others, and let it listen at an address by which they reach it"
 LARGE = "If the path loses large packets, lower the MTU of both machines"
 WAYS_OUT = (FIT, COMPARE, OPEN, LARGE)  # the first that helps is shown
@@ -69,6 +70,8 @@ class Service:
         self._settings = settings
         self._job = job
         self._interval = patience / TICKS
+        self._doing = ""  # what the node waits for
+        self._notice = 0.0  # when a line says so
         self._is_closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
@@ -129,6 +132,7 @@ class Service:
                 with self._survive():
                     node.receive(message, now)
             node.tick(now)
+            self._tell(node.describe(), now)
             for peer in node.members.peers.values() if self.one_way else ():
                 self.one_way.pop(peer.identity.address, None)
             outbox = node.post.outbox
@@ -154,6 +158,16 @@ class Service:
                 self._send(address, message, now)
         self._transfers.tick(now)
 
+    def _tell(self, doing: str, now: float) -> None:
+        """Says in a line what the node waits for, if it takes long."""
+        reason = doing.split(":")[0]
+        if reason != self._doing:
+            self._doing = reason
+            self._notice = now + NOTICE_SECONDS
+        elif now >= self._notice and reason.startswith(("compiles", "waits")):
+            self._notice = now + REPEAT_SECONDS
+            print(f"gossipjax: node {self._settings.place} {doing}", file=sys.stderr, flush=True)
+
     @contextlib.contextmanager
     def _survive(self) -> Iterator[None]:
         """Counts an error that one message raises, so that the node goes on."""
@@ -169,6 +183,13 @@ class Service:
     ) -> Message | None:
         """Returns the message in these frames, or in the pieces of which they are the last."""
         with self._survive():
+            if bytes(frames[0][:2]) == LOOK:
+                with self.lock:
+                    report = self._node.report()
+                report["node"]["sent"] = self._sockets.sent
+                report["node"]["received"] = self._sockets.received
+                self._sockets.answer(bytes(route), json.dumps(report).encode())
+                return None
             piece = self._transfers.receive(frames, now)
             if piece is not None:
                 heard.append((piece[0], bytes(frames[0][:1]) == PROGRESS))
@@ -273,12 +294,8 @@ class Service:
                 yield f"{address} answers and holds a model, but nothing of it arrives here", LARGE
             elif address in gives:
                 yield f"{address} answers, but has nothing to give", None
-            elif (numbers := sockets.find_numbers(address)) is None:
-                yield f"no name server says where {address} is", None
-            elif isinstance(refused := sockets.is_refused_at(numbers), OSError):
-                yield f"nobody listens at {address} ({refused.strerror or refused})", None
-            elif refused:
-                yield f"the node at {address} refuses this one, which has another secret", COMPARE
+            elif obstacle := sockets.find_obstacle(address):
+                yield obstacle
             elif address in self.one_way:
                 yield f"the node at {address} hears this one, {UNREACHED} {self.address}", OPEN
             else:

@@ -11,6 +11,10 @@ from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.wire import WireLike
 
 MIN_SECRET = 16  # characters
+COMPARE = (
+    "Compare GOSSIPJAX_SECRET, or secret=, on both machines: `echo $GOSSIPJAX_SECRET | sha256sum` "
+    "must print the same"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

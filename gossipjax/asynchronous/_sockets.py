@@ -20,7 +20,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from gossipjax.asynchronous._messages import read_numeric
-from gossipjax.asynchronous._settings import may_connect
+from gossipjax.asynchronous._settings import COMPARE, may_connect
 
 HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
 RECONNECT_MS = 100
@@ -47,6 +47,7 @@ class Sockets:
 
     def __init__(self, address: str, secret: str | None, patience: float):
         self.find_numbers = Names(patience / 2, secret).find
+        self.sent = self.received = 0  # bytes in frames
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         # These are the defaults of all sockets.
@@ -102,6 +103,7 @@ class Sockets:
                 self._outgoing[key] = self._make_sender(numbers)
                 self._outgoing[key].connect(f"tcp://{numbers}")
             self._outgoing[key].send_multipart(frames, zmq.NOBLOCK, copy=False)
+            self.sent += sum(memoryview(frame).nbytes for frame in frames)
         except zmq.Again:
             return False
         except zmq.ZMQError:  # an address that is none, or too many sockets
@@ -129,6 +131,10 @@ class Sockets:
         with contextlib.suppress(zmq.ZMQError):  # perhaps it is no address of this machine
             if own not in (self._bound, None):
                 self._bound = self._bind(own)
+        return self.read_answers(address)
+
+    def read_answers(self, address: str) -> list[bytes]:
+        """Returns what a node has answered over the connection to it."""
         answers: list[bytes] = []
         with contextlib.suppress(zmq.Again, KeyError):
             while len(answers) < QUEUED:
@@ -139,8 +145,21 @@ class Sockets:
         """Answers over the connection on which frames came."""
         with contextlib.suppress(zmq.ZMQError):
             self._incoming.send_multipart([route, text], zmq.NOBLOCK)
+            self.sent += len(text)
 
-    def is_refused_at(self, numbers: str) -> bool | OSError:
+    def find_obstacle(self, address: str) -> tuple[str, str | None] | None:
+        """Says why nothing comes from an address, and the way out if there is one."""
+        numbers = self.find_numbers(address)
+        if numbers is None:
+            return f"no name server says where {address} is", None
+        refused = self._is_refused_at(numbers)
+        if isinstance(refused, OSError):
+            return f"nobody listens at {address} ({refused.strerror or refused})", None
+        if refused:
+            return f"the node at {address} refuses this one, which has another secret", COMPARE
+        return None
+
+    def _is_refused_at(self, numbers: str) -> bool | OSError:
         """Whether a node is there and another handshake with it fails, or why nobody listens.
 
         Any thread may ask.
@@ -181,6 +200,7 @@ class Sockets:
         while self._incoming in ready and len(arrived) < QUEUED and self._incoming.poll(0):
             frames = self._incoming.recv_multipart(zmq.NOBLOCK, copy=False)
             arrived.append([frame.buffer for frame in frames])
+            self.received += sum(map(len, frames))
         return arrived
 
     def wake(self) -> None:

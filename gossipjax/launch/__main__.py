@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 
+from gossipjax.launch._check import check, listen
 from gossipjax.launch._devices import divide_gpus
 from gossipjax.launch._job import supervise
 
@@ -16,6 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line `arguments` (default: `sys.argv[1:]`). Return the exit status."""
     parser = build_parser()
     options = parser.parse_args(arguments)
+    if options.processes is None:
+        return talk(parser, options)
     for name, value in vars(options).items():
         minimum = MINIMA.get(name, 0)
         if isinstance(value, int | float) and not value >= minimum:  # also refuses nan
@@ -38,17 +42,36 @@ def main(arguments: list[str] | None = None) -> int:
     return supervise(options)
 
 
+def talk(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Checks the path between two machines; returns the exit status."""
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            problem = check(options.check) if options.check else listen(options.listen)
+        except ValueError as error:
+            parser.error(str(error))
+        if problem:
+            print(f"gossipjax: {problem}.", file=sys.stderr)
+            return 1
+    return 0
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m gossipjax.launch",
-        usage="%(prog)s --processes N [options] -- COMMAND ...",
+        usage="%(prog)s --processes N [options] -- COMMAND ...\n"
+        "       %(prog)s --check HOST:PORT\n       %(prog)s --listen HOST:PORT",
         description="Run COMMAND in N processes on this machine, as one job. If a process fails, "
         "the others are stopped. docs/guides/launcher.md says more.",
         epilog="Exit status: 0, that of the process that failed first, or 128 + the number of the "
         "signal. GPUs are divided among the processes; with too few, set JAX_PLATFORMS=cpu.",
     )
     add = parser.add_argument
-    add("--processes", type=int, required=True, metavar="N", help="their number")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--processes", type=int, metavar="N", help="their number")
+    text = "check the path to a machine that listens by --listen, and start nothing"
+    what.add_argument("--check", metavar="HOST:PORT", help=text)
+    text = "answer those who check the path to this machine, until Ctrl-C"
+    what.add_argument("--listen", metavar="HOST:PORT", help=text)
     text = "devices of each process (default: 1)"
     add("--local-devices", type=int, default=1, metavar="L", help=text)
     text = "after a failure, start all processes again, at most K times (default: 0)"

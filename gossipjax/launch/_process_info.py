@@ -244,7 +244,7 @@ def parse_address(address: str) -> tuple[str, int]:
     found = re.fullmatch(r"(?:\[([^\[\]\s]+:[^\[\]\s]*)\]|([^:\[\]\s]+)):([0-9]{1,5})", address)
     if found is None or not 0 < int(found[3]) < 2**16:
         raise ValueError(
-            "The address of process 0 must be HOST:PORT with a port from 1 to 65535, got "
+            "The address must be HOST:PORT with a port from 1 to 65535, got "
             f"{address!r}. Write it as in node-7:1234 or [::1]:1234."
         )
     return found[1] or found[2], int(found[3])

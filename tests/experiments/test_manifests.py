@@ -10,6 +10,7 @@ import yaml
 from kubeflow_trainer_api import models
 
 import experiments
+from experiments.cluster.manifest import make_manifest
 from gossipjax.launch import _initialize
 
 FOLDER = Path(experiments.__path__[0]) / "cluster"
@@ -21,6 +22,9 @@ KINDS: dict[str, Any] = {
 }
 # Not in these models: its fields are few.
 CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "10Gi"}}}
+
+
+COMMAND = ["python", "train.py", "--text", "a 'b'"]
 
 
 def read(name):
@@ -71,18 +75,24 @@ def test_skypilot_says_who_a_machine_is():
     ]
 
 
-def variables_of(name):
-    """The variables with which the process of pod 3 of 4 starts."""
-    (manifest,) = (part for part in read(name) if part["kind"] in ("Job", "JobSet"))
+def find_container(manifests):
+    """The container of the training program."""
+    (manifest,) = (part for part in manifests if part["kind"] in ("Job", "JobSet"))
     spec = manifest["spec"]
     if manifest["kind"] == "JobSet":
         spec = spec["replicatedJobs"][0]["template"]["spec"]
+    assert spec["completions"] == spec["parallelism"]
+    (container,) = spec["template"]["spec"]["containers"]
+    return container
+
+
+def variables_of(container):
+    """The variables with which the process of pod 3 starts."""
     labels = {
         "metadata.annotations['batch.kubernetes.io/job-completion-index']": "3",
         "metadata.labels['controller-uid']": "b7",
         "metadata.labels['jobset.sigs.k8s.io/restart-attempt']": "1",
     }
-    (container,) = spec["template"]["spec"]["containers"]
     return {
         variable["name"]: variable.get("value")
         or labels[variable["valueFrom"]["fieldRef"]["fieldPath"]]
@@ -95,7 +105,51 @@ def variables_of(name):
     [("kubernetes.yaml", "gossipjax-0.gossipjax"), ("jobset.yaml", "gossipjax-node-0-0.gossipjax")],
 )
 def test_its_variables_say_who_a_process_is(name, host, monkeypatch):
-    for variable, value in variables_of(name).items():
+    for variable, value in variables_of(find_container(read(name))).items():
         monkeypatch.setenv(variable, value)
     requested = _initialize.process_from_arguments(None, None, None)
     assert requested == ((3, 4), f"{host}:29500")
+
+
+@pytest.mark.parametrize("scheduler", ["kubernetes", "jobset", "kubeflow"])
+def test_a_manifest_for_another_job_is_valid(scheduler, monkeypatch):
+    image = "example.org/gossipjax:4"
+    text = make_manifest(scheduler, 7, "run-1", image, COMMAND)
+    manifests = list(yaml.safe_load_all(text))
+    for manifest in manifests:
+        if manifest["kind"] != "PersistentVolumeClaim":
+            check(manifest)
+            assert manifest["metadata"]["name"] == "run-1"
+    if scheduler == "kubeflow":
+        trainer = manifests[0]["spec"]["trainer"]
+        assert (trainer["image"], trainer["command"]) == (image, COMMAND)
+        assert trainer["numNodes"] == 7
+        return
+    container = find_container(manifests)
+    assert (container["image"], container["command"]) == (image, COMMAND)
+    for variable, value in variables_of(container).items():
+        monkeypatch.setenv(variable, value)
+    host = {"kubernetes": "run-1-0.run-1", "jobset": "run-1-node-0-0.run-1"}[scheduler]
+    requested = _initialize.process_from_arguments(None, None, None)
+    assert requested == ((3, 7), f"{host}:29500")
+
+
+def test_a_script_of_slurm_for_another_job():
+    text = make_manifest("slurm", 7, "run-1", "", COMMAND)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert "#SBATCH --nodes=7\n" in text
+    assert "#SBATCH --job-name=run-1\n" in text
+    assert """  python train.py --text 'a '"'"'b'"'"'' "$@" &\n""" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((0, "a", "b", COMMAND), "--nodes must be at least 1, got 0"),
+        ((2, "A b", "b", COMMAND), "--name must be small letters"),
+        ((2, "a", "b", []), "got none"),
+    ],
+)
+def test_bad_jobs(arguments, told):
+    with pytest.raises(ValueError, match=told):
+        make_manifest("jobset", *arguments)
