@@ -101,7 +101,7 @@ class Program:
             for array in tuple(_last):
                 if not array.is_deleted():  # donated to a program that runs after it
                     array.block_until_ready()
-        result = self._jitted(*self._put_all(args))
+        result = self._jitted(*self.put(*args))
         if self._is_one_at_a_time:  # the last array of a train step is its loss, which is small
             arrays = jax.tree.leaves(result)[-1:]
             _last.extend(array for array in arrays if not isinstance(array, Tracer))
@@ -172,7 +172,7 @@ class Program:
         """
         mesh = meshes.current_mesh()
         with meshes.unset_mesh():
-            placed = self._put_all(args)
+            placed = self.put(*args)
             dynamic = [arg for i, arg in enumerate(placed) if i not in self._kinds.static]
             static = tuple(arg for i, arg in enumerate(placed) if i in self._kinds.static)
             leaves, structure = jax.tree.flatten(dynamic)
@@ -182,7 +182,8 @@ class Program:
         compiled = self._compiled[key]
         return lambda: meshes.on_mesh(jax.block_until_ready(compiled(*dynamic)), mesh)
 
-    def _put_all(self, args: Sequence[Any]) -> Sequence[Any]:
+    def put(self, *args: Any) -> Sequence[Any]:
+        """Returns the arguments, as arrays that lie where the program needs them."""
         return [
             arg if i in self._kinds.static or self._knows(i, arg) else self._put(i, arg)
             for i, arg in enumerate(args)

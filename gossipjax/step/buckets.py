@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
-from jax.core import eval_jaxpr
-from jax.extend.core import DebugInfo, Jaxpr, Literal
+from jax.extend.core import Literal
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 
 from gossipjax.collectives import node_mean
 from gossipjax.exchanges.model import apply_updates
 from gossipjax.nodes import Nodes
-from gossipjax.nodes.equations import name_of, programs_in
+from gossipjax.nodes.cutting import Part, Traced, cut, trace, variables
+from gossipjax.nodes.equations import programs_in
 from gossipjax.nodes.program import Program
 from gossipjax.step.beside import Exchanger
 from gossipjax.step.gradients import Gradients
@@ -25,7 +25,6 @@ from gossipjax.wire import Wire
 
 BUCKET_BYTES = 2**20  # at least
 MAX_BUCKETS = 8
-NAMES = DebugInfo("jit", "gradients", None, None)  # of the parts, in errors and profiles
 
 
 class UpdateInBuckets(Exchanger):
@@ -68,28 +67,29 @@ class UpdateInBuckets(Exchanger):
     ) -> tuple[optax.Params, optax.OptState, Any]:
         """One step; `number` is its number as the program takes it."""
         del step
-        leaves, structure = jax.tree.flatten((params, *inputs))
-        key = structure, tuple((jax.numpy.shape(x), jax.numpy.result_type(x)) for x in leaves)
+        number, params, opt_state, *placed = self._fused.put(number, params, opt_state, *inputs)
+        leaves, structure = jax.tree.flatten((params, *placed))
+        key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self._cuts:
-            self._cuts[key] = cut_gradients(self._gradients, self._nodes, params, *inputs)
+            self._cuts[key] = self._cut(params, *placed)
         cut = self._cuts[key]
         self.is_beside = cut is not None
         if cut is None:
-            return self._fused(number, params, opt_state, *inputs)
+            return self._fused(number, params, opt_state, *placed)
         known = dict(zip(cut.arguments, leaves, strict=True))
         pending: list[Future[list[jax.Array]]] = []
-        aux: list[jax.Array] = []
-        for part in cut.parts:
-            bucket, aux, rest = part.program([known[var] for var in part.reads])
-            known.update(zip(part.writes, rest, strict=True))
-            pending.append(self._submit(bucket))
-        means: list[Any] = [None] * cut.grads.num_leaves
-        for part, future in zip(cut.parts, pending, strict=True):
-            for leaf, mean in zip(part.leaves, future.result(), strict=True):
+        rest: list[jax.Array] = []
+        for bucket in cut.buckets:
+            values = [known[var] for var in bucket.part.reads]
+            grads, rest, writes = bucket.program(values)
+            bucket.part.note(known, grads + rest, writes)
+            pending.append(self._submit(grads))
+        means: list[Any] = [None] * sum(len(bucket.leaves) for bucket in cut.buckets)
+        for bucket, future in zip(cut.buckets, pending, strict=True):
+            for leaf, mean in zip(bucket.leaves, future.result(), strict=True):
                 means[leaf] = mean
-        grads = jax.tree.unflatten(cut.grads, means)
-        others = jax.tree.unflatten(cut.aux, aux)
-        return *self._update(params, opt_state, grads, others), others
+        grads, aux = jax.tree.unflatten(cut.structure, means + rest)
+        return *self._update(params, opt_state, grads, aux), aux
 
     def _submit(self, bucket: list[jax.Array]) -> Future[list[jax.Array]]:
         run = self._average.prepare(bucket)
@@ -101,74 +101,61 @@ class UpdateInBuckets(Exchanger):
 
         return self._executor.submit(average)
 
+    def _cut(self, *arguments: Any) -> _Cut | None:
+        """Cuts the gradients into programs; None if they have to stay one."""
+        found: list[Traced] = []
 
-class _Part(NamedTuple):
-    """A program that ends with a bucket; the last one also with what is not a gradient."""
+        def run(*args: Any) -> Any:
+            found[:] = [trace(self._gradients, *args)]
+            return self._gradients(*args)
 
-    program: Program  # `(values of reads) -> (the bucket, aux of the last part, values of writes)`
-    reads: list[Any]  # variables of the whole program
-    writes: list[Any]  # those that later parts read
-    leaves: list[int]  # of the gradients
+        if self._nodes.spmd(run).has_collective(self._nodes.axis_name, *arguments):
+            return None
+        (traced,) = found
+        count = jax.tree.structure(arguments[0]).num_leaves
+        leaves_of_buckets = make_buckets(traced, count)
+        if len(leaves_of_buckets) < 2 or traced.has_effects:
+            return None
+        wanted = [[traced.results[leaf] for leaf in leaves] for leaves in leaves_of_buckets]
+        wanted[-1] += traced.results[count:]
+        buckets = [
+            _Bucket(self._make_program(part, len(leaves)), part, leaves)
+            for part, leaves in zip(cut(traced, wanted), leaves_of_buckets, strict=True)
+        ]
+        return _Cut(buckets, traced.arguments, traced.structure)
+
+    def _make_program(self, part: Part, count: int) -> Program:
+        def run(values: list[jax.Array]) -> Any:
+            results, writes = part.run(values)
+            return results[:count], results[count:], writes
+
+        return self._nodes.spmd(run)
+
+
+class _Bucket(NamedTuple):
+    program: Program  # `(values) -> (gradients, in the last one also aux, what later parts read)`
+    part: Part
+    leaves: list[int]  # whose gradients they are
 
 
 class _Cut(NamedTuple):
-    """The parts of a program of gradients, and the form of its arguments and results."""
-
-    parts: list[_Part]
-    arguments: list[Any]
-    grads: Any
-    aux: Any
+    buckets: list[_Bucket]
+    arguments: list[Any]  # variables
+    structure: Any  # of gradients and aux
 
 
-def cut_gradients(gradients: Gradients, nodes: Nodes, *arguments: Any) -> _Cut | None:
-    """Cuts gradients into programs that each end with a bucket; None if they have to stay whole."""
-    traced: list[Any] = []
-
-    def trace(*args: Any) -> Any:
-        closed = jax.make_jaxpr(gradients)(*args)
-        leaves = jax.tree.leaves(args)
-        flat = jax.make_jaxpr(lambda *xs: _evaluate(closed.jaxpr, closed.consts, xs))(*leaves)
-        results = gradients(*args)
-        traced[:] = flat, *map(jax.tree.structure, results)
-        return results
-
-    if nodes.spmd(trace).has_collective(nodes.axis_name, *arguments):
-        return None
-    flat, grads, aux = traced
-    jaxpr = flat.jaxpr
-    buckets = _make_buckets(jaxpr, grads.num_leaves)
-    if len(buckets) < 2 or jaxpr.effects:
-        return None
-    of_buckets = [[jaxpr.outvars[leaf] for leaf in bucket] for bucket in buckets]
-    others: list[list[Any]] = [[] for _ in buckets]
-    others[-1] = jaxpr.outvars[grads.num_leaves :]
-    wanted = list(map(operator.add, of_buckets, others))
-    steps = _split_equations(jaxpr.eqns, wanted)
-    constants = dict(zip(jaxpr.constvars, flat.consts, strict=True))
-    reads = [_find_reads(eqns, of, constants) for eqns, of in zip(steps, wanted, strict=True)]
-    parts = []
-    for k, eqns in enumerate(steps):
-        made = {var for eqn in eqns for var in eqn.outvars}
-        later = dict.fromkeys(var for of in reads[k + 1 :] for var in of)
-        writes = [var for var in later if var in made]
-        results = of_buckets[k], others[k], writes
-        program = _make_program(nodes, eqns, constants, reads[k], results)
-        parts.append(_Part(program, reads[k], writes, buckets[k]))
-    return _Cut(parts, jaxpr.invars, grads, aux)
-
-
-def _make_buckets(jaxpr: Any, leaves: int) -> list[list[int]]:
-    """The leaves of each bucket, in the order in which their gradients are computed."""
+def make_buckets(traced: Traced, count: int) -> list[list[int]]:
+    """The leaves of each bucket, of `count` in all, in the order in which they are computed."""
     last: dict[Any, int] = {}  # the last equation that takes time, of those that a variable needs
-    for i, eqn in enumerate(jaxpr.eqns):
+    for i, eqn in enumerate(traced.eqns):
         takes_time = eqn.primitive in (dot_general_p, conv_general_dilated_p) or programs_in(eqn)
-        before = (last.get(var, -1) for var in eqn.invars if not isinstance(var, Literal))
+        before = (last.get(var, -1) for var in variables(eqn.invars))
         last.update(dict.fromkeys(eqn.outvars, i if takes_time else max(before, default=-1)))
-    variables = jaxpr.outvars[:leaves]
-    ready = [-1 if isinstance(var, Literal) else last.get(var, -1) for var in variables]
-    sizes = [var.aval.size * var.aval.dtype.itemsize for var in variables]
+    results = traced.results[:count]
+    ready = [-1 if isinstance(result, Literal) else last.get(result, -1) for result in results]
+    sizes = [result.aval.size * jnp.dtype(result.aval.dtype).itemsize for result in results]
     least = max(BUCKET_BYTES, sum(sizes) / MAX_BUCKETS)
-    order = sorted(range(leaves), key=ready.__getitem__)
+    order = sorted(range(count), key=ready.__getitem__)
     buckets = [order[:1]]
     for leaf, next_leaf in itertools.pairwise(order):
         is_full = sum(sizes[i] for i in buckets[-1]) >= least
@@ -176,65 +163,3 @@ def _make_buckets(jaxpr: Any, leaves: int) -> list[list[int]]:
             buckets.append([])
         buckets[-1].append(next_leaf)
     return buckets
-
-
-def _split_equations(eqns: Sequence[Any], wanted: list[list[Any]]) -> list[list[Any]]:
-    """The equations that each of these results needs, without those that earlier ones needed."""
-    parts: list[list[Any]] = []
-    done: set[int] = set()
-    for results in wanted:
-        needed = {var for var in results if not isinstance(var, Literal)}
-        part = []
-        for i in reversed(range(len(eqns))):
-            if not needed.isdisjoint(eqns[i].outvars):
-                needed.update(var for var in eqns[i].invars if not isinstance(var, Literal))
-                if i not in done:
-                    part.insert(0, eqns[i])
-                    done.add(i)
-        parts.append(part)
-    return parts
-
-
-def _find_reads(eqns: Iterable[Any], results: list[Any], constants: dict[Any, Any]) -> list[Any]:
-    """The variables that equations and results read, and that these equations do not make."""
-    made = {var for eqn in eqns for var in eqn.outvars} | constants.keys()
-    used = [*(var for eqn in eqns for var in eqn.invars), *results]
-    return list(
-        dict.fromkeys(var for var in used if not isinstance(var, Literal) and var not in made)
-    )
-
-
-def _make_program(
-    nodes: Nodes,
-    eqns: list[Any],
-    constants: dict[Any, Any],
-    reads: list[Any],
-    results: tuple[list[Any], ...],
-) -> Program:
-    leaves, structure = jax.tree.flatten(results)
-    jaxpr = Jaxpr((), [*constants, *reads], leaves, eqns, debug_info=NAMES)
-
-    def run(values: list[jax.Array]) -> Any:
-        return jax.tree.unflatten(structure, eval_jaxpr(jaxpr, (), *constants.values(), *values))
-
-    return nodes.spmd(run)
-
-
-def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The results of a program, whose jitted functions become equations of their own."""
-    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-    for eqn in jaxpr.eqns:
-        if name_of(eqn) in ("jit", "pjit"):
-            inside = eqn.params["jaxpr"]
-            values = [_read(var, known) for var in eqn.invars]
-            results = _evaluate(inside.jaxpr, inside.consts, values)
-        else:
-            reads = _find_reads([eqn], [], {})
-            alone = Jaxpr((), reads, eqn.outvars, [eqn], debug_info=NAMES)
-            results = eval_jaxpr(alone, (), *map(known.get, reads))
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [_read(var, known) for var in jaxpr.outvars]
-
-
-def _read(var: Any, known: dict[Any, Any]) -> Any:
-    return var.val if isinstance(var, Literal) else known[var]

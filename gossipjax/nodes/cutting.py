@@ -1,0 +1,128 @@
+"""Cuts a traced program of one node into several, which run one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import eval_jaxpr
+from jax.extend.core import DebugInfo, Jaxpr, Literal
+
+from gossipjax.nodes.equations import name_of
+
+NAMES = DebugInfo("jit", "part", None, None)  # of the parts, in errors and profiles
+
+
+class Traced(NamedTuple):
+    """The equations of a program, in which no jitted function is left, and its variables."""
+
+    eqns: list[Any]
+    arguments: list[Any]
+    results: list[Any]  # a number that is known stands for itself
+    constants: dict[Any, Any]  # variable -> value
+    structure: Any  # of what the program returns
+    has_effects: bool  # it prints, for example
+
+
+class Part(NamedTuple):
+    """A part of a program: `run` maps the values of `reads` to those of `results` and `writes`."""
+
+    run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]
+    reads: list[Any]  # variables
+    results: list[Any]  # what is wanted of it
+    writes: list[Any]  # variables that only later parts read
+
+    def note(self, known: dict[Any, Any], results: list[Any], writes: list[Any]) -> None:
+        """Notes the values of its variables."""
+        pairs = zip(self.results + self.writes, results + writes, strict=True)
+        known.update((var, value) for var, value in pairs if not isinstance(var, Literal))
+
+
+def trace(fn: Callable[..., Any], *args: Any) -> Traced:
+    """Traces a function of trees, inside the program of a node."""
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+
+    def call(*leaves: Any) -> list[Any]:
+        return _evaluate(closed.jaxpr, closed.consts, leaves)
+
+    flat = jax.make_jaxpr(call)(*jax.tree.leaves(args))
+    jaxpr = flat.jaxpr
+    constants = dict(zip(jaxpr.constvars, flat.consts, strict=True))
+    structure = jax.tree.structure(shapes)
+    has_effects = bool(jaxpr.effects)
+    return Traced(jaxpr.eqns, jaxpr.invars, jaxpr.outvars, constants, structure, has_effects)
+
+
+def cut(traced: Traced, wanted: Sequence[list[Any]]) -> list[Part]:
+    """Returns a part for each list of wanted results; a part needs nothing of later ones."""
+    eqns_of_parts: list[list[Any]] = []
+    done: set[int] = set()
+    for results in wanted:
+        needed = set(variables(results))
+        eqns: list[Any] = []
+        for i, eqn in reversed(list(enumerate(traced.eqns))):
+            if i not in done and not needed.isdisjoint(eqn.outvars):
+                needed.update(variables(eqn.invars))
+                eqns.insert(0, eqn)
+                done.add(i)
+        eqns_of_parts.append(eqns)
+    reads = [
+        _find_reads(eqns, results, traced.constants)
+        for eqns, results in zip(eqns_of_parts, wanted, strict=True)
+    ]
+    parts = []
+    for k, eqns in enumerate(eqns_of_parts):
+        made = {var for eqn in eqns for var in eqn.outvars} - set(variables(wanted[k]))
+        later = dict.fromkeys(var for of in reads[k + 1 :] for var in of)
+        writes = [var for var in later if var in made]
+        run = _make_function(eqns, traced.constants, reads[k], wanted[k], writes)
+        parts.append(Part(run, reads[k], wanted[k], writes))
+    return parts
+
+
+def variables(values: Iterable[Any]) -> list[Any]:
+    """Those of the values that are not known numbers."""
+    return [value for value in values if not isinstance(value, Literal)]
+
+
+def _find_reads(eqns: Iterable[Any], results: list[Any], constants: dict[Any, Any]) -> list[Any]:
+    """The variables that equations and results read, and that these equations do not make."""
+    made = {var for eqn in eqns for var in eqn.outvars} | constants.keys()
+    used = [*(var for eqn in eqns for var in eqn.invars), *results]
+    return list(dict.fromkeys(var for var in variables(used) if var not in made))
+
+
+def _make_function(
+    eqns: list[Any],
+    constants: dict[Any, Any],
+    reads: list[Any],
+    results: list[Any],
+    writes: list[Any],
+) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
+    jaxpr = Jaxpr((), [*constants, *reads], [*results, *writes], eqns, debug_info=NAMES)
+
+    def run(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        made = eval_jaxpr(jaxpr, (), *constants.values(), *values)
+        return made[: len(results)], made[len(results) :]
+
+    return run
+
+
+def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results of a program, whose jitted functions become equations of their own."""
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+
+    def read(value: Any) -> Any:
+        return value.val if isinstance(value, Literal) else known[value]
+
+    for eqn in jaxpr.eqns:
+        if name_of(eqn) in ("jit", "pjit"):
+            inside = eqn.params["jaxpr"]
+            results = _evaluate(inside.jaxpr, inside.consts, list(map(read, eqn.invars)))
+        else:
+            reads = _find_reads([eqn], [], {})
+            alone = Jaxpr((), reads, eqn.outvars, [eqn], debug_info=NAMES)
+            results = eval_jaxpr(alone, (), *map(known.get, reads))
+        known.update(zip(eqn.outvars, results, strict=True))
+    return list(map(read, jaxpr.outvars))
