@@ -5,8 +5,7 @@ in the folder `JAX_COMPILATION_CACHE_DIR`. A second run then starts sooner.
 """
 
 import os
-from pathlib import Path
 
 # Before JAX is imported: it reads them then.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path.home() / ".cache" / "gossipjax"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/gossipjax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
