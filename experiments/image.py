@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -99,7 +98,7 @@ class ImageClassification(Task):
         )
 
     def init(self, seed: int) -> Variables:
-        example = jnp.zeros((1, *self.images.shape))
+        example = np.zeros((1, *self.images.shape), np.float32)
         return jax.jit(self.model.init)(jax.random.key(seed), example)
 
     def loss(self, variables: Variables, batch: Any) -> tuple[jax.Array, Any]:

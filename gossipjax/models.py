@@ -159,11 +159,12 @@ def average_model(
     if nodes is not None:
         program = on_axis(average_model, axis_name or nodes.axis_name)
         averages = nodes.run(program, params, opt_state)
+        state = gossip_state(opt_state)
+        is_masked = state is not None and state.mask is not None
         try:
-            return nodes.one(averages)
+            return nodes.one(averages, require_equal=is_masked)
         except ValueError as error:
-            state = gossip_state(opt_state)
-            if state is None or state.mask is None:
+            if not is_masked:
                 raise
             what = str(error).split(": ")[0]
             raise ValueError(

@@ -33,6 +33,7 @@ else:  # as quick there
 cache = tempfile.TemporaryDirectory(prefix="gossipjax-tests-")  # of this process: no other writes
 jax.config.update("jax_compilation_cache_dir", cache.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # the programs that tests start have none
 launch.initialize(num_processes=1)  # programs that ask again later, in this process, get the same
 
 

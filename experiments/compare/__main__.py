@@ -34,7 +34,6 @@ from experiments.compare.table import (
     print_table,
     summarize,
 )
-from experiments.compilation_cache import compilation_cache
 from experiments.options import parse_arguments
 from experiments.program import exit_on_error
 from experiments.results import describe_orders
@@ -75,7 +74,7 @@ def measure(options: CompareOptions, grid: Grid, out: Path, console: Console) ->
     trials: dict[Cell, Result] = {}
     ended: dict[Cell, Result] = {}
     is_whole = True
-    with make_run_bar(console) as bar, compilation_cache():
+    with make_run_bar(console) as bar:
         try:
             run_cells(grid, list(grid.list_trials()), out, devices, bar, trials)
             chosen = choose_rates(grid, trials)

@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments import results
-from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.asynchronous import AsynchronousJob
 from experiments.fault_injection.job import ACCURACY
 from experiments.fault_injection.lockstep import LockstepJob
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         out = results.create_run_dir("fault-injection", options.out, options.overwrite)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with results.make_progress_bar(Console()) as bar, compilation_cache():
+        with results.make_progress_bar(Console()) as bar:
             violations = measure(make_job, options, out, bar)
     if violations:
         sys.exit("\n".join(["violated:", *violations]))

@@ -24,7 +24,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from experiments.compilation_cache import compilation_cache
 from experiments.data.idx import missing_idx_files
 from experiments.data.speech import DATASET
 from experiments.options import OptionalPath, RunsOptions, parse_arguments
@@ -184,7 +183,7 @@ def run_grid(
       has ended.
     """
     devices = find_devices(options.jobs)
-    with make_run_bar(console) as bar, compilation_cache():
+    with make_run_bar(console) as bar:
         progress = ProgressBar(runs, bar, len(devices))
         limit = MAX_QUICK_SECONDS if options.quick else MAX_SECONDS
         try:

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import TaskID
 
 import gossipjax as gx
-from experiments import plots
 from experiments.options import option_name
 from experiments.results import create_run_dir, make_progress_bar, read_summary, replace_text
 from experiments.training.asynchronous import ASYNCHRONOUS, NodeJob, NodeRun, OneNode, train_node
@@ -92,6 +91,8 @@ def run_asynchronously(
             if record is not None:
                 open_output(job).add_run(record)
     if open_output(job).runs and info.place == 0:
+        from experiments import plots  # here, because matplotlib takes long to import
+
         plots.write_report(folder, console)
 
 

@@ -13,7 +13,6 @@ import tyro
 from rich.console import Console
 
 import gossipjax as gx
-from experiments import plots
 from experiments.options import parse_arguments
 from experiments.presets.registry import find_preset
 from experiments.program import exit_on_error
@@ -208,4 +207,6 @@ def run_all(experiment: Experiment, console: Console) -> None:
                     output.add_run(train(experiment, run, log))
     finally:  # a program that is stopped reports the finished runs all the same
         if output.runs and is_main_process():
+            from experiments import plots  # here, because matplotlib takes long to import
+
             plots.write_report(output.folder, console)

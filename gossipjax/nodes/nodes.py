@@ -375,7 +375,7 @@ class Nodes:
         specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
             specs = tuple(map(spec_of_row, jax.tree.leaves(stacked)))
-        row, spreads = first_row(self.mesh, specs)(stacked)
+        row, spreads = first_row(self.mesh, specs, require_equal)(stacked)
         if require_equal:
             require_equal_rows(stacked, np.asarray(spreads.addressable_data(0)))
         return row

@@ -172,19 +172,21 @@ def spec_of_row(stacked: Any) -> P:
 
 
 @functools.cache
-def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None) -> Any:
+def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None, compares: bool = True) -> Any:
     """Makes a program `[N, ...] -> ([...], differences)`: the first row, and how far others differ.
 
-    `specs` are the specs of the row's leaves; without specs every device gets the whole row.
+    `specs` are the specs of the row's leaves; without specs every device gets the whole row. The
+    differences, which take most of the time to compile, are None unless the program compares.
     """
 
-    def first_row(stacked: Any) -> tuple[Any, jax.Array]:
+    def first_row(stacked: Any) -> tuple[Any, jax.Array | None]:
         leaves, structure = jax.tree.flatten(stacked)
         row = [x[0] for x in leaves]
         if mesh is not None and specs is not None:
             shardings = [NamedSharding(mesh, spec) for spec in specs]
             row = list(map(jax.lax.with_sharding_constraint, row, shardings))
-        return jax.tree.unflatten(structure, row), jnp.stack(list(map(_difference, leaves)))
+        spreads = jnp.stack(list(map(_difference, leaves))) if compares else None
+        return jax.tree.unflatten(structure, row), spreads
 
     if mesh is None:
         return jax.jit(first_row)

@@ -16,7 +16,6 @@ from small import make_small
 
 import gossipjax as gx
 from experiments import image
-from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.asynchronous import AsynchronousJob
 from experiments.fault_injection.job import find_pids
 from experiments.training import asynchronous_job as job_module
@@ -51,8 +50,9 @@ image.main(sys.argv[1:])
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache():
-    with compilation_cache():
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

@@ -1,8 +1,11 @@
 """How programs end, and the folder and files of their results."""
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +68,13 @@ def test_a_folder_is_new_unless_it_is_overwritten_or_resumed(tmp_path, monkeypat
         results.create_run_dir("image", Path("gs://bucket"), overwrite=False)
     with pytest.raises(ValueError, match=r"--out must be a folder, got the file .*notes.txt"):
         results.create_run_dir("image", out / "notes.txt", overwrite=True)
+
+
+def test_programs_keep_what_is_compiled(tmp_path):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    code = "import experiments, jax; jax.jit(lambda x: x + 1)(1.0)"
+    subprocess.run([sys.executable, "-c", code], env=kept | {"HOME": str(tmp_path)}, check=True)
+    assert [*(tmp_path / ".cache" / "gossipjax").iterdir()]
 
 
 def test_summary_is_read_as_written(tmp_path):

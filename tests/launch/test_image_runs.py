@@ -16,7 +16,6 @@ from resumed_runs import TERMINATED, read_results, stop_after, without_clock
 from small import make_small
 
 from experiments import image
-from experiments.compilation_cache import compilation_cache
 from experiments.fault_injection.lockstep import RESTARTED, RESUMED
 from experiments.training import main, placement
 from gossipjax.checkpoint import Checkpoints
@@ -214,8 +213,9 @@ TWO_NODES += ("--checkpoint-every", "4", "--algorithm", "sgp", "--shuffle", "glo
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache():
-    with compilation_cache(), pytest.MonkeyPatch.context() as patch:
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         # The devices are there already.
         patch.setattr(placement, "request_cpu_devices", lambda count: None)
         yield
