@@ -137,6 +137,17 @@ def test_messages_that_take_longer_than_the_simulation():
     assert "nobody has measured its quality: sparse-loco, every 100" in text
 
 
+def test_factors_of_matrices_send_little_and_cost_the_steps_that_were_measured():
+    made = plan(Network(1.25e6), 8, wires=["float32"])
+    exact, factors = find(made, "allreduce"), find(made, "powersgd low_rank")
+    part = 4 * (512 + 512) / 512**2
+    assert factors.prediction.sent_bytes == pytest.approx(part * exact.prediction.sent_bytes)
+    assert factors.seconds == pytest.approx(0.228 + 2 * 7 / 8 * part * 102.4e6 / 1.25e6)
+    assert (factors.price, factors.is_together) == (1.24, True)
+    assert factors.evidence is not None
+    assert made.reason.allreduce_seconds == exact.seconds  # of exact averages
+
+
 def test_any_number_of_nodes():
     alone = plan(Network(1e9), 1)
     assert (alone.chosen.candidate.name, alone.reason.cause) == ("single", "one node")
@@ -144,6 +155,7 @@ def test_any_number_of_nodes():
         names = {c.label for c in list_candidates(nodes, ["float32", "int8"], "ring", 2)}
         assert {"allreduce", "sgp", "sgp int8", "async-sgp int8", "dpsgd@ring"} <= names
         assert {"allreduce int8", "diloco, every 2 int8", "d1d-psgd", "easgd"} <= names
+        assert {"powersgd low_rank", "diloco of factors, every 2 low_rank"} <= names
         assert not {"async-adpsgd int8", "d1d-psgd int8", "easgd int8"} & names
         assert ("gossip-pga, every 48" in names) == (nodes < 256)
         assert ("noloco, every 50" in names) == (nodes == 2)

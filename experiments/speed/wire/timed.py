@@ -192,7 +192,7 @@ class BucketTrainer:
     def __init__(self, model: CalibratedModel, wire: WireName):
         self._model = model
         nodes = model.nodes
-        average = gx.allreduce(wire=FORMS[wire].codec)
+        average = gx.allreduce(wire=FORMS[wire].wire)
         if model.slept_seconds is None:
             self._forward = nodes.spmd(run_forward)
             self._backward = nodes.spmd(run_backward, static_argnums=3)
