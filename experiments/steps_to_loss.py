@@ -217,11 +217,9 @@ def make_trainer(
 
     @jax.jit
     def train(rate: jax.Array, steps: jax.Array, seed: jax.Array) -> jax.Array:
-        def make_chain(rate: jax.Array) -> optax.GradientTransformationExtraArgs:
-            return make(nodes, task.make_optimizer(rate), options.every)
-
         def advance(k: jax.Array, carry: Any) -> Any:
-            tx = make_chain(rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)))
+            optimizer = task.make_optimizer(rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)))
+            tx = make(nodes, optimizer, options.every)
 
             def step(params: Any, state: Any, key: jax.Array) -> Any:
                 batch = draw_batch(task.examples, options.batch_size_per_node, key)
@@ -236,7 +234,8 @@ def make_trainer(
         key, model_key = jax.random.split(jax.random.key(seed))
         model = task.init(model_key)
         params = jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), model)
-        state = jax.vmap(make_chain(rate).init, axis_name="nodes")(params)
+        tx = make(nodes, task.make_optimizer(rate), options.every)
+        state = jax.vmap(tx.init, axis_name="nodes")(params)
         params, _ = jax.lax.fori_loop(0, steps, advance, (params, state))
         average = jax.tree.map(lambda x: x.mean(0), params)
         return task.compute_loss(average, task.watched)
@@ -335,7 +334,8 @@ def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
         table.add_column(header.replace(" ", "\n"), no_wrap=True)
     exact = {}
     for record in records:
-        nodes, name = record["nodes"], record["method"]
+        nodes = record["nodes"]
+        name = record["method"]
         steps = np.array([math.inf if s is None else s for s in record["steps"]])
         cells = [f"{nodes}", name, f"{steps.mean():.0f}"]
         if name == "allreduce":
