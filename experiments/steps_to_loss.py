@@ -1,22 +1,30 @@
 """Counts the steps that each method needs to reach one loss, over more and more simulated nodes.
 
     python -m experiments.steps_to_loss --fashion-mnist FOLDER
+    python -m experiments.steps_to_loss --task language --nodes 8
 
-Nodes train a perceptron with one hidden layer by SGD with Nesterov momentum and a cosine schedule.
-Each node draws its own batches from the same images. A run of K steps ends with the loss of the
-average model on 5,000 of the images. The program doubles or halves K until this loss is above
-`--loss` after K steps and below `--loss` after 2 K steps, and interpolates the steps in the
-logarithm of K, for each seed. For each method, number of nodes and K, the learning rate is chosen
-with the first seed: it is doubled and halved until the middle of three rates has the smallest loss.
-All nodes are simulated in one process, so steps are measured and seconds are not.
+By default nodes train a perceptron with one hidden layer on images, by SGD with Nesterov momentum.
+With `--task language` they train the smallest Transformer of `experiments.language` by Adam. The
+schedule is a cosine. Each node draws its own batches from the same examples. A run of K steps ends
+with the loss of the average model on a part of the examples. The program doubles or halves K until
+this loss is above `--loss` after K steps and below `--loss` after 2 K steps, and interpolates the
+steps in the logarithm of K, for each seed. For each method, number of nodes and K, the learning
+rate is chosen with the first seed: it is doubled and halved until the middle of three rates has the
+smallest loss. All nodes are simulated in one process, so steps are measured and seconds are not.
 
-- `allreduce` averages the gradients exactly.
+- `allreduce` averages the gradients exactly, `allreduce-int8` in messages of int8.
+- `allreduce-low-rank-R` is PowerSGD: it averages factors of the gradients, of rank R.
 - `sgp` exchanges with one peer of the exponential graph after the local step.
 - `1-osgp` is `sgp` with messages that arrive one step late, hidden by the computation.
 - `dpsgd` averages pairs of the bipartite exponential graph during the computation.
 - `sgp-every-H` makes a round of SGP after every `--every` local steps.
 - `diloco` averages the models exactly after every `--every` local steps, with Nesterov's outer step
-  (rate 0.7, momentum 0.9).
+  (rate 0.7, momentum 0.9), and `diloco-low-rank-R` averages factors, with error feedback.
+
+The program also models hours. ResNet-50 trains on ImageNet, 256 images a node and step, of which
+the computation takes 0.228 s, on links of several bandwidths and 50 us. AllReduce, the best of a
+ring and a tree, whole or in 5 buckets during the backward pass, trains for 90 epochs. The other
+methods make more steps by the factor that they need here.
 
 The program writes `summary.json` into `--out`, whose `runs` contain `method`, `nodes`, `rates` and
 `steps` (a number for each seed).
@@ -26,20 +34,23 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 import gossipjax as gx
 from experiments import data, results
+from experiments.language import LanguageModeling, LanguageOptions
+from experiments.models.resnet import ResNet
 from experiments.options import (
     Check,
     OptionalPath,
@@ -53,6 +64,7 @@ from experiments.options import (
 from experiments.program import exit_on_error
 from experiments.results import Record
 from experiments.tuning import tune
+from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
 
 HIDDEN = 32
 CLASSES = 10
@@ -60,44 +72,76 @@ MOMENTUM = 0.9
 FIRST_RATE = 0.1
 FIRST_STEPS = 64
 WATCHED = 5_000  # images by which the loss is judged
-EVERY = "sgp-every-{}"
+WATCHED_SEQUENCES = 256
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
+WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228, examples=256)  # of SGP-19
+EXAMPLES = 90 * 1.28e6  # of AllReduce: 90 epochs of ImageNet
+LATENCY = 5e-5  # seconds of a message
+BUCKETS = 5  # of 25 MB, as PyTorch's DDP makes them
+BANDWIDTHS = {"10 Mbit/s": 1e7, "50 Mbit/s": 5e7, "200 Mbit/s": 2e8, "1 Gbit/s": 1e9}
 
-Images = tuple[jax.Array, jax.Array]
-"""Pixels `[M, 784]` and labels `[M]`."""
-Make = Callable[[int, Any, int], optax.GradientTransformationExtraArgs]
-"""Makes the chain of a method from the number of nodes, the learning rate and H."""
-
-
-def make_sgd(rate: Any) -> optax.GradientTransformation:
-    """Returns the local optimizer of all methods."""
-    return optax.sgd(rate, momentum=MOMENTUM, nesterov=True)
-
+Batch = Any
+"""Arrays `[B, ...]`."""
+Make = Callable[[int, optax.GradientTransformation, int], optax.GradientTransformationExtraArgs]
+"""Makes the chain of a method from the number of nodes, the local optimizer and H."""
+TaskName = Literal["image", "language"]
 
 peers = gx.topology.one_peer_exponential  # the graph of SGP
 pairs = gx.topology.bipartite_exponential  # the graph of D-PSGD
+
+
+def make_allreduce(wire: Any = None) -> Make:
+    """Returns AllReduce with messages of a form."""
+    return lambda n, inner, every: optax.chain(gx.allreduce(wire=wire), inner)
+
+
 METHODS: dict[str, Make] = {
-    "allreduce": lambda n, rate, every: optax.chain(gx.allreduce(), make_sgd(rate)),
-    "sgp": lambda n, rate, every: optax.chain(make_sgd(rate), gx.sgp(peers(n))),
-    "1-osgp": lambda n, rate, every: optax.chain(make_sgd(rate), gx.osgp(peers(n))),
-    "dpsgd": lambda n, rate, every: optax.chain(make_sgd(rate), gx.dpsgd(pairs(n))),
-    EVERY: lambda n, rate, every: optax.chain(make_sgd(rate), gx.sgp(peers(n).every(every))),
-    "diloco": lambda n, rate, every: gx.outer(make_sgd(rate), OUTER, every=every),
+    "allreduce": make_allreduce(),
+    "sgp": lambda n, inner, every: optax.chain(inner, gx.sgp(peers(n))),
+    "1-osgp": lambda n, inner, every: optax.chain(inner, gx.osgp(peers(n))),
+    "dpsgd": lambda n, inner, every: optax.chain(inner, gx.dpsgd(pairs(n))),
+    "sgp-every-H": lambda n, inner, every: optax.chain(inner, gx.sgp(peers(n).every(every))),
+    "diloco": lambda n, inner, every: gx.outer(inner, OUTER, every=every),
+    "allreduce-int8": make_allreduce(gx.wire.int8()),
+    "allreduce-low-rank-1": make_allreduce(gx.wire.low_rank(1)),
+    "allreduce-low-rank-2": make_allreduce(gx.wire.low_rank(2)),
+    "allreduce-low-rank-4": make_allreduce(gx.wire.low_rank(4)),
+    "diloco-low-rank-4": lambda n, inner, every: gx.outer(
+        inner, OUTER, every=every, wire=gx.wire.low_rank(4), error_feedback=1.0
+    ),
 }
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = tyro.extras.literal_type_from_choices(tuple(METHODS))
+
+
+class Task(NamedTuple):
+    """What nodes learn."""
+
+    init: Callable[[jax.Array], Any]  # the parameters for a key
+    compute_loss: Callable[[Any, Batch], jax.Array]  # of parameters and a batch, in nats
+    examples: Batch  # of which nodes draw batches
+    watched: Batch  # by which the loss is judged
+    make_optimizer: Callable[[Any], optax.GradientTransformation]  # of a rate
 
 
 @dataclasses.dataclass(frozen=True)
 class StepsOptions(OutputOptions):
     """Counts the steps that each method needs to reach one loss, over simulated nodes."""
 
+    task: TaskName = "image"
+    """What nodes learn: to classify images, or to predict Python's manual, which is installed."""
+    method: tuple[MethodName, ...] = tuple(METHODS)[:6]
+    """One or several methods."""
     nodes: tuple[
         Annotated[PositiveInt, Check("even, from 2 on", lambda value: value % 2 == 0)], ...
     ] = (4, 16, 64, 256, 1024)
     """One or several numbers of simulated nodes."""
     every: PositiveInt = 16
-    """H, local steps from one exchange to the next, for sgp-every-H and diloco."""
+    """H, local steps from one exchange to the next, for sgp-every-H and both diloco."""
     batch_size_per_node: PositiveInt = 32
-    """Images per node and step."""
+    """Images, or sequences of 32 tokens, per node and step."""
     loss: PositiveFloat = 0.42
     """The loss to reach, in nats."""
     max_steps: PositiveInt = 2048
@@ -111,18 +155,36 @@ class StepsOptions(OutputOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_different(self, "nodes", "seed")
+        require_different(self, "method", "nodes", "seed")
 
 
-def load_images(folder: Path | None) -> Images:
-    """Returns the training images; all pixels together have mean 0."""
-    name = "mnist5k" if folder is None else "fashion_mnist"
-    loaded = data.load(name, folder)
+def make_task(options: StepsOptions) -> Task:
+    """Loads the examples of a task; all pixels together have mean 0."""
+    if options.task == "language":
+        small = LanguageOptions(model="pico", vocabulary_size=512, sequence_length=32)
+        language = LanguageModeling(small)
+        tokens = jnp.asarray(language.train_tokens)
+        return Task(
+            lambda key: language.model.init(key, tokens[:1]),
+            lambda params, batch: language.loss(params, batch)[0],
+            tokens,
+            tokens[:WATCHED_SEQUENCES],
+            lambda rate: optax.adam(rate, b2=small.adam_b2),
+        )
+    folder = options.fashion_mnist
+    loaded = data.load("mnist5k" if folder is None else "fashion_mnist", folder)
     pixels = loaded.train_images.reshape(len(loaded.train_images), -1)
-    return jnp.asarray(pixels - pixels.mean()), jnp.asarray(loaded.train_labels)
+    images = jnp.asarray(pixels - pixels.mean()), jnp.asarray(loaded.train_labels)
+    return Task(
+        lambda key: make_perceptron(key, pixels.shape[1]),
+        compute_loss,
+        images,
+        jax.tree.map(lambda x: x[:WATCHED], images),
+        lambda rate: optax.sgd(rate, momentum=MOMENTUM, nesterov=True),
+    )
 
 
-def make_model(key: jax.Array, inputs: int) -> Any:
+def make_perceptron(key: jax.Array, inputs: int) -> Any:
     """Returns the parameters of a perceptron, drawn as He et al. do."""
     first, second = jax.random.split(key)
     return {
@@ -133,35 +195,35 @@ def make_model(key: jax.Array, inputs: int) -> Any:
     }
 
 
-def compute_loss(params: Any, batch: Images) -> jax.Array:
-    """Returns the mean cross-entropy, in nats."""
+def compute_loss(params: Any, batch: Batch) -> jax.Array:
+    """Returns the mean cross-entropy of pixels `[B, 784]` and labels `[B]`, in nats."""
     pixels, labels = batch
     hidden = jax.nn.relu(pixels @ params["w1"] + params["b1"][None])
     logits = hidden @ params["w2"] + params["b2"][None]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def draw_batch(images: Images, size: int, key: jax.Array) -> Images:
-    """Returns images that are drawn with replacement."""
-    index = jax.random.randint(key, (size,), 0, len(images[1]))
-    return images[0][index], images[1][index]
+def draw_batch(examples: Batch, size: int, key: jax.Array) -> Batch:
+    """Returns examples that are drawn with replacement."""
+    count = len(jax.tree.leaves(examples)[0])
+    index = jax.random.randint(key, (size,), 0, count)
+    return jax.tree.map(lambda x: x[index], examples)
 
 
 def make_trainer(
-    make: Make, nodes: int, images: Images, options: StepsOptions
+    make: Make, nodes: int, task: Task, options: StepsOptions
 ) -> Callable[[float, int, int], float]:
     """Returns a function of rate, steps and seed that trains and returns the final loss."""
 
     @jax.jit
     def train(rate: jax.Array, steps: jax.Array, seed: jax.Array) -> jax.Array:
-        key, model_key = jax.random.split(jax.random.key(seed))
-
         def advance(k: jax.Array, carry: Any) -> Any:
-            tx = make(nodes, rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)), options.every)
+            optimizer = task.make_optimizer(rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)))
+            tx = make(nodes, optimizer, options.every)
 
             def step(params: Any, state: Any, key: jax.Array) -> Any:
-                batch = draw_batch(images, options.batch_size_per_node, key)
-                grads = jax.grad(compute_loss)(params, batch)
+                batch = draw_batch(task.examples, options.batch_size_per_node, key)
+                grads = jax.grad(task.compute_loss)(params, batch)
                 updates, state = tx.update(grads, state, params, step=k)
                 return optax.apply_updates(params, updates), state
 
@@ -169,12 +231,14 @@ def make_trainer(
             params, state = carry
             return jax.vmap(step, axis_name="nodes")(params, state, keys)
 
-        model = make_model(model_key, images[0].shape[1])
+        key, model_key = jax.random.split(jax.random.key(seed))
+        model = task.init(model_key)
         params = jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), model)
-        state = jax.vmap(make(nodes, rate, options.every).init, axis_name="nodes")(params)
+        tx = make(nodes, task.make_optimizer(rate), options.every)
+        state = jax.vmap(tx.init, axis_name="nodes")(params)
         params, _ = jax.lax.fori_loop(0, steps, advance, (params, state))
         average = jax.tree.map(lambda x: x.mean(0), params)
-        return compute_loss(average, (images[0][:WATCHED], images[1][:WATCHED]))
+        return task.compute_loss(average, task.watched)
 
     return functools.partial(find_loss, train)
 
@@ -215,38 +279,74 @@ def count_steps(find_loss: Callable[[float, int, int], float], options: StepsOpt
     return {"rates": [rates[end] for end in ends], "steps": steps}
 
 
+def list_methods(name: str, nodes: int, every: int) -> list[Method]:
+    """Returns what a method sends for ResNet-50; of averages in full, each that may be the best."""
+    tx = METHODS[name](nodes, optax.identity(), every)
+    is_full = name in ("allreduce", "diloco")
+    return [
+        from_transform(tx, name, kind, params=make_resnet(), layers=layers)
+        for kind in (("ring", "tree") if is_full else ("ring",))
+        for layers in ((0, BUCKETS) if name == "allreduce" else (0,))
+    ]
+
+
+@functools.cache
+def make_resnet() -> Any:
+    """Returns the shapes of the parameters of ResNet-50."""
+    image = jnp.zeros((1, 224, 224, 3))
+    return jax.eval_shape(ResNet().init, jax.random.key(0), image)["params"]
+
+
+def predict_seconds(name: str, nodes: int, every: int, bandwidths: Iterable[float]) -> np.ndarray:
+    """Returns the modelled seconds of a step of ResNet-50 at each bandwidth, in bit/s."""
+    methods = list_methods(name, nodes, every)
+    seconds = []
+    for bits in bandwidths:
+        network = Network(bandwidth=bits / 8, latency=LATENCY)
+        predictions = [predict_step(x, WORKLOAD, network, nodes) for x in methods]
+        seconds.append(min(prediction.seconds for prediction in predictions))
+    return np.array(seconds)
+
+
 def measure(options: StepsOptions, out: Path, console: Console) -> None:
-    """Counts all steps, writes the files, and prints the table."""
-    images = load_images(options.fashion_mnist)
-    cells = list(itertools.product(options.nodes, METHODS))
+    """Counts all steps, writes the files, and prints the tables."""
+    task = make_task(options)
+    cells = list(itertools.product(options.nodes, options.method))
     records: list[Record] = []
     with results.make_progress_bar(console) as bar:
-        task = bar.add_task("steps", total=len(cells), status="")
-        for nodes, title in cells:
-            name = title.format(options.every)
-            bar.update(task, status=f"{name}, {nodes} nodes")
-            find_loss = make_trainer(METHODS[title], nodes, images, options)
-            found = count_steps(find_loss, options)
+        progress = bar.add_task("steps", total=len(cells), status="")
+        for nodes, name in cells:
             head = {"run": f"{name}, {nodes} nodes", "method": name, "nodes": nodes}
-            records.append(head | found)
+            bar.update(progress, status=head["run"])
+            find_loss = make_trainer(METHODS[name], nodes, task, options)
+            records.append(head | count_steps(find_loss, options))
             results.write_summary(out, dataclasses.asdict(options), {}, records)
-            bar.advance(task)
+            bar.advance(progress)
     console.print(tabulate(records, options))
 
 
 def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
-    """Returns a table of methods by numbers of nodes."""
-    table = Table(box=SIMPLE_HEAD, title=f"Steps to a loss of {options.loss:g}, mean (rate)")
-    table.add_column("method")
-    for nodes in options.nodes:
-        table.add_column(f"{nodes} nodes", justify="right")
-    for name in dict.fromkeys(record["method"] for record in records):
-        cells = []
-        for record in records:
-            if record["method"] == name:
-                steps = [math.inf if s is None else s for s in record["steps"]]
-                cells.append(f"{np.mean(steps):.0f} ({record['rates'][-1]:g})")
-        table.add_row(name, *cells)
+    """Returns a table of the steps, those over AllReduce's by seed, and the hours of ResNet-50."""
+    title = f"Steps to a loss of {options.loss:g}, and hours of ResNet-50, modelled"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    hours = [f"hours,\n{bandwidth}" for bandwidth in BANDWIDTHS]
+    for header in ("nodes", "method", "steps", "times\nAllReduce", *hours):
+        table.add_column(header.replace(" ", "\n"), no_wrap=True)
+    exact = {}
+    for record in records:
+        nodes = record["nodes"]
+        name = record["method"]
+        steps = np.array([math.inf if s is None else s for s in record["steps"]])
+        cells = [f"{nodes}", name, f"{steps.mean():.0f}"]
+        if name == "allreduce":
+            exact[nodes] = steps
+        if nodes in exact:
+            times = steps / exact[nodes]
+            count = EXAMPLES / (WORKLOAD.examples * nodes) * steps.mean() / exact[nodes].mean()
+            seconds = predict_seconds(name, nodes, options.every, BANDWIDTHS.values())
+            cells.append(" ".join(f"{ratio:.2f}" for ratio in times))
+            cells += [f"{hours:.4g}" for hours in count * seconds / 3600]
+        table.add_row(*cells)
     return table
 
 

@@ -8,10 +8,9 @@ The averaging error of the de-biased `z = x / w` is, with the mean of the starts
     sqrt(sum_i ||z_i - m||^2 / sum_i ||x_i(0) - m||^2).
 
 This is the mathematics of the schedules: dense float64 matrices on the CPU, without any exchange of
-messages. The program writes `averaging_error.png` into `--out`, `metrics.jsonl` with a line per
-topology, number of nodes and round, of which 0 is the start, and `summary.json`, in which
-`sgp18_appendix_a` and `rand20_rings` repeat figures of the papers, which `experiments.report`
-compares.
+messages. The program writes `metrics.jsonl` into `--out`, with a line per topology, number of nodes
+and round, of which 0 is the start, and `summary.json`, in which `sgp18_appendix_a` and
+`rand20_rings` repeat figures of the papers, which `experiments.report` compares.
 
 References:
   Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR 2019,
@@ -34,7 +33,7 @@ from rich.console import Console
 
 import gossipjax as gx
 from experiments import results
-from experiments.averaging import report
+from experiments.averaging.report import make_topology_table
 from experiments.options import (
     Check,
     OutputOptions,
@@ -272,7 +271,7 @@ def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
         sgp18_appendix_a=factors,
         rand20_rings=rings,
     )
-    report.write_report(out, console, lines, runs)
+    console.print(make_topology_table(runs))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ class PlanOptions:
     each node takes 1, 2 or 4 times as long; lognormal: exp(0.5 g) times."""
     wire: tuple[Wire, ...] = ("float32",)
     """One or several forms of messages, of AllReduce, too. async-adpsgd, async-outer, d1d-psgd,
-    easgd and gossip-pga have float32, streaming-diloco int4, sparse-loco block_top_k."""
+    easgd and gossip-pga have float32, streaming-diloco int4, sparse-loco block_top_k, powersgd and
+    diloco of factors low_rank (rank 4)."""
     outer_every: PositiveInt = 100
     """Steps between the outer steps of DiLoCo, SparseLoCo and async-outer."""
     late_price: NonNegativeFloat = LATE_PRICE

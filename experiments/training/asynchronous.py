@@ -150,7 +150,7 @@ def train_node(job: NodeJob, run: NodeRun, joins: bool, show: Show) -> Record | 
         job=f"{info.job} {run.name}",
         is_founder=None if joins or options.resume else True,  # to compare, all begin at once
         patience=PATIENCE,
-        wire=FORMS[options.wire].codec,
+        wire=FORMS[options.wire].wire,
         journal=folder / "journals" / (info.job or "job") / f"{info.place}.jsonl",
         folder=saves if options.checkpoint_every or saves.exists() else None,
         every=options.checkpoint_every or plan.steps * info.num_nodes,

@@ -19,7 +19,7 @@ import optax
 
 import gossipjax as gx
 from experiments.training.delays import measure_delays
-from experiments.training.forms import DENSE, FORMS, SPARSE_FRACTION, WireName
+from experiments.training.forms import CODECS, DENSE, FORMS, RANK, SPARSE_FRACTION, WireName
 from experiments.training.outer import OuterOptions
 from experiments.training.topologies import MAX_ROUNDS, TOPOLOGIES, make_schedule
 
@@ -59,12 +59,13 @@ class MethodOptions:
     sharding: Sharding | None = None  # None if each device of a node has the whole model
 
     @property
-    def codec(self) -> gx.wire.Codec | None:
+    def form(self) -> gx.wire.Codec | gx.wire.LowRank | None:
         """The `wire` of a transform. For float32 it is None, which means the parameters' type."""
-        return FORMS[self.wire].codec
+        return FORMS[self.wire].wire
 
 
 MOMENTUM = 0.9  # momentum of SGD
+AVERAGED = ", which needs averages over all nodes, as of allreduce or --outer-every"
 MAX_DELAY = 4  # largest delay of AD-PSGD in steps
 ELASTICITY = 0.9  # of EASGD, divided by the number of nodes, as in its paper
 
@@ -87,7 +88,7 @@ class Algorithm:
 
 
 def _build_osgp(schedule: gx.Schedule, options: MethodOptions, biased: bool = False) -> Transform:
-    return gx.osgp(schedule, options.overlap, biased=biased, wire=options.codec)
+    return gx.osgp(schedule, options.overlap, biased=biased, wire=options.form)
 
 
 def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
@@ -101,7 +102,7 @@ def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
         )
     else:
         delays = _read_delays(options.delays_of)
-    return gx.adpsgd(schedule, delays, wire=options.codec)
+    return gx.adpsgd(schedule, delays, wire=options.form)
 
 
 def _read_delays(folder: Path) -> Any:
@@ -122,13 +123,13 @@ def _build_relay(schedule: gx.Schedule, options: MethodOptions) -> Transform:
 
 ALGORITHMS = {
     "sgp": Algorithm(
-        lambda schedule, options: gx.sgp(schedule, wire=options.codec),
+        lambda schedule, options: gx.sgp(schedule, wire=options.form),
         "one_peer_exponential",
         mixes_after=True,
     ),
     "sgp-cwa": Algorithm(
         lambda schedule, options: gx.sgp(
-            schedule, order="combine-while-adapting", wire=options.codec
+            schedule, order="combine-while-adapting", wire=options.form
         ),
         "one_peer_exponential",
     ),
@@ -138,30 +139,28 @@ ALGORITHMS = {
         "one_peer_exponential",
         overlaps=True,
     ),
-    "dpsgd": Algorithm(lambda schedule, options: gx.dpsgd(schedule, wire=options.codec), "ring"),
+    "dpsgd": Algorithm(lambda schedule, options: gx.dpsgd(schedule, wire=options.form), "ring"),
     "dpsgd-adapt-then-combine": Algorithm(
-        lambda schedule, options: gx.dpsgd(
-            schedule, order="adapt-then-combine", wire=options.codec
-        ),
+        lambda schedule, options: gx.dpsgd(schedule, order="adapt-then-combine", wire=options.form),
         "ring",
         mixes_after=True,
     ),
     "choco": Algorithm(
         lambda schedule, options: gx.choco(
-            schedule, options.codec or gx.wire.float32(), FORMS[options.wire].gamma
+            schedule, options.form or gx.wire.float32(), FORMS[options.wire].gamma
         ),
         "ring",
-        wires=tuple(FORMS),
+        wires=CODECS,
         takes_outer=False,
     ),
     "adpsgd": Algorithm(_build_adpsgd, "bipartite_exponential", takes_outer=False),
     "rand-psgd": Algorithm(
-        lambda schedule, options: gx.dpsgd(schedule, wire=options.codec),
+        lambda schedule, options: gx.dpsgd(schedule, wire=options.form),
         "random_ring",
         fixed_topology=True,
     ),
     "d1d-psgd": Algorithm(  # gx.d1d_psgd, but for the local steps that may lie between rounds
-        lambda schedule, options: gx.adpsgd(schedule, 1, wire=options.codec),
+        lambda schedule, options: gx.adpsgd(schedule, 1, wire=options.form),
         "complete",
         fixed_topology=True,
     ),
@@ -173,7 +172,7 @@ ALGORITHMS = {
         takes_outer=False,
     ),
     "gradient-tracking": Algorithm(
-        lambda schedule, options: gx.gradient_tracking(schedule, wire=options.codec),
+        lambda schedule, options: gx.gradient_tracking(schedule, wire=options.form),
         "ring",
         takes_outer=False,
     ),
@@ -188,7 +187,7 @@ ALGORITHMS = {
         _build_relay, "chain", wires=("float32",), skips_steps=False, takes_outer=False
     ),
     "allreduce": Algorithm(
-        lambda schedule, options: gx.allreduce(wire=options.codec),
+        lambda schedule, options: gx.allreduce(wire=options.form),
         "complete",
         fixed_topology=True,
         wires=tuple(FORMS),
@@ -275,7 +274,7 @@ def _build_own(
 
 MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
     "quasi-global": lambda schedule, options: gx.quasi_global(
-        schedule, options.rate, momentum=MOMENTUM, nesterov=True, wire=options.codec
+        schedule, options.rate, momentum=MOMENTUM, nesterov=True, wire=options.form
     ),
 }
 """Transforms that replace both the optimizer and the algorithm, by the name of their momentum."""
@@ -344,7 +343,8 @@ _SPARSE = [name for name, row in ALGORITHMS.items() if set(row.wires) > set(DENS
 WIRE_HELP = (
     f"The form of messages. {', '.join(_FLOAT32_ONLY)} send float32 only. {', '.join(_SPARSE)} may "
     f"also send top_k or random_k, {SPARSE_FRACTION:.0%} of the values, or block_top_k, 1.6% of "
-    "the values in 14 bits each."
+    f"the values in 14 bits each. allreduce may also average low_rank, factors of rank {RANK} "
+    "(PowerSGD)."
 )
 OUTER_NAMES = ", ".join(spell_name(name) for name, row in ALGORITHMS.items() if row.takes_outer)
 MOMENTUM_HELP = (
@@ -483,8 +483,8 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
     refusals = (
         (
             options.wire not in algorithm.wires,
-            f"the wire of {name} must be {' or '.join(algorithm.wires)}, got {options.wire}: "
-            f"{way_out}",
+            f"the wire of {name} must be {' or '.join(algorithm.wires)}, got {options.wire}"
+            f"{AVERAGED * (options.wire == 'low_rank')}: {way_out}",
         ),
         (
             local_steps > 1 and not algorithm.exchanges,

@@ -47,7 +47,8 @@ class OuterOptions:
     outer_reset: bool = False
     """Set local momentum and moments to 0 at each outer step, as SlowMo resets SGD's."""
     outer_wire: WireName = "float32"
-    """Form of the outer optimizer's messages. --wire is the form of the algorithm's messages."""
+    """Form of the outer optimizer's messages. --wire is the form of the algorithm's messages.
+    low_rank averages factors of rank 4, and needs --outer-error-feedback."""
     outer_error_feedback: float | None = None
     """Factor by which values that a message leaves out are multiplied and added to the next
     message, as in SparseLoCo. With 1 nothing is lost. By default the values are lost."""
@@ -68,7 +69,7 @@ class OuterOptions:
             return make_schedule(topology or "random_pairs", nodes, seed=seed)
         if name in GOSSIPS:
             schedule = make_schedule(topology or "random_peer_exponential", nodes, seed=seed)
-            return GOSSIPS[name](schedule, wire=FORMS[self.outer_wire].codec, damped=True)
+            return GOSSIPS[name](schedule, wire=FORMS[self.outer_wire].wire, damped=True)
         if self.outer_average not in ("exact", "none"):
             raise ValueError(
                 "--outer-average must be exact, none, or neighbours, sgp or gradient-tracking, "
@@ -88,7 +89,7 @@ class OuterOptions:
             fragments=self.outer_fragments,
             delay=self.outer_delay,
             strength=1 - self.outer_mix,
-            wire=None if self.gossip else FORMS[self.outer_wire].codec,
+            wire=None if self.gossip else FORMS[self.outer_wire].wire,
             anchor_strength=self.outer_pull,
             reset_inner=self.outer_reset,
             error_feedback=self.outer_error_feedback,

@@ -122,25 +122,30 @@ def _clipped_mean(buffer: jax.Array, axis_name: str) -> jax.Array:
 def agree_on(tree: Any, axis_name: str) -> Any:
     """The tree, float32 at least, where all nodes have the same bits, else `clipped_node_mean`.
 
-    Nodes compare two numbers for each leaf, so a start that all have alike does not travel.
+    Nodes compare two numbers for each type, so a start that all have alike does not travel.
     """
     axis_size(axis_name)
     tree = vary(upcast(tree), axis_name)
-    digests = list(map(_digest, jax.tree.leaves(tree)))
-    if not digests:
-        return tree
-    is_same = jnp.all(node_spread(jnp.stack(digests), axis_name) == 0)
+    leaves = jax.tree.leaves(tree)
+    # One array compiles sooner than many. It would change the types of leaves that a node's
+    # devices have alike, if others differ there.
+    packs = not inner_axes(axis_name) and len(set(map(varying_axes, leaves))) == 1
 
     def average(tree: Any) -> Any:
-        # Not packed, which would change the types of leaves that a node's devices have alike.
-        return vary(jax.tree.map(lambda leaf: _clipped_mean(leaf, axis_name), tree), axis_name)
+        mean = partial(_clipped_mean, axis_name=axis_name)
+        means = _map_buffers(mean, tree, axis_name) if packs else jax.tree.map(mean, tree)
+        return vary(means, axis_name)
 
+    if not leaves or is_simulated(axis_name):  # nothing travels
+        return average(tree)
+    parts = Layout(tree).pack(tree) if packs else leaves
+    is_same = jnp.all(node_spread(jnp.stack(list(map(_digest, parts))), axis_name) == 0)
     return jax.lax.cond(is_same, lambda tree: tree, average, tree)
 
 
-def _digest(leaf: jax.Array) -> jax.Array:
-    """Two numbers of 32 bits that differ, nearly surely, if a bit of the leaf does: `int32[2]`."""
-    words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+def _digest(values: jax.Array) -> jax.Array:
+    """Two numbers of 32 bits that differ, nearly surely, if a bit of a value does: `int32[2]`."""
+    words = jax.lax.bitcast_convert_type(values, jnp.uint32)
     # Odd factors: no single word that differs can be lost.
     factors = [draw_words(make_seed_key(seed), 0, words.shape) | np.uint32(1) for seed in (0, 1)]
     sums = jnp.stack([jnp.sum(words * factor) for factor in factors])

@@ -76,6 +76,7 @@ IMAGE = [
     ("--algorithm 0-osgp", "--algorithm must overlap 1 step or more"),
     ("--algorithm sgp sgp@one_peer_exponential", "must be different"),
     ("--algorithm easgd --wire-dtype bfloat16", "must be float32"),
+    ("--algorithm choco --wire low_rank", "low_rank, which needs averages over all nodes"),
     ("--algorithm dpsgd@star", "doubly stochastic"),
     ("--algorithm osgp", "no algorithm is named 'osgp'"),
     ("--algorithm no_such:mine", "--algorithm no_such:mine must be one that can be imported"),

@@ -1,4 +1,4 @@
-"""Rates of a comparison that are chosen by one rule, bytes, and the loss at equal bytes."""
+"""Rates of a comparison that are chosen by one rule, and bytes."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import math
 
 import pytest
 from fake_program import read_calls, write_program
-from report_files import make_lines, make_run, write_run
+from report_files import make_run
 
 from experiments.compare import __main__ as program
 from experiments.compare.costs import SENT, choose_rates, find_costs, format_costs
@@ -26,18 +26,13 @@ DIVERGED = Result(status="diverged", error="loss")
 FAILED = Result(status="failed", error="no luck")
 
 
-def finish(loss, folder=None, per_step=None):
+def finish(loss, per_step=None):
     losses = {"test_loss_average_model": loss, "test_loss_nodes": [loss, loss + 0.5]}
     made = make_run("sgp", "ring", 0, steps=8, **losses)
     run = {name: value for name, value in made.items() if "accuracy" not in name}
     if per_step is not None:
         run[SENT] = per_step
-    if folder is not None:
-        folder.mkdir()
-        lines = make_lines(run, evaluations=False)
-        lines = [x | {"step": k, "loss": 8.0 - k} for k, x in zip((2, 4, 6, 8), lines, strict=True)]
-        write_run(folder, [run], lines)
-    return Result(status="finished", summary={"runs": [run]}, folder=folder)
+    return Result(status="finished", summary={"runs": [run]})
 
 
 def test_the_best_rate_of_the_first_seed_is_that_of_all_seeds():
@@ -62,21 +57,16 @@ def test_the_best_rate_of_the_first_seed_is_that_of_all_seeds():
     assert choose_rates(GRID, dict(zip(trials[3:4], more[:1], strict=True))) == {}  # interrupted
 
 
-def test_the_loss_at_equal_bytes_is_the_last_before_them(tmp_path):
+def test_what_rows_cost():
     trials = dict.fromkeys(GRID.list_trials(), DIVERGED)
     chosen = {("often", "loss"): 0.4, ("rare", "loss"): 0.2}
     per_step = {"often": 20e6, "rare": 10e6, "fixed": 80e6}
-    ends = {
-        cell: finish(1.0 + cell.seed, tmp_path / cell.name, per_step[cell.row])
-        for cell in GRID.list_cells(chosen)
-    }
+    ends = {cell: finish(1.0 + cell.seed, per_step[cell.row]) for cell in GRID.list_cells(chosen)}
     costs = find_costs(GRID, ends, trials, "loss")
     text = format_costs(costs, "loss")
-    # After 8 steps "rare" has sent 80 MB, "often" after 4, "fixed" after 1, before its first line.
-    assert "training loss at 80 MB" in text
-    assert "| often | 4.500 ± 0.707 | 0.4 (largest) | 160 | 4.000 |" in text
-    assert "| rare | 4.500 ± 0.707 | 0.2 (largest) | 80 | 0.000 |" in text
-    assert "| fixed | 4.500 ± 0.707 | - | 640 | - |" in text
+    assert "| often | 4.500 ± 0.707 | 0.4 (largest) | 160 |" in text
+    assert "| rare | 4.500 ± 0.707 | 0.2 (largest) | 80 |" in text
+    assert "| fixed | 4.500 ± 0.707 | - | 640 |" in text
     assert "widen it" in text
     nothing = format_costs(find_costs(GRID, {}, trials, "loss"), "loss")
     assert "| often | diverged | none of 3 | - |" in nothing

@@ -67,6 +67,18 @@ def test_outer_steps_over_neighbours(tmp_path):
     assert sent == pytest.approx(1000 * 65 / 64 / 4, rel=0.03)  # one model, as the pull is 1
 
 
+def test_factors_of_rank_4_are_averaged():
+    """Of a matrix of 10 by 100, in every step, or in every fourth."""
+    outer = OuterOptions(4, outer_wire="low_rank", outer_error_feedback=1.0)
+    for name, options, every in (
+        ("allreduce", MethodOptions(4, wire="low_rank"), 1),
+        ("local", MethodOptions(4, outer=outer), 4),
+    ):
+        method = make_method(name, options, optax.sgd(0.1))
+        sent = count_sent_bytes(method, PARAMS, gx.Nodes(4), 8)
+        assert sent == 2 * 3 / 4 * 4 * (10 + 100) * 4 / every
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_stands_around_what_keeps_nothing_but_models(name):
     def make():

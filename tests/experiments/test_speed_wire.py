@@ -55,6 +55,16 @@ def test_codecs_that_some_rows_do_not_have():
     assert "must be float32 or bfloat16, got int8" in left_out["centralized, int8 wire"]
 
 
+def test_factors_are_of_the_matrices_of_the_model():
+    (row,), left_out = list_rows(["allreduce", "centralized", "sgp"], ["low_rank"], 4)
+    assert row.name == "allreduce, low_rank wire"
+    assert len(left_out) == 2
+    parameters = 8 * (100 * 100 + 100)
+    assert row.count_sent_bytes(0, parameters) == 1.5 * 4 * 8 * (4 * 200 + 100)
+    seconds = predict_row(row, CONFIGURATION, 0.5, 0.0, 0.0)
+    assert seconds == pytest.approx(0.5 + row.count_sent_bytes(0, PARAMETERS) / 25e6)
+
+
 def test_every_algorithm_has_a_row():
     names = [spell_name(name, overlap=1) for name, row in ALGORITHMS.items() if row.exchanges]
     rows, left_out = list_rows(names, ["float32"], 4)

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from experiments import steps_to_loss
-from experiments.steps_to_loss import METHODS, StepsOptions, count_steps, make_trainer
+from experiments.steps_to_loss import (
+    METHODS,
+    StepsOptions,
+    count_steps,
+    list_methods,
+    make_task,
+    make_trainer,
+    tabulate,
+)
 
 
 def test_steps_are_counted_between_both_sides_of_the_loss():
@@ -29,15 +37,39 @@ def test_steps_are_counted_between_both_sides_of_the_loss():
 
 
 def test_all_methods_learn(monkeypatch):
-    images = steps_to_loss.load_images(None)
-    images = jax.tree.map(lambda x: x[:500], images)
-    monkeypatch.setattr(steps_to_loss, "HIDDEN", 4)
+    monkeypatch.setattr(steps_to_loss, "HIDDEN", 12)
     options = StepsOptions(nodes=(4,), every=3, batch_size_per_node=8)
+    task = make_task(options)
+    task = task._replace(examples=jax.tree.map(lambda x: x[:500], task.examples))
     losses = {}
-    for name in ("allreduce", "sgp", steps_to_loss.EVERY):
-        find_loss = make_trainer(METHODS[name], 4, images, options)
+    for name in ("allreduce", "allreduce-low-rank-1", "sgp", "sgp-every-H"):
+        find_loss = make_trainer(METHODS[name], 4, task, options)
         losses[name] = [find_loss(0.05, steps, 1) for steps in (0, 60)]
         assert find_loss(1e9, 20, 1) > 100
     assert len({begin for begin, _ in losses.values()}) == 1  # of the same model
     assert all(end < begin - 0.5 for begin, end in losses.values())
-    assert len(np.unique([end for _, end in losses.values()])) == 3
+    assert len(np.unique([end for _, end in losses.values()])) == 4
+
+
+def test_a_transformer_learns():
+    options = StepsOptions(task="language", nodes=(2,), batch_size_per_node=2)
+    find_loss = make_trainer(METHODS["allreduce-low-rank-1"], 2, make_task(options), options)
+    start, end = (find_loss(0.01, steps, 0) for steps in (0, 20))
+    assert start == pytest.approx(math.log(512), rel=0.02)  # all tokens are equally likely
+    assert end < start - 0.5
+
+
+def test_hours_are_steps_times_seconds():
+    """Over 8 nodes AllReduce makes 56,250 steps; SGP sends 102.4 MB at each of twice as many."""
+    head = {"nodes": 8, "rates": [0.1]}
+    records = [
+        {"method": name, "steps": steps, **head}
+        for name, steps in (("allreduce", [100, 200]), ("sgp", [200, 400]), ("1-osgp", [None] * 2))
+    ]
+    table = tabulate(records, StepsOptions(nodes=(8,)))
+    cells = {column.header: list(column.cells) for column in table.columns}
+    assert cells["times\nAllReduce"] == ["1.00 1.00", "2.00 2.00", "inf inf"]
+    seconds = 0.228 + 102.4e6 / 1.25e6 + 5e-5
+    assert cells["hours,\n10\nMbit/s"][1] == f"{2 * 56_250 * seconds / 3600:.4g}"
+    (factors,) = list_methods("allreduce-low-rank-4", 8, 16)
+    assert sum(exchange.models for exchange in factors.exchanges) == pytest.approx(0.015, abs=1e-3)

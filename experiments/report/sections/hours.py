@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
-import optax
 from matplotlib.figure import Figure as MatplotlibFigure
 
 import gossipjax as gx
@@ -27,7 +26,8 @@ from experiments.report.section import (
     read_table,
 )
 from experiments.runner import Result, Run
-from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
+from experiments.steps_to_loss import BUCKETS, EXAMPLES, LATENCY, WORKLOAD, predict_seconds
+from gossipjax.cost_model import Network, from_transform, predict_step
 from gossipjax.cost_model.networks import SGP_ETHERNET
 
 RUN = "steps-to-loss"
@@ -40,13 +40,9 @@ TITLES = {
     "sgp": "SGP",
     "1-osgp": "1-OSGP",
     "dpsgd": "D-PSGD, pairs",
-    f"sgp-every-{EVERY}": f"SGP every {EVERY} steps",
+    "sgp-every-H": f"SGP every {EVERY} steps",
     "diloco": f"DiLoCo, H = {EVERY}",
 }
-WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228, examples=256)  # of SGP-19
-EXAMPLES = 90 * 1.28e6  # of AllReduce: 90 epochs of ImageNet
-LATENCY = 5e-5  # seconds of a message
-BUCKETS = 5  # of 25 MB, as PyTorch's DDP makes them
 BANDWIDTHS = np.logspace(7, 11, 81)  # bit/s
 FASTEST = 1e11
 MODEL_ERROR = 0.15  # of modelled seconds, as the tests of the cost model demand
@@ -61,36 +57,6 @@ def list_runs(scale: Scale) -> list[Run]:
         return [Run(RUN, "steps_to_loss", small)]
     images = ("--fashion-mnist", f"{scale.fashion_mnist}") if scale.fashion_mnist else ()
     return [Run(RUN, "steps_to_loss", (*images, "--nodes", *map(str, NODES)))]
-
-
-def list_methods(name: str, nodes: int) -> list[Method]:
-    """Returns what a method sends; of all-reduces, and of averages, each that may be the best."""
-    one_peer = gx.topology.one_peer_exponential(nodes)
-    kinds = ("ring", "tree")
-    if name == ALL_REDUCE:
-        mean = gx.allreduce()
-        return [from_transform(mean, name, k, layers=n) for k in kinds for n in (0, BUCKETS)]
-    if name == "diloco":
-        local = gx.outer(optax.identity(), optax.sgd(1.0), every=EVERY)
-        return [from_transform(local, name, kind) for kind in kinds]
-    transforms = {
-        "sgp": gx.sgp(one_peer),
-        "1-osgp": gx.osgp(one_peer),
-        "dpsgd": gx.dpsgd(gx.topology.bipartite_exponential(nodes)),
-        f"sgp-every-{EVERY}": gx.sgp(one_peer.every(EVERY)),
-    }
-    return [from_transform(transforms[name], name)]
-
-
-def predict_seconds(name: str, nodes: int) -> np.ndarray:
-    """Returns the modelled seconds of a step at each bandwidth."""
-    methods = list_methods(name, nodes)
-    seconds = []
-    for bits in BANDWIDTHS:
-        network = Network(bandwidth=float(bits) / 8, latency=LATENCY)
-        predictions = [predict_step(x, WORKLOAD, network, nodes) for x in methods]
-        seconds.append(min(prediction.seconds for prediction in predictions))
-    return np.array(seconds)
 
 
 def read_steps(results: Results) -> dict[int, dict[str, Sample]]:
@@ -120,7 +86,8 @@ def find_hours(steps: Mapping[int, Mapping[str, Sample]]) -> dict[int, dict[str,
         least = EXAMPLES / (WORKLOAD.examples * nodes)  # steps of AllReduce
         for name, sample in row.items():
             count = least * math.exp(sample.mean - row[ALL_REDUCE].mean)
-            hours.setdefault(nodes, {})[name] = count * predict_seconds(name, nodes) / 3600
+            seconds = predict_seconds(name, nodes, EVERY, BANDWIDTHS)
+            hours.setdefault(nodes, {})[name] = count * seconds / 3600
     return hours
 
 

@@ -60,6 +60,7 @@ LEARNING_RATE = 1e-3  # of plain SGD; small, because only time counts here
 MIN_HOSTS = 2
 MAX_HOSTS = 64
 MIN_MEGABYTES = 0.001
+MEGA = 1e6
 MIN_ITERATIONS = 10
 HELP = (
     f"{ALGORITHM_HELP} Here also {CENTRALIZED} (node 0 gathers gradients and sends their mean) "
@@ -160,7 +161,7 @@ class Row(NamedTuple):
             workload = Workload(parameters, compute_seconds=0)
             (exchange,) = self.method.exchanges
             return exchange.count_sent_bytes(step, workload, self.nodes)
-        params = [jax.ShapeDtypeStruct((parameters,), jnp.float32)]
+        params = list_shapes(parameters)
         return float(gx.bytes_per_step(self.transform, params, self.nodes, steps=[step]).sent.max())
 
     def count_link_bytes(self, step: int, parameters: int) -> float:
@@ -171,10 +172,24 @@ class Row(NamedTuple):
         return 2 * sent if self.algorithm == CENTRALIZED else sent
 
 
-def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row:
+def list_shapes(parameters: int) -> list[jax.ShapeDtypeStruct]:
+    """The square matrices of a model of that size, and all its biases.
+
+    >>> [shape.shape for shape in list_shapes(8 * (30 * 30 + 30))][-2:]
+    [(30, 30), (240,)]
+    """
+    width = math.isqrt(parameters // LAYERS)
+    rest = parameters - LAYERS * width**2
+    return [jax.ShapeDtypeStruct(x, jnp.float32) for x in [(width, width)] * LAYERS + [(rest,)]]
+
+
+def make_row(
+    algorithm: str, wire: WireName, nodes: int, steps: int = 12, megabytes: float = 20.0
+) -> Row:
     """The named algorithm over `nodes` nodes, around plain SGD.
 
-    A hybrid topology switches after a third of the `steps`.
+    A hybrid topology switches after a third of the `steps`. Factors are of matrices of a model of
+    so many megabytes.
 
     >>> row = make_row("1-osgp", "bfloat16", 4)
     >>> row.topology, row.overlaps, row.count_sent_bytes(0, 1_000_000)
@@ -184,7 +199,7 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
         raise ValueError(
             f"messages of {algorithm} must be {' or '.join(WIRES[algorithm])}, got {wire}."
         )
-    codec = FORMS[wire].codec
+    codec: Any = FORMS[wire].wire
     sgd = optax.sgd(LEARNING_RATE)
     topology = "complete"
     if algorithm == CENTRALIZED:
@@ -207,9 +222,14 @@ def make_row(algorithm: str, wire: WireName, nodes: int, steps: int = 12) -> Row
         made = make_method(algorithm, MethodOptions(nodes, steps, wire=wire), sgd)
         transform = made.transform
         topology = made.topology
+<<<<<<< HEAD
         # A train step averages the gradients of each layer while it computes those before it.
         is_in_buckets = algorithm == "allreduce" and wire in FLOATS
         method = from_transform(transform, algorithm, layers=LAYERS if is_in_buckets else 0)
+=======
+        params = list_shapes(int(megabytes * MEGA / 4))
+        method = from_transform(transform, algorithm, params=params)
+>>>>>>> power
     params = [jax.ShapeDtypeStruct((1,), jnp.float32)]
     transform = optax.with_extra_args_support(transform)
     opt_state = jax.eval_shape(transform.init, params)
@@ -225,7 +245,7 @@ def build_rows(options: WireOptions, nodes: int) -> tuple[list[Row], dict[str, s
             parse_name(algorithm)
         for wire in options.wire:
             try:
-                rows.append(make_row(algorithm, wire, nodes, options.iterations))
+                rows.append(make_row(algorithm, wire, nodes, options.iterations, options.megabytes))
             except ValueError as error:
                 left_out[f"{algorithm}, {wire} wire"] = str(error)
     if not rows:

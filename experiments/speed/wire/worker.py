@@ -177,7 +177,7 @@ class Worker:
             job=name,
             is_founder=True,
             patience=PATIENCE,
-            wire=FORMS[wire].codec,
+            wire=FORMS[wire].wire,
             secret=self._job.secret,
         )
         node.warm_up(compute_gradients, *example)
