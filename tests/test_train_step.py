@@ -164,6 +164,7 @@ def train_layers(place, gradients, tx, overlap_in_thread):
     nodes = PLACEMENTS[place]
     train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
     layers, opt_state = nodes.init(tx, LAYERS)
+    aux = None
     keys = nodes.replicate(jax.random.key(1), fold_in=True)
     for step in range(3):
         x = np.random.default_rng(step).normal(size=(N, 6, 5)).astype(np.float32)

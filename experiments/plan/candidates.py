@@ -112,6 +112,7 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
     if nodes > 2:
         methods[TWO_PEERS] = _make(TWO_PEERS, nodes, wire)
     codec = FORMS[wire].wire
+    assert not isinstance(codec, gx.wire.LowRank)  # which gossip does not take
     if is_dense:
         drawn = gx.topology.random_ring(nodes, RANDOM_ROUNDS, 0)
         methods["rand-psgd"] = from_transform(gx.dpsgd(drawn, wire=codec), "rand-psgd")

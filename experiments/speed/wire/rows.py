@@ -222,14 +222,10 @@ def make_row(
         made = make_method(algorithm, MethodOptions(nodes, steps, wire=wire), sgd)
         transform = made.transform
         topology = made.topology
-<<<<<<< HEAD
-        # A train step averages the gradients of each layer while it computes those before it.
-        is_in_buckets = algorithm == "allreduce" and wire in FLOATS
-        method = from_transform(transform, algorithm, layers=LAYERS if is_in_buckets else 0)
-=======
         params = list_shapes(int(megabytes * MEGA / 4))
-        method = from_transform(transform, algorithm, params=params)
->>>>>>> power
+        # A train step averages the gradients of each layer while it computes those before it.
+        layers = LAYERS if algorithm == "allreduce" and wire in FLOATS else 0
+        method = from_transform(transform, algorithm, params=params, layers=layers)
     params = [jax.ShapeDtypeStruct((1,), jnp.float32)]
     transform = optax.with_extra_args_support(transform)
     opt_state = jax.eval_shape(transform.init, params)
