@@ -13,6 +13,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -52,6 +53,8 @@ def measure_wire(options: WireOptions) -> None:
         out = results.create_run_dir("speed-wire", options.out, options.overwrite)
         console = Console()
         console.print(f"{options.megabytes:g} MB of parameters. Results: {out}", soft_wrap=True)
+        load = describe_load()
+        console.print(f"load {load['load_average'][0]:.2f}, TCP {load['tcp_congestion_control']}")
         left_out = {f"{n} hosts": reasons for n, (_, reasons) in rows.items() if reasons}
         tables: list[Record] = []
         runs: list[Record] = []
@@ -80,12 +83,21 @@ def measure_wire(options: WireOptions) -> None:
                 results.write_summary(
                     out,
                     dataclasses.asdict(options),
-                    {"kernel": platform.release(), "cores": os.cpu_count()},
+                    {"kernel": platform.release(), "cores": os.cpu_count(), **describe_load()},
                     runs,
                     configurations=tables,
                     left_out=left_out,
                 )
         report_rows(tables, runs, left_out, console)
+
+
+def describe_load() -> Record:
+    """What else makes a network slow: other programs, and how TCP reacts to losses."""
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    return {
+        "load_average": os.getloadavg(),
+        "tcp_congestion_control": control.read_text().strip() if control.exists() else None,
+    }
 
 
 def summarize_configuration(
@@ -107,6 +119,7 @@ def summarize_configuration(
         "examples_per_host": first["examples"],
         **summarize_samples("computation_seconds", max_over_hosts(records, COMPUTATION)),
         "stream_bytes": stream_bytes,
+        **summarize_samples("stream_seconds", max_over_hosts(records, ALL_LINKS)),
         **goodputs,
         "stream_cpu_seconds_per_byte": stream_cpu_seconds / (hosts * stream_bytes),
         "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),

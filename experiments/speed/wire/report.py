@@ -75,7 +75,7 @@ def report_rows(
             f"{configuration['hosts']} hosts, {link}, computation {configuration['computation']}, "
             f"{megabytes:.3g} MB of parameters"
         )
-        console.print(make_table(title, "", ROW_COLUMNS, rows))
+        console.print(make_table(title, "", ROW_COLUMNS, [make_stream_row(configuration), *rows]))
         goodputs = {
             name: configuration[f"goodput_{name}"] / MEGA for name in ("all_links", "one_link")
         }
@@ -83,6 +83,27 @@ def report_rows(
     for nodes, reasons in left_out.items():
         for name, reason in reasons.items():
             console.print(f"left out ({nodes}): {name}: {reason}", soft_wrap=True)
+
+
+def make_stream_row(configuration: Record) -> Record:
+    """The row of plain TCP: a stream of the model's bytes from each host to the next at once."""
+    sent = 4 * configuration["parameters"]
+    scaled = sent / configuration["stream_bytes"]
+    quantiles = ("", "_p10", "_p90")
+    row = {f"seconds{x}": scaled * configuration[f"stream_seconds{x}"] for x in quantiles}
+    limits = dict.fromkeys(("limit_sum_seconds", "limit_max_seconds"), row["seconds"])
+    known = {"algorithm": "a TCP stream", "wire": "float32", "overlaps": False}
+    return (
+        known
+        | row
+        | limits
+        | {
+            "sent_bytes": sent,
+            "nic_bytes": None,
+            "ratio_to_limit": 1.0,
+            "modelled_ratio": None,
+        }
+    )
 
 
 def report_stragglers(runs: Sequence[Record], console: Console) -> None:
