@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -114,10 +115,25 @@ def is_on_all_processes(leaf: Any) -> bool:
     return sharding is not None and not sharding.is_fully_addressable
 
 
-def held_nodes(leaves: list[Any]) -> list[int]:
-    """Returns the nodes (rows of the first array) of which this process has a part."""
-    first = next((leaf for leaf in leaves if leaf.shape), None)
-    if first is None:
+def held_nodes(leaves: list[Any], is_whole: bool = False) -> list[int]:
+    """Returns the nodes (rows of the first array) of which this process has a part, or the whole.
+
+    It has the whole of them if no array is sharded inside of the nodes over several processes.
+    """
+    stacked = [leaf for leaf in leaves if leaf.shape]
+    held = [leaf.sharding.addressable_devices_indices_map(leaf.shape).values() for leaf in stacked]
+    if not held or (is_whole and not all(map(_has_rows, stacked, held))):
         return []
-    indices = first.sharding.addressable_devices_indices_map(first.shape).values()
-    return sorted({row for index in indices for row in range(first.shape[0])[index[0]]})
+    size = stacked[0].shape[0]
+    return sorted({row for index in held[0] for row in range(size)[index[0]]})
+
+
+def _has_rows(leaf: Any, held: Any) -> bool:
+    """Whether these parts of an array, `(rows, columns, ...)`, are whole rows together."""
+    sizes = {tuple(str(part) for part in index): index for index in held}
+    count = sum(
+        math.prod(len(range(size)[part]) for part, size in zip(index, leaf.shape, strict=True))
+        for index in sizes.values()
+    )
+    rows = {row for index in held for row in range(leaf.shape[0])[index[0]]}
+    return count == len(rows) * math.prod(leaf.shape[1:])
