@@ -449,7 +449,7 @@ class Node:
             raise RuntimeError("a node must hold something at the end, got none that does.")
         return self._unpack(total.x, total.w)
 
-    def mean(self, figure: float) -> float:
+    def mean(self, figure: float | jax.Array) -> float:
         """Tells the others a number, such as a loss; returns the mean over the nodes heard so far.
 
         The mean is weighted by `node_weight`. Others hear the number within `patience / 10`, so

@@ -231,8 +231,8 @@ class Checkpoints:
             gone = {*range(restored.metadata.get("nodes", nodes.size))}.difference(kept)
         reasons = [f"nodes {sorted(gone)} that saved it are in no folder"] * bool(gone)
         if lost:
-            text = f"processes {sorted(lost)} have no checkpoint in their folders, as {self.folder}"
-            reasons.insert(0, text)
+            where = f"checkpoint of step {restored.step} in their folders, as {self.folder}"
+            reasons.insert(0, f"processes {sorted(lost)} have no {where}")
         if reasons:
             warnings.warn(
                 f"{', and '.join(reasons)}: all nodes start from the average model of nodes {kept} "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import jax
@@ -116,24 +115,12 @@ def is_on_all_processes(leaf: Any) -> bool:
 
 
 def held_nodes(leaves: list[Any], is_whole: bool = False) -> list[int]:
-    """Returns the nodes (rows of the first array) of which this process has a part, or the whole.
-
-    It has the whole of them if no array is sharded inside of the nodes over several processes.
-    """
-    stacked = [leaf for leaf in leaves if leaf.shape]
-    held = [leaf.sharding.addressable_devices_indices_map(leaf.shape).values() for leaf in stacked]
-    if not held or (is_whole and not all(map(_has_rows, stacked, held))):
+    """Returns the nodes (rows of the first array) of which this process has a part, or all."""
+    first = next((leaf for leaf in leaves if leaf.shape), None)
+    if first is None:
         return []
-    size = stacked[0].shape[0]
-    return sorted({row for index in held[0] for row in range(size)[index[0]]})
-
-
-def _has_rows(leaf: Any, held: Any) -> bool:
-    """Whether these parts of an array, `(rows, columns, ...)`, are whole rows together."""
-    sizes = {tuple(str(part) for part in index): index for index in held}
-    count = sum(
-        math.prod(len(range(size)[part]) for part, size in zip(index, leaf.shape, strict=True))
-        for index in sizes.values()
-    )
-    rows = {row for index in held for row in range(leaf.shape[0])[index[0]]}
-    return count == len(rows) * math.prod(leaf.shape[1:])
+    here, elsewhere = set[int](), set[int]()
+    for device, index in first.sharding.devices_indices_map(first.shape).items():
+        is_here = device.process_index == jax.process_index()
+        (here if is_here else elsewhere).update(range(first.shape[0])[index[0]])
+    return sorted(here - elsewhere if is_whole else here)

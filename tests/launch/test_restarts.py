@@ -114,7 +114,7 @@ def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path, is_asyn
     first, second = (line for line in read("0.out").splitlines() if "starts at" in line)
     assert first == "starts at 0"
     assert int(second.split()[-1]) >= 30  # that of step 40 was perhaps being written
-    assert "processes [1] have no checkpoint in their folders" in read("0.err")
+    assert "processes [1] have no checkpoint of step" in read("0.err")
     assert read("1.out").endswith("is finished\n")
 
 

@@ -20,7 +20,7 @@ with gx.asynchronous.join(
     node_weight=training.EXAMPLES,
 ) as node:
     held_out = training.read_held_out(node.place)
-    print(f"node {node.place} begins at step {node.steps}, hears nodes {node.members}")
+    print(f"node {node.place} begins at step {node.steps}")
     clock = time.time()
     while node.total_steps < int(sys.argv[1]):  # of all nodes together
         loss = node.step(gradients, training.read_rows(node.place, node.steps))
