@@ -68,8 +68,9 @@ class Checkpoints:
     complete when `save` returns, or raises `OSError`.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
-    their parts. If the folder of a process is empty, because its machine has lost its disk,
-    `resume` warns and starts all nodes from the average model of the remaining nodes.
+    their parts. Other processes may resume it. If some of its nodes are in no folder, or a process
+    has no part of it, because its machine is new or has lost its disk, `resume` warns and starts
+    all nodes from the average model of the nodes that are there.
 
     Args:
       folder: where the checkpoints are, on a disk or at `gs://BUCKET/FOLDER`. Made if missing.

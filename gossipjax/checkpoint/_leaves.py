@@ -119,8 +119,7 @@ def held_nodes(leaves: list[Any], is_whole: bool = False) -> list[int]:
     first = next((leaf for leaf in leaves if leaf.shape), None)
     if first is None:
         return []
-    here, elsewhere = set[int](), set[int]()
+    nodes: dict[bool, set[int]] = {True: set(), False: set()}  # by whether they are here
     for device, index in first.sharding.devices_indices_map(first.shape).items():
-        is_here = device.process_index == jax.process_index()
-        (here if is_here else elsewhere).update(range(first.shape[0])[index[0]])
-    return sorted(here - elsewhere if is_whole else here)
+        nodes[device.process_index == jax.process_index()].update(range(first.shape[0])[index[0]])
+    return sorted(nodes[True] - nodes[False] if is_whole else nodes[True])

@@ -61,7 +61,8 @@ def final_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        final, former_hook = error, sys.excepthook
+        final = error
+        former_hook = sys.excepthook
 
         def report(kind: type[BaseException], raised: BaseException, *more: Any) -> None:
             if raised is final:
