@@ -79,7 +79,7 @@ class Membership:
     def __init__(self, settings: Settings, identity: Identity, now: float):
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
         self.weight = settings.node_weight or 1.0
-        self.figure = "nan"  # as in a view
+        self.figure = "none"  # as in a view
         # Place -> its weight, its newest figure, and whether that is its last.
         self.figures: dict[int, tuple[float, float, bool]] = {}
         self.clock = 0  # the step of its schedules; a new node takes the clock of the giver

@@ -122,7 +122,7 @@ class View(NamedTuple):
     query: int = 0  # the receiver sends it back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query
     node_weight: float = 0.0  # as its `join` got it
-    figure: str = "nan"  # the newest number of `Node.mean`, and " last" after `Node.average`
+    figure: str = "none"  # the newest number of `Node.mean`, and " last" after `Node.average`
 
 
 VIEW_FORMS = get_type_hints(View)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import math
 import secrets
 import time
 import warnings
@@ -460,22 +459,20 @@ class Node:
         ending = self._participant.ending
         with self._service.lock:
             members.figure = f"{float(figure)!r}{' last' * ending.is_ended}"
-            own = (members.weight, float(figure), True)
             members.next_beat = members.now if ending.is_ended else members.next_beat
         self._service.wake()
 
         def has_all() -> bool:
-            others = [who.place for who, (_, mass) in ending.finals.items() if mass.w]
-            last = {place for place, (*_, is_last) in members.figures.items() if is_last}
-            return {*others} <= {*last, self.place}
+            places = {who.place for who, (_, mass) in ending.finals.items() if mass.w}
+            return places <= {self.place, *(i for i, one in members.figures.items() if one[2])}
 
         if ending.is_ended:
             self._service.wait_until(has_all, self._settings.patience)
         with self._service.lock:
             heard = {peer.identity.place for peer in members.peers.values()}
-            known = [one for place, one in members.figures.items() if place in heard or one[2]]
-        known = [one for one in (own, *known) if not math.isnan(one[1])]
-        return sum(w * value for w, value, _ in known) / sum(w for w, *_ in known)
+            told = [one for i, one in members.figures.items() if i in heard or one[2]]
+        weights, figures, _ = zip((members.weight, float(figure), True), *told, strict=True)
+        return float(np.average(figures, weights=weights))
 
     def leave(self, timeout: float | None = None) -> None:
         """Leaves the job, and gives the mass of this node to a node that goes on, if any.
