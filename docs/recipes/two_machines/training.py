@@ -37,9 +37,9 @@ def read_rows(place, step):
 
 def read_held_out(place):
     """Rows of one node on which it does not train."""
-    return draw_rows(HELD_OUT, place)
+    return draw_rows(HELD_OUT, place, 8 * BATCH)
 
 
-def draw_rows(text, seed):
-    starts = np.random.default_rng(seed).integers(len(text) - CONTEXT, size=BATCH)
+def draw_rows(text, seed, count=BATCH):
+    starts = np.random.default_rng(seed).integers(len(text) - CONTEXT, size=count)
     return np.stack([text[start : start + CONTEXT + 1] for start in starts]).astype(np.int32)
