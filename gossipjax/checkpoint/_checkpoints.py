@@ -242,7 +242,7 @@ class Checkpoints:
                 stacklevel=5,
             )
         resumed = TrainState(restored.step, *restored.state, metadata=restored.metadata)
-        return fit_state(resumed, state, nodes, make_tx, is_whole=not gone)
+        return fit_state(resumed, state, nodes, make_tx, is_whole=not reasons)
 
     def after(self, state: TrainState, last: bool = False) -> None:
         """Saves `state` if its step is a multiple of `every` or the last step, or after SIGTERM.

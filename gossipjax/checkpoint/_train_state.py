@@ -113,7 +113,7 @@ def fit_state(
 ) -> tuple[TrainState, ResizeReport | None]:
     """Returns `restored` on the devices of `nodes`, resized if another run saved it.
 
-    It is also resized if it is not whole: if some nodes of that run are lost.
+    It is also resized if it is not whole: if a node of that run, or the part of a process is lost.
     """
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
     report = None
