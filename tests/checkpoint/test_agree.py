@@ -1,6 +1,7 @@
 """Which checkpoints count, where each process has a folder of its own, and who takes part."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ def agree(monkeypatch, *folders):
     ]
     monkeypatch.setattr(_store, "gather_texts", lambda text: texts)
     monkeypatch.setattr(Folder, "_own_parts", lambda self: [])
-    return Folder(None, shared=False).agree()
+    return Folder(Path(), shared=False).agree()
 
 
 BOTH, ALL = (A, B), (A, B, C)
