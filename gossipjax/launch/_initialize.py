@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -195,7 +196,8 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
         is_likely = is_of_others or isinstance(error, ConnectionError)
         is_lost = peers.kept is not None and peers.kept.has_lost(LOSS_SECONDS if is_likely else 0)
         if not (is_lost and is_likely):  # else the traceback of the collective adds nothing
-            former_hook(kind, error, traceback)
+            with contextlib.suppress(SystemExit):  # of `final_errors`
+                former_hook(kind, error, traceback)
         # JAX's shutdown would wait for the other processes.
         status = getattr(error, "exit_status", 1)
         exit_process(130 if issubclass(kind, KeyboardInterrupt) else status)

@@ -61,15 +61,17 @@ def final_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        final = error
-        former_hook = sys.excepthook
-
-        def report(kind: type[BaseException], raised: BaseException, *more: Any) -> None:
-            if raised is final:
-                raised.exit_status = os.EX_CONFIG  # pyright: ignore[reportAttributeAccessIssue]
-            former_hook(kind, raised, *more)  # in a job of several processes, it ends this one
-            if raised is final:
-                sys.exit(os.EX_CONFIG)
-
-        sys.excepthook = report
+        error.exit_status = os.EX_CONFIG  # pyright: ignore[reportAttributeAccessIssue]
+        if not _former_hooks:
+            _former_hooks.append(sys.excepthook)
+            sys.excepthook = _report
         raise
+
+
+_former_hooks: list[Any] = []  # at most one
+
+
+def _report(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    _former_hooks[0](kind, error, traceback)  # in a job of several processes, it ends this one
+    if hasattr(error, "exit_status"):
+        sys.exit(error.exit_status)

@@ -121,6 +121,21 @@ def test_a_machine_goes_away_and_comes_back_with_an_empty_disk(tmp_path, is_asyn
     assert read("1.out").endswith("is finished\n")
 
 
+def test_the_loop_ends_where_another_start_would_fail():
+    """A third node that lists two addresses is told once what to type."""
+    program = """
+import jax.numpy as jnp, optax, gossipjax as gx
+gx.asynchronous.join(optax.sgd(1.0), jnp.zeros(3), algorithm=gx.asynchronous.sgp())
+"""
+    addresses = "127.0.0.1:5000,127.0.0.1:5001"
+    variables = environment(GOSSIPJAX_NODE="2", GOSSIPJAX_NODE_ADDRESSES=addresses)
+    command = [RECIPE / "until.sh", sys.executable, "-c", program]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == os.EX_CONFIG
+    assert f"GOSSIPJAX_NODE=2 GOSSIPJAX_NODE_ADDRESSES={addresses},HOST:PORT" in done.stderr
+    assert done.stderr.count("until.sh: status 78 would come again") == 1
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_the_unit_is_one(tmp_path):
     text = (RECIPE / "gossip.service").read_text()
