@@ -73,5 +73,5 @@ _former_hooks: list[Any] = []  # at most one
 
 def _report(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     _former_hooks[0](kind, error, traceback)  # in a job of several processes, it ends this one
-    if hasattr(error, "exit_status"):
-        sys.exit(error.exit_status)
+    if status := getattr(error, "exit_status", None):
+        sys.exit(status)
