@@ -165,20 +165,24 @@ def gather_texts(text: str) -> list[str]:
         return [text]
     if peers.kept is not None:
         return peers.kept.gather("gather_texts", text, _seconds.get())
-    mesh = Mesh(np.array(jax.devices()), ("devices",))
-    count = jax.local_device_count()
-
-    def gather(row: Any) -> np.ndarray:
-        rows = put(np.tile(row, (count, 1)), mesh, mesh.size, axis_name="devices")
-        first = {device.process_index: i for i, device in reversed([*enumerate(jax.devices())])}
-        return to_host(rows)[[first[process] for process in range(jax.process_count())]]
-
     encoded = text.encode()
-    sizes = gather(np.array([len(encoded)], np.int32))[:, 0]
+    sizes = gather_arrays(np.int32(len(encoded)))
     # A number of bytes that is a power of two: texts of many lengths need few programs.
     width = 1 << int(sizes.max()).bit_length()
-    rows = gather(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8))
+    rows = gather_arrays(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8))
     return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def gather_arrays(tree: Any) -> Any:
+    """Returns the arrays of all processes on every process, `[processes, ...]`, by a collective.
+
+    >>> gather_arrays(np.array([3, 4])).tolist()
+    [[3, 4]]
+    """
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.array([first[process] for process in sorted(first)]), ("processes",))
+    rows = jax.tree.map(lambda array: np.asarray(array)[None], tree)
+    return to_host(put(rows, mesh, mesh.size, axis_name="processes"))
 
 
 def local_nodes(mesh: Mesh | None, size: int, *, axis_name: str = "nodes") -> list[int]:

@@ -58,7 +58,7 @@ ALLOWED_PACKAGES = {
     "flax.py": {"flax", "optax"},
     "topology": {"cvxpy", "numpy"},
     "dirichlet.py": {"numpy"},
-    "checkpoint": {"etils", "fsspec", "jax", "numpy", "optax", "orbax"},
+    "checkpoint": {"etils", "fsspec", "jax", "numpy", "optax", "orbax", "tensorstore"},
     "asynchronous": {"jax", "numpy", "optax", "rich", "zmq"},
     "launch": {"jax", "numpy"},
 }

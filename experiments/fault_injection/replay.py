@@ -42,11 +42,12 @@ class Node:
         self.estate: Any = 0.0
         self.outer: Any = None  # every, rate, momentum
 
-    def move(self, rate: float = 1.0, momentum: float = 0.0) -> None:
-        """Moves the mass by the node's own movement."""
+    def move(self, line: dict[str, Any], rate: float = 1.0, momentum: float = 0.0) -> None:
+        """Moves the mass by the node's own movement, or the part of it that a line says."""
         x, m, w = self.held
-        new = momentum * m - w * self.moved
-        pull = w * self.moved - momentum * new
+        moved = line.get("part", 1.0) * w * self.moved
+        new = momentum * m - moved
+        pull = moved - momentum * new
         self.held = np.array([x + rate * pull, new if momentum else m, w])
         self.moved = 0.0
 
@@ -166,10 +167,10 @@ class _Job:
             case "end":
                 node.moved, node.opt_state = node.ended
                 if node.outer is None:
-                    node.move()
+                    node.move(line)
             case "outer":
-                node.move(*node.outer[1:])
+                node.move(line, *node.outer[1:])
             case "finish":
-                node.move()
+                node.move(line)
             case event:
                 assert event in NO_EFFECT, event

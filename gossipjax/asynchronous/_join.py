@@ -17,6 +17,7 @@ from gossipjax.collectives import require_floats
 from gossipjax.wire import WireLike
 
 
+@launch.final_errors()
 def join(
     tx: optax.GradientTransformation,
     params: Any,
@@ -35,6 +36,7 @@ def join(
     folder: str | Path | None = None,
     every: int = 100,
     nonfinite: Literal["raise", "skip"] = "raise",
+    node_weight: float | None = None,
 ) -> Node:
     """Joins a job of asynchronous nodes, or starts one.
 
@@ -73,6 +75,11 @@ def join(
       every: the number of local steps from one save to the next.
       nonfinite: what happens at a step whose update is NaN or infinite. The update is never
         applied; `raise` raises an error, and `skip` goes on and counts the step.
+      node_weight: n, how much this node counts, in a unit that all nodes share, such as its number
+        of examples. Give it to all nodes or to none. A step (of `outer`, an outer step) then moves
+        the mass by `n / max n` of its update, the maximum over the living nodes that train. So
+        with SGD the nodes minimize `sum_i n_i f_i / sum_i n_i`, the mean loss over all examples of
+        those that live, and the average model moves `mean n / max n` times as fast.
 
     Returns:
       The node. A thread of it receives messages from now on.
@@ -113,6 +120,7 @@ def join(
         folder=None if folder is None else Path(folder),
         every=every,
         nonfinite=nonfinite,
+        node_weight=node_weight,
     )
     require_floats(params, "params")
     return Node(tx, params, settings)

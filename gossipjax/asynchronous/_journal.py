@@ -55,10 +55,11 @@ class Journal:
         self._life |= identity._asdict()
         self._put({"event": "life"} | self._life)
 
-    def add(self, event: str, peer: str, number: int, mass: Mass | None) -> None:
-        """Adds an event."""
+    def add(self, event: str, peer: str, number: int, mass: Mass | None, part: float = 1.0) -> None:
+        """Adds an event; a `part` of 1 is left out."""
         names = {"life": self._life["life"], "peer": peer, "number": number}
         line: Line = {"event": event, "time": time.time()} | names
+        line |= {} if part == 1 else {"part": part}
         if mass is not None:
             line |= {"w": float(mass.w)} | ({"exponent": mass.exponent} if mass.exponent else {})
         self._put(line)

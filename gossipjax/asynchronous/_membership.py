@@ -6,6 +6,7 @@ clocks or threads: the caller passes in messages and the time.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable
@@ -77,6 +78,10 @@ class Membership:
 
     def __init__(self, settings: Settings, identity: Identity, now: float):
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
+        self.weight = settings.node_weight or 1.0
+        self.figure = "none"  # as in a view
+        # Place -> its weight, its newest figure, and whether that is its last.
+        self.figures: dict[int, tuple[float, float, bool]] = {}
         self.clock = 0  # the step of its schedules; a new node takes the clock of the giver
         # Who lives and was given this place before: a former life is silent, or names another.
         self.twin: Identity | None = None
@@ -98,6 +103,17 @@ class Membership:
     def list_members(self) -> list[Identity]:
         """Returns the nodes that this node hears and that hold mass."""
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
+
+    @property
+    def part(self) -> float:
+        """The part of an update by which this node moves its mass.
+
+        A slow node holds more weight, so all nodes count alike without it. A part above 1 would let
+        long outer steps diverge.
+        """
+        views = [peer.view for peer in self.peers.values()]
+        others = [v.node_weight for v in views if not (v.wants_mass or v.is_finished)]
+        return self.weight / max(self.weight, *others, 0.0)
 
     @property
     def own_steps(self) -> int:
@@ -158,6 +174,9 @@ class Membership:
         for place, count in view.steps:
             self.learn_steps(place, count)
         peer.beat = max(peer.beat, view.beat)
+        with contextlib.suppress(ValueError):
+            figure, _, is_last = view.figure.partition(" ")
+            self.figures[peer.identity.place] = view.node_weight, float(figure), bool(is_last)
         self._note_contacts(view.members)
         for member, beat in zip(view.members, view.beats, strict=True):
             other = self.peers.get(member.life)
@@ -296,4 +315,6 @@ class Membership:
             beat=self._beats,
             deaths=tuple((who, life, max(0.0, self.now - time)) for life, (who, time) in deaths),
             steps=tuple(self.steps.items()),
+            node_weight=self.weight,
+            figure=self.figure,
         )

@@ -23,7 +23,7 @@ import numpy as np
 from gossipjax.wire import Codec, WireLike, fold_in, require_codec
 
 Wire = Codec | None  # None: a buffer travels as it is
-VERSION = 6
+VERSION = 7
 MAX_HEADER_BYTES = 1 << 22
 MAX_TEXT = 300
 MAX_ENTRIES = 20_000
@@ -121,6 +121,8 @@ class View(NamedTuple):
     branch: int = 0  # `Founding.branch`
     query: int = 0  # the receiver sends it back as `echo`; 0 is none
     echo: int = 0  # the receiver's newest query
+    node_weight: float = 0.0  # as its `join` got it
+    figure: str = "none"  # the newest number of `Node.mean`, and " last" after `Node.average`
 
 
 VIEW_FORMS = get_type_hints(View)

@@ -223,9 +223,14 @@ class Holding:
         return all(is_finite(np.asarray(x), mass.w or 1.0) for x in mass.x)
 
     def move(
-        self, moved: tuple[Any, ...], outer: Outer | None, wires: Any | None, key: Any = None
+        self,
+        moved: tuple[Any, ...],
+        outer: Outer | None,
+        wires: Any | None,
+        key: Any = None,
+        part: float = 1.0,
     ) -> Mass | None:
-        """Adds what has arrived, and moves the mass by the node's own movement.
+        """Adds what has arrived, and moves the mass by a part of the node's own movement.
 
         With `wires`, the types of the wire, half of the sum is taken out and returned on the host,
         if it is finite.
@@ -233,7 +238,7 @@ class Holding:
         total = self.total
         arrays = None if self._change is None else self._change.x
         self._change = None
-        kept, shared = advance(self.mass.x, arrays, moved, total.w, outer, wires, key)
+        kept, shared = advance(self.mass.x, arrays, moved, part * total.w, outer, wires, key)
         self.mass = dataclasses.replace(total, x=kept)
         if wires is None:
             return None

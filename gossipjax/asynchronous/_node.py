@@ -111,6 +111,7 @@ class Node:
         if settings.is_founder is None:
             estate = Mass(tuple(map(np.asarray, x)), 1.0)
             self._participant.founding.bring(estate, **saved)
+        self._part = 1.0  # `Membership.part`, at the end of the last step
         self._is_open = True
         self._in_block = False
         self._warned = 0  # number of notes of which it has warned
@@ -127,6 +128,7 @@ class Node:
         digest = hashlib.sha256(text.encode()).hexdigest()
         model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
         algorithm = str(self._outer or self._settings.algorithm.name)
+        algorithm += " by node_weight" * (self._settings.node_weight is not None)
         sizes = tuple(self._layout.sizes) * self._models
         dtypes = tuple(self._layout.dtypes) * self._models
         buffers = tuple(zip(self._wires, sizes, dtypes, strict=True))
@@ -227,8 +229,9 @@ class Node:
             # Else the node was declared dead during the step, and has given up its old mass.
             if participant.life == life:
                 participant.members.count_step()
+                self._part = participant.members.part
                 if is_finite:
-                    self._journal.add("end", life, self._steps - 1, None)
+                    self._journal.add("end", life, self._steps - 1, None, part=self._part)
                 self._moved = moved if self._outer else None
                 if not is_finite and not self._holding.is_finite():
                     participant.give_up("write off", keeps=False)
@@ -373,11 +376,11 @@ class Node:
         is_free = peer is not None and participant.may_send(peer, is_share=not averages)
         now = time.monotonic()
         if self._outer:
-            self._journal.add("outer", participant.life, self._steps - 1, None)
+            self._journal.add("outer", participant.life, self._steps - 1, None, part=self._part)
         wires = self._wires if is_free and not averages else None
         # From place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
-        half = self._holding.move(moved, self._outer, wires, key)
+        half = self._holding.move(moved, self._outer, wires, key, self._part)
         self._moved = self._make_moved()
         self._kept += peer is not None and not is_free
         if peer is None or not is_free:
@@ -396,8 +399,8 @@ class Node:
         self._moved = self._make_moved()
         participant = self._participant
         if moved is not None and participant.may_change:
-            self._journal.add("finish", participant.life, self._steps, None)
-            self._holding.move(moved, None, None)
+            self._journal.add("finish", participant.life, self._steps, None, part=self._part)
+            self._holding.move(moved, None, None, part=self._part)
 
     def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
         """Ends the training of this node; returns the average model of all living nodes.
@@ -445,6 +448,32 @@ class Node:
         if not total.w:
             raise RuntimeError("a node must hold something at the end, got none that does.")
         return self._unpack(total.x, total.w)
+
+    def mean(self, figure: float | jax.Array) -> float:
+        """Tells the others a number, such as a loss; returns the mean over the nodes heard so far.
+
+        The mean is weighted by `node_weight`. Others hear the number within `patience / 10`, so
+        theirs may be a little older. After `average` all nodes may call it once: it then waits up
+        to the patience for the numbers that the others give after theirs.
+        """
+        members = self._participant.members
+        ending = self._participant.ending
+        with self._service.lock:
+            members.figure = f"{float(figure)!r}{' last' * ending.is_ended}"
+            members.next_beat = members.now if ending.is_ended else members.next_beat
+        self._service.wake()
+
+        def has_all() -> bool:
+            places = {who.place for who, (_, mass) in ending.finals.items() if mass.w}
+            return places <= {self.place, *(i for i, one in members.figures.items() if one[2])}
+
+        if ending.is_ended:
+            self._service.wait_until(has_all, self._settings.patience)
+        with self._service.lock:
+            heard = {peer.identity.place for peer in members.peers.values()}
+            told = [one for i, one in members.figures.items() if i in heard or one[2]]
+        weights, figures, _ = zip((members.weight, float(figure), True), *told, strict=True)
+        return float(np.average(figures, weights=weights))
 
     def leave(self, timeout: float | None = None) -> None:
         """Leaves the job, and gives the mass of this node to a node that goes on, if any.

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Literal
 
-from gossipjax.asynchronous._messages import is_address, read_numeric
+from gossipjax.asynchronous._messages import MAX_AGE, is_address, read_numeric
 from gossipjax.asynchronous.algorithms import Algorithm
 from gossipjax.wire import WireLike
 
@@ -36,6 +36,7 @@ class Settings:
     folder: Path | None = None
     every: int = 100
     nonfinite: Literal["raise", "skip"] = "raise"
+    node_weight: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in [("listen", self.listen), *(("address", one) for one in self.contacts)]:
@@ -62,6 +63,11 @@ class Settings:
             raise ValueError(
                 "algorithm must be gx.asynchronous.sgp(), adpsgd() or outer(every), got "
                 f"{self.algorithm!r:.60}."
+            )
+        if not 0 < (1 if self.node_weight is None else self.node_weight) < MAX_AGE:
+            raise ValueError(
+                f"node_weight must be a number > 0 and < {MAX_AGE:g}, such as the number of "
+                f"examples of this node, got {self.node_weight!r}: take thousands of them."
             )
         if self.algorithm.averages and self.wire is not None:
             raise ValueError(

@@ -36,7 +36,6 @@ from gossipjax.checkpoint._train_state import (
     fit_state,
     make_template,
     require_make_tx,
-    take_kept_nodes,
     warn_of_changes,
 )
 from gossipjax.checkpoint._writer import Writer
@@ -69,8 +68,9 @@ class Checkpoints:
     complete when `save` returns, or raises `OSError`.
 
     Without a shared disk (`shared=False`), a checkpoint is complete only if all processes have
-    their parts. If the folder of a process is empty, because its machine has lost its disk,
-    `resume` warns and starts all nodes from the average model of the remaining nodes.
+    their parts. Other processes may resume it. If some of its nodes are in no folder, or a process
+    has no part of it, because its machine is new or has lost its disk, `resume` warns and starts
+    all nodes from the average model of the nodes that are there.
 
     Args:
       folder: where the checkpoints are, on a disk or at `gs://BUCKET/FOLDER`. Made if missing.
@@ -124,11 +124,12 @@ class Checkpoints:
         self._max_to_keep = require_int(max_to_keep, "max_to_keep", 1)
         self._timeout = timeout
         self._is_read_only = read_only
-        self._is_shared = shared or jax.process_count() == 1
-        self._store = Folder(self.folder, self._is_shared)
+        self._is_shared = shared
+        self._has_parts = not shared and jax.process_count() > 1
+        self._store = Folder(self.folder, shared)
         self._lock = FolderLock(self.folder)
         if not read_only:
-            if self._is_shared and isinstance(self.folder, Path):
+            if shared and isinstance(self.folder, Path):
                 require_shared_folder(self.folder)
             else:
                 self._store.each(lambda: self.folder.mkdir(parents=True, exist_ok=True))
@@ -142,7 +143,7 @@ class Checkpoints:
         self._must_write = True  # no write may fail before one has succeeded
         self.is_preempted = False
         self._at_exit = contextlib.ExitStack()
-        self._writer = Writer(timeout, self._is_shared)
+        self._writer = Writer(timeout, not self._has_parts)
 
     def __enter__(self) -> Checkpoints:
         self._is_entered = True
@@ -169,6 +170,7 @@ class Checkpoints:
     def _on_sigterm(self, *_: object) -> None:
         self.is_preempted = True
 
+    @launch.final_errors()
     @meshes.apart_from_set_mesh
     def resume(
         self,
@@ -201,44 +203,46 @@ class Checkpoints:
         other = None if init_from is None else _require_folder(init_from, "init_from")
         require_make_tx(make_tx)
         settings = require_metadata(state.metadata or {}).get("settings")
-        restored = self._restore_train_state(state, nodes, make_tx)
-        self.resumed_from = None if restored is None else self.folder
-        if restored is None and other is not None:
+        fitted = self._restore_train_state(state, nodes, make_tx)
+        self.resumed_from = None if fitted is None else self.folder
+        if fitted is None and other is not None:
             with Checkpoints(str(other), read_only=True, shared=self._is_shared) as others:
-                restored = others._restore_train_state(state, nodes, make_tx)
-            if restored is None:
+                fitted = others._restore_train_state(state, nodes, make_tx)
+            if fitted is None:
                 raise ValueError(
                     f"init_from must be a folder of checkpoints, got {other}, which holds none."
                 )
             self.resumed_from = other
-        if restored is None:
-            self.resize_report = None
-            return state
-        resumed, self.resize_report = fit_state(restored, state, nodes, make_tx)
-        if not settings:
+        resumed, self.resize_report = fitted or (state, None)
+        if fitted is None or not settings:
             return resumed
-        metadata = restored.metadata or {}
+        metadata = resumed.metadata or {}
         warn_of_changes(metadata.get("settings"), settings)
         return resumed._replace(metadata={**metadata, "settings": settings})
 
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
-    ) -> TrainState | None:
+    ) -> tuple[TrainState, ResizeReport | None] | None:
         make_like = functools.partial(make_template, state, nodes, make_tx)
-        restored, lost = self._restore(make_like, None)
+        restored, kept, lost = self._restore(make_like, None)
         if restored is None:
             return None
+        gone: set[int] = set()
+        if kept is not None:
+            gone = {*range(restored.metadata.get("nodes", nodes.size))}.difference(kept)
+        reasons = [f"nodes {sorted(gone)} that saved it are in no folder"] * bool(gone)
+        if lost:
+            where = f"checkpoint of step {restored.step} in their folders, as {self.folder}"
+            reasons.insert(0, f"processes {sorted(lost)} have no {where}")
+        if reasons:
+            warnings.warn(
+                f"{', and '.join(reasons)}: all nodes start from the average model of nodes {kept} "
+                f"at step {restored.step}. If a disk is not mounted there, end the run and mount "
+                "it.",
+                stacklevel=5,
+            )
         resumed = TrainState(restored.step, *restored.state, metadata=restored.metadata)
-        if not lost:
-            return resumed
-        kept, resumed = take_kept_nodes(resumed, lost)
-        warnings.warn(
-            f"processes {sorted(lost)} have no checkpoint in their folders, as {self.folder}: all "
-            f"nodes start from the average model of nodes {kept} at step {restored.step}. If a "
-            "disk is not mounted there, end the run and mount it.",
-            stacklevel=4,
-        )
-        return resumed
+        return fit_state(resumed, state, nodes, make_tx, is_whole=not reasons)
 
     def after(self, state: TrainState, last: bool = False) -> None:
         """Saves `state` if its step is a multiple of `every` or the last step, or after SIGTERM.
@@ -281,7 +285,7 @@ class Checkpoints:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
-        leaves = as_arrays(meshes.on_auto_axes(state), self._is_shared)
+        leaves = as_arrays(meshes.on_auto_axes(state), not self._has_parts)
         self._store.each(self._lock.acquire)  # again, after `close`
         self._finish_write()
         manifest = Manifest(step, leaf_specs(state), metadata)
@@ -305,13 +309,14 @@ class Checkpoints:
                 f"{later}: resume from the newest, remove or rename what you do not want, or save "
                 "in another folder."
             )
-        if not self._is_shared:
+        if self._has_parts:
             save = broadcast_text(uuid.uuid4().hex)
-            part = {"nodes": held_nodes(leaves), "save": save, "is_first": not steps}
+            part = {"nodes": held_nodes(leaves), "whole": held_nodes(leaves, is_whole=True)}
+            part |= {"save": save, "is_first": not steps}
             manifest = manifest._replace(part=part)
         self._last_step = step
         try:
-            self._store.begin(step, self._damaged)
+            self._store.begin(step, steps, self._damaged)
         except OSError as error:  # on all processes
             self._writer.failure = error
             return
@@ -360,17 +365,19 @@ class Checkpoints:
             first), or if there is no checkpoint of this `step`.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
-        restored, lost = self._restore(like, step)
-        if lost:
+        restored, kept, lost = self._restore(like, step)
+        if kept is not None:
             raise OSError(
-                f"every process must have its part of a checkpoint, got none in the folders of "
-                f"processes {sorted(lost)}, as {self.folder}: Checkpoints.resume starts from the "
-                "average of the others."
+                f"each process must have the nodes of its part of a checkpoint, got {self.folder} "
+                f"with nodes {kept} in all folders, and none in those of processes {sorted(lost)}: "
+                "Checkpoints.resume takes other processes, and starts from the average."
             )
         return restored
 
-    def _restore(self, like: Any, step: int | None) -> tuple[Restored | None, set[int]]:
-        """Also returns the processes that have lost their part; they get arrays of `like`."""
+    def _restore(
+        self, like: Any, step: int | None
+    ) -> tuple[Restored | None, list[int] | None, set[int]]:
+        """Also returns nodes as `read_checkpoint`, and the processes that have no part."""
         if not self._is_read_only:
             self._store.each(self._lock.acquire)
         self._finish_write()
@@ -383,7 +390,7 @@ class Checkpoints:
         for number in reversed(steps) if step is None else [step]:
             try:
                 with meet_within(self._timeout), meshes.unset_mesh():
-                    restored = read_checkpoint(self._store, number, like, lost)
+                    restored, kept = read_checkpoint(self._store, number, like, lost)
             except DamagedError as error:
                 damaged[number] = error
                 continue
@@ -395,9 +402,9 @@ class Checkpoints:
                     f"that of step {number}.",
                     stacklevel=3,
                 )
-            return restored, lost
+            return restored, kept, lost
         if not damaged:
-            return None, set()
+            return None, None, set()
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
 

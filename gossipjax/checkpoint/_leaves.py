@@ -114,10 +114,12 @@ def is_on_all_processes(leaf: Any) -> bool:
     return sharding is not None and not sharding.is_fully_addressable
 
 
-def held_nodes(leaves: list[Any]) -> list[int]:
-    """Returns the nodes (rows of the first array) of which this process has a part."""
+def held_nodes(leaves: list[Any], is_whole: bool = False) -> list[int]:
+    """Returns the nodes (rows of the first array) of which this process has a part, or all."""
     first = next((leaf for leaf in leaves if leaf.shape), None)
     if first is None:
         return []
-    indices = first.sharding.addressable_devices_indices_map(first.shape).values()
-    return sorted({row for index in indices for row in range(first.shape[0])[index[0]]})
+    nodes: dict[bool, set[int]] = {True: set(), False: set()}  # by whether they are here
+    for device, index in first.sharding.devices_indices_map(first.shape).items():
+        nodes[device.process_index == jax.process_index()].update(range(first.shape[0])[index[0]])
+    return sorted(nodes[True] - nodes[False] if is_whole else nodes[True])

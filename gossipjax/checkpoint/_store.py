@@ -27,10 +27,11 @@ from gossipjax.checkpoint._leaves import (
     require_same_specs,
 )
 from gossipjax.nodes.arguments import is_function
-from gossipjax.processes import all_processes, gather_texts, is_key
+from gossipjax.processes import all_processes, gather_arrays, gather_texts, is_key
 
 try:
     import orbax.checkpoint as ocp
+    import tensorstore
 except ImportError as error:
     raise ImportError(
         "gossipjax.checkpoint.Checkpoints needs orbax: pip install orbax-checkpoint."
@@ -68,11 +69,19 @@ class Manifest(NamedTuple):
     step: int  # also the name of its folder
     leaves: list[list[Any]]  # `[path, shape, type]` of every array
     metadata: dict[str, Any]  # the metadata of the user
-    # Of a folder that is not shared: the `nodes` of its process, the `save` that all processes made
-    # together, and whether it `is_first`: whether no checkpoint was complete before it.
+    # Of a folder that is not shared: the `nodes` of its process, those that it has `whole`, the
+    # `save` that all processes made together, and whether it `is_first`: whether no checkpoint was
+    # complete before it. None if one process has everything.
     part: dict[str, Any] | None = None
     # CRC-32 of every file below `state`. None if gossipjax 0.4 wrote it: its checksum is not read.
     files: dict[str, int] | None = None
+
+    def own_part(self) -> dict[str, Any]:
+        """Returns the part of its process, with the number of all nodes as `size`."""
+        size = next((shape[0] for _, shape, _ in self.leaves if shape), 0)
+        nodes = [*range(size)]
+        alone = {"save": "", "is_first": False, "nodes": nodes, "whole": nodes}
+        return {"whole": [], "size": size, **(self.part or alone)}
 
     def to_json(self) -> str:
         """Returns the text of the manifest's file: the manifest as a text, and its checksum."""
@@ -150,35 +159,48 @@ class Folder:
         return self.agree()[0]
 
     def agree(self) -> tuple[list[int], set[int]]:
-        """Returns the steps of complete checkpoints, and the processes whose folder is empty.
+        """Returns the steps of complete checkpoints, and the processes that have no part of them.
 
-        If folders are not shared, each process must have its part, of the same save. A process
-        whose folder is empty has lost its parts; but if the others have only a first checkpoint,
-        the job may have ended before it was complete, and nothing counts.
+        If folders are not shared, all depends on who holds the newest save that was complete: all
+        of its nodes are here, or a process that holds it has begun another save since. A step
+        counts if all of these processes have their parts of one save. All other processes are new,
+        have lost their disk, or come back with an old save. But if a folder is empty and the others
+        have only a first checkpoint, the job may have ended before it was complete, and nothing
+        counts.
         """
         if self.shared:  # the steps that process 0 sees
             return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
         offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(self._own_parts()))]
-        lost = {process for process, offer in enumerate(offers) if not offer}
-        offers = [offer for offer in offers if offer]
-        parts = [part for offer in offers for part in offer.values()]
-        if not offers or (lost and all(part and part["is_first"] for part in parts)):
-            return [], set()
-        steps = [
-            step
-            for step in offers[0]
-            if all(step in offer for offer in offers)
+        holders: dict[tuple[int, str], set[int]] = {}  # of each step and save
+        found = [(n, step, part) for n, offer in enumerate(offers) for step, part in offer.items()]
+        for number, step, part in sorted(found, key=lambda item: item[2] is None):
             # A damaged manifest names no save. Its step is skipped when it is read.
-            and len({offer[step]["save"] for offer in offers if offer[step]}) <= 1
-        ]
-        if not steps:
-            found = "; ".join(str([*offer]) for offer in offers)
+            same = [key for key in holders if key[0] == step] or [(step, "")]
+            for key in [(step, part["save"])] if part else same:
+                holders.setdefault(key, set()).add(number)
+
+        def is_complete(key: tuple[int, str]) -> bool:
+            parts = [offers[number][key[0]] or {"whole": [], "size": 0} for number in holders[key]]
+            nodes = {node for part in parts for node in part["whole"]}
+            is_former = any(key[0] < max(offers[number]) for number in holders[key])
+            return is_former or len(nodes) == max(part["size"] for part in parts) > 0
+
+        complete = [*filter(is_complete, holders)]
+        is_first = all(part and part["is_first"] for _, _, part in found)
+        if not found or (not complete and is_first and not all(offers)):
+            return [], set()
+        newest = max(step for step, _ in complete or holders)
+        bases = [key for key in complete or holders if key[0] == newest]
+        if len(bases) > 1:
+            steps = "; ".join(str([*offer]) for offer in offers)
             raise OSError(
-                "the folders must have a checkpoint of one run and step in common, got steps "
-                f"{found}: they are of several runs, or of other processes. Give each process the "
-                "folder that it wrote, or an empty one."
+                f"the folders must have checkpoints of one run, got several of step {newest}, of "
+                f"several runs, in folders with steps {steps}. Give each process the folder that "
+                "it wrote, or an empty one."
             )
-        return steps, lost
+        base = holders[bases[0]]
+        steps = sorted({step for (step, _), numbers in holders.items() if numbers >= base})
+        return steps, {*range(len(offers))} - base
 
     def _own_parts(self) -> list[tuple[int, dict[str, Any] | None]]:
         """Returns each step and its manifest's entry for this part; None if it is damaged."""
@@ -186,14 +208,16 @@ class Folder:
         for step in self.local_steps():
             try:
                 path = _require_file(self.path / str(step) / MANIFEST_FILE)
-                part = parse_manifest(path.read_bytes()).part
-                found.append((step, part or {"save": "", "is_first": False}))
+                found.append((step, parse_manifest(path.read_bytes()).own_part()))
             except (DamagedError, OSError):
                 found.append((step, None))
         return found
 
-    def begin(self, step: int, damaged: set[int]) -> None:
-        """Makes the folders of a checkpoint, and renames damaged ones to `STEP.corrupted`."""
+    def begin(self, step: int, steps: list[int], damaged: set[int]) -> None:
+        """Makes the folders of a checkpoint, and renames damaged ones to `STEP.corrupted`.
+
+        `steps` are those on which all processes have agreed.
+        """
         path = self.path / str(step)
 
         def make() -> None:
@@ -202,9 +226,9 @@ class Folder:
                 target = self.path / f"{bad}.corrupted"
                 remove(target)
                 (self.path / str(bad)).rename(target)
-            if not self.shared:  # from this step on, other processes do not have their parts
+            if not self.shared:  # of what is newer, other processes do not have their parts
                 for other in self.local_steps():
-                    if other >= step:
+                    if other > max({*steps} - damaged, default=-1):
                         remove(self.path / str(other))
             if path.exists() or os.path.islink(path):
                 raise FileExistsError(f"{path} is no checkpoint: move it away")
@@ -285,18 +309,24 @@ def _sum_file(path: AnyPath) -> int:
     return number
 
 
-def read_checkpoint(source: Folder, step: int, like: Any, lost: set[int]) -> Restored:
+def read_checkpoint(
+    source: Folder, step: int, like: Any, lost: set[int]
+) -> tuple[Restored, list[int] | None]:
     """Reads one checkpoint in the form of `like`.
 
-    Processes in `lost` have lost their part, and get the arrays of `like`.
+    If folders are not shared, and not each process has its part with its nodes, all processes get
+    the same NumPy arrays instead, of the nodes that somebody has. Processes in `lost` have none.
+
+    Returns:
+      What was read, and the numbers of the nodes of such arrays, else None.
     """
     folder = source.path / str(step)
     is_lost = jax.process_index() in lost
     manifest = _read_manifest(folder, lost)
-    if (manifest.part is None) != source.shared:
+    if manifest.part is not None and source.shared:
         raise ValueError(
-            f"shared must be {manifest.part is None}, as in the run that saved {folder}, got "
-            f"{source.shared}: restore it with the processes of that run."
+            f"shared must be False, as in the run that saved {folder}, got True: that run had no "
+            "folder that all processes shared."
         )
     like = like(manifest.metadata) if is_function(like) else like
     name = f"the checkpoint of step {step}"
@@ -316,11 +346,23 @@ def read_checkpoint(source: Folder, step: int, like: Any, lost: set[int]) -> Res
             f"form, got {narrow[0][2]} of {narrow[0][0]}: go on with 0.4, or save it as bfloat16."
         )
     leaves, structure = jax.tree.flatten(like)
-    if manifest.part is not None:
-        _require_own_nodes(manifest.part["nodes"], like, is_lost, folder)
+    part = manifest.own_part()
+    if is_lost:
+        part |= {"nodes": [], "whole": []}
+    kept = None if source.shared else _find_nodes(part, leaves, folder)
     _read_together(lambda: is_lost or _check_files(folder, manifest, source.shared), folder)
-    arrays = _read_together(lambda: leaves if is_lost else _read_arrays(folder, leaves), folder)
-    return Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
+    if kept is None:
+        arrays = _read_together(lambda: _read_arrays(folder, leaves), folder)
+    else:
+        processes = [*kept.values()]
+        numbers = [node for node, process in kept.items() if process == jax.process_index()]
+        count = max(map(processes.count, processes)) - len(numbers)
+        own = _read_together(lambda: _read_rows(folder, leaves, numbers, count), folder)
+        places = [processes[:i].count(process) for i, process in enumerate(processes)]
+        rows = [each[processes, places] for each in gather_arrays(own)]
+        arrays = [*map(_give_form, rows, leaves)]
+    restored = Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
+    return restored, None if kept is None else [*kept]
 
 
 def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
@@ -331,17 +373,38 @@ def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
             raise DamagedError(f"{name} has another checksum")
 
 
-def _require_own_nodes(saved: list[int], like: Any, is_lost: bool, folder: AnyPath) -> None:
-    """Raises `ValueError` unless each process is to read the nodes that it wrote."""
-    leaves = jax.tree.leaves(like)
-    nodes = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
-    if not all_processes(nodes is not None and (is_lost or nodes == saved)):
-        raise ValueError(
-            "a checkpoint in folders that are not shared must be restored by the processes and "
-            f"nodes that saved it, got {folder} with nodes {saved} for nodes {nodes} of process "
-            f"{jax.process_index()}, or such a difference in another process. Start as that run, "
-            "each process with its folder; other nodes need a folder that all share."
+def _find_nodes(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dict[int, int] | None:
+    """Returns the saved nodes that a process has, with its number; None if each has its own."""
+    own = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
+    if jax.process_count() == 1 and part["whole"] == [*range(part["size"])]:
+        return None
+    if all_processes(own is not None and own == part["nodes"]):
+        return None
+    offers = [json.loads(text) for text in gather_texts(json.dumps(part["whole"]))]
+    kept = {node: process for process, nodes in reversed([*enumerate(offers)]) for node in nodes}
+    if not kept:
+        raise OSError(
+            f"at least one of the {part['size']} nodes that saved {folder} must be whole in the "
+            "folder of a process, got none: mount the disks of the processes that saved it, or "
+            "begin in empty folders."
         )
+    return dict(sorted(kept.items()))
+
+
+def _read_rows(folder: AnyPath, leaves: list[Any], nodes: list[int], more: int) -> list[Any]:
+    """Reads the rows of these nodes, which orbax cannot do alone, and adds as many rows of 0."""
+    path = f"{folder}/state/"
+    base = {"driver": "file", "path": path} if isinstance(folder, Path) else path
+    arrays = []
+    for i, leaf in enumerate(leaves):
+        form = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
+        rows = np.zeros((len(nodes) + more, *form.shape[1:]), form.dtype)
+        if nodes and np.size(rows):
+            store = {"driver": "ocdbt", "base": base, "path": f"{i}/"}
+            saved = tensorstore.open({"driver": "zarr", "kvstore": store}, open=True, read=True)
+            rows[: len(nodes)] = saved.result()[nodes].read().result()
+        arrays.append(rows)
+    return arrays
 
 
 def _read_manifest(folder: AnyPath, lost: set[int]) -> Manifest:

@@ -19,7 +19,7 @@ import optax
 from gossipjax.checkpoint._leaves import arrange_like, unwrap
 from gossipjax.checkpoint._resize import ResizeReport, average_nodes, change_nodes
 from gossipjax.nodes import Nodes
-from gossipjax.processes import is_key, put_global, to_host
+from gossipjax.processes import put_global
 from gossipjax.topology.schedule import require_int
 from gossipjax.train_state import TrainState
 
@@ -94,7 +94,7 @@ def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
         if was.get(key) != now.get(key)
     ]
     if changes:
-        warnings.warn(f"settings of the resumed run differ: {'; '.join(changes)}.", stacklevel=4)
+        warnings.warn(f"settings of the resumed run differ: {'; '.join(changes)}.", stacklevel=5)
 
 
 def _flatten(settings: dict[str, Any]) -> dict[str, str]:
@@ -108,43 +108,26 @@ def _have_same_specs(one: Any, other: Any) -> bool:
     return jax.tree.structure(one) == jax.tree.structure(other) and operator.eq(*specs)
 
 
-def take_kept_nodes(state: TrainState, lost: set[int]) -> tuple[list[int], TrainState]:
-    """Returns the nodes of which no process has lost a part, and their rows, on every process."""
-    first = jax.tree.leaves(state.params)[0]
-    rows = range(first.shape[0])
-    places = first.sharding.devices_indices_map(first.shape).items()
-    gone = [rows[index[0]] for device, index in places if device.process_index in lost]
-    kept = sorted({*rows}.difference(*gone))
-    if not kept:
-        raise OSError(
-            f"at least one node must be whole, got parts of all {len(rows)} that were on processes "
-            f"{sorted(lost)}, whose folders have no checkpoint: mount their disks, or begin in "
-            "empty folders."
-        )
-
-    def take(leaf: Any) -> Any:
-        if is_key(leaf):
-            data = take(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-        return to_host(leaf)[np.array(kept)]
-
-    arrays = jax.tree.map(take, state.arrays)
-    return kept, TrainState(state.step, *arrays, metadata=state.metadata)
-
-
 def fit_state(
-    restored: TrainState, state: TrainState, nodes: Nodes, make_tx: MakeTx
+    restored: TrainState, state: TrainState, nodes: Nodes, make_tx: MakeTx, *, is_whole: bool
 ) -> tuple[TrainState, ResizeReport | None]:
-    """Returns `restored` on the devices of `nodes`, resized if another run saved it."""
+    """Returns `restored` on the devices of `nodes`, resized if another run saved it.
+
+    It is also resized if it is not whole: if a node of that run, or the part of a process is lost.
+    """
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
-    if _have_same_specs(*map(unwrap, (restored.arrays, state.arrays))):
-        return restored._replace(opt_state=arrange_like(state.opt_state, restored.opt_state)), None
-    params, opt_state, report = change_nodes(
-        restored.params, restored.opt_state, make_tx(metadata), nodes.size
-    )
-    if jax.tree.structure(unwrap(opt_state)) == jax.tree.structure(unwrap(state.opt_state)):
+    report = None
+    params, opt_state, rest = restored.arrays
+    if is_whole and _have_same_specs(*map(unwrap, (restored.arrays, state.arrays))):
         opt_state = arrange_like(state.opt_state, opt_state)
-    arrays = params, opt_state, average_nodes(restored.rest, nodes.size)
+        if isinstance(jax.tree.leaves(params)[0], jax.Array):  # they are on their devices
+            return restored._replace(opt_state=opt_state), None
+    else:
+        params, opt_state, report = change_nodes(params, opt_state, make_tx(metadata), nodes.size)
+        if jax.tree.structure(unwrap(opt_state)) == jax.tree.structure(unwrap(state.opt_state)):
+            opt_state = arrange_like(state.opt_state, opt_state)
+        rest = average_nodes(rest, nodes.size)
+    arrays = params, opt_state, rest
     if nodes.inner_axes:
         arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossipjax.launch._process_info import NodeInfo, ProcessInfo, find_node
 from gossipjax.launch._progress import advance
-from gossipjax.launch._signals import signal_handlers
+from gossipjax.launch._signals import final_errors, signal_handlers
 from gossipjax.renamed import old_names
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ __all__ = [
     "ProcessInfo",
     "advance",
     "exit_process",
+    "final_errors",
     "find_node",
     "initialize",
     "mesh",

@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     text = "devices of each process (default: 1)"
     add("--local-devices", type=int, default=1, metavar="L", help=text)
     text = "after a failure, start all processes again, at most K times (default: 0)"
-    add("--max-restarts", type=int, default=0, metavar="K", help=f"{text}; not after exit status 2")
+    add("--max-restarts", type=int, default=0, metavar="K", help=f"{text}; not after 2, 64, 78")
     text = "before the first restart; doubles with each further failure (default: 1)"
     add("--restart-delay", type=float, default=1.0, metavar="SECONDS", help=text)
     text = "processes are asynchronous nodes: one that fails is started again by itself"

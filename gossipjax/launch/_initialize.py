@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -25,6 +26,7 @@ from gossipjax.launch._process_info import (
     seconds_from,
 )
 from gossipjax.launch._progress import open_progress
+from gossipjax.launch._signals import final_errors
 
 MEETING_SECONDS = 60.0  # for the other processes to come
 HEARTBEAT_SECONDS = 30.0  # until a process that is not heard counts as dead
@@ -35,6 +37,7 @@ OF_OTHERS = ("Gloo", "unhealthy", "Barrier", "coordination service")
 _initialized: ProcessInfo | None = None
 
 
+@final_errors()
 def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,
@@ -74,7 +77,7 @@ def initialize(
 
     Raises:
       ValueError: if numbers or address are incomplete, malformed or contradict each other or an
-        earlier call, or if a host has more processes than GPUs.
+        earlier call, if a host has more processes than GPUs, or JAX was used before.
       ConnectionError: if process 0 cannot be reached or cannot listen, if processes are missing or
         were started twice, or if another process cannot reach the address at which Gloo listens.
         The message names the address and the timeout, the processes, or the line that /etc/hosts
@@ -107,7 +110,7 @@ def initialize(
             warnings.warn(
                 "GOSSIPJAX_SECRET guards asynchronous nodes alone since gossipjax 0.5.0, and not "
                 "this job: docs/guides/launcher.md says how to protect it.",
-                stacklevel=2,
+                stacklevel=3,
             )
         local_device_ids = choose_gpu()
         platforms = jax.config.jax_platforms or ""  # pyright: ignore[reportAttributeAccessIssue]
@@ -167,11 +170,19 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
     former_handler = signal.getsignal(signal.SIGTERM)
     # `shutdown_timeout_seconds` stays at five minutes: JAX aborts all if one ends so much later
     # than another. That a process died before its end is found by the heartbeat, too.
-    jax.distributed.initialize(
-        initialization_timeout=math.ceil(timeout),
-        heartbeat_timeout_seconds=math.ceil(heartbeat),
-        **options,  # pyright: ignore[reportArgumentType]
-    )
+    try:
+        jax.distributed.initialize(
+            initialization_timeout=math.ceil(timeout),
+            heartbeat_timeout_seconds=math.ceil(heartbeat),
+            **options,  # pyright: ignore[reportArgumentType]
+        )
+    except RuntimeError as error:
+        if "before" not in str(error):
+            raise
+        raise ValueError(
+            "gx.launch.initialize must be called before the first array or device of JAX is made, "
+            "got a call after it: import modules that make some, such as a model, after the call."
+        ) from error
     # JAX's handler would make the process ignore SIGTERM, and never save.
     if on_main_thread and former_handler is not None:
         signal.signal(signal.SIGTERM, former_handler)
@@ -185,9 +196,11 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
         is_likely = is_of_others or isinstance(error, ConnectionError)
         is_lost = peers.kept is not None and peers.kept.has_lost(LOSS_SECONDS if is_likely else 0)
         if not (is_lost and is_likely):  # else the traceback of the collective adds nothing
-            former_hook(kind, error, traceback)
+            with contextlib.suppress(SystemExit):  # of `final_errors`
+                former_hook(kind, error, traceback)
         # JAX's shutdown would wait for the other processes.
-        exit_process(130 if issubclass(kind, KeyboardInterrupt) else 1)
+        status = getattr(error, "exit_status", 1)
+        exit_process(130 if issubclass(kind, KeyboardInterrupt) else status)
 
     sys.excepthook = exit_after_report
 

@@ -25,7 +25,7 @@ from types import FrameType
 
 from gossipjax.launch._process_info import ADDRESSES, COORDINATORS, JAX, OURS, PLACE, SCHEDULERS
 from gossipjax.launch._progress import PROGRESS
-from gossipjax.launch._signals import signal_handlers
+from gossipjax.launch._signals import FINAL, signal_handlers
 from gossipjax.launch._stall import Watch, ask_for_stack, describe_stall, find_stall
 from gossipjax.launch._worker import CLOSED, Worker, log
 
@@ -34,7 +34,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STACK_SECONDS = 1.0  # time for processes to write their stacks, before they are ended
-BAD_USAGE = 2  # exit status of a program that was called wrongly, or would fail again
 STALL_STATUS = 124  # exit status of a process that was ended because it was stuck, as of `timeout`
 STABLE_SECONDS = 600.0  # after which a failure is not one of a series
 
@@ -52,7 +51,7 @@ def supervise(options: Namespace) -> int:
     """Runs a job to its end, with restarts; returns its status. Call it on the main thread.
 
     If a process fails, the other processes of its group get SIGTERM, and later SIGKILL. After a
-    delay the group is started again, unless the status was 2 (bad usage) or a signal stopped the
+    delay the group is started again, unless the status is one of `FINAL` or a signal stopped the
     job. A process that is stuck counts as failed, with status `STALL_STATUS`.
     """
     with contextlib.ExitStack() as ports, tempfile.TemporaryDirectory("gossipjax") as folder:
@@ -174,7 +173,7 @@ class _Supervisor:
         name = f"rank {group.failed}: " if self._is_each else ""
         if group.failed is None or self._signals:
             group.is_over = True
-        elif group.status == BAD_USAGE or group.restarts == most:
+        elif group.status in FINAL or group.restarts == most:
             group.is_over = True
             self._status = self._status or group.status
             if group.restarts < most:

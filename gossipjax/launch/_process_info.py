@@ -151,7 +151,9 @@ def find_node() -> NodeInfo | None:
         if place is None or place >= len(addresses):
             raise ValueError(
                 f"{PLACE} must be the place of this node in {ADDRESSES}, from 0 to "
-                f"{len(addresses) - 1}, got {place}: each node needs another."
+                f"{len(addresses) - 1}, got {place}: each node needs another. If this node joins "
+                "others, add its own address, as they reach it, at the end, on this machine alone: "
+                f"export {PLACE}={len(addresses)} {ADDRESSES}={','.join(addresses)},HOST:PORT"
             )
         others = tuple(a for number, a in enumerate(addresses) if number != place)
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)

@@ -1,13 +1,17 @@
-"""Handles signals while a context is open."""
+"""Contexts that handle signals, and errors that another start would repeat."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import Any
 
+FINAL = (2, os.EX_USAGE, os.EX_CONFIG)  # exit statuses that another start would repeat
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
@@ -39,3 +43,35 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iter
     finally:
         for number, former in former_handlers.items():
             signal.signal(number, former)
+
+
+@contextlib.contextmanager
+def final_errors() -> Iterator[None]:
+    """Lets the program end with status 78 (`EX_CONFIG`) if nobody catches a `ValueError` in it.
+
+    So who starts programs again, such as `until.sh` or the launcher, knows that first somebody must
+    change a setting. `initialize`, `asynchronous.join` and `Checkpoints.resume` use it.
+
+    >>> from gossipjax import launch
+    >>> with launch.final_errors():
+    ...     raise ValueError("rate must be > 0, got 0.")
+    Traceback (most recent call last):
+    ValueError: rate must be > 0, got 0.
+    """
+    try:
+        yield
+    except ValueError as error:
+        error.exit_status = os.EX_CONFIG  # pyright: ignore[reportAttributeAccessIssue]
+        if not _former_hooks:
+            _former_hooks.append(sys.excepthook)
+            sys.excepthook = _report
+        raise
+
+
+_former_hooks: list[Any] = []  # at most one
+
+
+def _report(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    _former_hooks[0](kind, error, traceback)  # in a job of several processes, it ends this one
+    if status := getattr(error, "exit_status", None):
+        sys.exit(status)

@@ -37,6 +37,7 @@ def run_job(folder, algorithm, size, steps=30, **more):
             algorithm=algorithm,
             place=place,
             is_founder=place < size - 1,
+            node_weight=1 + place,
             **more,
             journal=folder / f"{place}.jsonl",
         )

@@ -39,3 +39,58 @@ def test_two_processes_write_their_rows_and_agree(shared, tmp_path):
         ]
     for folder in [tmp_path / "run"] if shared else (tmp_path / "run").iterdir():
         assert names_in(folder) == ["4", "6", "8"]
+
+
+MACHINES = """
+import os, sys
+from pathlib import Path
+import jax.numpy as jnp, numpy as np, optax, gossipjax as gx
+from gossipjax.checkpoint import Checkpoints, TrainState
+rank = gx.launch.initialize().process_id
+*machines, steps = sys.argv[1].split()
+nodes = gx.Nodes(mesh=gx.launch.mesh())
+def make_tx(saved):
+    return optax.chain(optax.sgd(0.1), gx.osgp(gx.topology.one_peer_exponential(saved["nodes"])))
+tx = make_tx({"nodes": nodes.size})
+train_step = gx.TrainStep(lambda x, goal: (x - goal, None), tx, nodes=nodes)
+goal = nodes.put(np.array([float(machines[node]) for node in nodes.local], np.float32))
+with Checkpoints(Path(os.environ["FOLDER"], machines[rank]), every=10, shared=False) as checkpoints:
+    state = TrainState(0, *nodes.init(tx, jnp.zeros(3)))
+    state = checkpoints.resume(state, nodes, make_tx)
+    print("begins at", state.step, nodes.to_host(state.params)[:, 0].tolist(), file=sys.stderr)
+    while state.step < int(steps):
+        params, opt_state, _ = train_step(state.step, state.params, state.opt_state, goal)
+        state = TrainState(state.step + 1, params, opt_state)
+        checkpoints.after(state)
+model = gx.average_model(state.params, state.opt_state, nodes=nodes)
+print("ends with", float(model[0]), file=sys.stderr)
+"""
+
+
+def test_machines_come_and_go(tmp_path):
+    """Who comes gets the average of those that have their parts; old saves do not count.
+
+    They print to stderr, as Gloo mixes its lines with those on stdout.
+    """
+    ends = 0
+    model = 0.0
+    for machines, says in (
+        (["0", "1", "2"], ""),
+        (["0", "1"], "nodes [2] that saved it are in no folder"),
+        (["1", "2", "0", "3"], "processes [1, 3] have no checkpoint of step 20 in their folders"),
+        (["3"], "nodes [0, 1, 2] that saved it are in no folder"),
+        (["3", "0"], "processes [1] have no checkpoint of step 40 in their folders"),
+    ):
+        first = ends
+        ends += 10
+        command = MACHINES.replace("sys.argv[1]", repr(" ".join([*machines, str(ends)])))
+        job = run_job(command, "--processes", len(machines), FOLDER=str(tmp_path))
+        assert job.returncode == 0, job.stderr
+        begins = re.findall(r"\[\d\] begins at (\d+) \[(.*)\]", job.stderr)
+        assert [int(step) for step, _ in begins] == [first] * len(machines)
+        rows = {float(row) for _, values in begins for row in values.split(", ")}
+        assert len(rows) == 1, "all start from one model"
+        assert says in job.stderr
+        if machines == ["3", "0"]:  # of which only 3 was there before
+            assert rows.pop() == pytest.approx(model, rel=1e-6)
+        model = float(re.findall("ends with (.*)", job.stderr)[0])

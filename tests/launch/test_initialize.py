@@ -1,6 +1,7 @@
 """Joining a job: process information, and jobs of two real processes."""
 
 import itertools
+import os
 import socket
 import subprocess
 import sys
@@ -281,3 +282,12 @@ def test_a_failing_process_of_a_cluster_does_not_wait_for_the_others():
     assert done.returncode == 1
     assert "Error: no luck" in done.stderr
     assert "rank 1 failed (exit status 1)" in done.stderr
+
+
+def test_arrays_that_were_made_before_end_the_job_for_good():
+    """As by a module that makes its model at its import."""
+    program = "import jax.numpy as jnp, gossipjax as gx\njnp.ones(3)\ngx.launch.initialize()"
+    job = run_job(program, "--processes", 2, "--max-restarts", 3)
+    assert job.returncode == os.EX_CONFIG
+    assert "must be called before the first array or device of JAX is made" in job.stderr
+    assert "it is not started again" in job.stderr

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from launching import ROOT, TIMEOUT, free_address, started_processes, two_machines
+from safetensors.numpy import load_file
 
 RECIPE = ROOT / "docs" / "recipes" / "two_machines"
 RUN = f"""
@@ -31,7 +32,13 @@ def test_both_end_with_one_model(program, tmp_path):
     with started_processes(RUN, both) as processes:
         outputs = [process.communicate(timeout=TIMEOUT) for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
-    losses = [re.findall(r"loss of the average (.*)", output) for output, _ in outputs]
-    assert losses[0] == losses[1]
-    assert float(losses[0][0]) < 5.4  # 5.5 before, and who makes how many steps is not known
+    pattern = r"average model: held out (.*) here, (.*) on all"
+    losses = [re.findall(pattern, output)[0] for output, _ in outputs]
+    (first, mean), (second, other) = losses
+    assert mean == other
+    assert float(mean) == pytest.approx((float(first) + float(second)) / 2, abs=2e-3)
+    assert float(mean) < 5.4  # 5.5 before, and who makes how many steps is not known
     assert list((tmp_path / "1").glob("saved*"))
+    one, two = (load_file(tmp_path / f"{number}" / "model.safetensors") for number in range(2))
+    assert one.keys() == two.keys() == {"embed", "hidden", "out"}
+    assert all((one[name] == two[name]).all() for name in one)

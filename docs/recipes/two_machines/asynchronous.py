@@ -1,4 +1,4 @@
-"""One of two machines that never wait for each other: python asynchronous.py STEPS"""
+"""One of several machines that never wait for each other: python asynchronous.py STEPS"""
 
 import sys
 import time
@@ -6,24 +6,35 @@ import time
 import jax
 import optax
 import training
+from safetensors.flax import save_file
 
 import gossipjax as gx
 
 gradients = jax.grad(training.loss_fn, has_aux=True)
+evaluate = jax.jit(training.loss_fn)
 with gx.asynchronous.join(
     optax.adam(1e-3),
     training.make_params(),
     algorithm=gx.asynchronous.outer(every=50),
     folder="saved",
+    node_weight=training.EXAMPLES,
 ) as node:
-    print(f"node {node.place} begins at step {node.steps}, nodes {node.members}")
+    held_out = training.read_held_out(node.place)
+    print(f"node {node.place} begins at step {node.steps}")
     clock = time.time()
     while node.total_steps < int(sys.argv[1]):  # of all nodes together
         loss = node.step(gradients, training.read_rows(node.place, node.steps))
         if node.steps % 100 == 0:
             speed = f"{100 * training.TOKENS / (time.time() - clock):,.0f} tokens/s"
+            own = evaluate(node.params, held_out)[1]
+            losses = f"loss {loss:.3f}, held out {own:.3f} here, {node.mean(own):.3f} on all"
+            print(f"step {node.steps} {losses}, {speed}, nodes {node.members}")
             clock = time.time()
-            print(f"step {node.steps} loss {loss:.3f} {speed}, nodes {node.members}")
+    print(f"waits for all nodes to end, hears {node.members}")
     model = node.average()
-rows = training.read_rows(0, 10**9)
-print(f"loss of the average {training.loss_fn(model, rows)[0]:.3f}")
+    own = evaluate(model, held_out)[1]
+    print(f"average model: held out {own:.3f} here, {node.mean(own):.3f} on all")
+leaves = jax.tree_util.tree_leaves_with_path(model)
+names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+arrays = dict(zip(names, jax.tree.leaves(model), strict=True))
+save_file(arrays, "model.safetensors")

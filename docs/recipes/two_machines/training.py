@@ -9,7 +9,9 @@ import optax
 CONTEXT, WIDTH, BATCH = 32, 64, 64
 PAGES = sorted(Path(__file__).parents[2].rglob("*.md"))
 TEXT = np.frombuffer(b"".join(page.read_bytes() for page in PAGES), np.uint8)
+HELD_OUT = TEXT[-len(TEXT) // 10 :]  # nobody trains on these pages
 TOKENS = BATCH  # of a step: each row has one byte to predict
+EXAMPLES = len(TEXT) - len(HELD_OUT)  # of this machine: by these it counts
 
 
 def make_params():
@@ -30,5 +32,14 @@ def loss_fn(params, rows):
 
 def read_rows(place, step):
     """Rows of one node in one step: others draw other ones."""
-    starts = np.random.default_rng((place, step)).integers(len(TEXT) - CONTEXT, size=BATCH)
-    return np.stack([TEXT[start : start + CONTEXT + 1] for start in starts]).astype(np.int32)
+    return draw_rows(TEXT[:EXAMPLES], (place, step))
+
+
+def read_held_out(place):
+    """Rows of one node on which it does not train."""
+    return draw_rows(HELD_OUT, place, 8 * BATCH)
+
+
+def draw_rows(text, seed, count=BATCH):
+    starts = np.random.default_rng(seed).integers(len(text) - CONTEXT, size=count)
+    return np.stack([text[start : start + CONTEXT + 1] for start in starts]).astype(np.int32)
