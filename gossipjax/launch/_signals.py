@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import sys
 import threading
@@ -11,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-FINAL = (2, os.EX_USAGE, os.EX_CONFIG)  # exit statuses that another start would repeat
+EX_CONFIG = 78  # of sysexits.h, which Python does not know everywhere
+FINAL = (2, 64, EX_CONFIG)  # exit statuses that another start would repeat
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 
 
@@ -61,7 +61,7 @@ def final_errors() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        error.exit_status = os.EX_CONFIG  # pyright: ignore[reportAttributeAccessIssue]
+        error.exit_status = EX_CONFIG  # pyright: ignore[reportAttributeAccessIssue]
         if not _former_hooks:
             _former_hooks.append(sys.excepthook)
             sys.excepthook = _report

@@ -1,6 +1,7 @@
 """Outer optimizers: each of their settings against the dense oracle, and their laws."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -286,6 +287,31 @@ def test_reset_inner_zeroes_momentum_and_keeps_counts_and_gossip():
     assert adam.count.tolist() == schedule.count.tolist() == [2] * N
     assert np.asarray(gossip.count).tolist() == [2] * N
     assert all(np.any(leaf) for leaf in (states["kept"][0][0].mu, states["kept"][0][1].trace))
+
+
+def test_an_outer_step_that_is_called_is_the_step_that_is_counted():
+    """The page's own `synchronize`, here called at every third step."""
+    page = Path(__file__).parents[2] / "docs" / "guides" / "transforms.md"
+    _, _, code = page.read_text().partition("```python\ndef synchronize")
+    names = {"jax": jax, "jnp": jnp, "gx": gx, "optax": optax, "model": jnp.zeros(4)}
+    names |= {"nesterov": optax.sgd(0.7, momentum=0.9, nesterov=True), "nodes": gx.Nodes(N)}
+    names["adamw"] = optax.sgd(0.1, momentum=0.9)
+    before, _, call = code.partition("```")[0].partition("# In the loop")
+    exec(f"def synchronize{before}", names)
+    train_step = gx.TrainStep(tree_gradients, names["adamw"], nodes=names["nodes"])
+    for step in range(9):
+        names["params"], names["opt_state"], _ = train_step(
+            step, names["params"], names["opt_state"], TARGETS
+        )
+        if step % 3 == 2:
+            exec(call.partition("\n")[2], names)
+    counted = gx.outer(names["adamw"], names["nesterov"], every=3)
+    train_step = gx.TrainStep(tree_gradients, counted, nodes=names["nodes"])
+    params, opt_state = names["nodes"].init(counted, names["model"])
+    for step in range(9):
+        params, opt_state, _ = train_step(step, params, opt_state, TARGETS)
+    np.testing.assert_allclose(names["params"], params, rtol=1e-5, atol=1e-6)
+    assert np.abs(params).max() > 0.1
 
 
 STREAM = {"every": 4, "fragments": 2, "delay": 3, "strength": 0.5}
