@@ -162,7 +162,8 @@ def loss_of_layers(layers, x, key, scans=False, talks=False):
 
 def train_layers(place, gradients, tx, overlap_in_thread):
     nodes = PLACEMENTS[place]
-    train_step = gx.TrainStep(gradients, tx, nodes=nodes, overlap_in_thread=overlap_in_thread)
+    options = {"overlap_in_thread": overlap_in_thread, "bucket_bytes": 100}
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, **options)
     layers, opt_state = nodes.init(tx, LAYERS)
     aux = None
     keys = nodes.replicate(jax.random.key(1), fold_in=True)
@@ -192,7 +193,6 @@ def test_gradients_travel_in_buckets(gradients, place, wire, places_before, monk
     """One after another in a thread, the last layer's first; what cannot be cut stays whole."""
     tx = optax.chain(*(places_before or ()), gx.allreduce(wire=wire), OPTIMIZER)
     expected, *_ = train_layers(place, gradients, tx, False)
-    monkeypatch.setattr("gossipjax.step.buckets.BUCKET_BYTES", 100)
     sent = []
     prepare = Program.prepare
 

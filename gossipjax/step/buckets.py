@@ -23,17 +23,16 @@ from gossipjax.step.beside import Exchanger
 from gossipjax.step.gradients import Gradients
 from gossipjax.wire import Wire
 
-BUCKET_BYTES = 2**20  # at least
-MAX_BUCKETS = 8
+FIRST_BYTES = 2**20  # of the first bucket, at least: the wire is idle until it is full
 
 
 class UpdateInBuckets(Exchanger):
     """An update by averaged gradients, each of which travels while others are computed.
 
     The program of the gradients is cut: each of its parts ends with the gradients of some leaves, a
-    bucket, which a thread averages during the next part. A model of less than two buckets, a
-    program that makes all gradients at once, as a scan over layers does, and one with collectives
-    or effects of its own run `fused`, the step as one program.
+    bucket, which a thread averages during the next part. A program that makes all gradients at
+    once, as a scan over layers does, and one with collectives or effects of its own run `fused`,
+    the step as one program.
     """
 
     def __init__(
@@ -43,6 +42,7 @@ class UpdateInBuckets(Exchanger):
         nodes: Nodes,
         extra_args: Callable[[Any], dict[str, Any]],
         wire: Wire,
+        bucket_bytes: int,
         fused: Program,
     ):
         def average(bucket: list[jax.Array]) -> list[jax.Array]:
@@ -57,6 +57,7 @@ class UpdateInBuckets(Exchanger):
         super().__init__()
         self._gradients = gradients
         self._nodes = nodes
+        self._bucket_bytes = bucket_bytes
         self._fused = fused
         self._average = nodes.spmd(average)
         self._update = nodes.spmd(update)
@@ -113,7 +114,7 @@ class UpdateInBuckets(Exchanger):
             return None
         (traced,) = found
         count = jax.tree.structure(arguments[0]).num_leaves
-        leaves_of_buckets = make_buckets(traced, count)
+        leaves_of_buckets = make_buckets(traced, count, self._bucket_bytes)
         if len(leaves_of_buckets) < 2 or traced.has_effects:
             return None
         wanted = [[traced.results[leaf] for leaf in leaves] for leaves in leaves_of_buckets]
@@ -144,7 +145,7 @@ class _Cut(NamedTuple):
     structure: Any  # of gradients and aux
 
 
-def make_buckets(traced: Traced, count: int) -> list[list[int]]:
+def make_buckets(traced: Traced, count: int, bucket_bytes: int) -> list[list[int]]:
     """The leaves of each bucket, of `count` in all, in the order in which they are computed."""
     last: dict[Any, int] = {}  # the last equation that takes time, of those that a variable needs
     for i, eqn in enumerate(traced.eqns):
@@ -154,10 +155,10 @@ def make_buckets(traced: Traced, count: int) -> list[list[int]]:
     results = traced.results[:count]
     ready = [-1 if isinstance(result, Literal) else last.get(result, -1) for result in results]
     sizes = [result.aval.size * jnp.dtype(result.aval.dtype).itemsize for result in results]
-    least = max(BUCKET_BYTES, sum(sizes) / MAX_BUCKETS)
     order = sorted(range(count), key=ready.__getitem__)
     buckets = [order[:1]]
     for leaf, next_leaf in itertools.pairwise(order):
+        least = bucket_bytes if len(buckets) > 1 else min(FIRST_BYTES, bucket_bytes)
         is_full = sum(sizes[i] for i in buckets[-1]) >= least
         if is_full and ready[next_leaf] > ready[leaf]:
             buckets.append([])

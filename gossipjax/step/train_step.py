@@ -68,9 +68,10 @@ class TrainStep:
     a thread, with the same results up to rounding. `osgp` has such exchanges, and so have
     algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order). The averages
     of `outer` with a delay are of this kind too, around a chain without other collectives. If
-    `gx.allreduce` is first in the chain and keeps no error, the gradients are computed by several
-    programs: a thread averages those of the last layers during those of the layers before. If a
-    thread runs exchanges, call any other program with collectives by `run`.
+    `gx.allreduce` is first in the chain and keeps no error, several programs compute the gradients:
+    a thread averages those of the last layers during those of the layers before, in buckets as
+    PyTorch's DDP makes them. If a thread runs exchanges, call any other program with collectives by
+    `run`.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as
@@ -84,6 +85,8 @@ class TrainStep:
         with a traced step XLA cannot run the exchange of a mesh during the computation.
       overlap_in_thread: whether an exchange that needs no result of its step becomes a separate
         program, which a thread dispatches; None chooses by the backend.
+      bucket_bytes: the bytes of gradients that a thread averages at once, at least, after a first
+        bucket of 1 MiB. Fewer are faster on links of short delays, and more on long links.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
         `offload_outer` has no effect without `gx.outer`, or if a thread dispatches the exchange, on
@@ -130,6 +133,7 @@ class TrainStep:
         local_argnums: Argnums = (),
         max_programs: int | None = None,
         overlap_in_thread: bool | None = None,
+        bucket_bytes: int = 25 * 2**20,
         offload_outer: bool = False,
         extra_args: ExtraArgs | None = None,
         check_mass: int = 0,
@@ -150,6 +154,7 @@ class TrainStep:
         self._local_argnums = argument_numbers(local_argnums)
         self._max_programs = MAX_PROGRAMS if max_programs is None else max_programs
         self._overlap_in_thread = overlap_in_thread
+        self._bucket_bytes = require_int(bucket_bytes, "bucket_bytes", 1)
         self._offload_outer = bool(offload_outer)
         self._mass = MassCheck(self.nodes, check_mass)
         self._programs: dict[Plan, _Programs] = {}
@@ -434,7 +439,7 @@ class TrainStep:
         if is_beside:
             update = UpdateBeside(*arguments, plan, is_static, fused)
         elif self._has_thread and (wire := wire_of_first_average(opt_state, self.nodes.axis_name)):
-            update = UpdateInBuckets(*arguments, wire, fused)
+            update = UpdateInBuckets(*arguments, wire, self._bucket_bytes, fused)
         elif offloads:
             update = offloaded.OffloadedUpdate(fused, bool(donated))
         return _Programs(update, fused, is_static, offloads, set())

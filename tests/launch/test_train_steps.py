@@ -72,16 +72,14 @@ if processes.is_main_process():
 
 BUCKETS = """
 # The gradients of a layer are averaged while those of the layers before it are computed.
-import gossipjax.step.buckets
-gossipjax.step.buckets.BUCKET_BYTES = 100
-
 def train_layers(nodes, batches):
     def loss(layers, x):
         for layer in layers:
             x = jnp.tanh(x @ layer)
         return jnp.mean(x**2), x
     tx = optax.chain(gx.allreduce(), optax.adam(0.01))
-    train_step = gx.TrainStep(jax.grad(loss, has_aux=True), tx, nodes=nodes)
+    gradients = jax.grad(loss, has_aux=True)
+    train_step = gx.TrainStep(gradients, tx, nodes=nodes, bucket_bytes=100)
     layers, opt_state = nodes.init(tx, [jnp.eye(8) for _ in range(6)])
     for step in range(100):
         layers, opt_state, _ = train_step(step, layers, opt_state, batches)

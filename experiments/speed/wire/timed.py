@@ -160,7 +160,9 @@ class RowTrainer:
 
     def __init__(self, model: CalibratedModel, tx: optax.GradientTransformationExtraArgs):
         self._model = model
-        self._train_step = gx.TrainStep(model.gradients, tx, nodes=model.nodes)
+        # Buckets of a layer each, as the cost model counts them.
+        options = {"nodes": model.nodes, "bucket_bytes": 4 * model.parameters // LAYERS}
+        self._train_step = gx.TrainStep(model.gradients, tx, **options)
         self._tx = tx
         self.start_anew()
 
