@@ -58,6 +58,7 @@ class UpdateInBuckets(Exchanger):
         self._gradients = gradients
         self._nodes = nodes
         self._bucket_bytes = bucket_bytes
+        self._is_exact = wire.codec is None
         self._fused = fused
         self._average = nodes.spmd(average)
         self._update = nodes.spmd(update)
@@ -114,7 +115,9 @@ class UpdateInBuckets(Exchanger):
             return None
         (traced,) = found
         count = jax.tree.structure(arguments[0]).num_leaves
-        leaves_of_buckets = make_buckets(traced, count, self._bucket_bytes)
+        # A narrower wire needs several messages for each bucket, one after another.
+        first = FIRST_BYTES if self._is_exact else self._bucket_bytes
+        leaves_of_buckets = make_buckets(traced, count, first, self._bucket_bytes)
         if len(leaves_of_buckets) < 2 or traced.has_effects:
             return None
         wanted = [[traced.results[leaf] for leaf in leaves] for leaves in leaves_of_buckets]
@@ -145,8 +148,11 @@ class _Cut(NamedTuple):
     structure: Any  # of gradients and aux
 
 
-def make_buckets(traced: Traced, count: int, bucket_bytes: int) -> list[list[int]]:
-    """The leaves of each bucket, of `count` in all, in the order in which they are computed."""
+def make_buckets(traced: Traced, count: int, first: int, later: int) -> list[list[int]]:
+    """The leaves of each bucket, of `count` in all, in the order in which they are computed.
+
+    The first bucket has so many bytes at least, and each later one.
+    """
     last: dict[Any, int] = {}  # the last equation that takes time, of those that a variable needs
     for i, eqn in enumerate(traced.eqns):
         takes_time = eqn.primitive in (dot_general_p, conv_general_dilated_p) or programs_in(eqn)
@@ -158,7 +164,7 @@ def make_buckets(traced: Traced, count: int, bucket_bytes: int) -> list[list[int
     order = sorted(range(count), key=ready.__getitem__)
     buckets = [order[:1]]
     for leaf, next_leaf in itertools.pairwise(order):
-        least = bucket_bytes if len(buckets) > 1 else min(FIRST_BYTES, bucket_bytes)
+        least = later if len(buckets) > 1 else min(first, later)
         is_full = sum(sizes[i] for i in buckets[-1]) >= least
         if is_full and ready[next_leaf] > ready[leaf]:
             buckets.append([])

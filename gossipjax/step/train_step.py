@@ -85,8 +85,9 @@ class TrainStep:
         with a traced step XLA cannot run the exchange of a mesh during the computation.
       overlap_in_thread: whether an exchange that needs no result of its step becomes a separate
         program, which a thread dispatches; None chooses by the backend.
-      bucket_bytes: the bytes of gradients that a thread averages at once, at least, after a first
-        bucket of 1 MiB. Fewer are faster on links of short delays, and more on long links.
+      bucket_bytes: the bytes of gradients that a thread averages at once, at least; without a
+        `wire` the first bucket has 1 MiB. Small buckets are faster on links of short delays, and
+        large ones on long links.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
         `offload_outer` has no effect without `gx.outer`, or if a thread dispatches the exchange, on
