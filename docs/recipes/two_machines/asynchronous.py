@@ -1,4 +1,4 @@
-"""One of several machines that never wait for each other: python asynchronous.py STEPS"""
+"""One of several machines that wait for nobody: python asynchronous.py STEPS"""
 
 import sys
 import time
@@ -27,7 +27,8 @@ with gx.asynchronous.join(
         if node.steps % 100 == 0:
             speed = f"{100 * training.TOKENS / (time.time() - clock):,.0f} tokens/s"
             own = evaluate(node.params, held_out)[1]
-            losses = f"loss {loss:.3f}, held out {own:.3f} here, {node.mean(own):.3f} on all"
+            held = f"held out {own:.3f} here, {node.mean(own):.3f} on all"
+            losses = f"loss {loss:.3f}, {held}"
             print(f"step {node.steps} {losses}, {speed}, nodes {node.members}")
             clock = time.time()
     print(f"waits for all nodes to end, hears {node.members}")

@@ -1,4 +1,4 @@
-"""One of several machines in lockstep, by DiLoCo, in a tunnel: python lockstep.py STEPS"""
+"""One of several machines in lockstep, by DiLoCo: python lockstep.py STEPS"""
 
 import sys
 import time
@@ -35,12 +35,14 @@ def put(function, *args):  # one row for each node of this machine
 
 
 def evaluate(state):
-    """The loss of the average model on what this machine holds out, and on all of that."""
+    """The loss of the average model on what this machine holds out, and on all."""
     model = gx.average_model(state.params, state.opt_state, nodes=nodes)
     loss = jax.jit(training.loss_fn)
     own = [loss(model, training.read_held_out(node))[1] for node in nodes.local]
-    losses, counts = nodes.to_host((put(lambda node: own[nodes.local.index(node)]), examples))
-    return f"held out {np.mean(own):.3f} here, {np.average(losses, weights=counts):.3f} on all"
+    losses = put(lambda node: own[nodes.local.index(node)])
+    losses, counts = nodes.to_host((losses, examples))
+    mean = np.average(losses, weights=counts)
+    return f"held out {np.mean(own):.3f} here, {mean:.3f} on all"
 
 
 examples = put(lambda node: np.float32(training.EXAMPLES))
@@ -62,7 +64,8 @@ with Checkpoints("saved_lockstep", every=EVERY, shared=False) as checkpoints:
             checkpoints.after(state, last=state.step == STEPS)
             rate = nodes.size * EVERY * training.TOKENS / (time.time() - clock)
             loss = nodes.to_host(loss).mean()  # of all nodes
-            print(f"step {state.step} loss {loss:.3f}, {evaluate(state)}, {rate:,.0f} tokens/s")
+            speed = f"{rate:,.0f} tokens/s"
+            print(f"step {state.step} loss {loss:.3f}, {evaluate(state)}, {speed}")
             clock = time.time()
 print(f"average model: {evaluate(state)}")
 model = gx.average_model(state.params, state.opt_state, nodes=nodes)
