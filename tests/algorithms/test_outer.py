@@ -293,25 +293,24 @@ def test_an_outer_step_that_is_called_is_the_step_that_is_counted():
     """The page's own `synchronize`, here called at every third step."""
     page = Path(__file__).parents[2] / "docs" / "guides" / "transforms.md"
     _, _, code = page.read_text().partition("```python\ndef synchronize")
-    names = {"jax": jax, "jnp": jnp, "gx": gx, "optax": optax, "model": jnp.zeros(4)}
-    names |= {"nesterov": optax.sgd(0.7, momentum=0.9, nesterov=True), "nodes": gx.Nodes(N)}
-    names["adamw"] = optax.sgd(0.1, momentum=0.9)
-    before, _, call = code.partition("```")[0].partition("# In the loop")
+    code = code.partition("```")[0].replace("gx.Nodes(8)", f"gx.Nodes({N})")
+    before, _, call = code.partition("# In the loop")
+    sgd, nesterov = optax.sgd(0.1, momentum=0.9), optax.sgd(0.7, momentum=0.9, nesterov=True)
+    names = {"jax": jax, "jnp": jnp, "gx": gx, "optax": optax, "adamw": sgd, "nesterov": nesterov}
     exec(f"def synchronize{before}", names)
-    train_step = gx.TrainStep(tree_gradients, names["adamw"], nodes=names["nodes"])
+    train_step = gx.TrainStep(tree_gradients, sgd, nodes=names["nodes"])
     for step in range(9):
-        names["params"], names["opt_state"], _ = train_step(
-            step, names["params"], names["opt_state"], TARGETS
-        )
+        state = names["params"], names["opt_state"]
+        names["params"], names["opt_state"], _ = train_step(step, *state, TARGETS)
         if step % 3 == 2:
             exec(call.partition("\n")[2], names)
-    counted = gx.outer(names["adamw"], names["nesterov"], every=3)
+    counted = gx.outer(sgd, nesterov, every=3)
     train_step = gx.TrainStep(tree_gradients, counted, nodes=names["nodes"])
-    params, opt_state = names["nodes"].init(counted, names["model"])
+    params, opt_state = names["nodes"].init(counted, names["start"])
     for step in range(9):
         params, opt_state, _ = train_step(step, params, opt_state, TARGETS)
-    np.testing.assert_allclose(names["params"], params, rtol=1e-5, atol=1e-6)
-    assert np.abs(params).max() > 0.1
+    np.testing.assert_allclose(names["params"]["w"], params["w"], rtol=1e-5, atol=1e-6)
+    assert np.abs(params["w"]).max() > 0.1
 
 
 STREAM = {"every": 4, "fragments": 2, "delay": 3, "strength": 0.5}
