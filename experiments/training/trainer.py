@@ -184,7 +184,7 @@ class Trainer:
 
     def _restart(self, state: TrainState) -> TrainState:
         """Copies the state at step 0. Nothing is in flight, so any round may be the first."""
-        params, batch_stats = jax.device_put((state.params, state.rest), may_alias=False)
+        params, batch_stats = jax.tree.map(jnp.copy, (state.params, state.rest))
         if not self.nodes.inner_axes:
             return TrainState(0, params, self.nodes.run(self._tx.init, params), batch_stats)
         shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)

@@ -74,12 +74,13 @@ def sleep_gradients(params: Any, seconds: Any) -> tuple[Any, None]:
 
     The last layers come first, as in a backward pass.
     """
+    layers = params if isinstance(params, list) else [params]
     zero = compute_one(seconds / 3) - 1
     grads: list[Any] = []
-    for layer in reversed(params):
-        zero = compute_one(2 * seconds / 3 / len(params) + zero) - 1
+    for layer in reversed(layers):
+        zero = compute_one(2 * seconds / 3 / len(layers) + zero) - 1
         grads.insert(0, jax.tree.map(partial(jnp.multiply, zero), layer))
-    return grads, None
+    return grads if layers is params else grads[0], None
 
 
 def apply_gradients(params: Any, grads: Any) -> Any:
