@@ -8,14 +8,13 @@ import select
 import signal
 import subprocess
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # lines of a failed process's output that are shown
-DRAIN_SECONDS = 2.0  # time to read the output of a process that has exited
+DRAIN_LOOKS = 40  # at a process that has exited, for its output: a clock may jump, as after a sleep
 
 WRITING = threading.Lock()  # of output; the processes wait meanwhile, as at any full pipe
 CLOSED = set[int]()  # of the descriptors of stdout and stderr: which nobody reads any more
@@ -68,7 +67,7 @@ class Worker:
         self._readers = [threading.Thread(target=self._forward, args=p, daemon=True) for p in pipes]
         for reader in self._readers:
             reader.start()
-        self._deadline = 0.0  # for its output, after its end
+        self._looks = DRAIN_LOOKS  # that are left for its output, after its end
         self._guard = select.poll()
         self._guard.register(self._stdin, 0)  # finds only that it is no longer read
 
@@ -89,9 +88,10 @@ class Worker:
                 return None
             self.send_signal(signal.SIGKILL)  # to the rest of its group, or if nothing guards it
             self._process.wait()
-            self._deadline = time.monotonic() + DRAIN_SECONDS
-        may_read = time.monotonic() < self._deadline or WRITING.locked()
-        if may_read and any(reader.is_alive() for reader in self._readers):
+        self._looks -= 1
+        if (self._looks > 0 or WRITING.locked()) and any(
+            reader.is_alive() for reader in self._readers
+        ):
             return None
         os.close(self._stdin)  # a shell that still waits for its end kills the group
         return self._process.returncode
