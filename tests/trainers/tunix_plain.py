@@ -60,5 +60,6 @@ def main(folder, steps, every=20, size=2):
         model = create_dummy_model(Llama3, LLAMA, mesh)
         trainer = PeftTrainer(model, optax.adamw(3e-3), config)
         trainer = trainer.with_gen_model_input_fn(gen_model_input)
-        trainer.train(make_batches(steps), list(make_batches(4, seed=1)))
+        evaluated = list(make_batches(4, seed=1))
+        trainer.train(make_batches(steps), evaluated)
     return trainer

@@ -16,7 +16,7 @@ from tests.trainers.tunix_plain import LLAMA, gen_model_input, make_batches
 
 
 class GossipTrainer(PeftTrainer):
-    """The trainer's model and optimizer are the average of all nodes whenever it looks at them."""
+    """Its model and optimizer are the average of all nodes when the trainer uses them."""
 
     def with_gossip(self, make_tx, nodes, checkpoints, every):
         graph, state = nnx.split((self.model, self.optimizer))
@@ -29,7 +29,8 @@ class GossipTrainer(PeftTrainer):
         def pick(state):
             return nnx.filter_state(state[0], nnx.Param)
 
-        self.step = gx.decentralize(train_step, make_tx({"nodes": nodes.size}), nodes, params=pick)
+        tx = make_tx({"nodes": nodes.size})
+        self.step = gx.decentralize(train_step, tx, nodes, params=pick)
         state = self.step.init(state)._replace(step=self.train_steps)
         self.state = checkpoints.resume(state, nodes, make_tx)
         self.checkpoints, self.every = checkpoints, every
@@ -91,5 +92,6 @@ def main(folder, steps, every=20, size=4, make_tx=make_sgp):
         trainer = GossipTrainer(model, optax.adamw(3e-3), config)
         trainer = trainer.with_gen_model_input_fn(gen_model_input)
         trainer = trainer.with_gossip(make_tx, gx.Nodes(mesh=mesh), checkpoints, every)
-        trainer.train(make_batches(steps), list(make_batches(4, seed=1)), skip_jit=True)
+        evaluated = list(make_batches(4, seed=1))
+        trainer.train(make_batches(steps), evaluated, skip_jit=True)
     return trainer
