@@ -1,5 +1,7 @@
 """Full fine-tuning of a small Llama by Tunix's trainer, sharded over the devices of one node."""
 
+# pyright: reportMissingImports=false
+
 import jax
 import numpy as np
 import optax

@@ -1,5 +1,7 @@
 """The program of `tunix_plain` on N nodes that gossip: a subclass of the trainer, and its mesh."""
 
+# pyright: reportMissingImports=false
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -51,10 +53,10 @@ class GossipTrainer(PeftTrainer):
     def average(self):
         nnx.update((self.model, self.optimizer), self.step.average(self.state))
 
-    def _prepare_inputs(self, batch):
-        return self.step.nodes.split(batch)
+    def _prepare_inputs(self, input_data):
+        return self.step.nodes.split(input_data)
 
-    def _post_process_train_step(self, _):
+    def _post_process_train_step(self, aux):
         self.checkpoints.after(self.state)
         if self.state.step % self.every == 0:  # the trainer saves it next
             self.average()
