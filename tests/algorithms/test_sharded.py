@@ -96,7 +96,7 @@ def test_parts_equal_whole_models(name, mesh, specs):
     tx = row.transform(schedule)
     params, updates = make_values(n, SHAPES)
     nodes = gx.Nodes(mesh=mesh)
-    sharded = gx.sharded(tx, specs)
+    sharded = gx.sharded(tx, lambda _: specs)
     result, distance, state = run_steps(nodes, sharded, specs, params, updates)
     text = compile_step(nodes, sharded, result[0], state)
     assert all(
