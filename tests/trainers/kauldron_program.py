@@ -8,8 +8,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from kauldron import kd
 from kauldron.train.checkpoint_state import CheckpointState
 
@@ -23,13 +21,15 @@ with kd.konfig.imports():
     import gossipjax as gx
     from tests.trainers import kauldron_program as program
 
+STATES = "loss_states", "metric_states", "summary_states"
+
 
 def get_config(nodes=4, gossip=None):
     cfg = kauldron_plain.get_config()
     gossip = gossip or gx.sgp(gx.topology.one_peer_exponential(nodes))
     cfg.optimizer = optax.chain(cfg.optimizer, gx.sharded(gossip, program.fsdp_specs))
     cfg.trainstep = program.GossipStep(nodes=program.make_nodes(nodes))
-    cfg.sharding = program.make_sharding(nodes)
+    cfg.sharding.params = None  # as gx.sharded leaves them
     cfg.evals["eval"].init_transform = program.Average(nodes=program.make_nodes(nodes))
     return cfg
 
@@ -38,17 +38,13 @@ def get_outer_config(nodes=4):
     outer_tx = optax.sgd(0.7, momentum=0.9, nesterov=True)
     axes = {"Embed_0": None, "blocks": 0, "Dense_0": None}  # of the layers
     layers = gx.layer_fragments(5, axes)
-    return get_config(nodes, gx.outer(optax.identity(), outer_tx, every=5, fragments=layers))
+    gossip = gx.outer(optax.identity(), outer_tx, every=5, fragments=layers)
+    return get_config(nodes, gossip)
 
 
 def make_nodes(size):
-    shape = (size, jax.device_count() // size)
-    return gossipjax.Nodes(mesh=jax.make_mesh(shape, ("nodes", "devices")))
-
-
-def make_sharding(size):  # of parameters: as the states of nodes come out of a step
-    batch = NamedSharding(make_nodes(size).mesh, P(("nodes", "devices")))
-    return kd.sharding.ShardingStrategy(batch=batch, params=None)
+    devices = kd.sharding.DEVICES_MESH.devices.reshape(size, -1)
+    return gossipjax.Nodes(mesh=jax.sharding.Mesh(devices, ("nodes", "devices")))
 
 
 def fsdp_specs(params):  # Kauldron's rule, inside a node
@@ -69,23 +65,18 @@ class GossipStep(kd.train.TrainStep):
         size, one_step = self.nodes.size, super()._step
 
         def node_step(state, batch):
-            state, c = one_step(state, batch)
-            return state, (c.loss_states, c.metric_states, c.summary_states)
+            state, context = one_step(state, batch)
+            return state, {name: getattr(context, name) for name in STATES}
 
         parts = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), batch)
         rows = state.replace(step=jnp.broadcast_to(state.step, size))
         new, stacked = self.nodes.spmd(node_step)(rows, parts)
         each = [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(size)]
-        merged = functools.reduce(
-            kd.train.AuxiliariesState.merge,
-            [kd.train.AuxiliariesState(*states) for states in each],
-        )
+        each = [kd.train.AuxiliariesState(**row) for row in each]
+        merged = functools.reduce(kd.train.AuxiliariesState.merge, each)
         context = kd.train.Context.from_state_and_batch(state=state, batch=batch)
-        return new.replace(step=state.step + 1), context.replace(
-            loss_states=merged.loss_states,
-            metric_states=merged.metric_states,
-            summary_states=merged.summary_states,
-        )
+        context = context.replace(**{name: getattr(merged, name) for name in STATES})
+        return new.replace(step=state.step + 1), context
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,20 +85,20 @@ class Average(kd.ckpts.InitTransform):
 
     def transform(self, state):
         with jax.transfer_guard("allow"):
-            model = gossipjax.average_model(state.params, state.opt_state, nodes=self.nodes)
-            stats = gossipjax.average_batch_stats(state.collections, nodes=self.nodes)
-            return state.replace(params=model, collections=stats, opt_state=None)
+            params, opt_state, stats = state.params, state.opt_state, state.collections
+            params = gossipjax.average_model(params, opt_state, nodes=self.nodes)
+            stats = gossipjax.average_batch_stats(stats, nodes=self.nodes)
+        return state.replace(params=params, collections=stats, opt_state=None)
 
 
 def continue_as(old, new, size=None):
     """The last checkpoint of a trainer becomes the first of another, of `size` nodes, or plain."""
     last = CheckpointState(old.init_state(), old._chrono, iter(old.train_ds))
     state, timer, data = old.checkpointer.restore(last)
-    tx, rows = new.optimizer, size or 1
-    params, opt_state, _ = change_nodes(state.params, state.opt_state, tx, rows)
-    stats = average_nodes(state.collections, rows)
-    new_state = state.replace(params=params, opt_state=opt_state, collections=stats)
-    if size is None:
-        new_state = jax.tree.map(lambda x: x[0], new_state.replace(step=state.step[None]))
-    new.checkpointer.save(CheckpointState(new_state, timer, data), step=int(state.step))
+    params, opt_state, _ = change_nodes(state.params, state.opt_state, new.optimizer, size or 1)
+    stats = average_nodes(state.collections, size or 1)
+    if size is None:  # an ordinary state
+        params, opt_state, stats = jax.tree.map(lambda x: x[0], (params, opt_state, stats))
+    state = state.replace(params=params, opt_state=opt_state, collections=stats)
+    new.checkpointer.save(CheckpointState(state, timer, data), step=int(state.step))
     new.checkpointer.wait_until_finished()
