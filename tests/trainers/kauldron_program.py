@@ -84,10 +84,9 @@ class Average(kd.ckpts.InitTransform):
     nodes: gossipjax.Nodes
 
     def transform(self, state):
-        with jax.transfer_guard("allow"):
-            params, opt_state, stats = state.params, state.opt_state, state.collections
-            params = gossipjax.average_model(params, opt_state, nodes=self.nodes)
-            stats = gossipjax.average_batch_stats(stats, nodes=self.nodes)
+        params, opt_state, stats = state.params, state.opt_state, state.collections
+        params = gossipjax.average_model(params, opt_state, nodes=self.nodes)
+        stats = gossipjax.average_batch_stats(stats, nodes=self.nodes)
         return state.replace(params=params, collections=stats, opt_state=None)
 
 
