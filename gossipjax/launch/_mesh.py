@@ -50,8 +50,8 @@ def mesh(
     """
     if isinstance(devices, int):
         raise ValueError(
-            f"devices must be a list of devices, such as jax.devices(), got {devices}: a mesh with an "
-            f'axis of this name is jax.make_mesh((N, {devices}), ("nodes", "devices")).'
+            f"devices must be a list of devices, such as jax.devices(), got {devices}: a mesh with "
+            f'an axis of this name is jax.make_mesh((N, {devices}), ("nodes", "devices")).'
         )
     inner = axes if local is None else {"local": local, **axes}
     available = sorted(
