@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 pytest.importorskip("kauldron")
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("default")]
@@ -17,7 +18,7 @@ CONFIGS = {
     "sgp": kauldron_program.get_config,
     "outer": kauldron_program.get_outer_config,
 }
-STEPS = 30
+STEPS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -63,17 +64,17 @@ def test_kauldron(method, tmp_path):
     assert int(state.step) == STEPS + 1
     kernel = state.params["blocks"]["Dense_0"]["kernel"]
     assert kernel.shape == (4, 4, 64, 64)
-    assert kernel.sharding.spec == ("nodes", None, None, "devices")
+    assert kernel.sharding.spec == P("nodes", None, None, "devices")
     assert 0 < spread(state.params) < 0.5
     # Their metrics are of all nodes: of 32 examples of 16 signs. Their writer has them.
     assert aux.loss_states["xent"].count == aux.metric_states["accuracy"].count == 32 * 16
-    assert aux.compute().loss_values["losses/xent"] < before - 0.3
+    assert aux.compute().loss_values["losses/xent"] < before - 0.2
     assert list((tmp_path / "four").glob("train/events*"))
 
     saved = restore(four)
     average = evaluate(four, saved)
     assert int(saved.step) == STEPS
-    assert average < before - 0.3
+    assert average < before - 0.2
 
     # Half of the nodes, with twice as many devices each.
     two = make_trainer(get_config(2), tmp_path / "two", STEPS + 2)
