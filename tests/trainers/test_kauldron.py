@@ -84,13 +84,13 @@ def test_kauldron(method, tmp_path):
     np.testing.assert_allclose(evaluate(two, halved), average, rtol=1e-4)
     state, aux = two.train()
     assert int(state.step) == STEPS + 3
-    assert aux.compute().loss_values["losses/xent"] < average + 0.3
+    goes_on = float(aux.compute().loss_values["losses/xent"])
 
-    # Their own program, unmodified.
+    # Their own program, unmodified; it sees the same batches as the two nodes.
     plain = make_trainer(kauldron_plain.get_config(), tmp_path / "plain", STEPS + 2)
     kauldron_program.continue_as(four, plain)
     np.testing.assert_allclose(evaluate(plain, restore(plain)), average, rtol=1e-4)
     state, aux = plain.train()
     assert int(state.step) == STEPS + 3
     assert state.params["blocks"]["Dense_0"]["kernel"].shape == (4, 64, 64)
-    assert aux.compute().loss_values["losses/xent"] < average + 0.3
+    assert abs(aux.compute().loss_values["losses/xent"] - goes_on) < 0.1
