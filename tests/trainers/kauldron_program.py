@@ -94,10 +94,14 @@ def continue_as(old, new, size=None):
     """The last checkpoint of a trainer becomes the first of another, of `size` nodes, or plain."""
     last = CheckpointState(old.init_state(), old._chrono, iter(old.train_ds))
     state, timer, data = old.checkpointer.restore(last)
-    params, opt_state, _ = change_nodes(state.params, state.opt_state, new.optimizer, size or 1)
-    stats = average_nodes(state.collections, size or 1)
-    if size is None:  # an ordinary state
-        params, opt_state, stats = jax.tree.map(lambda x: x[0], (params, opt_state, stats))
+    if size is None:  # an ordinary state: the first part of the chain is Kauldron's
+        nodes = old.trainstep.nodes
+        params = gossipjax.average_model(state.params, state.opt_state, nodes=nodes)
+        rest = average_nodes((state.opt_state[0], state.collections), 1)
+        opt_state, stats = jax.tree.map(lambda x: x[0], rest)
+    else:
+        params, opt_state, _ = change_nodes(state.params, state.opt_state, new.optimizer, size)
+        stats = average_nodes(state.collections, size)
     state = state.replace(params=params, opt_state=opt_state, collections=stats)
     new.checkpointer.save(CheckpointState(state, timer, data), step=int(state.step))
     new.checkpointer.wait_until_finished()

@@ -93,4 +93,4 @@ def test_kauldron(method, tmp_path):
     state, aux = plain.train()
     assert int(state.step) == STEPS + 3
     assert state.params["blocks"]["Dense_0"]["kernel"].shape == (4, 64, 64)
-    assert abs(aux.compute().loss_values["losses/xent"] - goes_on) < 0.1
+    assert abs(aux.compute().loss_values["losses/xent"] - goes_on) < 0.3
