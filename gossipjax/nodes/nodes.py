@@ -263,8 +263,9 @@ class Nodes:
             rows = repeat_rows(tree, len(self.local))
             return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
         inside = shard_specs(shapes) if self.inner_axes and specs is None else None
-        if inside is not None:
-            specs = inside.of(shapes)
+        if inside is not None and self.mesh is not None:
+            sizes = {name: self.mesh.shape[name] for name in self.inner_axes}
+            specs = inside.of(shapes, sizes=sizes)
         return make_rows(tree, shapes, specs, self, fold_in)
 
     def _shapes(self, tree: Any, name: str) -> Any:
