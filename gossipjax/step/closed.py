@@ -350,7 +350,8 @@ def _warn_of_copies(params: Any, rest: Any) -> None:
 
 def _first_row(leaf: Any) -> np.ndarray:
     """The values along the last axis at the start of an array, `[d]`."""
-    if not jnp.ndim(leaf) or not jnp.size(leaf):  # no copy of anything can be told from these
+    is_here = getattr(leaf, "is_fully_addressable", True)
+    if not is_here or not jnp.ndim(leaf) or not jnp.size(leaf):  # these tell of no copies
         return np.zeros(0)
     return np.asarray(leaf[(0,) * (jnp.ndim(leaf) - 1)])
 
