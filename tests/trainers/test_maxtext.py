@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import warnings
 from pathlib import Path
 
 import jax
@@ -11,14 +12,15 @@ import pytest
 # pyright: reportMissingImports=false
 maxtext = pytest.importorskip("maxtext")
 
-import maxtext_program  # noqa: E402
-from absl import flags  # noqa: E402
-from flax import nnx  # noqa: E402
-from flax.core.spmd import logical_axis_rules  # noqa: E402
-from maxtext.input_pipeline import olmo_data  # noqa: E402
-from maxtext.trainers.pre_train import train  # noqa: E402
-from maxtext.utils import maxtext_utils, train_utils  # noqa: E402
-from maxtext.utils.sharding import get_input_data_sharding  # noqa: E402
+with warnings.catch_warnings(action="ignore"):  # of packages that MaxText imports
+    import maxtext_program
+    from absl import flags
+    from flax import nnx
+    from flax.core.spmd import logical_axis_rules
+    from maxtext.input_pipeline import olmo_data
+    from maxtext.trainers.pre_train import train
+    from maxtext.utils import maxtext_utils, train_utils
+    from maxtext.utils.sharding import get_input_data_sharding
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
 VOCABULARY, LENGTH, BATCH = 64, 32, 16  # of all nodes together
