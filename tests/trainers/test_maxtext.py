@@ -13,7 +13,6 @@ import pytest
 maxtext = pytest.importorskip("maxtext")
 
 with warnings.catch_warnings(action="ignore"):  # of packages that MaxText imports
-    import maxtext_program
     from absl import flags
     from flax import nnx
     from flax.core.spmd import logical_axis_rules
@@ -21,6 +20,8 @@ with warnings.catch_warnings(action="ignore"):  # of packages that MaxText impor
     from maxtext.trainers.pre_train import train
     from maxtext.utils import maxtext_utils, train_utils
     from maxtext.utils.sharding import get_input_data_sharding
+
+    from tests.trainers import maxtext_program
 
 pytestmark = [pytest.mark.trainers, pytest.mark.filterwarnings("ignore")]
 VOCABULARY, LENGTH, BATCH = 64, 32, 16  # of all nodes together
