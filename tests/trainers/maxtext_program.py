@@ -58,10 +58,11 @@ def train_loop(config, recorder, method):
         state = saves.resume(  # gossip
             step.init(state), nodes, lambda saved: make_gossip(method, saved["nodes"], specs)
         )
-        logger = MetricLogger(config=config, learning_rate_schedule=rate, start_step=state.step)
-        logger.write_setup_info_to_tensorboard(state.params)
+        first = state.step  # gossip: first = train.get_first_step(None, state)
+        logger = MetricLogger(config=config, learning_rate_schedule=rate, start_step=first)
+        logger.write_setup_info_to_tensorboard(state.params)  # gossip: (state.model)
         last = datetime.datetime.now()
-        for k in range(state.step, config.steps):
+        for k in range(first, config.steps):
             batch = loader.load_next_batch()
             state, metrics = step(state, nodes.split(batch, place.spec))  # gossip: (state, batch)
             metrics = jax.tree.map(lambda x: x.mean(0), metrics)  # gossip
