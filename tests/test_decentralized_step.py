@@ -296,10 +296,10 @@ def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():
         np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("given", ["function", "host", "whole on the mesh", "parts on the mesh"])
+@pytest.mark.parametrize("given", ["function", "host", "whole", "parts", "explicit"])
 def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
     """As a trainer has them: the state of a model, and beside it the state of its optimizer."""
-    target = jnp.zeros((N, 6))
+    target = jnp.zeros((N, 6, 2))
     tx = gx.sharded(gx.sgp(SCHEDULE), {"model": SPECS})
     nodes = gx.Nodes(mesh=GRID)
 
@@ -312,14 +312,17 @@ def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
         return {"model": model, "momentum": momentum}, target
 
     def make():
-        return {"model": {"w": jnp.arange(6.0)}, "momentum": {"w": jnp.zeros(6)}}
+        return {
+            "model": {"w": jnp.arange(12.0).reshape(6, 2)},
+            "momentum": {"w": jnp.zeros((6, 2))},
+        }
 
     step = gx.decentralize(step_of_model, tx, nodes, params=pick)
     if given in ("function", "host"):
         state = step.init(make if given == "function" else jax.tree.map(np.asarray, make()))
     else:  # arrays that another program has put on this mesh do not go through the host
-        spec = P("fsdp") if given == "parts on the mesh" else P()
-        placed = jax.device_put(make(), NamedSharding(GRID, spec))
+        mesh = jax.make_mesh((N, 2), GRID.axis_names) if given == "explicit" else GRID
+        placed = jax.device_put(make(), NamedSharding(mesh, P() if given == "whole" else P("fsdp")))
         monkeypatch.delattr("gossipjax.processes.put_sharded")
         state = step.init(placed)
     assert state.rest["momentum"]["w"].sharding.spec == P("nodes", "fsdp")
@@ -327,4 +330,5 @@ def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
     after, _ = step(state, target)
     for old, new in zip(jax.tree.leaves(state[1:4]), jax.tree.leaves(after[1:4]), strict=True):
         assert old.sharding.is_equivalent_to(new.sharding, old.ndim)  # no second program
-    np.testing.assert_array_equal(after.rest["momentum"]["w"], np.tile(np.arange(6.0), (N, 1)))
+    expected = np.broadcast_to(make()["model"]["w"], (N, 6, 2))
+    np.testing.assert_array_equal(after.rest["momentum"]["w"], expected)
