@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -148,6 +149,10 @@ class Specs:
         parameters, as `layer_fragments` cuts them, are sharded like the parameters.
         """
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
+        # Parameters that were picked out of a state keep its keys, which its moments do not have.
+        keys = zip(*[path[:-1] for path in shapes], strict=False)
+        shared = len([*itertools.takewhile(lambda keys: len({*keys}) == 1, keys)])
+        shapes = {path[shared:]: (shape, path) for path, shape in shapes.items()}
 
         def spec_of(path: Path, leaf: Any) -> Any:
             shape = jnp.shape(leaf)
@@ -155,12 +160,11 @@ class Specs:
                 return others
             path = _without_box(path)
             for start in range(len(path) + 1):
-                ending = path[start:]
-                expected = shapes.get(ending)
-                if expected is None or ending not in self._spec_of:
+                expected, param = shapes.get(path[start:], (None, None))
+                if expected is None or param not in self._spec_of:
                     continue
                 leading = len(shape) - len(expected)
-                spec = self._spec_of[ending]
+                spec = self._spec_of[param]
                 is_piece = not leading and sizes and _find_uneven(spec, shape, sizes) is None
                 if is_piece or (leading >= 0 and shape[leading:] == expected):
                     return PartitionSpec(*[None] * leading, *spec)
