@@ -10,14 +10,11 @@ import pytest
 pytest.importorskip("tunix")
 
 import jax
-import jax.numpy as jnp
 import optax
-import qwix
 from flax import nnx
 from safetensors.numpy import load_file
 from tunix.models.qwen3 import params as qwen3_params
 
-import gossipjax as gx
 from experiments.examples import lora, tiny_qwen
 
 pytestmark = [
