@@ -89,8 +89,9 @@ def main(options):
             tx = gx.outer(adam, optax.sgd(0.7, 0.9, nesterov=True), every=options.every)
         tx = gx.sharded(tx, gx.fsdp_specs(adapters, mesh))
         train_step = gx.TrainStep(gradients, tx, nodes=nodes)
-        state = nodes.init(tx, adapters)
-        base = nodes.replicate(base, nnx.get_partition_spec(base))
+        specs = nnx.get_partition_spec(base)  # Tunix's own
+        adapters, base = jax.device_get((adapters, base))
+        state, base = nodes.init(tx, adapters), nodes.replicate(base, specs)
 
         def take(step, rows):
             nonlocal state

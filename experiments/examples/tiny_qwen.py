@@ -3,6 +3,7 @@
 import sysconfig
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -53,11 +54,13 @@ def save(path, state, prefix="model."):
 
 
 def load_base(folder):
-    """Loads the frozen model as Hugging Face saves it; makes one where there is none."""
+    """Loads the frozen model as Hugging Face saves it, sharded; makes one where there is none."""
     if not folder.exists():
         model = qwen3.Qwen3(SHAPE, rngs=nnx.Rngs(0))
         trainer = PeftTrainer(model, optax.adamw(3e-3), TrainingConfig(eval_every_n_steps=1))
         trainer.with_gen_model_input_fn(loss_inputs)
         trainer.train(read("Python", 0, step) for step in range(200))
         save(folder / "model.safetensors", nnx.state(model, nnx.Param))
-    return create_model_from_safe_tensors(str(folder), SHAPE, dtype=jnp.float32)
+    # Without a mesh Tunix puts it on the first device of all processes, which others cannot reach.
+    mesh = jax.sharding.Mesh(np.array(jax.local_devices())[:, None], ("fsdp", "tp"))
+    return create_model_from_safe_tensors(str(folder), SHAPE, mesh, jnp.float32)
