@@ -10,6 +10,7 @@ A node is a process with all its devices; one process alone simulates two. The f
 the frozen base, a tiny Qwen3 that has read Python. Nodes at even places read English, others C.
 """
 
+# pyright: reportMissingImports=false
 import dataclasses
 import json
 import time

@@ -1,5 +1,6 @@
 """The base of the example `lora`: a tiny Qwen3 that has read Python, and texts for its nodes."""
 
+# pyright: reportMissingImports=false
 import sysconfig
 from pathlib import Path
 

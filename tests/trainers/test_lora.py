@@ -1,5 +1,7 @@
 """Adapters of Tunix and qwix gossip, and peft and Tunix load the average of them."""
 
+# pyright: reportMissingImports=false
+
 import os
 import subprocess
 import sys
@@ -25,14 +27,13 @@ ALGORITHMS = ("sgp", "outer", "asynchronous")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def types_are_promoted():
-    """Tunix and qwix promote them."""
-    before = jax.config.jax_numpy_dtype_promotion, jax.config.jax_numpy_rank_promotion
+def types_and_ranks_are_promoted():
+    """Tunix and qwix do so."""
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     jax.config.update("jax_numpy_rank_promotion", "allow")
     yield
-    jax.config.update("jax_numpy_dtype_promotion", before[0])
-    jax.config.update("jax_numpy_rank_promotion", before[1])
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 @pytest.fixture(scope="module")
