@@ -34,14 +34,12 @@ LORA = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": r".*_pr
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Trains adapters on several nodes, and saves those of the average model."""
+    """Trains adapters on the base in FOLDER/base; puts those of the average model into FOLDER."""
 
     algorithm: Literal["sgp", "outer", "asynchronous"] = "sgp"
     """sgp and outer wait for each other; asynchronous is an outer that waits for nobody."""
     folder: Path = Path("runs/lora")
-    """Has the base in base/, and gets the adapters."""
     steps: PositiveInt = 300
-    """Of each node."""
     every: PositiveInt = 50
     """Local steps between outer steps."""
 
@@ -60,6 +58,10 @@ def main(options):
     """Trains; returns the model with the average adapters, and its loss on English and on C."""
     if options.algorithm != "asynchronous":
         gx.launch.initialize()  # before the first array
+        mesh = gx.launch.mesh(jax.process_count(), fsdp=jax.local_device_count(), tp=1)
+        nodes = gx.Nodes(2) if jax.process_count() == 1 else gx.Nodes(mesh=mesh)
+        # Connects all: JAX's Gloo gives up if one process comes 30 s later, as a slower one would.
+        gx.average_batch_stats(nodes.replicate(np.zeros(8)), nodes=nodes)
     model = load_base(options.folder / "base")
     lora = qwix.LoraProvider(module_path=".*_proj", rank=LORA["r"], alpha=LORA["lora_alpha"])
     model = qwix.apply_lora_to_model(model, lora, rngs=nnx.Rngs(0), **model.get_model_input())
@@ -83,8 +85,6 @@ def main(options):
             trainer.train((read(domain, node.place, step) for step in steps), skip_jit=True)
             average, is_main = node.average(), node.place == 0
     else:
-        mesh = gx.launch.mesh(jax.process_count(), fsdp=jax.local_device_count(), tp=1)
-        nodes = gx.Nodes(2) if jax.process_count() == 1 else gx.Nodes(mesh=mesh)
         tx = optax.chain(adam, gx.sgp(gx.topology.one_peer_exponential(nodes.size)))
         if options.algorithm == "outer":
             tx = gx.outer(adam, optax.sgd(0.7, 0.9, nesterov=True), every=options.every)
