@@ -3,8 +3,10 @@
 # pyright: reportMissingImports=false
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,10 +126,27 @@ def test_names_are_those_of_peft(folder, trained):
     assert len(arrays) == 2 * 7 * 2
 
 
-@pytest.mark.parametrize("algorithm", ["sgp", "outer", "asynchronous"])
-def test_processes_of_two_devices(algorithm, folder, trained):
-    """The base is sharded over the devices of a process, and both domains are learned."""
-    kind = ["--asynchronous"] if algorithm == "asynchronous" else ["--local-devices", "2"]
+def test_the_page_makes_factors_of_the_mean_product():
+    """As good as the SVD of the dense mean, and A where the mean of the A is if they are equal."""
+    page = (Path(__file__).parents[2] / "docs/guides/lora.md").read_text()
+    [code] = re.findall(r"\n(def best_rank.*?)```", page, re.DOTALL)
+    names = {"jnp": jax.numpy}
+    exec(code, names)
+    draws = np.random.default_rng(0)
+    a, b = draws.normal(size=(2, 12, 3)), draws.normal(size=(2, 3, 9))
+    u, s, v = np.linalg.svd((a @ b).mean(0))
+    new_a, new_b = names["best_rank"](list(a.astype("float32")), list(b.astype("float32")))
+    np.testing.assert_allclose(new_a @ new_b, (u[:, :3] * s[:3]) @ v[:3], atol=1e-4)
+    start, _ = names["best_rank"]([a[0].astype("float32")] * 2, [np.zeros((3, 9), "float32")] * 2)
+    np.testing.assert_allclose(start, a[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "asynchronous"])
+def test_two_processes(algorithm, folder, trained):
+    """Both domains are learned, with the base sharded over the devices of a process."""
+    kind = (
+        ["--asynchronous"] if algorithm == "asynchronous" else ["--local-devices", "2"]
+    )  # sharded over two
     program = ["-m", "experiments.examples.lora", "--folder", str(folder)]
     command = [sys.executable, "-m", "gossipjax.launch", "--processes", "2", *kind, "--"]
     command += [sys.executable, *program, "--algorithm", algorithm, "--steps", "30"]
