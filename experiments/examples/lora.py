@@ -37,58 +37,59 @@ class Options:
     """Trains adapters on the base in FOLDER/base; puts those of the average model into FOLDER."""
 
     algorithm: Literal["sgp", "outer", "asynchronous"] = "sgp"
-    """sgp and outer wait for each other; asynchronous is an outer that waits for nobody."""
     folder: Path = Path("runs/lora")
     steps: PositiveInt = 300
-    every: PositiveInt = 50
-    """Local steps between outer steps."""
+    every: PositiveInt = 50  # local steps between outer steps
 
     def __post_init__(self):
         check_fields(self)
 
 
 class Trainer(PeftTrainer):
-    """Tunix's trainer, whose steps `take(step, rows) -> loss` makes."""
+    """Tunix's, whose steps `take(step, rows) -> loss` makes, without its optimizer."""
 
     def create_train_step_fn(self):
         return lambda rows: (self.take(self.iter_steps, rows), None, np.zeros(()))
 
 
+def connect():
+    """The nodes, which all connect before they compile: Gloo waits for one for 30 s only."""
+    gx.launch.initialize()
+    if jax.process_count() == 1:
+        return gx.Nodes(2)
+    nodes = gx.Nodes(mesh=gx.launch.mesh(fsdp=jax.local_device_count(), tp=1))
+    gx.average_batch_stats(nodes.replicate(np.zeros(8)), nodes=nodes)
+    return nodes
+
+
 def main(options):
     """Trains; returns the model with the average adapters, and its loss on English and on C."""
-    if options.algorithm != "asynchronous":
-        gx.launch.initialize()  # before the first array
-        mesh = gx.launch.mesh(jax.process_count(), fsdp=jax.local_device_count(), tp=1)
-        nodes = gx.Nodes(2) if jax.process_count() == 1 else gx.Nodes(mesh=mesh)
-        # Connects all: JAX's Gloo gives up if one process comes 30 s later, as a slower one would.
-        gx.average_batch_stats(nodes.replicate(np.zeros(8)), nodes=nodes)
+    nodes = None if options.algorithm == "asynchronous" else connect()
     model = load_base(options.folder / "base")
     lora = qwix.LoraProvider(module_path=".*_proj", rank=LORA["r"], alpha=LORA["lora_alpha"])
     model = qwix.apply_lora_to_model(model, lora, rngs=nnx.Rngs(0), **model.get_model_input())
     graph, adapters, base = nnx.split(model, nnx.LoRAParam, ...)
-    # Of its own optimizer and checkpoints it makes no use: the nodes have both.
     trainer = Trainer(model, optax.identity(), TrainingConfig(eval_every_n_steps=1))
     adam, steps = optax.adamw(2e-3), range(options.steps)
     began = time.perf_counter()
 
     def gradients(adapters, base, rows):
-        adapted = nnx.DiffState(0, nnx.LoRAParam)
-        loss_fn = nnx.value_and_grad(trainer.loss_fn, argnums=adapted)
+        loss_fn = nnx.value_and_grad(trainer.loss_fn, argnums=nnx.DiffState(0, nnx.LoRAParam))
         loss, grads = loss_fn(nnx.merge(graph, adapters, base), **loss_inputs(rows))
         return grads, loss
 
-    if options.algorithm == "asynchronous":
+    if nodes is None:
         algorithm = gx.asynchronous.outer(options.every)
         with gx.asynchronous.join(adam, adapters, algorithm=algorithm) as node:
             trainer.take = lambda step, rows: node.step(gradients, base, rows)
-            domain = DOMAINS[node.place % 2]
-            trainer.train((read(domain, node.place, step) for step in steps), skip_jit=True)
+            place, domain = node.place, DOMAINS[node.place % 2]
+            trainer.train((read(domain, place, step) for step in steps), skip_jit=True)
             average, is_main = node.average(), node.place == 0
     else:
         tx = optax.chain(adam, gx.sgp(gx.topology.one_peer_exponential(nodes.size)))
         if options.algorithm == "outer":
             tx = gx.outer(adam, optax.sgd(0.7, 0.9, nesterov=True), every=options.every)
-        tx = gx.sharded(tx, gx.fsdp_specs(adapters, mesh))
+        tx = gx.sharded(tx, gx.fsdp_specs(adapters, nodes.mesh) if nodes.mesh else None)
         train_step = gx.TrainStep(gradients, tx, nodes=nodes)
         specs = nnx.get_partition_spec(base)  # Tunix's own
         adapters, base = jax.device_get((adapters, base))
@@ -108,8 +109,7 @@ def main(options):
     nnx.update(model, average)
     losses = [float(trainer.loss_fn(model, **loss_inputs(read(domain)))) for domain in DOMAINS]
     if is_main:
-        said = f"loss on English {losses[0]:.3f}, on C {losses[1]:.3f}"
-        print(f"{options.algorithm}: {said}, {seconds:.3f} s a step")
+        print(f"loss on English {losses[0]:.3f}, on C {losses[1]:.3f}, {seconds:.3f} s a step")
         save(options.folder / "adapter_model.safetensors", average, "base_model.model.model.")
         (options.folder / "adapter_config.json").write_text(json.dumps(LORA))
     return model, losses

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,7 +131,7 @@ def test_the_page_makes_factors_of_the_mean_product():
     """As good as the SVD of the dense mean, and A where the mean of the A is if they are equal."""
     page = (Path(__file__).parents[2] / "docs/guides/lora.md").read_text()
     [code] = re.findall(r"\n(def best_rank.*?)```", page, re.DOTALL)
-    names = {"jnp": jax.numpy}
+    names: dict[str, Any] = {"jnp": jax.numpy}
     exec(code, names)
     draws = np.random.default_rng(0)
     a, b = draws.normal(size=(2, 12, 3)), draws.normal(size=(2, 3, 9))
