@@ -230,6 +230,72 @@ def sparta(matrices, x, updates, draw):
         yield x, x, np.ones(n)
 
 
+def robust(matrices, x, updates, rule):
+    """Every node makes a rule of its own value and of what each neighbour sends."""
+    x = x.copy()
+    for k, u in enumerate(updates):
+        P = matrices[k % len(matrices)]
+        y = x + u
+        for i in range(len(x)):
+            heard = [j for j in range(len(x)) if j != i and P[i, j] > 0]
+            x[i] = rule(y[i], y[heard], P[i, heard])
+        yield x.copy(), x.copy(), np.ones(len(x))
+
+
+def keep_nearest(distances, weights, liar_weight):
+    """The weights, less `liar_weight` that is taken off from the farthest to the nearest."""
+    kept = weights.copy()
+    for j in np.argsort(distances)[::-1]:
+        taken = min(liar_weight, kept[j])
+        kept[j] -= taken
+        liar_weight -= taken
+    return kept
+
+
+def pull(own, heard, weights, radius):
+    for weight, difference in zip(weights, heard - own, strict=True):
+        own = own + weight * difference * min(1, radius / np.linalg.norm(difference))
+    return own
+
+
+def clipped_gossip(own, heard, weights, radius=None, liar_weight=0.0):
+    if radius is None:
+        distances = np.linalg.norm(heard - own, axis=1)
+        kept = keep_nearest(distances, weights, liar_weight)
+        radius = np.sqrt(kept @ distances**2 / liar_weight)
+    return pull(own, heard, weights, radius)
+
+
+def clipped_sum(own, heard, weights, liar_weight):
+    distances = np.linalg.norm(heard - own, axis=1)
+    near = [d for d in distances if weights[distances > d].sum() >= 2 * liar_weight - 1e-9]
+    return pull(own, heard, weights, max(near, default=0.0))
+
+
+def nearest_neighbors(own, heard, weights, liar_weight):
+    kept = keep_nearest(np.linalg.norm(heard - own, axis=1), weights, liar_weight)
+    rest = 1 - weights.sum()
+    return (rest * own + kept @ heard) / (rest + kept.sum())
+
+
+def outlier_scissor(own, heard, weights, liars):
+    rest = 1 - weights.sum()
+    for _ in range(min(liars, len(heard))):
+        mean = (rest * own + weights @ heard) / (rest + weights.sum())
+        farthest = np.linalg.norm(heard - mean, axis=1).argmax()
+        heard, weights = np.delete(heard, farthest, 0), np.delete(weights, farthest)
+    return (rest * own + weights @ heard) / (rest + weights.sum())
+
+
+def trimmed_mean(own, heard, weights, liars):
+    middle = np.sort(heard, axis=0)[liars : len(heard) - liars]
+    return np.concatenate([own[None], middle]).mean(axis=0)
+
+
+def coordinate_median(own, heard, weights):
+    return np.median(np.concatenate([own[None], heard]), axis=0)
+
+
 def largest(difference, count):
     """The `count` values of the largest magnitude; 0 elsewhere."""
     result = np.zeros_like(difference)

@@ -8,7 +8,14 @@ from typing import Any, Literal, get_args
 import jax
 import optax
 
-from gossipjax.collectives import Received, StepLike, receive, require_schedule, upcast
+from gossipjax.collectives import (
+    Received,
+    StepLike,
+    receive,
+    require_schedule,
+    upcast,
+    vary_where_mapped,
+)
 from gossipjax.exchanges.model import debias, push_sum_weight, scale, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
@@ -131,7 +138,7 @@ class Node:
             result, values = result
             for name, value in values.items():
                 what = f"{name!r} that combine of gossip returns"
-                require_like(self.kept[name], value, what, dtypes=True)
+                require_like(self.kept[name], value, what, dtypes=True, like="what was kept")
             state = state.keep(**values)
         require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
         return Combined(result, state)
@@ -226,7 +233,8 @@ def gossip(
         state = init_state(params, plan, push_sum=push_sum)
         if parts:
             kept = {
-                name: Extra(upcast(start(params)), rule) for name, (rule, start) in parts.items()
+                name: Extra(vary_where_mapped(upcast(start(params)), axis_name), rule)
+                for name, (rule, start) in parts.items()
             }
             state = state._replace(extra=kept)
         return state

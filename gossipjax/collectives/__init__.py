@@ -56,7 +56,7 @@ from gossipjax.collectives._mixing import (
     require_schedule,
     round_index,
 )
-from gossipjax.collectives._receive import Received, mix_encoded, receive
+from gossipjax.collectives._receive import Received, mix_encoded, receive, receive_all
 
 __all__ = [
     "Layout",
@@ -89,6 +89,7 @@ __all__ = [
     "node_spread",
     "node_sum",
     "receive",
+    "receive_all",
     "require_doubly_stochastic",
     "require_floats",
     "require_schedule",

@@ -16,6 +16,7 @@ from gossipjax.collectives._exchange import (
     StepLike,
     fold_in_node,
     gather_rows,
+    gather_words,
     permute,
     sharded_over_local,
     vary,
@@ -121,3 +122,25 @@ def _receive(
         jnp.stack([round_.select(slot.senders, np.int32) for slot in given]),
     )
     return vary(received, wire.axis_name)
+
+
+def receive_all(tree: Any, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
+    """Returns what all nodes sent, `[N, ...]` on every node, and what this node's message left out.
+
+    Each node has N copies of the tree in memory.
+    """
+    layout = Layout(tree)
+    key = fold_in_node(key, wire)
+
+    def hear(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
+        words = encode_array(part, wire.codec, key)
+        decode = partial(decode_array, codec=wire.codec, like=part)
+        left_out = part - decode(words)
+        return [left_out, *map(decode, gather_words(words, wire.axis_name))]
+
+    buffers = [
+        sharded_over_local(partial(hear, key=fold_in(key, number)), buffer, wire)
+        for number, buffer in enumerate(layout.pack(tree))
+    ]
+    left_out, *heard = [layout.unpack(parts) for parts in zip(*buffers, strict=True)]
+    return jax.tree.map(lambda *parts: jnp.stack(parts), *heard), left_out

@@ -12,7 +12,7 @@ import optax
 
 from gossipjax.algorithms.gossip import Node, gossip
 from gossipjax.collectives import require_doubly_stochastic, sum_over_parts
-from gossipjax.sharding import specs_here, state_specs
+from gossipjax.sharding import specs_here
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import WireLike
 
@@ -229,15 +229,16 @@ class TrimmedMean:
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
         del senders
         _, _, weights = _compare(own, messages, weights)
-        counts_itself = 1 - weights.sum() > TINY
+        own_share = (1 - weights.sum() > TINY).astype(jnp.float32)
         count = jnp.sum(weights > 0)
+        kept = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
 
         def average(x: Any, heard: jax.Array) -> jax.Array:
             place = _along(jnp.arange(len(weights)), heard)
             is_kept = (place >= self.liars) & (place < count - self.liars)
             total = jnp.sum(jnp.where(is_kept, _sort(heard, weights), 0), axis=0)
-            kept = jnp.maximum(count - 2 * self.liars, 0) + counts_itself
-            return (total + counts_itself * x) / jnp.maximum(kept, 1).astype(total.dtype)
+            share, divisor = (v.astype(heard.dtype) for v in (own_share, jnp.maximum(kept, 1)))
+            return (total + share * x) / divisor
 
         return jax.tree.map(average, own, messages)
 
@@ -258,7 +259,7 @@ class CoordinateMedian:
         del senders
         _, _, weights = _compare(own, messages, weights)
         weights = jnp.append(weights, jnp.maximum(1 - weights.sum() - TINY, 0))
-        middle = jnp.sum(weights > 0) - 1  # twice the place of the median
+        middle = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # twice the place of the median
 
         def average(x: Any, heard: jax.Array) -> jax.Array:
             ordered = _sort(jnp.concatenate([heard, jnp.asarray(x, heard.dtype)[None]]), weights)
@@ -272,7 +273,9 @@ def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Arra
     distances = _norms(own, messages)
     is_heard = (weights > 0) & jnp.isfinite(distances)
     differences = jax.tree.map(
-        lambda x, heard: jnp.where(_along(is_heard, heard), heard - x, 0), own, messages
+        lambda x, heard: jnp.where(_along(is_heard, heard), heard - jnp.asarray(x)[None], 0),
+        own,
+        messages,
     )
     return differences, jnp.where(is_heard, distances, 0), jnp.where(is_heard, weights, 0)
 
@@ -280,15 +283,19 @@ def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Arra
 def _norms(own: Any, messages: Any) -> jax.Array:
     """`|y_j - y|` over the whole model, `[K]`, also if a node's devices have parts of it."""
     squares = jax.tree.map(
-        lambda x, heard: jnp.sum(jnp.square(heard - x), axis=range(1, heard.ndim)), own, messages
+        lambda x, heard: jnp.sum(
+            jnp.square(heard - jnp.asarray(x)[None]), axis=tuple(range(1, heard.ndim))
+        ),
+        own,
+        messages,
     )
     if (specs := specs_here()) is not None:
-        squares = sum_over_parts(squares, state_specs(own, own, specs))
+        squares = sum_over_parts(squares, specs.of(own, own))
     return jnp.sqrt(sum(leaf.astype(jnp.float32) for leaf in jax.tree.leaves(squares)))
 
 
 def _sum(strengths: jax.Array, differences: Any) -> Any:
-    """`sum_j c_j d_j`; without a product, which would round to fewer bits on some chips."""
+    """`sum_j c_j d_j`; not as a matrix product, which some chips round to 16 bits."""
     return jax.tree.map(
         lambda d: jnp.sum(_along(strengths.astype(d.dtype), d) * d, axis=0), differences
     )
@@ -309,8 +316,8 @@ def _share(weights: jax.Array, own_weight: Any) -> jax.Array:
 def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:
     """The weight of all messages that are farther away than each, `[K]`; of equals, the later."""
     number = jnp.arange(len(weights))
-    is_later = (distances[:, None] == distances) & (number[:, None] > number)
-    is_farther = (distances[:, None] > distances) | is_later
+    is_later = (distances[:, None] == distances[None]) & (number[:, None] > number[None])
+    is_farther = (distances[:, None] > distances[None]) | is_later
     return jnp.sum(jnp.where(is_farther, weights[:, None], 0), axis=0)
 
 

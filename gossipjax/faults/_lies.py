@@ -68,22 +68,23 @@ class Lying:
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
         is_liar = jnp.isin(senders, np.asarray(self.liars, np.int32)) & (weights > 0)
         is_honest = ~is_liar & (weights > 0)
-        ratio = jnp.sum(weights * is_honest) / jnp.maximum(jnp.sum(weights * is_liar), 1e-6)
-        share = weights * is_honest / jnp.maximum(jnp.sum(weights * is_honest), 1e-6)
+        trusted, lied = (jnp.where(who, weights, 0) for who in (is_honest, is_liar))
+        ratio = 1 / jnp.maximum(lied.sum(), 1e-6)
 
         def lie(x: jax.Array, heard: jax.Array) -> jax.Array:
             along = (-1, *[1] * (heard.ndim - 1))
             honest = is_honest.reshape(along)
-            count = 1 + is_honest.sum()
-            mean = (x + jnp.sum(jnp.where(honest, heard, 0), axis=0)) / count
-            squares = jnp.sum(jnp.where(honest, jnp.square(heard - mean), 0), axis=0)
-            spread = jnp.sqrt((jnp.square(x - mean) + squares) / count)
-            pull = jnp.sum(share.reshape(along) * jnp.where(honest, heard - x, 0), axis=0)
+            count = (1 + is_honest.sum()).astype(heard.dtype)
+            own = jnp.asarray(x)[None]
+            known = jnp.concatenate([own, jnp.where(honest, heard, 0)])
+            mean = known.sum(axis=0, keepdims=True) / count
+            squares = jnp.where(jnp.insert(honest, 0, True, axis=0), jnp.square(known - mean), 0)
+            pull = trusted.reshape(along) * jnp.where(honest, heard - own, 0)
             lies = {
                 "sign flip": -self.strength * heard,
-                "alie": mean - self.strength * spread,
+                "alie": mean - self.strength * jnp.sqrt(squares.sum(axis=0)[None] / count),
                 "inner product": -self.strength * mean,
-                "dissensus": x - self.strength * ratio * pull,
+                "dissensus": own - self.strength * ratio * pull.sum(axis=0)[None],
             }
             return jnp.where(is_liar.reshape(along), lies[self.attack], heard)
 
