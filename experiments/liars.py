@@ -162,7 +162,7 @@ def measure(options: LiarsOptions, data: Dataset, graph: Graph, rule: str, attac
     logits = jax.jit(jax.vmap(jax.vmap(lambda params: model.apply(params, data.test_images))))(
         params
     )
-    accuracy = np.mean(np.argmax(logits, -1) == data.test_labels, axis=-1)[
+    accuracy = np.mean(np.asarray(logits).argmax(-1) == data.test_labels, axis=-1)[
         :, :honest
     ]  # [S, honest]
     return {"graph": graph, "rule": rule, "attack": attack, "liar_weight": weight} | {
