@@ -47,7 +47,7 @@ from experiments.tables import make_table
 
 Graph = Literal["two worlds", "erdos-renyi"]
 RuleName = Literal[
-    "average", "ClippedGossip", "ClippedSum", "NearestNeighbors", "OutlierScissor", "TrimmedMean",
+    "average", "ClippedGossip", "ClippedSum", "NearestNeighbors", "TrimmedMean",
     "CoordinateMedian",
 ]  # fmt: skip
 Attack = Literal["none", "sign flip", "alie", "inner product", "dissensus"]
@@ -58,7 +58,6 @@ RULES: dict[str, Callable[[int, float], Any]] = {
     "ClippedGossip": lambda liars, weight: gx.contrib.ClippedGossip(liar_weight=weight),
     "ClippedSum": lambda liars, weight: gx.contrib.ClippedSum(weight),
     "NearestNeighbors": lambda liars, weight: gx.contrib.NearestNeighbors(weight),
-    "OutlierScissor": lambda liars, weight: gx.contrib.OutlierScissor(liars),
     "TrimmedMean": lambda liars, weight: gx.contrib.TrimmedMean(liars),
     "CoordinateMedian": lambda liars, weight: gx.contrib.CoordinateMedian(),
 }

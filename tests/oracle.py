@@ -278,15 +278,6 @@ def nearest_neighbors(own, heard, weights, liar_weight):
     return (rest * own + kept @ heard) / (rest + kept.sum())
 
 
-def outlier_scissor(own, heard, weights, liars):
-    rest = 1 - weights.sum()
-    for _ in range(min(liars, len(heard))):
-        mean = (rest * own + weights @ heard) / (rest + weights.sum())
-        farthest = np.linalg.norm(heard - mean, axis=1).argmax()
-        heard, weights = np.delete(heard, farthest, 0), np.delete(weights, farthest)
-    return (rest * own + weights @ heard) / (rest + weights.sum())
-
-
 def trimmed_mean(own, heard, weights, liars):
     middle = np.sort(heard, axis=0)[liars : len(heard) - liars]
     return np.concatenate([own[None], middle]).mean(axis=0)

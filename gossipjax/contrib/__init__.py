@@ -12,7 +12,6 @@ from gossipjax.contrib.robust import (
     ClippedSum,
     CoordinateMedian,
     NearestNeighbors,
-    OutlierScissor,
     TrimmedMean,
     robust_gossip,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "ClippedSum",
     "CoordinateMedian",
     "NearestNeighbors",
-    "OutlierScissor",
     "TrimmedMean",
     "adaptive_consensus",
     "d2",

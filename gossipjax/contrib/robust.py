@@ -35,8 +35,8 @@ def robust_gossip(
 
         y = x + u;    x <- rule(y, [y_j], [P_ij])
 
-    The rules are `ClippedGossip`, `ClippedSum`, `NearestNeighbors`, `OutlierScissor`, `TrimmedMean`
-    and `CoordinateMedian`. You can also give a function `rule(own, messages, weights, senders)` of
+    The rules are `ClippedGossip`, `ClippedSum`, `NearestNeighbors`, `TrimmedMean` and
+    `CoordinateMedian`. You can also give a function `rule(own, messages, weights, senders)` of
     trees `[...]` and `[K, ...]` and of arrays `[K]`, as `Node.receive` returns them. A rule
     protects honest nodes from a few neighbours that lie. It moves the mean of the nodes, even if
     nobody lies. `docs/evidence/limitations.md` says what no rule protects from.
@@ -179,33 +179,6 @@ class NearestNeighbors(_Pull):
 
 
 @dataclasses.dataclass(frozen=True)
-class OutlierScissor(_Pull):
-    """IOS: cuts off the message that is farthest from the weighted mean, `liars` times.
-
-    Args:
-      liars: how many neighbours of a node may lie.
-
-    References:
-      Wu, Chen, Ling, "Byzantine-Resilient Decentralized Stochastic Optimization With Robust
-      Aggregation Rules", IEEE Transactions on Signal Processing 2023, arXiv:2206.04568.
-
-    >>> messages, weights = jnp.array([3.0, 1e6]), jnp.full(2, 0.25)
-    >>> OutlierScissor(1)(0.0, messages, weights, jnp.arange(2)).item()
-    1.0
-    """
-
-    liars: int
-
-    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
-        own_weight = 1 - weights.sum()
-        for _ in range(self.liars):
-            mean = _sum(_share(weights, own_weight), differences)
-            farthest = jnp.argmax(jnp.where(weights > 0, _norms(mean, differences), -1))
-            weights = weights.at[farthest].set(0)
-        return _share(weights, own_weight)
-
-
-@dataclasses.dataclass(frozen=True)
 class TrimmedMean:
     """Of each coordinate, the plain mean without the `liars` smallest and the `liars` largest.
 
@@ -307,10 +280,6 @@ def _along(values: jax.Array, heard: jax.Array) -> jax.Array:
 
 def _clip(weights: jax.Array, distances: jax.Array, radius: Any) -> jax.Array:
     return weights * jnp.minimum(1, radius / jnp.where(distances > 0, distances, 1))
-
-
-def _share(weights: jax.Array, own_weight: Any) -> jax.Array:
-    return weights / jnp.maximum(own_weight + weights.sum(), TINY)
 
 
 def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:

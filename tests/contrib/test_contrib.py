@@ -43,7 +43,6 @@ RULES = [
     (gx.contrib.ClippedGossip(liar_weight=0.2), partial(oracle.clipped_gossip, liar_weight=0.2)),
     (gx.contrib.ClippedSum(0.1), partial(oracle.clipped_sum, liar_weight=0.1)),
     (gx.contrib.NearestNeighbors(0.2), partial(oracle.nearest_neighbors, liar_weight=0.2)),
-    (gx.contrib.OutlierScissor(1), partial(oracle.outlier_scissor, liars=1)),
     (gx.contrib.TrimmedMean(1), partial(oracle.trimmed_mean, liars=1)),
     (gx.contrib.CoordinateMedian(), oracle.coordinate_median),
 ]
