@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -216,6 +217,8 @@ def put(rows: Any, mesh: Mesh | None, size: int, *, axis_name: str = "nodes") ->
     (3, 2)
     """
     require_rows(rows, len(local_nodes(mesh, size, axis_name=axis_name)), "rows")
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(rows)):
+        return jax.tree.map(jnp.asarray, rows)  # the program that takes them puts them
     if mesh is None:
         return jax.device_put(rows)
     sharding = NamedSharding(mesh, P(axis_name))

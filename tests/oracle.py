@@ -230,6 +230,63 @@ def sparta(matrices, x, updates, draw):
         yield x, x, np.ones(n)
 
 
+def robust(matrices, x, updates, rule):
+    """Every node makes a rule of its own value and of what each neighbour sends."""
+    x = x.copy()
+    for k, u in enumerate(updates):
+        P = matrices[k % len(matrices)]
+        y = x + u
+        for i in range(len(x)):
+            heard = [j for j in range(len(x)) if j != i and P[i, j] > 0]
+            x[i] = rule(y[i], y[heard], P[i, heard])
+        yield x.copy(), x.copy(), np.ones(len(x))
+
+
+def keep_nearest(distances, weights, liar_weight):
+    """The weights, less `liar_weight` that is taken off from the farthest to the nearest."""
+    kept = weights.copy()
+    for j in np.argsort(distances)[::-1]:
+        taken = min(liar_weight, kept[j])
+        kept[j] -= taken
+        liar_weight -= taken
+    return kept
+
+
+def pull(own, heard, weights, radius):
+    for weight, difference in zip(weights, heard - own, strict=True):
+        own = own + weight * difference * min(1, radius / np.linalg.norm(difference))
+    return own
+
+
+def clipped_gossip(own, heard, weights, radius=None, liar_weight=0.0):
+    if radius is None:
+        distances = np.linalg.norm(heard - own, axis=1)
+        kept = keep_nearest(distances, weights, liar_weight)
+        radius = np.sqrt(kept @ distances**2 / liar_weight)
+    return pull(own, heard, weights, radius)
+
+
+def clipped_sum(own, heard, weights, liar_weight):
+    distances = np.linalg.norm(heard - own, axis=1)
+    near = [d for d in distances if weights[distances > d].sum() >= 2 * liar_weight - 1e-9]
+    return pull(own, heard, weights, max(near, default=0.0))
+
+
+def nearest_neighbors(own, heard, weights, liar_weight):
+    kept = keep_nearest(np.linalg.norm(heard - own, axis=1), weights, liar_weight)
+    rest = 1 - weights.sum()
+    return (rest * own + kept @ heard) / (rest + kept.sum())
+
+
+def trimmed_mean(own, heard, weights, liars):
+    middle = np.sort(heard, axis=0)[liars : len(heard) - liars]
+    return np.concatenate([own[None], middle]).mean(axis=0)
+
+
+def coordinate_median(own, heard, weights):
+    return np.median(np.concatenate([own[None], heard]), axis=0)
+
+
 def largest(difference, count):
     """The `count` values of the largest magnitude; 0 elsewhere."""
     result = np.zeros_like(difference)
@@ -310,6 +367,116 @@ def power_sgd(matrices, x, updates, shape, q):
         mean, error, q = mean_of_low_rank(u[:, :size].reshape(-1, *shape) + error, q)
         x = x + np.concatenate([mean.ravel(), u[:, size:].mean(axis=0)])
         yield x, x, np.ones(len(x))
+
+
+def proxskip(matrices, x, updates, beta):
+    """In the form of the paper, with a control variate `h` that is added."""
+    h = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        ahead = x + u + h
+        x = matrices[k % len(matrices)] @ ahead
+        h = h + beta * (x - ahead)
+        yield x, x, np.ones(len(x))
+
+
+def kgt(matrices, x, updates, local_steps):
+    """A round of `local_steps` steps begins at `start`."""
+    start = x
+    c = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        x = x + u + c
+        if (k + 1) % local_steps == 0:
+            W = matrices[k // local_steps % len(matrices)]
+            z = (start - x) / local_steps
+            c = c + z - W @ z
+            x = start = W @ x
+        yield x, x, np.ones(len(x))
+
+
+def scaffold(x, updates, local_steps):
+    """A server keeps a model and the mean of the controls; all clients start from its model."""
+    server = x.mean(axis=0)
+    controls = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        mean = controls.mean(axis=0)
+        x = x + u - controls + mean
+        if (k + 1) % local_steps == 0:
+            controls = controls - mean + (x - server) / local_steps
+            server = x.mean(axis=0)
+            x = np.tile(server, (len(x), 1))
+        yield x, x, np.ones(len(x))
+
+
+def gut(W, x, updates, mu):
+    """As the authors' program at a rate of 1: `x` before, and what the user holds after mixing."""
+    before = x
+    delta = np.zeros_like(x)
+    for u in updates:
+        tracked = W @ (x - before) + W @ before - before
+        last, delta = delta, -u - (W @ x - x)
+        before, x = x, x - (delta - mu * tracked - mu * last)
+        yield W @ x, W @ x, np.ones(len(x))
+
+
+def decentlam(matrices, x, gradients, rate, beta):
+    """As a heavy ball: the last movement goes on, in the measure of the rates."""
+    last = x
+    for k, g in enumerate(gradients):
+        push = beta * rate(k) / rate(max(0, k - 1)) * (x - last)
+        last, x = x, matrices[k % len(matrices)] @ (x - rate(k) * g) + push
+        yield x, x, np.ones(len(x))
+
+
+def muffliato(W, x, updates, rounds, noises):
+    """The polynomial of the accelerated rounds, in the eigenvalues of W."""
+    values, vectors = np.linalg.eigh(W)
+    gap = 1 - np.sort(abs(values))[-2]
+    a = 2 * (1 - np.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2
+    powers = [np.ones_like(values), values]
+    while len(powers) <= rounds:
+        powers.append(a * values * powers[-1] + (1 - a) * powers[-2])
+    for u, noise in zip(updates, noises, strict=True):
+        x = vectors * powers[rounds] @ vectors.T @ (x + u + noise)
+        yield x, x, np.ones(len(x))
+
+
+def epidemic(matrices, x, updates):
+    """The plain mean of what a node has and hears."""
+    for k, u in enumerate(updates):
+        heard = matrices[k % len(matrices)] > 0
+        x = heard @ (x + u) / heard.sum(axis=1, keepdims=True)
+        yield x, x, np.ones(len(x))
+
+
+def demuon(matrices, x, gradients, rate, b, shape):
+    """The first columns are a matrix of this shape; its polar factor is `V (V' V)^(-1/2)`."""
+    size = np.prod(shape)
+    m, v = np.zeros_like(x), np.zeros_like(x)
+
+    def polar(v):
+        matrix = v[:size].reshape(shape)
+        values, vectors = np.linalg.eigh(matrix.T @ matrix)
+        polar = matrix @ (vectors / np.sqrt(values)) @ vectors.T
+        return np.concatenate([polar.ravel(), v[size:] / np.linalg.norm(v[size:])])
+
+    for k, g in enumerate(gradients):
+        W = matrices[k % len(matrices)]
+        last, m = m, b * m + (1 - b) * g
+        v = W @ (v + m - last)
+        x = W @ (x - rate * np.stack([polar(row) for row in v]))
+        yield x, x, np.ones(len(x))
+
+
+def decaf(matrices, b, a, move, steps):
+    """`b [N, d, r]` and `a [N, r, k]`; `move(b, a) -> (b, a)`. Yields the products `b a`."""
+    rank = a.shape[1]
+    for k in range(steps):
+        b, a = move(b, a)
+        mean = np.tensordot(matrices[k % len(matrices)], b @ a, 1)
+        left, values, right = np.linalg.svd(mean)
+        root = np.sqrt(values[:, :rank])
+        b, a = left[:, :, :rank] * root[:, None], root[:, :, None] * right[:, :rank]
+        yield b @ a
 
 
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):

@@ -1,6 +1,7 @@
 """Convolutions of simulated nodes: what takes the place of the grouped ones is right, and taken."""
 
 import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -235,3 +236,28 @@ def test_a_program_gets_a_bounded_number_of_convolutions(monkeypatch):
     np.testing.assert_allclose(
         program(draw(x, 9), *kernels), jax.vmap(loss)(draw(x, 9), *kernels), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("platform", ["cuda", "cpu"])
+@pytest.mark.parametrize("in_axes", [(0, 0), (None, 0), (0, None)], ids=["both", "w", "x"])
+def test_seeds_around_nodes_are_rewritten_with_them(in_axes, platform, monkeypatch):
+    """A `vmap` of the user, over several models of each node; and derivatives of a program."""
+    compile_for(platform, monkeypatch)
+    monkeypatch.setattr(MODULE, "MIN_CPU_FLOPS", 0)
+    shape, kernel, options = KINDS["strided"]
+    loss = make_loss(options)
+    arrays = [
+        jnp.stack([draw(s, k + 2 * i) for k in range(2)]) for i, s in enumerate((shape, kernel))
+    ]
+    args = [x if axis == 0 else x[0] for x, axis in zip(arrays, in_axes, strict=True)]
+    seeds = jax.vmap(vmap_nodes(loss, (0, 0), "nodes", N), in_axes)
+    if in_axes[1] == 0:
+        found = {eqn.params["feature_group_count"] for eqn in find_convolutions(seeds, *args)}
+        assert found <= ({1} if platform == "cpu" else set())
+    expected = jax.vmap(jax.vmap(loss), in_axes)(*args)
+    check = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(check, jax.jit(seeds)(*args), expected)
+    nodes = vmap_nodes(lambda x, w: loss(x, w)[0], (0, 0), "nodes", N)
+    one = [x[0] for x in arrays]
+    gradients = jax.grad(lambda *args: nodes(*args).sum(), (0, 1))(*one)
+    jax.tree.map(check, gradients, jax.vmap(loss)(*one)[1])

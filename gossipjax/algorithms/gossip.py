@@ -8,13 +8,20 @@ from typing import Any, Literal, get_args
 import jax
 import optax
 
-from gossipjax.collectives import StepLike, require_schedule, upcast
+from gossipjax.collectives import (
+    Received,
+    StepLike,
+    receive,
+    require_schedule,
+    upcast,
+    vary_where_mapped,
+)
 from gossipjax.exchanges.model import debias, push_sum_weight, scale, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform, require_choice, require_like
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Wire, WireLike
+from gossipjax.wire import Wire, WireLike, make_seed_key
 
 Rule = Literal["average", "restart"]
 Start = Callable[[Any], Any]  # of the parameters
@@ -29,9 +36,17 @@ class Node:
       step: the number of the step, as it was passed to `update`.
       weight: the push-sum weight `w` of `x` before the exchange; 1 if the schedule is doubly
         stochastic.
+      index: int32 scalar, the number of this node.
+      key: a `jax.random.key` of this node and update, made of the `seed` of `gx.gossip`.
+      rate: the learning rate of this update, as `rate` of `gx.gossip` says.
+      senders: int32 `[K]`, who sent the messages of the last `receive`.
     """
 
-    def __init__(self, state: GossipState, step: StepLike):
+    def __init__(self, state: GossipState, step: StepLike, rate: Any = None, seed: int = 0):
+        self.rate = rate(state.count) if callable(rate) else rate
+        self.index = jax.lax.axis_index(state.wire.axis_name)
+        key = jax.random.fold_in(make_seed_key(seed), state.count)
+        self.key = jax.random.fold_in(key, self.index)
         self.kept = {name: part.value for name, part in (state.extra or {}).items()}
         self.count = state.count
         self.step = step
@@ -46,10 +61,13 @@ class Node:
         values in the units of the model, such as a momentum, as `averages`:
         `x, m = mix(x, averages=m)` gives `P x` and `P (w m) / (P w)`, in one message.
         """
-        if self._sent:
-            # XLA would compute the first exchange anew for each peer of the next one, and so on.
-            tree, averages = jax.lax.optimization_barrier((tree, averages))
-        self._sent += sum(leaf.size for leaf in jax.tree.leaves((tree, averages)))
+        schedule: Any = self._state.plan.schedule
+        if self._state.weight is None and not schedule.is_doubly_stochastic:
+            raise ValueError(
+                "node.mix of a schedule whose rows do not sum to 1 needs push-sum weights, got "
+                "row_stochastic=True, which leaves them out: average what node.receive returns."
+            )
+        tree, averages = self._count((tree, averages))
         weight = self._state.weight
         weighed = averages if averages is None or weight is None else scale(averages, weight)
         sent = tree if averages is None else (tree, weighed)
@@ -59,13 +77,48 @@ class Node:
             return mixed
         return mixed[0], debias(mixed[1], weight, self._state.wire.axis_name)
 
+    def receive(self, tree: Any) -> tuple[Any, jax.Array]:
+        """Sends a tree of floats; returns the message of each neighbour, `[K, ...]`, and weights.
+
+        `K` is the largest number of slots of a round of the schedule; a slot has one sender for
+        each node. The weights `[K]` are `P_ij` of the senders `j`, float32. In a slot in which
+        nobody sends to this node, message and weight are 0. Each link carries one message, as in
+        `mix`. With a doubly stochastic schedule, `node.mix(x)` is
+
+            messages, weights = node.receive(x)
+            (1 - weights.sum()) * x + jnp.tensordot(weights, messages, 1)
+
+        and you can put a median or a clipped mean in the place of the sum. Such a rule does not
+        keep the mean of the nodes.
+        """
+        state = self._state
+        if state.weight is not None:
+            raise ValueError(
+                "node.receive needs a schedule whose rows sum to 1, got one with push-sum weights: "
+                "a sum of messages would be biased. Take a doubly stochastic schedule, or say "
+                "gx.gossip(row_stochastic=True) if your combine makes averages of its own."
+            )
+        sent = self._count(tree)
+        key = state.wire.make_key(state.count)
+        received: Received = receive(sent, state.plan.schedule, self.step, state.wire, key)
+        self.senders = received.senders
+        return received.messages, received.weights
+
+    def _count(self, tree: Any) -> Any:
+        """The tree that an exchange sends, whose values count."""
+        if self._sent:
+            # XLA would compute the first exchange anew for each peer of the next one, and so on.
+            tree = jax.lax.optimization_barrier(tree)
+        self._sent += sum(leaf.size for leaf in jax.tree.leaves(tree))
+        return tree
+
     def finish(self, x: Any, result: Any) -> Combined:
         """Checks what `combine` has returned, and makes the new state of it."""
         state = self._state
         if not self._sent:
             raise ValueError(
-                "combine of gossip must call node.mix, got no call: it would exchange nothing. "
-                "Without exchange, leave gx.gossip out of the chain."
+                "combine of gossip must call node.mix or node.receive, got no call: it would "
+                "exchange nothing. Without exchange, leave gx.gossip out of the chain."
             )
         models = self._state.plan.models
         sent = self._sent / max(1, sum(leaf.size for leaf in jax.tree.leaves(x)))
@@ -85,7 +138,7 @@ class Node:
             result, values = result
             for name, value in values.items():
                 what = f"{name!r} that combine of gossip returns"
-                require_like(self.kept[name], value, what, dtypes=True)
+                require_like(self.kept[name], value, what, dtypes=True, like="what was kept")
             state = state.keep(**values)
         require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
         return Combined(result, state)
@@ -101,6 +154,9 @@ def gossip(
     wire: WireLike | None = None,
     takes_gradients: bool = False,
     models: float | None = None,
+    rate: optax.ScalarOrSchedule | None = None,
+    seed: int = 0,
+    row_stochastic: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an algorithm from its equations for one node. Put it *last* in a chain.
 
@@ -112,9 +168,9 @@ def gossip(
 
     Give one `node.mix` everything that a step exchanges at once, for example as a tuple: each peer
     then gets one message. Each further call of `node.mix` is another exchange by the same round, as
-    in Chebyshev's acceleration. If the schedule is not doubly stochastic, `x` is the numerator of
-    push-sum, as in `gx.sgp`: `node.mix` mixes the weight `w` too, and your parameters are
-    `z = x / w`.
+    in Chebyshev's acceleration. `node.receive` gives you the message of each neighbour by itself.
+    If the schedule is not doubly stochastic, `x` is the numerator of push-sum, as in `gx.sgp`:
+    `node.mix` mixes the weight `w` too, and your parameters are `z = x / w`.
 
     `combine` must add `u` itself: nobody else does. `u` points downhill, so `x + u` is the local
     step of the optimizer before the gossip. With `takes_gradients`, `u` is a gradient instead, and
@@ -134,14 +190,18 @@ def gossip(
         `("restart", lambda params: jnp.ones(()))`.
       takes_gradients: whether `combine` is the optimizer. Then `u` are gradients, and `combine`
         makes its own step, `x - rate u`.
-      models: how many trees like the parameters `node.mix` sends in a step, below 1 for a part; for
-        the cost model.
+      models: how many trees like the parameters a step sends to each neighbour, below 1 for a part;
+        for the cost model.
+      rate: `node.rate`, a number or an optax schedule of the updates before this one.
+      seed: the seed of `node.key`.
+      row_stochastic: whether `combine` makes averages of its own of what `node.receive` returns,
+        over any schedule. The mean of the nodes then moves, and there are no push-sum weights.
       axis_name, local_axis_name, wire: as in `gx.sgp`; `update` takes the same `step=`.
 
     Raises:
-      ValueError: if `keeps` has another rule. When traced, if `combine` never calls `node.mix`,
-        returns another tree, or sends another whole number of `models`. What `gx.sgp` refuses
-        raises this error, too.
+      ValueError: if `keeps` has another rule. When traced, if `combine` never exchanges, returns
+        another tree, or sends another whole number of `models`. What `gx.sgp` refuses raises this
+        error, too.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -167,19 +227,20 @@ def gossip(
         takes_gradients=takes_gradients,
         moves_by_zeros=bool(parts),
     )
-    push_sum = not schedule.is_doubly_stochastic
+    push_sum = not (schedule.is_doubly_stochastic or row_stochastic)
 
     def init(params: Any) -> GossipState:
         state = init_state(params, plan, push_sum=push_sum)
         if parts:
             kept = {
-                name: Extra(upcast(start(params)), rule) for name, (rule, start) in parts.items()
+                name: Extra(vary_where_mapped(upcast(start(params)), axis_name), rule)
+                for name, (rule, start) in parts.items()
             }
             state = state._replace(extra=kept)
         return state
 
     def combine_once(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        node = Node(state, step)
+        node = Node(state, step, rate, seed)
         return node.finish(x, combine(x, upcast(updates), node))
 
     return gossip_transform("gossip", plan, init, combine_once)

@@ -5,6 +5,7 @@
   over all nodes. (If a device has several nodes, `nodes._composed_axis` replaces them.)
 - _low_rank: averages the factors of matrices over all nodes.
 - _mixing: applies one round, or one step of a schedule, to a pytree.
+- _receive: gives a node the message of each neighbour by itself.
 
 A model reaches `ppermute` by `mix` -> `_mix` -> `_deliver` -> `exchange_slots` -> `permute`.
 """
@@ -51,16 +52,17 @@ from gossipjax.collectives._mixing import (
     deliver,
     group_rounds,
     mix,
-    mix_encoded,
     require_doubly_stochastic,
     require_schedule,
     round_index,
 )
+from gossipjax.collectives._receive import Received, mix_encoded, receive, receive_all
 
 __all__ = [
     "Layout",
     "MeanOver",
     "NodeRound",
+    "Received",
     "StepLike",
     "accumulation_dtype",
     "agree_on",
@@ -86,6 +88,8 @@ __all__ = [
     "node_mean",
     "node_spread",
     "node_sum",
+    "receive",
+    "receive_all",
     "require_doubly_stochastic",
     "require_floats",
     "require_schedule",

@@ -55,6 +55,11 @@ class NodeSlot(NamedTuple):
         """`[R, N]`, the sender of each receiver."""
         return np.argsort(self.receivers, axis=1)
 
+    @property
+    def received_weights(self) -> np.ndarray:
+        """`[R, N]`, the weights by receiver."""
+        return np.take_along_axis(self.weights, self.senders, axis=1)
+
 
 class NodeRound:
     """A round of a schedule as a node sees it while its program is traced.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,9 +32,7 @@ from gossipjax.collectives._exchange import (
     axis_size,
     exchange_slots,
     fold_in_node,
-    gather_rows,
     is_simulated,
-    permute,
     require_step,
     sharded_over_local,
     split,
@@ -47,8 +45,6 @@ from gossipjax.wire import (
     WireLike,
     as_key,
     concatenate_in_place,
-    decode_array,
-    encode_array,
     fold_in,
     is_narrower,
     require_key,
@@ -371,42 +367,3 @@ def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
     first = jnp.asarray(np.cumsum(lengths, dtype=np.int32) - lengths)[segment]
     within = (step - jnp.asarray(starts)[segment]) % jnp.asarray(lengths)[segment]
     return numbers[first + within]
-
-
-def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
-    """Sends `q = C(x)` to the neighbours; returns `q` and `sum_j P_ij q_j`, which includes `j = i`.
-
-    Nodes send one message per type and slot, with any codec and any number of leaves. Without a
-    codec they send `x`, float32 at least.
-    """
-    layout = Layout(tree)
-    key = fold_in_node(key, wire)
-    results = [
-        sharded_over_local(partial(_mix_encoded, round_=round_, key=fold_in(key, i)), buffer, wire)
-        for i, buffer in enumerate(layout.pack(tree))
-    ]
-    sent, mixed = zip(*results, strict=True) if results else ((), ())
-    return layout.unpack(sent), layout.unpack(mixed)
-
-
-def _mix_encoded(
-    part: jax.Array, wire: Wire, round_: NodeRound, key: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    words = encode_array(part, wire.codec, key)
-    sent = decode_array(words, wire.codec, part)
-    mixed = [round_.select(round_.self_weights, part.dtype) * sent]
-    for slot in round_.slots:
-        if round_.is_single:
-            is_message = slot.weights[0] > 0
-            (message,) = permute([words], slot.receivers[0], wire.axis_name, is_message)
-        else:
-            sender = round_.select(slot.senders, np.int32)
-            (message,) = gather_rows([words], sender, wire.axis_name)
-        received = decode_array(message, wire.codec, part)
-        by_receiver = np.take_along_axis(slot.weights, slot.senders, axis=1)
-        weighted = round_.select(by_receiver, part.dtype) * received
-        if (by_receiver == 0).any():  # a filler, whose 0 * NaN would spread along edges of no graph
-            is_edge = round_.select(by_receiver > 0, bool)
-            weighted = jnp.where(is_edge, weighted, jnp.zeros_like(weighted))
-        mixed.append(weighted)
-    return sent, reduce(jnp.add, mixed)

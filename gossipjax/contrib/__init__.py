@@ -7,9 +7,22 @@ from gossipjax.contrib.desloc import desloc
 from gossipjax.contrib.mixed_momentum import mixed_momentum
 from gossipjax.contrib.quasi_global_adam import quasi_global_adam
 from gossipjax.contrib.relay import relay
+from gossipjax.contrib.robust import (
+    ClippedGossip,
+    ClippedSum,
+    CoordinateMedian,
+    NearestNeighbors,
+    TrimmedMean,
+    robust_gossip,
+)
 from gossipjax.contrib.sparta import sparta
 
 __all__ = [
+    "ClippedGossip",
+    "ClippedSum",
+    "CoordinateMedian",
+    "NearestNeighbors",
+    "TrimmedMean",
     "adaptive_consensus",
     "d2",
     "deepsqueeze",
@@ -17,5 +30,6 @@ __all__ = [
     "mixed_momentum",
     "quasi_global_adam",
     "relay",
+    "robust_gossip",
     "sparta",
 ]

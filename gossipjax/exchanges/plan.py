@@ -42,6 +42,7 @@ class Exchange:
       pieces: in how many of these steps, the last ones, a part of the message travels.
       first: the first step in which something may travel.
       is_early: whether an exchange that is not late needs nothing that its step computes.
+      to_all: whether each node gets every message by itself, if all nodes exchange at once.
 
     >>> Exchange(None, every=4, phase=3).find_piece(7)
     (1, 0)
@@ -56,11 +57,13 @@ class Exchange:
     pieces: int = 1
     first: int = 0
     is_early: bool = False
+    to_all: bool = False
 
     @property
     def gathers(self) -> bool:
         """Whether each node gets the messages of all others, and not only their mean."""
-        return self.schedule is None and self.wire is not None and self.wire.is_sparse
+        is_sparse = self.wire is not None and self.wire.is_sparse
+        return self.schedule is None and (self.to_all or is_sparse)
 
     def find_piece(self, step: int) -> tuple[int, int] | None:
         """Which exchange travels in the program of `step`, and which piece; None if none does."""

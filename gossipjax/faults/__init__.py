@@ -7,6 +7,8 @@
 - `sgp` and `dpsgd` lose, delay and disturb messages, and the sender does not know it. `account`
   says how much mass nodes hold, is on its way, and was lost.
 - `inactive(chain, faults)` stops the computation of nodes that sleep or are dead.
+- `Lying(rule, liars, attack)` replaces what honest nodes hear of liars; `shout` scales the updates
+  of nodes.
 - `noise(std)`, for `wire=`, adds noise to messages, and the sender knows it.
 
 `gx.asynchronous` and `gx.launch` handle real faults of real processes.
@@ -14,6 +16,7 @@
 
 from gossipjax.faults._faults import Faults
 from gossipjax.faults._inactive import InactiveState, inactive
+from gossipjax.faults._lies import Lying, shout
 from gossipjax.faults._noise import NoiseCodec, noise
 from gossipjax.faults._rounds import apply
 from gossipjax.faults._tables import (
@@ -30,6 +33,7 @@ __all__ = [
     "Account",
     "Faults",
     "InactiveState",
+    "Lying",
     "NoiseCodec",
     "account",
     "apply",
@@ -42,5 +46,6 @@ __all__ = [
     "noise",
     "poisson_activity",
     "sgp",
+    "shout",
     "uniform_delays",
 ]

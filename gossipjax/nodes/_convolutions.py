@@ -38,21 +38,44 @@ def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) 
 
     def run(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(mapped, return_shape=True)(*args)
-        try:
-            rewritten = _Rewriter(size).rewrite(closed)
-        except Exception:  # a program of a form that is not known runs as it is, only slower
-            rewritten = closed
-        leaves = jaxpr_as_fun(rewritten)(*jax.tree.leaves(args))
+        leaves = run_rewritten(closed, (size,))(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
     return run
 
 
-class _Rewriter:
-    """Replaces the convolutions of `nodes` kernels, in a program and in all programs inside it."""
+def run_rewritten(closed: Any, sizes: tuple[int, ...]) -> Callable[..., list[Any]]:
+    """The function of a program, after convolutions of so many kernels are rewritten.
 
-    def __init__(self, nodes: int):
-        self.nodes = nodes
+    Under a `vmap` of the user, as over seeds, the kernels are those of all nodes of all seeds.
+    """
+    try:
+        rewritten = _Rewriter(sizes).rewrite(closed)
+    except Exception:  # a program of a form that is not known runs as it is, only slower
+        rewritten = closed
+    plain = jaxpr_as_fun(rewritten)
+    if rewritten is closed:
+        return plain
+    call = jax.custom_batching.custom_vmap(lambda *args: plain(*args))
+
+    @call.def_vmap
+    def batch(count: int, batched: list[bool], *args: Any) -> tuple[list[Any], list[bool]]:
+        mapped = jax.vmap(jaxpr_as_fun(closed), [0 if b else None for b in batched])
+        kernels = *sizes, *(count * size for size in sizes)
+        outputs = run_rewritten(jax.make_jaxpr(mapped)(*args), kernels)(*args)
+        return outputs, [True] * len(outputs)
+
+    # JAX has no derivative of a `custom_vmap`: take that of the program.
+    differentiable = jax.custom_jvp(lambda *args: call(*args))
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
+    return differentiable
+
+
+class _Rewriter:
+    """Replaces convolutions of so many kernels, in a program and in all programs inside it."""
+
+    def __init__(self, sizes: tuple[int, ...]):
+        self.sizes = sizes
         # By id; the old object is kept, so its id stays taken. A body that is used twice stays one.
         self.done: dict[int, tuple[Any, Any]] = {}
         self.convolutions = 0  # of single nodes, on a CPU
@@ -97,16 +120,16 @@ class _Rewriter:
         # convolution. Leaving them is faster than products (64 channels in 8 groups on an H100: 1.0
         # ms instead of 3.7).
         is_float = jnp.issubdtype(lhs.dtype, jnp.floating)
-        if sizes.groups != self.nodes or not is_float or not sizes.windows:
+        if sizes.groups not in self.sizes or not is_float or not sizes.windows:
             return eqn
         ways = {}
         bytes_between = min(sizes.windows, sizes.taps) * lhs.dtype.itemsize
         if sizes.slices <= MAX_SLICES and bytes_between <= MAX_BYTES:
             ways |= dict.fromkeys(("cuda", "rocm"), convolve_by_product)
-        if sizes.flops / self.nodes >= MIN_CPU_FLOPS:
-            if self.convolutions + self.nodes <= MAX_CPU_CONVOLUTIONS:
-                self.convolutions += self.nodes
-                ways["cpu"] = functools.partial(convolve_by_node, nodes=self.nodes)
+        if sizes.flops / sizes.groups >= MIN_CPU_FLOPS:
+            if self.convolutions + sizes.groups <= MAX_CPU_CONVOLUTIONS:
+                self.convolutions += sizes.groups
+                ways["cpu"] = functools.partial(convolve_by_node, nodes=sizes.groups)
             elif ways:
                 ways["cpu"] = convolve_by_product
         if not ways:

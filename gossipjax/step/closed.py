@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from gossipjax.collectives import node_mean, upcast
@@ -169,7 +170,8 @@ class DecentralizedStep:
         else:
             require_numbers(state, "state")
             make_params, make_rest = params, rest = self._take_apart(on_auto_axes(state))
-            _warn_of_copies(params, rest)
+            if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
+                _warn_of_copies(params, rest)
         _require_updates(jax.eval_shape(self._tx.init, params), rest)
         is_raw = _find_raw_keys(rest, fold_in)
         stacked, opt_state = self.nodes.init(self._tx, make_params)
@@ -189,7 +191,10 @@ class DecentralizedStep:
         count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
         is_count = is_count and count.shape == (self.nodes.size,)
-        step = int(np.asarray(count.addressable_data(0))[0]) if is_count else 0
+        step = 0
+        if is_count:
+            _require_known(count)
+            step = int(np.asarray(count.addressable_data(0))[0])
         return TrainState(step, stacked, opt_state, rest)
 
     def _take_apart(self, state: Any) -> tuple[Any, Any]:
@@ -238,6 +243,7 @@ class DecentralizedStep:
                     "what is no array, functools.partial(train_step, config=config)."
                 )
         # A plain number, so the device is asked only for an array that was restored.
+        _require_known(state.step)
         step = int(state.step)
         params, opt_state, (rest, metrics) = self.train_step(
             step, state.params, state.opt_state, state.rest, named, *inputs
@@ -322,6 +328,15 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
         return updates, (new_rest, result[1])
 
     return gradients
+
+
+def _require_known(step: Any) -> None:
+    """Raises `ValueError` if the number of a step is traced, as under a `vmap` over seeds."""
+    if isinstance(step, Tracer):
+        raise ValueError(
+            "step of a TrainState must be a number, got a traced one: give a vmap over seeds the "
+            "axes gx.TrainState(None, 0, 0, 0), in_axes and out_axes."
+        )
 
 
 def _warn_of_copies(params: Any, rest: Any) -> None:

@@ -16,6 +16,7 @@ from gossipjax.renamed import old_names
 from gossipjax.topology._cycles import (
     bipartite_exponential,
     complete_cycle,
+    erdos_renyi,
     k_peer_exponential,
     one_peer_exponential,
     periodic,
@@ -23,6 +24,7 @@ from gossipjax.topology._cycles import (
     random_pairs,
     random_peer,
     random_ring,
+    random_rounds,
 )
 from gossipjax.topology._finite_time import base_graph
 from gossipjax.topology._static import (
@@ -52,6 +54,7 @@ __all__ = [
     "complete",
     "complete_cycle",
     "directed_ring",
+    "erdos_renyi",
     "exponential",
     "from_graph",
     "from_matrices",
@@ -64,6 +67,7 @@ __all__ = [
     "random_pairs",
     "random_peer",
     "random_ring",
+    "random_rounds",
     "ring",
     "rounds_to_exact_average",
     "second_singular_value",

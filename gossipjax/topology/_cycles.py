@@ -12,7 +12,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from gossipjax.topology._round import Round, make_regular_round, require_int
-from gossipjax.topology._static import complete, exponential_hops, make_circulant_round, ring
+from gossipjax.topology._static import (
+    complete,
+    exponential_hops,
+    make_circulant_round,
+    make_weighted_round,
+    ring,
+)
 from gossipjax.topology.schedule import Schedule, Segment, named
 
 Hops = Literal["paper", "authors"]
@@ -226,24 +232,33 @@ def random_pairs(nodes: int, rounds: int, seed: int) -> Schedule:
 
 @named
 def random_peer(
-    nodes: int, rounds: int, seed: int, *, graph: Literal["exponential", "complete"] = "exponential"
+    nodes: int,
+    rounds: int,
+    seed: int,
+    *,
+    graph: Literal["exponential", "complete"] = "exponential",
+    peers: int = 1,
 ) -> Schedule:
-    """Every node sends to one random peer in every round, independently of the other nodes.
+    """Every node sends to random peers in every round, independently of the other nodes.
 
-    Sender `j` draws one of its out-neighbours `i` uniformly: `P[i, j] = P[j, j] = 1/2`. So in one
-    round some nodes receive nothing and others receive several messages. Columns sum to 1 but rows
-    do not, and the push-sum weights differ from 1. `T = rounds` graphs are drawn, and then repeat.
+    Sender `j` draws `s = peers` of its out-neighbours `i`: `P[i, j] = P[j, j] = 1 / (1 + s)`. So in
+    one round some nodes receive nothing and others receive several messages. Columns sum to 1 but
+    rows do not, and the push-sum weights differ from 1. `T = rounds` graphs are drawn, and then
+    repeat.
 
     Args:
       graph: the nodes among which sender `j` draws. With `"exponential"` they are `(j + 2^i) mod N`
         for the hops of `exponential(N)`, with `"complete"` all other nodes.
+      peers: s, how many different nodes a sender draws.
 
     Raises:
-      ValueError: for an unknown `graph`, or if the graphs drawn never connect all nodes.
+      ValueError: for an unknown `graph`, if it has fewer out-neighbours, or if the graphs drawn
+        never connect all nodes.
 
     References:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
       arXiv:1811.10792v1, appendix A.
+      De Vos et al., "Epidemic Learning", NeurIPS 2023, arXiv:2310.01972 (s peers of all nodes).
 
     >>> random_peer(8, rounds=20, seed=0).is_doubly_stochastic
     False
@@ -254,13 +269,91 @@ def random_peer(
     if n == 1:
         return Schedule([ring(1).round_at(0)] * rounds)
     hops = np.array(exponential_hops(n) if graph == "exponential" else range(1, n))
+    require_int(peers, "peers of random_peer", 1, len(hops))
     numbers = np.arange(n)
-    senders = np.tile(numbers, 2)
+    senders = np.tile(numbers, 1 + peers)
     drawn = []
     for _ in range(rounds):
-        receivers = (numbers + rng.choice(hops, n)) % n
-        drawn.append(Round.from_entries(n, np.concatenate([receivers, numbers]), senders, 1 / 2))
+        if peers == 1:
+            chosen = rng.choice(hops, n)[None]
+        else:
+            chosen = rng.permuted(np.tile(hops, (n, 1)), axis=1)[:, :peers].T
+        receivers = np.concatenate([numbers[None], (numbers + chosen) % n]).ravel()
+        drawn.append(Round.from_entries(n, receivers, senders, 1 / (1 + peers)))
     return Schedule(drawn)
+
+
+@named
+def erdos_renyi(nodes: int, rounds: int, seed: int, *, probability: float) -> Schedule:
+    """Each round draws every edge with the same probability, independently; Metropolis weights.
+
+    `T = rounds` graphs are drawn, and then repeat. A node that draws no edge keeps its model.
+
+    Args:
+      probability: of an edge, above 0 and at most 1.
+
+    Raises:
+      ValueError: if the probability is out of its range, or the graphs drawn never connect all
+        nodes.
+
+    References:
+      Erdos, Renyi, "On Random Graphs I", Publicationes Mathematicae 1959.
+
+    >>> erdos_renyi(8, rounds=20, seed=0, probability=0.3).is_doubly_stochastic
+    True
+    """
+    n, rounds, rng = _read_draws(nodes, rounds, seed, "erdos_renyi")
+    require_probability(probability, "erdos_renyi")
+    drawn = []
+    for _ in range(rounds):
+        adjacency = np.triu(rng.random((n, n)) < probability, 1)
+        receivers, senders = np.nonzero(adjacency | adjacency.T)
+        degree = np.bincount(senders, minlength=n)
+        shares = 1 / (1 + np.maximum(degree[receivers], degree[senders]))
+        drawn.append(make_weighted_round(n, receivers, senders, shares))
+    return Schedule(drawn)
+
+
+@named
+def random_rounds(schedule: Schedule, rounds: int, seed: int, *, probability: float) -> Schedule:
+    """Uses each round of a schedule with a probability; at other steps nodes are alone.
+
+    At step `k` the nodes use the round that `schedule` has at step `k`, or none. `T = rounds` steps
+    are drawn, and then repeat.
+
+    Args:
+      probability: that nodes exchange at a step, above 0 and at most 1.
+
+    Raises:
+      ValueError: if the probability is out of its range, the schedule is piecewise, or the rounds
+        that are used never connect all nodes.
+
+    References:
+      Mishchenko et al., "ProxSkip: Yes! Local Gradient Steps Provably Lead to Communication
+      Acceleration!", ICML 2022, arXiv:2202.09357.
+
+    >>> import gossipjax as gx
+    >>> sometimes = random_rounds(gx.topology.ring(4), 10, 0, probability=0.3)
+    >>> [sometimes.round_at(k).is_identity for k in range(4)]
+    [True, False, False, False]
+    """
+    _, rounds, rng = _read_draws(schedule.size, rounds, seed, "random_rounds")
+    require_probability(probability, "random_rounds")
+    first, *others = schedule.segments
+    if others:
+        raise ValueError(f"the schedule of random_rounds must not be piecewise, got {schedule}.")
+    is_used = rng.random(rounds) < probability
+    alone = len(schedule.rounds)
+    steps = [first.cycle[k % len(first.cycle)] if is_used[k] else alone for k in range(rounds)]
+    nodes = range(schedule.size)
+    identity = Round.from_entries(schedule.size, nodes, nodes, 1)
+    return Schedule([*schedule.rounds, identity], [Segment(0, tuple(steps))])
+
+
+def require_probability(value: float, name: str) -> None:
+    """Raises `ValueError` unless `value` is above 0 and at most 1."""
+    if not 0 < value <= 1:
+        raise ValueError(f"probability of {name} must be above 0 and at most 1, got {value!r}.")
 
 
 @named

@@ -7,7 +7,9 @@ import optax
 import oracle
 import pytest
 from algorithms.problems import run_history
-from modes import MODES
+from jax.sharding import PartitionSpec as P
+from modes import MODES, make_mesh
+from promotion import apply_updates
 
 import gossipjax as gx
 
@@ -81,3 +83,77 @@ def test_several_exchanges_in_a_step(schedule, mode):
         else:
             w = matrix @ matrix @ w
     np.testing.assert_allclose(z, x / w, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", [RING, DIRECTED], ids=["ring", "directed"])
+def test_a_node_hears_each_neighbour_by_itself(schedule, mode):
+    """Epidemic Learning's plain mean of what comes, numbers of nodes, rates and keys beside it."""
+
+    def combine(x, u, node):
+        messages, weights = node.receive(optax.tree.add(x, u))
+        is_heard = weights > 0
+        heard = jnp.where(is_heard[:, None], messages, 0).sum(axis=0) - jnp.asarray(
+            node.rate, x.dtype
+        )
+        x = (optax.tree.add(x, u) + heard) / (1 + is_heard.sum()).astype(x.dtype)
+        mark = jnp.where(is_heard, 1 + node.senders, 0).sum().astype(jnp.float32)
+        draw = jax.random.uniform(node.key, dtype=jnp.float32)
+        return x, {"from": mark, "index": node.index.astype(jnp.float32), "draw": draw}
+
+    keeps = dict.fromkeys(("from", "index", "draw"), ("restart", lambda z: jnp.float32(0)))
+    rate = optax.linear_schedule(0.5, 0.25, 1)
+    tx = gx.gossip(schedule, combine, keeps=keeps, rate=rate, row_stochastic=True)
+    z, state = run_steps(tx, mode)
+    x = START
+    matrices = schedule.matrices()
+    for step, u in enumerate(UPDATES):
+        links = (matrices[step % len(matrices)] > 0) & ~np.eye(N, dtype=bool)
+        x = (x + u + links @ (x + u) - (0.5, 0.25)[min(step, 1)]) / (1 + links.sum(1))[:, None]
+    np.testing.assert_allclose(z, x, rtol=1e-6)
+    np.testing.assert_array_equal(state.kept("from"), links @ np.arange(1, N + 1))
+    np.testing.assert_array_equal(state.kept("index"), np.arange(N))
+    assert len(np.unique(state.kept("draw"))) == N
+
+
+@pytest.mark.parametrize("wire", [None, jnp.bfloat16], ids=["full", "bfloat16"])
+@pytest.mark.parametrize("where", ["blocks", "local", "parts"])
+def test_what_is_heard_is_the_same_wherever_nodes_run(where, wire):
+    """Several nodes on a device, several devices of a node, and parts of a model."""
+    schedule = gx.topology.one_peer_exponential(N)
+    rule = gx.contrib.ClippedGossip(1.0)
+    start = {"w": jnp.asarray(3 * RNG.normal(size=(N, 4, 6)), jnp.float32), "b": jnp.ones((N, 3))}
+    specs = {"w": P("fsdp"), "b": P()}
+
+    def run(nodes, wrap=lambda tx: tx):
+        tx = wrap(gx.contrib.robust_gossip(schedule, rule, wire=wire))
+
+        def step(x):
+            u, _ = tx.update(jax.tree.map(jnp.zeros_like, x), tx.init(x), x, step=1)
+            return apply_updates(x, u)
+
+        is_sharded = where == "parts" and nodes.mesh is not None
+        x = nodes.put(start, specs) if is_sharded else start
+        return nodes.spmd(step)(x)
+
+    expected = run(gx.Nodes(N))
+    if where == "blocks":
+        got = run(gx.Nodes(N, mesh=make_mesh(2)))
+    elif where == "local":
+        got = run(gx.Nodes(mesh=make_mesh(N, 2)))
+    else:
+        got = run(gx.Nodes(mesh=make_mesh(N, 2, "fsdp")), lambda tx: gx.sharded(tx, specs))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
+
+
+@pytest.mark.parametrize(
+    ("combine", "options", "message"),
+    [
+        (lambda x, u, node: node.receive(x)[0][0], {}, "row_stochastic=True"),
+        (lambda x, u, node: node.mix(x), {"row_stochastic": True}, "needs push-sum weights"),
+    ],
+    ids=["receive", "mix"],
+)
+def test_averages_that_would_be_biased_are_refused(combine, options, message):
+    with pytest.raises(ValueError, match=message):
+        run_steps(gx.gossip(DIRECTED, combine, **options), "vmap")

@@ -601,3 +601,46 @@ def test_layers_that_flax_scans_are_found_by_their_name(axis):
     sizes = [sum(x.size for x in jax.tree.leaves(part)) for part in state.outer]
     assert sum(sizes) == 72
     assert max(sizes) - min(sizes) <= 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wire", [None, gx.wire.bfloat16()], ids=["full", "feedback"])
+def test_a_robust_rule_takes_the_place_of_the_average(mode, wire):
+    """Of outer gradients, with weights; all anchors stay equal, and feedback keeps what is cut."""
+    weights = np.array([1.0, 2.0, 1.0, 4.0])
+    p = weights / weights.sum()
+    rule = gx.contrib.ClippedGossip(1.5)
+    feedback = None if wire is None else 1.0
+    options = {"average": rule, "weights": weights, "wire": wire, "error_feedback": feedback}
+    tx = gx.outer(optax.identity(), optax.sgd(0.5), 2, **options)
+    _, starts, updates = make_problem(N, jnp.float32, 6)
+    starts[:] = starts[0]
+    args = unflatten(starts), unflatten(updates.swapaxes(0, 1))
+    _, models, states, *_ = run_history(mode, tx, "traced", *args)
+    z, anchor = starts.copy(), starts[0]
+    for k, u in enumerate(updates):
+        z = z + u
+        if k % 2:
+            change = oracle.clipped_gossip(np.zeros_like(anchor), anchor - z, p, radius=1.5)
+            anchor = anchor - 0.5 * change
+            z[:] = anchor
+        tolerance = 1e-5 if wire is None else 2e-2
+        np.testing.assert_allclose(flatten(models, 2)[:, k], z, rtol=tolerance, atol=tolerance)
+    for leaf in jax.tree.leaves(states.anchor):
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+    sent = gx.bytes_per_step(tx, unflatten(starts[0]), N).sent
+    assert sent.tolist() == [[0] * N, [(N - 1) * starts.shape[1] * (4 if wire is None else 2)] * N]
+
+
+def test_what_a_robust_rule_cannot_hold_is_refused():
+    rule = gx.contrib.CoordinateMedian()
+    for options in (
+        {"weights": "counted"},
+        {"wire": gx.wire.low_rank(2), "error_feedback": 1.0},
+        {"wire": gx.wire.top_k(0.1), "error_feedback": 1.0, "mean_over": "senders"},
+    ):
+        with pytest.raises(ValueError, match="can be a rule if"):
+            gx.outer(optax.identity(), optax.sgd(1.0), 2, average=rule, **options)
+    tx = gx.outer(gx.sgp(RING), optax.sgd(1.0), 2, average=rule)
+    with pytest.raises(ValueError, match="one liar moves all"):
+        tx.init(jnp.zeros(3))

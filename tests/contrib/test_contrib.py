@@ -38,6 +38,15 @@ def mark_slice(step):
     return np.concatenate(marks)
 
 
+RULES = [
+    (gx.contrib.ClippedGossip(0.7), partial(oracle.clipped_gossip, radius=0.7)),
+    (gx.contrib.ClippedGossip(liar_weight=0.2), partial(oracle.clipped_gossip, liar_weight=0.2)),
+    (gx.contrib.ClippedSum(0.1), partial(oracle.clipped_sum, liar_weight=0.1)),
+    (gx.contrib.NearestNeighbors(0.2), partial(oracle.nearest_neighbors, liar_weight=0.2)),
+    (gx.contrib.TrimmedMean(1), partial(oracle.trimmed_mean, liars=1)),
+    (gx.contrib.CoordinateMedian(), oracle.coordinate_median),
+]
+
 # Name -> the transform of a doubly stochastic schedule, and its oracle.
 ROWS = {
     "d2": (
@@ -66,6 +75,13 @@ ROWS = {
         lambda schedule: gx.contrib.relay(nx.full_rary_tree(2, N)),
         lambda matrices, x, u: oracle.relay(oracle.binary_tree_distances(N), x, u),
     ),
+    **{
+        type(rule).__name__ + ("" if number != 1 else " of a weight"): (
+            lambda schedule, rule=rule: gx.contrib.robust_gossip(schedule, rule),
+            partial(oracle.robust, rule=expected),
+        )
+        for number, (rule, expected) in enumerate(RULES)
+    },
     "sparta": (
         lambda schedule: gx.contrib.sparta(schedule, 1 / SLICES, seed=5),
         partial(oracle.sparta, draw=mark_slice),
@@ -94,7 +110,8 @@ def test_equals_the_oracle_round_by_round(name, mode):
 
 
 def test_every_algorithm_has_a_row():
-    assert set(ROWS) == set(gx.contrib.__all__) - {"adaptive_consensus"}  # a rate, asked below
+    others = {"adaptive_consensus", "robust_gossip"}  # a rate, asked below; what the rules are for
+    assert set(ROWS) - {"ClippedGossip of a weight"} == set(gx.contrib.__all__) - others
 
 
 def test_adaptive_consensus_follows_the_rate_from_the_end_of_its_warm_up():
@@ -127,3 +144,40 @@ def test_a_name_that_went_says_where_it_is(name):
     place = {"d2": "contrib.d2", "accumulate": "accumulate_gradients"}[name]
     with pytest.raises(AttributeError, match=rf"gx\.{name} went: use gx\.{place}\."):
         getattr(gx, name)
+
+
+LIES = {
+    "sign flip": lambda own, honest, weights, truth: -2 * truth,
+    "alie": lambda own, honest, weights, truth: (
+        np.vstack([own, honest]).mean(0) - 2 * np.vstack([own, honest]).std(0)
+    ),
+    "inner product": lambda own, honest, weights, truth: -2 * np.vstack([own, honest]).mean(0),
+    "dissensus": lambda own, honest, weights, truth: own - 2 * weights @ (honest - own),
+}
+
+
+@pytest.mark.parametrize("attack", LIES)
+def test_lies_are_as_their_papers_say_and_rules_hold_against_one_that_is_not_finite(attack):
+    """Node 2 of 5 lies to all; the plain sum and the median get the same lies."""
+    n = 5
+    x = np.random.default_rng(0).normal(size=(n, 3)).astype(np.float32)
+    schedule = gx.topology.complete(n)
+
+    def after(rule, x=x):
+        tx = gx.contrib.robust_gossip(schedule, gx.faults.Lying(rule, (2,), attack, 2.0))
+        program = gx.spmd(lambda x: x + tx.update(jnp.zeros(3), tx.init(x), x, step=0)[0], nodes=n)
+        return np.asarray(program(x))
+
+    plain, median = after(gx.contrib.ClippedGossip(np.inf)), after(gx.contrib.CoordinateMedian())
+    for i in (0, 1, 3, 4):
+        others = [j for j in range(n) if j not in (i, 2)]
+        weights = np.full(len(others), 1.0)  # those of one liar, 1 / n, are left in the ratio
+        lie = LIES[attack](x[i], x[others], weights, x[2])
+        heard = np.vstack([x[i], x[others], lie])
+        np.testing.assert_allclose(plain[i], heard.mean(0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(median[i], np.median(heard, 0), rtol=1e-4, atol=1e-5)
+    if attack == "sign flip":
+        for rule, _ in RULES:
+            bad = x.copy()
+            bad[2] = np.nan
+            assert np.isfinite(after(rule, bad)[[0, 1, 3, 4]]).all(), rule

@@ -64,6 +64,9 @@ BUILDERS = {
     "gossip_pga": lambda n: topology.periodic(topology.one_peer_exponential(n), 3),
     "random_peer_exponential": lambda n: topology.random_peer(n, 20, 0),
     "random_peer_complete": lambda n: topology.random_peer(n, 20, 0, graph="complete"),
+    "two_random_peers": lambda n: topology.random_peer(n, 20, 0, graph="complete", peers=2),
+    "erdos_renyi": lambda n: topology.erdos_renyi(n, 40, 0, probability=0.3),
+    "random_rounds": lambda n: topology.random_rounds(topology.ring(n), 9, 0, probability=0.4),
 }
 IMPOSSIBLE = {
     "bipartite_exponential": lambda n: n % 2 and n > 1,
@@ -71,6 +74,7 @@ IMPOSSIBLE = {
     "hypercube": lambda n: n.bit_count() > 1,
     "two_peer_exponential": lambda n: n == 2,
     "two_peer_base_graph": lambda n: n == 2,
+    "two_random_peers": lambda n: n == 2,
 }
 
 
@@ -219,6 +223,31 @@ def test_random_peer_draws_among_the_out_neighbours(graph):
     np.testing.assert_allclose(matrices.mean(axis=0), expected, rtol=0, atol=0.03)
 
 
+def test_random_graphs_and_rounds_have_their_probability():
+    n = 6
+    graphs = topology.erdos_renyi(n, 3000, 1, probability=0.3).matrices()
+    is_edge = (graphs > 0) & ~np.eye(n, dtype=bool)
+    np.testing.assert_array_equal(graphs, graphs.transpose(0, 2, 1))
+    np.testing.assert_allclose(is_edge.mean(axis=0), np.where(np.eye(n), 0, 0.3), atol=0.03)
+    degree = is_edge.sum(axis=2)
+    smaller = 1 / (1 + np.maximum(degree[:, :, None], degree[:, None]))
+    np.testing.assert_allclose(graphs[is_edge], smaller[is_edge])
+    cycle = topology.one_peer_exponential(8)
+    some = topology.random_rounds(cycle, 3000, 1, probability=0.3)
+    is_used = [not some.round_at(k).is_identity for k in range(3000)]
+    assert abs(np.mean(is_used) - 0.3) < 0.03
+    assert all(not used or some.round_at(k) == cycle.round_at(k) for k, used in enumerate(is_used))
+    assert len(some.rounds) == 4
+    for make in (
+        topology.erdos_renyi,
+        lambda *args, **p: topology.random_rounds(cycle, *args[1:], **p),
+    ):
+        with pytest.raises(ValueError, match=r"above 0 and at most 1, got 0\.0"):
+            make(8, 10, 0, probability=0.0)
+    with pytest.raises(ValueError, match="piecewise"):
+        topology.random_rounds(topology.piecewise({0: cycle, 4: cycle}), 10, 0, probability=0.5)
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -226,6 +255,8 @@ def test_random_peer_draws_among_the_out_neighbours(graph):
         topology.random_pairs,
         topology.random_peer,
         lambda *args: topology.random_peer(*args, graph="complete"),
+        lambda *args: topology.random_peer(*args, peers=2),
+        lambda *args: topology.erdos_renyi(*args, probability=0.4),
     ],
 )
 def test_the_seed_determines_a_random_schedule(build):

@@ -18,7 +18,7 @@ from gossipjax.exchanges.state import GossipState
 from gossipjax.exchanges.transform import require_choice, require_number, require_transform
 from gossipjax.exchanges.weighted import make_shares
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Codec
+from gossipjax.wire import Codec, Wire
 
 
 def require_gossip(average: Any) -> tuple[optax.GradientTransformationExtraArgs, ExchangePlan]:
@@ -93,6 +93,18 @@ def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None, weights:
         )
 
 
+def require_rule(rule: Any, wire: Wire, mean_over: Any, weights: Any) -> None:
+    """Raises `ValueError` unless a robust rule can have each message, and a weight for it."""
+    is_counted = isinstance(weights, str) and weights == "counted"
+    if rule is not None and (wire.low_rank is not None or mean_over != "nodes" or is_counted):
+        raise ValueError(
+            "average of outer can be a rule if wire is not low_rank, mean_over is 'nodes' and "
+            f"weights are numbers, got {wire.form}, {mean_over!r} and {weights!r:.60}: what is "
+            "added up on the way, or counted by the liars, is not robust."
+        )
+    hash(rule)  # it is part of the plan, which programs are kept by
+
+
 def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
     """`N p_i` of each node; raises `ValueError` unless the average can weigh nodes like that."""
     if weights is None:
@@ -122,6 +134,8 @@ def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
         got = "another outer optimizer"
     elif gossip is None:
         return
+    elif plan.rule is not None:
+        got = "gossip, through which one liar moves all"
     elif plan.shares is not None:
         got = "gossip of nodes that have weights: weigh the updates before it by gx.weighted"
     elif isinstance(plan.average, ExchangePlan):

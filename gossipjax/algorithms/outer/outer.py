@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from gossipjax.algorithms.outer.checks import (
     require_gossip,
     require_inner,
     require_mean_over,
+    require_rule,
     require_whole_steps,
 )
 from gossipjax.algorithms.outer.plan import OuterPlan
@@ -67,7 +68,7 @@ from gossipjax.sharding import constrain, inner_axes, specs_here
 from gossipjax.topology.schedule import Schedule, require_int
 from gossipjax.wire import Wire, WireLike
 
-Average = Schedule | optax.GradientTransformation | Literal["exact", "none"]
+Average = Schedule | optax.GradientTransformation | Callable[..., Any] | Literal["exact", "none"]
 
 
 @renamed(mix="strength=1 - mix", pull="anchor_strength")
@@ -109,7 +110,9 @@ def outer(
         stochastic schedule, outer step m mixes by round m: `D = P (a - x) + s (a - P a)`, with
         `s = anchor_strength`. For any directed graph, give a gossip: `gx.sgp`,
         `gx.gradient_tracking` or `gx.dpsgd(order="adapt-then-combine")`. Nodes then mix after their
-        outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`.
+        outer steps, `y, w <- P (y + v), P w` with `v = outer_tx(a - x at a)`. A robust rule, such
+        as `gx.contrib.TrimmedMean(2)`, takes the place of `avg`: each node sends `a - x` to all,
+        and all get `rule(0, [a - x_j], p)`, with a center of 0.
       fragments: p, the number of parts into which the leaves are cut, in their order. Part f is
         averaged at the end of every step `k` with `k + 1 = (f + 1) H // p (mod H)`. For a model
         that scans over stacked layers give `gx.layer_fragments`. An `outer_tx` that is not
@@ -163,9 +166,11 @@ def outer(
     inner = require_transform(inner, "inner of outer")
     outer_tx = require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
-    gossip = None
+    gossip = rule = None
     who: Any = average
-    if not isinstance(average, str | Schedule):
+    if callable(average):
+        rule, who = average, "exact"
+    elif not isinstance(average, str | Schedule):
         gossip, who = require_gossip(average)
     require_average(who, anchor_strength)
     if (who == "none" or gossip is not None) and wire is not None:
@@ -177,6 +182,7 @@ def outer(
     has_feedback = error_feedback is not None
     route = Wire.make(axis_name, local_axis_name, wire, has_feedback, takes_low_rank=has_feedback)
     require_mean_over(mean_over, error_feedback, route.codec, weights)
+    require_rule(rule, route, mean_over, weights)
     count = fragments.count if isinstance(fragments, LayerFragments) else fragments
     require_int(count, "fragments of outer", 1, every)
     require_number(strength, "strength of outer", "above 0 and at most 1", lambda s: 0 < s <= 1)
@@ -191,6 +197,7 @@ def outer(
         None if error_feedback is None else float(error_feedback),
         mean_over,
         make_outer_shares(weights, who, delay),
+        rule,
     )
     if reset_inner and plan.fragment_count > 1:
         raise ValueError(
@@ -381,7 +388,7 @@ class _FragmentStep:
             weight = weight + in_flight.weight
         x = pick(add(numerators(z, gossip), in_flight.x), self.leaves)
         gradient = subtract(scale(anchor, weight), x)
-        if plan.shares is None:
+        if plan.shares is None or plan.rule is not None:  # the rule gets the shares
             return gradient
         own = None if state.counted is None else state.counted[self.fragment]
         shares = None if plan.shares == "counted" else plan.shares

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Literal
 
 import jax
@@ -38,6 +38,7 @@ class OuterPlan(Plan):
     error_feedback: float | None = None
     mean_over: MeanOver = "nodes"
     shares: Shares = None  # `N p_i` of each node, of mean 1; None if nodes count alike
+    rule: Callable[..., Any] | None = None  # a robust rule in the place of the exact average
     # Of the gossip inside, which the state of the inner chain has, too.
     inner: ExchangePlan | None = dataclasses.field(default=None, compare=False)
     # By fragment, the models in both messages of `gx.wire.low_rank`, which `init` counts.
@@ -141,6 +142,7 @@ class OuterPlan(Plan):
                 phase=phase,
                 late=self.delay,
                 first=self.delay,
+                to_all=self.rule is not None,
             )
             for phase, fragment in self._sent.items()
             for models in (self.factors[fragment] if self.factors else (share,))
@@ -189,4 +191,6 @@ class OuterPlan(Plan):
     def settings(self) -> dict[str, str]:
         names = {Schedule: "a schedule", ExchangePlan: "a gossip"}
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare}
+        if self.rule is None:  # as before there were rules: saved states are compared with it
+            del values["rule"]
         return {f".plan.{name}": names.get(type(v), str(v)) for name, v in values.items()}

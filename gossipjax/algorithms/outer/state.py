@@ -6,10 +6,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gossipjax.algorithms.outer.plan import OuterPlan
-from gossipjax.collectives import StepLike, exact_average, mean_of_encoded, mix
+from gossipjax.collectives import (
+    StepLike,
+    axis_size,
+    exact_average,
+    mean_of_encoded,
+    mix,
+    receive_all,
+    upcast,
+)
 from gossipjax.exchanges.chain import gossip_state
 from gossipjax.exchanges.model import subtract
 from gossipjax.exchanges.plan import ExchangePlan
@@ -111,6 +120,13 @@ def _average_parts(
     plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
 ) -> tuple[Any, Any]:
     key = plan.wire.make_key(count)
+    if plan.rule is not None:
+        messages, left_out = receive_all(upcast(sent), plan.wire, key)
+        nodes = axis_size(plan.wire.axis_name)
+        weights = jnp.asarray(plan.shares or [1.0] * nodes, jnp.float32) / nodes
+        nothing = jax.tree.map(jnp.zeros_like, upcast(sent))  # with the weight 0: nodes agree
+        average = plan.rule(nothing, messages, weights, jnp.arange(nodes, dtype=jnp.int32))
+        return average, None if plan.error_feedback is None else left_out
     if plan.error_feedback is not None:
         return mean_of_encoded(sent, plan.wire, key, plan.mean_over)
     if plan.average == "exact":

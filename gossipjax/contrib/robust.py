@@ -1,0 +1,301 @@
+"""Averages that a few liars among the neighbours cannot move far."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gossipjax.algorithms.gossip import Node, gossip
+from gossipjax.collectives import require_doubly_stochastic, sum_over_parts
+from gossipjax.sharding import specs_here
+from gossipjax.topology.schedule import Schedule
+from gossipjax.wire import WireLike
+
+# (own [...], messages [K, ...], weights [K], senders [K]) -> the average, [...]
+Rule: TypeAlias = Callable[[Any, Any, jax.Array, jax.Array], Any]
+
+TINY = 1e-6  # of a weight that is 0 but for rounding
+
+
+def robust_gossip(
+    schedule: Schedule,
+    rule: Rule,
+    *,
+    axis_name: str = "nodes",
+    wire: WireLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """D-PSGD with a robust rule in the place of the weighted average. Put it *last* in a chain.
+
+    If `u` is the update from the chain, and `y_j` is what neighbour `j` sends:
+
+        y = x + u;    x <- rule(y, [y_j], [P_ij])
+
+    The rules are `ClippedGossip`, `ClippedSum`, `NearestNeighbors`, `TrimmedMean` and
+    `CoordinateMedian`. You can also give a function `rule(own, messages, weights, senders)` of
+    trees `[...]` and `[K, ...]` and of arrays `[K]`, as `Node.receive` returns them. A rule
+    protects honest nodes from a few neighbours that lie. It moves the mean of the nodes, even if
+    nobody lies. `docs/evidence/limitations.md` says what no rule protects from.
+
+    Args:
+      schedule: a doubly stochastic schedule, such as `from_graph(graph, weights="metropolis")`.
+      rule: what a node makes of its own value and of the messages. The rules of this module leave
+        out a message that is not finite.
+      axis_name, wire: as in `gx.sgp`.
+
+    >>> import jax, jax.numpy as jnp, gossipjax as gx
+    >>> rule = gx.contrib.CoordinateMedian()
+    >>> tx = gx.contrib.robust_gossip(gx.topology.complete(5), rule)
+    >>> def update(x):
+    ...     return x + tx.update(jnp.zeros(()), tx.init(x), x, step=0)[0]
+    >>> x = jnp.array([1.0, 2.0, 3.0, 4.0, 1e6])
+    >>> jax.vmap(update, axis_name="nodes")(x).tolist()
+    [3.0, 3.0, 3.0, 3.0, 3.0]
+    """
+    require_doubly_stochastic(schedule, "robust_gossip")
+
+    def combine(x: Any, u: Any, node: Node) -> Any:
+        y = optax.tree.add(x, u)
+        messages, weights = node.receive(y)
+        return rule(y, messages, weights, node.senders)
+
+    return gossip(schedule, combine, axis_name=axis_name, wire=wire, models=1)
+
+
+class _Pull:
+    """A rule `y + sum_j c_j (y_j - y)`; subclasses say the strengths `c` `[K]`.
+
+    A node counts itself with what the weights of the messages leave of 1.
+    """
+
+    def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        del senders
+        differences, distances, weights = _compare(own, messages, weights)
+        strengths = self._strengths(own, differences, distances, weights)
+        return optax.tree.add(own, _sum(strengths, differences))
+
+    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGossip(_Pull):
+    """Clips how far each neighbour pulls: `y + sum_j P_ij clip(y_j - y, radius)`.
+
+    `clip(d, r) = d min(1, r / |d|)`, with the norm of the whole model. If you give `liar_weight` in
+    the place of a `radius`, a node takes `radius^2 = sum_j P_ij |y_j - y|^2 / liar_weight`, over
+    all messages but the farthest, of weight `liar_weight`.
+
+    Args:
+      radius: how far a neighbour may pull, in units of the parameters.
+      liar_weight: the weight of the neighbours of a node that may lie.
+
+    Raises:
+      ValueError: unless one of both is given, above 0.
+
+    References:
+      He, Karimireddy, Jaggi, "Byzantine-Robust Decentralized Learning via ClippedGossip", 2022,
+      arXiv:2202.01545.
+
+    >>> rule = ClippedGossip(radius=1.0)
+    >>> rule(0.0, jnp.array([2.0, -0.5]), jnp.array([0.25, 0.5]), jnp.arange(2)).item()
+    0.0
+    """
+
+    radius: float | None = None
+    liar_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.radius, self.liar_weight) if value is not None]
+        if len(given) != 1 or not given[0] > 0:
+            raise ValueError(
+                "ClippedGossip must be given radius or liar_weight, one of them and above 0, got "
+                f"{self.radius!r} and {self.liar_weight!r}."
+            )
+
+    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
+        radius: Any = self.radius
+        if self.liar_weight is not None:
+            kept = _keep_nearest(distances, weights, self.liar_weight)
+            radius = jnp.sqrt(jnp.sum(kept * distances**2) / self.liar_weight)
+        return _clip(weights, distances, radius)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedSum(_Pull):
+    """CS+: `y + sum_j P_ij clip(y_j - y, r)`, with the norm `r` of a difference that is honest.
+
+    `r` is the largest distance of which messages of weight `2 liar_weight` at least are farther.
+
+    Args:
+      liar_weight: the weight of the neighbours of a node that may lie: with f liars and Metropolis
+        weights, up to `f / (degree + 1)`. If it is half of all weight, nodes hear nobody.
+
+    References:
+      Gaucher, Dieuleveut, Hendrikx, "Unified Breakdown Analysis for Byzantine Robust Gossip", ICML
+      2025, arXiv:2410.10418, CS+-RG with step size 1.
+
+    >>> weights = jnp.full(4, 0.2)
+    >>> messages = jnp.array([1.0, 2.0, 9.0, 1e6])
+    >>> round(ClippedSum(0.2)(0.0, messages, weights, jnp.arange(4)).item(), 4)
+    1.4
+    """
+
+    liar_weight: float
+
+    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
+        is_near = _weigh_farther(distances, weights) >= 2 * self.liar_weight - TINY
+        radius = jnp.max(jnp.where(is_near, distances, 0))
+        return _clip(weights, distances, radius)
+
+
+@dataclasses.dataclass(frozen=True)
+class NearestNeighbors(_Pull):
+    """NNA: the weighted mean of a node's own value and the messages that are nearest to it.
+
+    The farthest messages, of weight `liar_weight`, do not count; of one at the border, a part does.
+
+    Args:
+      liar_weight: as in `ClippedSum`.
+
+    References:
+      Farhadkhani et al., "Robust Collaborative Learning with Linear Gradient Overhead", ICML 2023,
+      arXiv:2209.10931; with weights GTS of Gaucher et al., arXiv:2410.10418.
+
+    >>> messages, weights = jnp.array([3.0, 1e6]), jnp.full(2, 0.25)
+    >>> NearestNeighbors(0.25)(0.0, messages, weights, jnp.arange(2)).item()
+    1.0
+    """
+
+    liar_weight: float
+
+    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
+        kept = _keep_nearest(distances, weights, self.liar_weight)
+        return kept / jnp.maximum(1 - weights.sum() + kept.sum(), TINY)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrimmedMean:
+    """Of each coordinate, the plain mean without the `liars` smallest and the `liars` largest.
+
+    A node's own value always counts. If there are not more messages than `2 liars`, a node keeps
+    its own value.
+
+    Args:
+      liars: how many neighbours of a node may lie.
+
+    References:
+      Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, arXiv:1803.01498; with
+      neighbours Fang, Yang, Bajwa, "BRIDGE", 2022, arXiv:1908.08649 (BRIDGE-T).
+
+    >>> messages, weights = jnp.array([-1e6, 2.0, 1e6]), jnp.full(3, 0.25)
+    >>> TrimmedMean(1)(0.0, messages, weights, jnp.arange(3)).item()
+    1.0
+    """
+
+    liars: int
+
+    def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        del senders
+        _, _, weights = _compare(own, messages, weights)
+        own_share = (1 - weights.sum() > TINY).astype(jnp.float32)
+        count = jnp.sum(weights > 0)
+        kept = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
+
+        def average(x: Any, heard: jax.Array) -> jax.Array:
+            place = _along(jnp.arange(len(weights)), heard)
+            is_kept = (place >= self.liars) & (place < count - self.liars)
+            total = jnp.sum(jnp.where(is_kept, _sort(heard, weights), 0), axis=0)
+            share, divisor = (v.astype(heard.dtype) for v in (own_share, jnp.maximum(kept, 1)))
+            return (total + share * x) / divisor
+
+        return jax.tree.map(average, own, messages)
+
+
+@dataclasses.dataclass(frozen=True)
+class CoordinateMedian:
+    """Of each coordinate, the median of a node's own value and the messages.
+
+    References:
+      Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, arXiv:1803.01498.
+
+    >>> messages, weights = jnp.array([3.0, 1e6]), jnp.full(2, 0.25)
+    >>> CoordinateMedian()(0.0, messages, weights, jnp.arange(2)).item()
+    3.0
+    """
+
+    def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        del senders
+        _, _, weights = _compare(own, messages, weights)
+        weights = jnp.append(weights, jnp.maximum(1 - weights.sum() - TINY, 0))
+        middle = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # twice the place of the median
+
+        def average(x: Any, heard: jax.Array) -> jax.Array:
+            ordered = _sort(jnp.concatenate([heard, jnp.asarray(x, heard.dtype)[None]]), weights)
+            return (ordered[middle // 2] + ordered[(middle + 1) // 2]) / 2
+
+        return jax.tree.map(average, own, messages)
+
+
+def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+    """Differences `y_j - y`, their norms `[K]`, and the weights; 0 for what is not finite."""
+    distances = _norms(own, messages)
+    is_heard = (weights > 0) & jnp.isfinite(distances)
+    differences = jax.tree.map(
+        lambda x, heard: jnp.where(_along(is_heard, heard), heard - jnp.asarray(x)[None], 0),
+        own,
+        messages,
+    )
+    return differences, jnp.where(is_heard, distances, 0), jnp.where(is_heard, weights, 0)
+
+
+def _norms(own: Any, messages: Any) -> jax.Array:
+    """`|y_j - y|` over the whole model, `[K]`, also if a node's devices have parts of it."""
+    squares = jax.tree.map(
+        lambda x, heard: jnp.sum(
+            jnp.square(heard - jnp.asarray(x)[None]), axis=tuple(range(1, heard.ndim))
+        ),
+        own,
+        messages,
+    )
+    if (specs := specs_here()) is not None:
+        squares = sum_over_parts(squares, specs.of(own, own))
+    return jnp.sqrt(sum(leaf.astype(jnp.float32) for leaf in jax.tree.leaves(squares)))
+
+
+def _sum(strengths: jax.Array, differences: Any) -> Any:
+    """`sum_j c_j d_j`; not as a matrix product, which some chips round to 16 bits."""
+    return jax.tree.map(
+        lambda d: jnp.sum(_along(strengths.astype(d.dtype), d) * d, axis=0), differences
+    )
+
+
+def _along(values: jax.Array, heard: jax.Array) -> jax.Array:
+    return values.reshape(-1, *[1] * (heard.ndim - 1))
+
+
+def _clip(weights: jax.Array, distances: jax.Array, radius: Any) -> jax.Array:
+    return weights * jnp.minimum(1, radius / jnp.where(distances > 0, distances, 1))
+
+
+def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:
+    """The weight of all messages that are farther away than each, `[K]`; of equals, the later."""
+    number = jnp.arange(len(weights))
+    is_later = (distances[:, None] == distances[None]) & (number[:, None] > number[None])
+    is_farther = (distances[:, None] > distances[None]) | is_later
+    return jnp.sum(jnp.where(is_farther, weights[:, None], 0), axis=0)
+
+
+def _keep_nearest(distances: jax.Array, weights: jax.Array, liar_weight: float) -> jax.Array:
+    """The weights without those of the farthest messages, up to `liar_weight`."""
+    left = liar_weight - _weigh_farther(distances, weights)
+    return weights - jnp.clip(left, 0, weights)
+
+
+def _sort(heard: jax.Array, weights: jax.Array) -> jax.Array:
+    """Sorts each coordinate; what has no weight comes last."""
+    return jnp.sort(jnp.where(_along(weights > 0, heard), heard, jnp.inf), axis=0)
