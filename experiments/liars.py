@@ -14,6 +14,7 @@ References:
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -115,7 +116,8 @@ def make_schedule(graph: Graph, honest: int, liars: int) -> gx.Schedule:
 
 def measure(options: LiarsOptions, data: Dataset, graph: Graph, rule: str, attack: str) -> Record:
     """Trains all seeds in one program; returns the accuracies of the honest nodes."""
-    honest, liars = options.honest, options.liars
+    honest = options.honest
+    liars = options.liars
     schedule = make_schedule(graph, honest, liars)
     nodes = gx.Nodes(honest + liars)
     weight = float(schedule.matrices()[0][:honest, honest:].sum(axis=1).max())
@@ -155,7 +157,7 @@ def measure(options: LiarsOptions, data: Dataset, graph: Graph, rule: str, attac
     ]
     for step in range(0, options.steps, CHUNK):
         rows = np.array([[next(rows) for _ in range(CHUNK)] for rows in batches])
-        scan = jax.vmap(lambda *args, step=step: train_step.scan(step, *args))
+        scan = jax.vmap(functools.partial(train_step.scan, step))
         inputs = data.train_images[rows], data.train_labels[rows]
         params, opt_state, _ = scan(params, opt_state, *inputs)
     logits = jax.jit(jax.vmap(jax.vmap(lambda params: model.apply(params, data.test_images))))(
@@ -218,14 +220,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 bar.advance(task)
         draw(runs, out / "worst.png")
         columns = {key: f"{{{key}}}" for key in KEYS} | {
-            f"{name} (%)": lambda run, name=name: _show(run[f"{name}_accuracy"])
+            f"{name} (%)": functools.partial(_show, f"{name}_accuracy")
             for name in ("mean", "worst")
         }
         caption = f"accuracy of honest nodes: mean ± deviation over {options.seeds} seeds"
         console.print(make_table("Liars", caption, columns, runs, texts=3))
 
 
-def _show(values: Sequence[float]) -> str:
+def _show(field: str, run: Record) -> str:
+    values = run[field]
     spread = f" ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
     return f"{100 * np.mean(values):.1f}{spread}"
 

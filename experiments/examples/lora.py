@@ -6,14 +6,13 @@
     python -m gossipjax.launch --asynchronous --processes 2 -- \\
         python -m experiments.examples.lora --algorithm asynchronous
 
-A node is a process with all its devices; one process alone simulates two. The first command makes
-the frozen base, a tiny Qwen3 that has read Python. Nodes at even places read English, others C.
+A node is a process with all its devices; one process alone simulates two. Even nodes read English.
 """
 
 # pyright: reportMissingImports=false
 import dataclasses
 import json
-import time
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -53,7 +52,7 @@ class Trainer(PeftTrainer):
 
 
 def connect():
-    """The nodes, which all connect before they compile: Gloo waits for one for 30 s only."""
+    """The nodes, which connect before they compile, as Gloo waits for 30 s only."""
     gx.launch.initialize()
     if jax.process_count() == 1:
         return gx.Nodes(2)
@@ -70,8 +69,7 @@ def main(options):
     model = qwix.apply_lora_to_model(model, lora, rngs=nnx.Rngs(0), **model.get_model_input())
     graph, adapters, base = nnx.split(model, nnx.LoRAParam, ...)
     trainer = Trainer(model, optax.identity(), TrainingConfig(eval_every_n_steps=1))
-    adam, steps = optax.adamw(2e-3), range(options.steps)
-    began = time.perf_counter()
+    adam = optax.adamw(2e-3)
 
     def gradients(adapters, base, rows):
         loss_fn = nnx.value_and_grad(trainer.loss_fn, argnums=nnx.DiffState(0, nnx.LoRAParam))
@@ -82,9 +80,10 @@ def main(options):
         algorithm = gx.asynchronous.outer(options.every)
         with gx.asynchronous.join(adam, adapters, algorithm=algorithm) as node:
             trainer.take = lambda step, rows: node.step(gradients, base, rows)
-            place, domain = node.place, DOMAINS[node.place % 2]
-            trainer.train((read(domain, place, step) for step in steps), skip_jit=True)
-            average, is_main = node.average(), node.place == 0
+            read_own = partial(read, DOMAINS[node.place % 2], node.place)
+            trainer.train(map(read_own, range(options.steps)), skip_jit=True)
+            average = node.average()
+        is_main = node.place == 0
     else:
         tx = optax.chain(adam, gx.sgp(gx.topology.one_peer_exponential(nodes.size)))
         if options.algorithm == "outer":
@@ -92,24 +91,25 @@ def main(options):
         tx = gx.sharded(tx, gx.fsdp_specs(adapters, nodes.mesh) if nodes.mesh else None)
         train_step = gx.TrainStep(gradients, tx, nodes=nodes)
         specs = nnx.get_partition_spec(base)  # Tunix's own
-        adapters, base = jax.device_get((adapters, base))
-        state, base = nodes.init(tx, adapters), nodes.replicate(base, specs)
+        state = nodes.init(tx, jax.device_get(adapters))
+        base = nodes.replicate(jax.device_get(base), specs)
 
         def take(step, rows):
             nonlocal state
             *state, losses = train_step(step, *state, base, nodes.put(rows))
             return losses.addressable_data(0)[0]
 
+        def read_all(step):
+            return np.stack([read(DOMAINS[i % 2], i, step) for i in nodes.local])
+
         trainer.take = take
-        batches = (np.stack([read(DOMAINS[i % 2], i, step) for i in nodes.local]) for step in steps)
-        trainer.train(batches, skip_jit=True)
+        trainer.train(map(read_all, range(options.steps)), skip_jit=True)
         average = nodes.to_host(gx.average_model(*state, nodes=nodes))
         is_main = gx.processes.is_main_process()
-    seconds = (time.perf_counter() - began) / options.steps
     nnx.update(model, average)
     losses = [float(trainer.loss_fn(model, **loss_inputs(read(domain)))) for domain in DOMAINS]
     if is_main:
-        print(f"loss on English {losses[0]:.3f}, on C {losses[1]:.3f}, {seconds:.3f} s a step")
+        print(f"loss on English {losses[0]:.3f}, on C {losses[1]:.3f}")
         save(options.folder / "adapter_model.safetensors", average, "base_model.model.model.")
         (options.folder / "adapter_config.json").write_text(json.dumps(LORA))
     return model, losses

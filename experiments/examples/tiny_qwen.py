@@ -36,15 +36,20 @@ def read(domain, place=0, step=None):
 def loss_inputs(rows):
     """What Tunix's loss asks for, of rows [B, T] without padding."""
     mask = jnp.ones(rows.shape, bool)
-    places, seen = build_positions_from_mask(mask), make_causal_attn_mask(mask)
-    return {"input_tokens": rows, "input_mask": mask, "positions": places, "attention_mask": seen}
+    places = {"positions": build_positions_from_mask(mask)}
+    return {
+        "input_tokens": rows,
+        "input_mask": mask,
+        "attention_mask": make_causal_attn_mask(mask),
+    } | places
 
 
 def save(path, state, prefix="model."):
     """Writes parameters as Hugging Face names them, with matrices [out, in]."""
     arrays = {}
     for keys, leaf in nnx.to_flat_state(state):
-        name, x = ".".join(map(str, keys)), np.asarray(leaf[...])
+        name = ".".join(map(str, keys))
+        x = np.asarray(leaf[...])
         for old, new in NAMES.items():
             name = name.replace(old, new)
         if "proj" in name:  # heads are two axes

@@ -258,14 +258,19 @@ class Nodes:
         True
         """
         shapes = self._shapes(tree, "tree")
-        make, args = tree, ()
+        make = tree
+        args = ()
         if not is_function(tree):
             require_one_model(tree, self.size)
             tree = meshes.on_auto_axes(tree)
             if not self._is_on_devices(tree):
                 rows = repeat_rows(tree, len(self.local))
                 return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
-            make, args = (lambda tree: tree), (tree,)  # no process may have the whole arrays
+            args = (tree,)  # as an argument, since no process may have the whole arrays
+
+            def make(tree: Any) -> Any:
+                return tree
+
         inside = shard_specs(shapes) if self.inner_axes and specs is None else None
         if inside is not None and self.mesh is not None:
             sizes = {name: self.mesh.shape[name] for name in self.inner_axes}

@@ -169,7 +169,8 @@ def outer(
     gossip = rule = None
     who: Any = average
     if callable(average):
-        rule, who = average, "exact"
+        rule = average
+        who = "exact"
     elif not isinstance(average, str | Schedule):
         gossip, who = require_gossip(average)
     require_average(who, anchor_strength)
