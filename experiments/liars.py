@@ -64,7 +64,7 @@ RULES: dict[str, Callable[[int, float], Any]] = {
 }
 STRENGTHS = {"sign flip": 1.0, "alie": 1.5, "inner product": 0.5, "dissensus": 1.5}
 LINKED = 0.4  # probability of an edge of the Erdos-Renyi graph
-HIDDEN = 32  # of the perceptron
+HIDDEN = 16  # of the perceptron
 BATCH = 32
 CHUNK = 20  # steps of a program
 
@@ -85,7 +85,7 @@ class LiarsOptions(OutputOptions):
     """Number of liars, whom every honest node hears."""
     seeds: PositiveInt = 3
     """Number of seeds, from 0 on."""
-    steps: PositiveInt = 200
+    steps: PositiveInt = 100
     """Steps of each run."""
     learning_rate: PositiveFloat = 0.3
     """The rate of SGD, on a running mean of gradients with factor 0.9."""
@@ -162,7 +162,7 @@ def measure(options: LiarsOptions, data: Dataset, graph: Graph, rule: str, attac
     logits = jax.jit(jax.vmap(jax.vmap(lambda params: model.apply(params, data.test_images))))(
         params
     )
-    accuracy = np.mean(np.argmax(logits, -1) == data.test_labels, axis=-1)[
+    accuracy = np.mean(np.asarray(logits).argmax(-1) == data.test_labels, axis=-1)[
         :, :honest
     ]  # [S, honest]
     return {"graph": graph, "rule": rule, "attack": attack, "liar_weight": weight} | {

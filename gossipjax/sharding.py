@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -133,13 +135,24 @@ class Specs:
         """The axes that the specs name."""
         return sorted({axis for _, spec in self.by_path for axis in axes_of(spec)})
 
-    def of(self, tree: Any, like: Any = None, others: Any = WHOLE) -> Any:
+    def of(
+        self,
+        tree: Any,
+        like: Any = None,
+        others: Any = WHOLE,
+        sizes: Mapping[str, int] | None = None,
+    ) -> Any:
         """The specs of any pytree that contains trees like the parameters, as `state_specs` says.
 
         `like` are the parameters, or None for those that the state was made for. Other arrays get
-        the spec `others`; by default they are whole.
+        the spec `others`; by default they are whole. With the `sizes` of the inner axes, pieces of
+        parameters, as `layer_fragments` cuts them, are sharded like the parameters.
         """
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
+        # Parameters that were picked out of a state keep its keys, which its moments do not have.
+        keys = zip(*[path[:-1] for path in shapes], strict=False)
+        shared = len([*itertools.takewhile(lambda keys: len({*keys}) == 1, keys)])
+        shapes = {path[shared:]: (shape, path) for path, shape in shapes.items()}
 
         def spec_of(path: Path, leaf: Any) -> Any:
             shape = jnp.shape(leaf)
@@ -147,13 +160,14 @@ class Specs:
                 return others
             path = _without_box(path)
             for start in range(len(path) + 1):
-                ending = path[start:]
-                expected = shapes.get(ending)
-                if expected is None or ending not in self._spec_of:
+                expected, param = shapes.get(path[start:], (None, None))
+                if expected is None or param not in self._spec_of:
                     continue
                 leading = len(shape) - len(expected)
-                if leading >= 0 and shape[leading:] == expected:
-                    return PartitionSpec(*[None] * leading, *self._spec_of[ending])
+                spec = self._spec_of[param]
+                is_piece = not leading and sizes and _find_uneven(spec, shape, sizes) is None
+                if is_piece or (leading >= 0 and shape[leading:] == expected):
+                    return PartitionSpec(*[None] * leading, *spec)
             return others
 
         return jax.tree_util.tree_map_with_path(spec_of, tree)
@@ -185,9 +199,8 @@ class Specs:
         copies = {}  # devices of a node that have the same part of a parameter
         for path in leaves:
             axes = axes_of(self._spec_of[path])
-            others = [size for axis, size in sizes.items() if axis not in axes]
-            copies[path] = int(np.prod(others, dtype=int))
-        values = {path: int(np.prod(jnp.shape(leaf))) for path, leaf in leaves.items()}
+            copies[path] = math.prod(size for axis, size in sizes.items() if axis not in axes)
+        values = {path: math.prod(jnp.shape(leaf)) for path, leaf in leaves.items()}
         sent = sum(copies[path] * values[path] for path in leaves)
         if sent <= MAX_COPIES * sum(values.values()):
             return
@@ -212,13 +225,23 @@ def _require_fits(
                 f"{name} must name axes inside a node, {sorted(sizes)}, got {spec}: name the axes "
                 "of the mesh, as gx.launch.mesh(nodes, fsdp=2) does."
             )
+    devices = _find_uneven(spec, shape, sizes)
+    if devices is not None:
+        raise ValueError(
+            f"{name} must split its parameter, of shape {list(shape)}, evenly, got {spec} over "
+            f"{devices} devices: shard another axis, or leave it whole by None."
+        )
+
+
+def _find_uneven(
+    spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
+) -> int | None:
+    """How many devices share an axis of the array that they do not divide; None if none do."""
     for size, part in zip(shape, spec, strict=False):
-        devices = int(np.prod([sizes[axis] for axis in axes_of(PartitionSpec(part))], dtype=int))
+        devices = math.prod(sizes[axis] for axis in axes_of(PartitionSpec(part)))
         if size % devices:
-            raise ValueError(
-                f"{name} must split its parameter, of shape {list(shape)}, evenly, got {spec} over "
-                f"{devices} devices: shard another axis, or leave it whole by None."
-            )
+            return devices
+    return None
 
 
 def state_specs(tree: Any, params: Any, specs: Any) -> Any:

@@ -378,6 +378,116 @@ def power_sgd(matrices, x, updates, shape, q):
         yield x, x, np.ones(len(x))
 
 
+def proxskip(matrices, x, updates, beta):
+    """In the form of the paper, with a control variate `h` that is added."""
+    h = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        ahead = x + u + h
+        x = matrices[k % len(matrices)] @ ahead
+        h = h + beta * (x - ahead)
+        yield x, x, np.ones(len(x))
+
+
+def kgt(matrices, x, updates, local_steps):
+    """A round of `local_steps` steps begins at `start`."""
+    start = x
+    c = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        x = x + u + c
+        if (k + 1) % local_steps == 0:
+            W = matrices[k // local_steps % len(matrices)]
+            z = (start - x) / local_steps
+            c = c + z - W @ z
+            x = start = W @ x
+        yield x, x, np.ones(len(x))
+
+
+def scaffold(x, updates, local_steps):
+    """A server keeps a model and the mean of the controls; all clients start from its model."""
+    server = x.mean(axis=0)
+    controls = np.zeros_like(x)
+    for k, u in enumerate(updates):
+        mean = controls.mean(axis=0)
+        x = x + u - controls + mean
+        if (k + 1) % local_steps == 0:
+            controls = controls - mean + (x - server) / local_steps
+            server = x.mean(axis=0)
+            x = np.tile(server, (len(x), 1))
+        yield x, x, np.ones(len(x))
+
+
+def gut(W, x, updates, mu):
+    """As the authors' program at a rate of 1: `x` before, and what the user holds after mixing."""
+    before = x
+    delta = np.zeros_like(x)
+    for u in updates:
+        tracked = W @ (x - before) + W @ before - before
+        last, delta = delta, -u - (W @ x - x)
+        before, x = x, x - (delta - mu * tracked - mu * last)
+        yield W @ x, W @ x, np.ones(len(x))
+
+
+def decentlam(matrices, x, gradients, rate, beta):
+    """As a heavy ball: the last movement goes on, in the measure of the rates."""
+    last = x
+    for k, g in enumerate(gradients):
+        push = beta * rate(k) / rate(max(0, k - 1)) * (x - last)
+        last, x = x, matrices[k % len(matrices)] @ (x - rate(k) * g) + push
+        yield x, x, np.ones(len(x))
+
+
+def muffliato(W, x, updates, rounds, noises):
+    """The polynomial of the accelerated rounds, in the eigenvalues of W."""
+    values, vectors = np.linalg.eigh(W)
+    gap = 1 - np.sort(abs(values))[-2]
+    a = 2 * (1 - np.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2
+    powers = [np.ones_like(values), values]
+    while len(powers) <= rounds:
+        powers.append(a * values * powers[-1] + (1 - a) * powers[-2])
+    for u, noise in zip(updates, noises, strict=True):
+        x = vectors * powers[rounds] @ vectors.T @ (x + u + noise)
+        yield x, x, np.ones(len(x))
+
+
+def epidemic(matrices, x, updates):
+    """The plain mean of what a node has and hears."""
+    for k, u in enumerate(updates):
+        heard = matrices[k % len(matrices)] > 0
+        x = heard @ (x + u) / heard.sum(axis=1, keepdims=True)
+        yield x, x, np.ones(len(x))
+
+
+def demuon(matrices, x, gradients, rate, b, shape):
+    """The first columns are a matrix of this shape; its polar factor is `V (V' V)^(-1/2)`."""
+    size = np.prod(shape)
+    m, v = np.zeros_like(x), np.zeros_like(x)
+
+    def polar(v):
+        matrix = v[:size].reshape(shape)
+        values, vectors = np.linalg.eigh(matrix.T @ matrix)
+        polar = matrix @ (vectors / np.sqrt(values)) @ vectors.T
+        return np.concatenate([polar.ravel(), v[size:] / np.linalg.norm(v[size:])])
+
+    for k, g in enumerate(gradients):
+        W = matrices[k % len(matrices)]
+        last, m = m, b * m + (1 - b) * g
+        v = W @ (v + m - last)
+        x = W @ (x - rate * np.stack([polar(row) for row in v]))
+        yield x, x, np.ones(len(x))
+
+
+def decaf(matrices, b, a, move, steps):
+    """`b [N, d, r]` and `a [N, r, k]`; `move(b, a) -> (b, a)`. Yields the products `b a`."""
+    rank = a.shape[1]
+    for k in range(steps):
+        b, a = move(b, a)
+        mean = np.tensordot(matrices[k % len(matrices)], b @ a, 1)
+        left, values, right = np.linalg.svd(mean)
+        root = np.sqrt(values[:, :rank])
+        b, a = left[:, :, :rank] * root[:, None], root[:, :, None] * right[:, :rank]
+        yield b @ a
+
+
 def train_sgp(matrices, z, gradient: Callable, optimizer: Callable, steps: int):
     """SGP with a stateful local optimizer, `optimizer(state, k, g, z) -> u`: yields (z, w)."""
     x = z

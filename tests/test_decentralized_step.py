@@ -294,3 +294,41 @@ def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():
             step = gx.decentralize(jax.jit(constrained), gossip, nodes)
             actual = train(step, step.init(make_state)).params["w"]
         np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", ["function", "host", "whole", "parts", "explicit"])
+def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
+    """As a trainer has them: the state of a model, and beside it the state of its optimizer."""
+    target = jnp.zeros((N, 6, 2))
+    tx = gx.sharded(gx.sgp(SCHEDULE), {"model": SPECS})
+    nodes = gx.Nodes(mesh=GRID)
+
+    def pick(state):
+        return {"model": state["model"]}
+
+    def step_of_model(state, target):
+        momentum = jax.tree.map(lambda m, w: m + w - target, state["momentum"], state["model"])
+        model = jax.tree.map(lambda w, m: w - 0.1 * m, state["model"], momentum)
+        return {"model": model, "momentum": momentum}, target
+
+    def make():
+        return {
+            "model": {"w": jnp.arange(12.0).reshape(6, 2)},
+            "momentum": {"w": jnp.zeros((6, 2))},
+        }
+
+    step = gx.decentralize(step_of_model, tx, nodes, params=pick)
+    if given in ("function", "host"):
+        state = step.init(make if given == "function" else jax.tree.map(np.asarray, make()))
+    else:  # arrays that another program has put on this mesh do not go through the host
+        mesh = jax.make_mesh((N, 2), GRID.axis_names) if given == "explicit" else GRID
+        placed = jax.device_put(make(), NamedSharding(mesh, P() if given == "whole" else P("fsdp")))
+        monkeypatch.delattr("gossipjax.processes.put_sharded")
+        state = step.init(placed)
+    assert state.rest["momentum"]["w"].sharding.spec == P("nodes", "fsdp")
+    assert state.rest["momentum"]["w"].sharding.mesh == nodes.mesh
+    after, _ = step(state, target)
+    for old, new in zip(jax.tree.leaves(state[1:4]), jax.tree.leaves(after[1:4]), strict=True):
+        assert old.sharding.is_equivalent_to(new.sharding, old.ndim)  # no second program
+    expected = np.broadcast_to(make()["model"]["w"], (N, 6, 2))
+    np.testing.assert_array_equal(after.rest["momentum"]["w"], expected)

@@ -69,7 +69,7 @@ def test_a_closed_step_takes_seeds_by_its_axes_and_says_so():
     step = gx.decentralize(
         closed, gx.sgp(gx.topology.ring(N)), N, params=lambda state: state["model"]
     )
-    axes = gx.TrainState(None, 0, 0, 0)
+    axes = gx.TrainState(None, 0, 0, 0)  # pyright: ignore[reportArgumentType]
 
     def make(seed):
         model = make_model(seed)

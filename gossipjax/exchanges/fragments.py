@@ -92,7 +92,7 @@ class LayerFragments:
         if not shapes:  # the placeholder of optax.tree_map_params
             return fragments
         axes = self._axis_of_leaves(tree)
-        groups = self._count_groups({shapes[number][axis] for number, axis in axes.items()})
+        groups = self._count_groups({shapes[number][axis] for number, axis in axes.items()} or {1})
         sizes = np.array([np.prod(shape) for shape in shapes])
         load = np.zeros(self.count)
         for number, axis in axes.items():
@@ -126,11 +126,11 @@ class LayerFragments:
         else:
             axes = [_axis_of_path(path, self.axes) for path, _ in leaves]
         found = {number: axis for number, axis in enumerate(axes) if axis is not None}
-        if not found:
+        if not found and isinstance(self.axes, str):
             raise ValueError(
                 "axes of layer_fragments must name the axis of the layers of some parameters, got "
-                f"{self.axes!r:.60}: give a tree, such as {{'blocks': 0, 'embedding': None}}, or "
-                "annotate the parameters by flax."
+                f"{self.axes!r:.60}: give a tree, such as {{'blocks': 0, 'embedding': None}}, "
+                "annotate the parameters by flax, or give None for layers that are not stacked."
             )
         for number, axis in found.items():
             path, leaf = leaves[number]
@@ -220,18 +220,19 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
     fragments get layers. Parameters that are not stacked are cut, and fill up the smaller
     fragments. All steps then send about as many bytes, within 10 %, if these parameters are at
     least as large as one such fragment, or `count` divides the layers. With `every=count` each step
-    sends one fragment.
+    sends one fragment. If no parameter is stacked, because the layers are in a list, the fragments
+    are runs of the leaves, in their order, and a leaf may be cut.
 
     Args:
       count: p, the number of fragments, for example the number of layers or one more.
       axes: which parameters are stacked. Give a tree like the parameters, or a prefix of it, as for
         `in_axes` of `jax.vmap`: the axis of the layers, or None for a parameter that is not
-        stacked. Or give flax's name for the axis in the annotations of the parameters, which
-        `nn.scan(..., metadata_params={nn.PARTITION_NAME: "layers"})` sets.
+        stacked, or None alone if none is. Or give flax's name for the axis in the annotations of
+        the parameters, which `nn.scan(..., metadata_params={nn.PARTITION_NAME: "layers"})` sets.
 
     Raises:
-      ValueError: if an argument is of another kind. In `init` of `gx.outer`: if no parameter is
-        stacked, or layers cannot be dealt to that many fragments.
+      ValueError: if an argument is of another kind. In `init` of `gx.outer`: if no parameter has
+        the named axis, or layers cannot be dealt to that many fragments.
 
     References:
       Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512, section 2.1. In 23 steps of 3

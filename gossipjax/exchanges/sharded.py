@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -52,7 +53,7 @@ def sharded(
       tx: a transform of this library.
       specs: a tree like the parameters of `jax.sharding.PartitionSpec`s over the axes inside a node
         (`[...]`, without the node axis), or None for a whole parameter; `fsdp_specs` makes such a
-        tree.
+        tree. A function of the parameters may return it, if the parameters are made later.
       axis_name: the mapped axis of the nodes, the same as for `tx`.
 
     You can restore a checkpoint of the state onto another mesh inside the nodes.
@@ -77,7 +78,7 @@ def sharded(
     2
     """
     tx = require_transform(tx, "tx of sharded")
-    given = None if specs is None else Specs.make(specs)
+    given = specs if specs is None or callable(specs) else Specs.make(specs)
     whole = _Sharded(tx, given, axis_name)
     return optax.GradientTransformationExtraArgs(whole.init, whole.update)
 
@@ -87,12 +88,12 @@ class _Sharded:
     """`init` and `update` of `sharded`."""
 
     tx: optax.GradientTransformationExtraArgs
-    specs: Specs | None  # None for those of annotated parameters
+    specs: Specs | Callable[[Any], Any] | None  # None for those of annotated parameters
     axis_name: str
 
     def init(self, params: optax.Params) -> ShardedState:
-        specs = self.specs or Specs.of_annotations(params)
-        specs = specs.for_params(params)
+        given = Specs.make(self.specs(params)) if callable(self.specs) else self.specs
+        specs = (given or Specs.of_annotations(params)).for_params(params)
         specs.require(params, inner_axes(self.axis_name))
         with use_specs(specs):
             state = self.tx.init(params)

@@ -48,6 +48,11 @@ def mesh(
     >>> dict(launch.mesh(1, fsdp=1, tensor=1).shape)
     {'nodes': 1, 'fsdp': 1, 'tensor': 1}
     """
+    if isinstance(devices, int):
+        raise ValueError(
+            f"devices must be a list of devices, such as jax.devices(), got {devices}: a mesh with "
+            f'an axis of this name is jax.make_mesh((N, {devices}), ("nodes", "devices")).'
+        )
     inner = axes if local is None else {"local": local, **axes}
     available = sorted(
         jax.devices() if devices is None else devices,

@@ -258,14 +258,27 @@ class Nodes:
         True
         """
         shapes = self._shapes(tree, "tree")
+        make, args = tree, ()
         if not is_function(tree):
             require_one_model(tree, self.size)
-            rows = repeat_rows(tree, len(self.local))
-            return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
+            tree = meshes.on_auto_axes(tree)
+            if not self._is_on_devices(tree):
+                rows = repeat_rows(tree, len(self.local))
+                return self.put(fold_in_nodes(rows, self.local) if fold_in else rows, specs)
+            make, args = (lambda tree: tree), (tree,)  # no process may have the whole arrays
         inside = shard_specs(shapes) if self.inner_axes and specs is None else None
-        if inside is not None:
-            specs = inside.of(shapes)
-        return make_rows(tree, shapes, specs, self, fold_in)
+        if inside is not None and self.mesh is not None:
+            sizes = {name: self.mesh.shape[name] for name in self.inner_axes}
+            specs = inside.of(shapes, sizes=sizes)
+        return make_rows(make, shapes, specs, self, fold_in, *args)
+
+    def _is_on_devices(self, tree: Any) -> bool:
+        """Whether all leaves are arrays on the mesh of the nodes."""
+        shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree)]
+        return bool(shardings) and all(
+            isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh
+            for sharding in shardings
+        )
 
     def _shapes(self, tree: Any, name: str) -> Any:
         """Returns the tree, or the shapes of the tree that a function makes."""

@@ -117,24 +117,25 @@ def split_rows(batch: Any, count: int, axis: int = 0) -> Any:
 
 
 def make_rows(
-    make: Callable[[], Any],
+    make: Callable[..., Any],
     shapes: Any,
     specs: Any,
     nodes: Nodes,
     fold_in: bool = False,
+    *args: Any,
 ) -> Any:
-    """`make()` for every node, `[N, ...]`: each device makes its part.
+    """`make(*args)` for every node, `[N, ...]`: each device makes its part.
 
     `shapes` are the result of `jax.eval_shape(make)`. The rows get this structure, because static
     parts of what `make` returns may differ from call to call. `specs` has a spec for each leaf, or
     is one spec for all, or None if nothing is sharded inside a node.
     """
 
-    def make_all() -> list[jax.Array]:
+    def make_all(*args: Any) -> list[jax.Array]:
         def repeat(leaf: Any) -> jax.Array:
             return jnp.broadcast_to(leaf, (nodes.size, *jnp.shape(leaf)))
 
-        rows = list(map(repeat, jax.tree.leaves(make())))
+        rows = list(map(repeat, jax.tree.leaves(make(*args))))
         return fold_in_nodes(rows, range(nodes.size)) if fold_in else rows
 
     structure = jax.tree.structure(shapes)
@@ -143,7 +144,7 @@ def make_rows(
         if not is_spec(specs):
             specs = structure.flatten_up_to(specs)
         shardings = _stack_shardings(specs, nodes.mesh, nodes.axis_name)
-    leaves = jax.jit(make_all, out_shardings=shardings)()
+    leaves = jax.jit(make_all, out_shardings=shardings)(*args)
     return jax.tree.unflatten(structure, leaves)
 
 

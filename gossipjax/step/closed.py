@@ -21,6 +21,7 @@ from gossipjax.exchanges.chain import OPTIMIZERS, find_exchange, find_exchanging
 from gossipjax.exchanges.model import subtract
 from gossipjax.exchanges.state import GossipState
 from gossipjax.exchanges.transform import require_like
+from gossipjax.meshes import on_auto_axes
 from gossipjax.models import average_model, on_axis
 from gossipjax.nodes import Nodes
 from gossipjax.nodes.arguments import Argnums, argument_numbers, is_function, require_numbers
@@ -168,7 +169,7 @@ class DecentralizedStep:
                 return _split(state(), rest)[1]
         else:
             require_numbers(state, "state")
-            make_params, make_rest = params, rest = self._take_apart(state)
+            make_params, make_rest = params, rest = self._take_apart(on_auto_axes(state))
             if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
                 _warn_of_copies(params, rest)
         _require_updates(jax.eval_shape(self._tx.init, params), rest)
@@ -365,7 +366,8 @@ def _warn_of_copies(params: Any, rest: Any) -> None:
 
 def _first_row(leaf: Any) -> np.ndarray:
     """The values along the last axis at the start of an array, `[d]`."""
-    if not jnp.ndim(leaf) or not jnp.size(leaf):  # no copy of anything can be told from these
+    is_here = getattr(leaf, "is_fully_addressable", True)
+    if not is_here or not jnp.ndim(leaf) or not jnp.size(leaf):  # these tell of no copies
         return np.zeros(0)
     return np.asarray(leaf[(0,) * (jnp.ndim(leaf) - 1)])
 

@@ -110,11 +110,13 @@ class Setting(NamedTuple):
 
 TWO_LAYERS = gx.layer_fragments(2, {"kernel": 1, "bias": None})
 AND_THE_REST = gx.layer_fragments(3, {"kernel": 1, "bias": None})
+NO_STACK = gx.layer_fragments(3, None)
 PARTS = {
     1: (slice(None),),
     2: (BIAS, KERNEL),
     TWO_LAYERS: ([0, 2, 4, 6, 7], [1, 3, 5, 8, 9, 10]),
     AND_THE_REST: ([0, 2, 4, 6], [1, 3, 5], [7, 8, 9, 10]),
+    NO_STACK: ([6, 7, 8, 9], [10, 0, 1], [2, 3, 4, 5]),
 }
 STREAMING: dict[str, Any] = {"optimizer": NESTEROV, "fragments": 2, "delay": 2, "mix": 0.25}
 SETTINGS = {
@@ -136,7 +138,7 @@ SETTINGS = {
         3, 0.7, NESTEROV, "sgp", is_directed=True, fragments=AND_THE_REST, delay=1, mix=0.5
     ),
     "layers of neighbours": Setting(
-        3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7, fragments=AND_THE_REST
+        3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7, fragments=NO_STACK
     ),
     "noloco": Setting(3, 0.7, {"momentum": 0.5}, average="neighbours", pull=1 / 0.7),
     "sgp": Setting(2, 0.4, MOMENTUM, is_directed=True, average="sgp"),

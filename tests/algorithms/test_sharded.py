@@ -96,7 +96,7 @@ def test_parts_equal_whole_models(name, mesh, specs):
     tx = row.transform(schedule)
     params, updates = make_values(n, SHAPES)
     nodes = gx.Nodes(mesh=mesh)
-    sharded = gx.sharded(tx, specs)
+    sharded = gx.sharded(tx, lambda _: specs)
     result, distance, state = run_steps(nodes, sharded, specs, params, updates)
     text = compile_step(nodes, sharded, result[0], state)
     assert all(
@@ -190,6 +190,10 @@ def test_pieces_of_leaves_that_are_cut_over_the_devices_of_a_node_gather_nothing
     assert "all-gather" not in compile_step(nodes, tx, result[0], state)
     momentum = state.inner.outer[1][0].trace
     assert not any(x.sharding.is_fully_replicated for x in jax.tree.leaves(momentum))
+    one = jax.tree.map(lambda x: x[0], params)
+    states = nodes.init(tx, one)[1], nodes.replicate(lambda: tx.init(one))
+    made, replicated = ([x.sharding for x in jax.tree.leaves(state)] for state in states)
+    assert made == replicated
     coarse = {name: x[:, :6] for name, x in params.items()}
     with pytest.raises(ValueError, match=r"must split its parameter, .* evenly"):
         nodes.run(tx.init, nodes.put(coarse, specs))

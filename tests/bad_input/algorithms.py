@@ -220,7 +220,6 @@ CALLS += [
         {"axes": -1},
         {"axes": {"a": 2, "b": None}},
         {"axes": {"a": 0}},
-        {"axes": None},
         {"axes": 0},
         {"count": 5, "axes": {"a": 0, "b": None}},
         {},

@@ -260,15 +260,18 @@ class _OuterSteps:
                 local=local,
                 anchor=parts,
                 outer=outer_states,
-                sent=zeros_like_model(parts) if plan.delay else None,
+                sent=self.make_zeros(parts) if plan.delay else None,
                 sent_counts=jnp.full(plan.fragment_count, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
-                error=None if plan.error_feedback is None else zeros_like_model(parts),
+                error=None if plan.error_feedback is None else self.make_zeros(parts),
                 counted=jnp.zeros(plan.fragment_count) if plan.shares == "counted" else None,
                 basis=low_rank and tuple(init_basis(part, low_rank, axis_name) for part in parts),
             ),
             axis_name,
         )
+
+    def make_zeros(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(self.constrain(zeros_like_model(part), part) for part in parts)
 
     def constrain(self, outer_state: Any, part: Any) -> Any:
         """Shards pieces of parameters, and arrays like them, as the parameters inside a node."""
