@@ -117,9 +117,7 @@ def find_costs(
             final=format_entry(entries.get(key), digits=3) if group else "diverged",
             rate=group[0][0].rate if group else None,
             rates=grid.rates.get(key[0], ()),
-            measured={
-                name: [run[name] for run in measured if name in run] for name in COLUMNS
-            },
+            measured={name: [run[name] for run in measured if name in run] for name in COLUMNS},
         )
     return costs
 

@@ -75,7 +75,8 @@ def make_grid(options: CompareOptions, arguments: Sequence[str]) -> Grid:
     grid = _make_grid(options) if options.grid is None else GRIDS[options.grid]
     if options.rates:
         grid = _choose_among(grid, options.rates)
-    own = ("seed", "rates", "task", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
+    own = ("seed", "rates", "task", "out", "overwrite")
+    own += ROWS_AND_COLUMNS if options.grid is None else ()
     _require_free(grid, arguments, [option_name(name) for name in own])
     return dataclasses.replace(
         grid,
