@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from experiments.compare.costs import MEGA, SENT, read_curve
 from experiments.compare.grids import Cell, Grid
@@ -51,8 +52,11 @@ def plot_curves(grid: Grid, outcomes: Mapping[Cell, Result], metric: str, path: 
         by_bytes = index == 2
         for column, axes in zip(grid.columns, row_of_panels, strict=True):
             axes.set(title=column.title, xlabel=quantity[3], ylabel=quantity[1])
-            axes.set_xscale("log" if by_bytes else "linear")
             axes.grid(alpha=0.3)
+            if by_bytes:
+                axes.set_xscale("log", subs=())
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_major_formatter("{x:g}")
             for row, look in looks.items():
                 key = (row, column.title)
                 points = summarize_runs(lines.get(key, []), quantity[0], quantity[2])
