@@ -70,7 +70,9 @@ class ArrayTask(Task):
                 "--dirichlet-alpha needs the class of each training example, got labels=None: give "
                 "ArrayTask its labels, or leave the option out."
             )
-        self._init, self._loss, self._metrics = init, loss, metrics
+        self._init = init
+        self._loss = loss
+        self._metrics = metrics
         self._options = options
         self._train, self._test = jax.tree.map(np.asarray, (train, test))
         self.num_examples = _count_examples("train", self._train)
@@ -89,8 +91,10 @@ class ArrayTask(Task):
     def batches(
         self, nodes: gx.Nodes, batch_size_per_node: int, seed: int, start: int
     ) -> Iterator[Any]:
-        alpha, shuffle = self._options.dirichlet_alpha, self._options.shuffle
-        division = divide_examples(self._labels, nodes.size, alpha, seed, shuffle)
+        given = self._options
+        division = divide_examples(
+            self._labels, nodes.size, given.dirichlet_alpha, seed, given.shuffle
+        )
         rows = draw_batches(division, batch_size_per_node, seed, nodes.local)
         return (_take(self._train, row) for row in itertools.islice(rows, start, None))
 

@@ -124,7 +124,8 @@ def find_costs(
 
 def measure_run(outcome: Result, metric: str) -> Mapping[str, float]:
     """Returns what is known of a run, by the names in `COLUMNS`."""
-    (run,), lines = outcome.runs, read_curve(outcome)
+    (run,) = outcome.runs
+    lines = read_curve(outcome)
     average, nodes = metric_fields(metric)
     best, worst = (min, max) if is_falling(metric) else (max, min)
     scale = 100.0 if is_fraction(metric) else 1.0

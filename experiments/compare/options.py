@@ -134,13 +134,14 @@ def _make_grid(options: CompareOptions) -> Grid:
         for alpha in options.dirichlet_alpha
     )
     program = options.program or PROGRAM_IF_NONE
-    title, arguments = f"experiments.{program}", ()
-    if options.task is not None:
-        import_function(options.task, "--task")  # an error comes before the first run
-        program, title, arguments = "own", options.task, ("--task", options.task)
-    return Grid(
-        title=title, program=program, arguments=arguments, rows=rows, columns=columns or (EVEN,)
+    grid = Grid(
+        title=f"experiments.{program}", program=program, rows=rows, columns=columns or (EVEN,)
     )
+    if options.task is None:
+        return grid
+    import_function(options.task, "--task")  # an error comes before the first run
+    arguments = ("--task", options.task)
+    return dataclasses.replace(grid, title=options.task, program="own", arguments=arguments)
 
 
 def _join_lines(lines: Sequence[Line]) -> Line:
