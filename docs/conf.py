@@ -38,6 +38,25 @@ CONSTANTS = {
 }
 # Classes whose names differ from those of functions by a capital, which some disks cannot tell.
 TWINS = ("asynchronous.Account", "asynchronous.Outer", "faults.Account")
+# Where types of other packages are described; {} is the name.
+ADDRESSES = {
+    "jax": "https://docs.jax.dev/en/latest/_autosummary/jax.{}.html",
+    "jax.sharding": "https://docs.jax.dev/en/latest/jax.sharding.html#jax.sharding.{}",
+    "jax.typing": "https://docs.jax.dev/en/latest/jax.typing.html",
+    "numpy": "https://numpy.org/doc/stable/reference/generated/numpy.{}.html",
+    "optax": "https://optax.readthedocs.io/en/latest/api/transformations.html#optax.{}",
+    "pathlib": "https://docs.python.org/3/library/pathlib.html#pathlib.{}",
+}
+TYPES = {
+    **dict.fromkeys(("Array", "ShapeDtypeStruct"), "jax"),
+    **dict.fromkeys(("Mesh", "PartitionSpec"), "jax.sharding"),
+    **dict.fromkeys(("ArrayLike", "DTypeLike"), "jax.typing"),
+    **dict.fromkeys(("dtype", "ndarray"), "numpy"),
+    **dict.fromkeys(("GradientTransformation", "GradientTransformationExtraArgs"), "optax"),
+    **dict.fromkeys(("OptState", "Params", "Updates"), "optax"),
+    "Path": "pathlib",
+}
+PAGE = re.compile(r"`?\bdocs/([\w/]+)\.md`?")  # how docstrings name a page, for `help`
 EMPHASIS_OR_MARK = re.compile(r"(?<!\S)(\*\w+\*)(?!\w)|[|*]")
 
 project = "gossipjax"
@@ -169,6 +188,20 @@ def escape_bars(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> No
         lines[index] = "`".join(parts)
 
 
+def link_pages(app: Sphinx, what: str, name: str, thing: Any, *rest: Any) -> None:
+    """The name of a page is a link to it."""
+    lines = rest[-1]
+    lines[:] = [PAGE.sub(r":doc:`docs/\1.md </\1>`", line) for line in lines]
+
+
+def link_types(app: Sphinx, environment: Any, node: Any, content: Any) -> Any:
+    """A type of another package is a link to its description there."""
+    name = node["reftarget"].rpartition(".")[2]
+    if node.get("reftype") != "class" or name not in TYPES:
+        return None
+    return nodes.reference("", "", content, refuri=ADDRESSES[TYPES[name]].format(name))
+
+
 class Repository(Directive):
     """The commands that install from the repository, with its `extras`, and a link to it."""
 
@@ -193,7 +226,9 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", mark_formulas, priority=100)
     app.connect("autodoc-process-docstring", escape_bars, priority=110)
     app.connect("autodoc-process-docstring", describe_data, priority=120)
+    app.connect("autodoc-process-docstring", link_pages, priority=130)
     app.connect("autodoc-process-signature", name_aliases)
+    app.connect("missing-reference", link_types)
     app.add_role("code", make_code)
 
 

@@ -20,6 +20,8 @@ Each line of `metrics.jsonl` is a JSON object with `run` (its name in `summary.j
 - `seconds_per_step` (median over the training lines) and `examples_per_second` (from this median);
 - `input_wait` (the part of the training time since the last resume in which the devices only waited
   for input);
+- `sent_bytes_per_step` and `gradients_per_node` (of a whole run), `spectral_gap` (of the schedule
+  per step; null if it is not known), and with `--sharpness` the `sharpness` of the average model;
 - `final_loss` (of the last training line), the two consensus distances, and
   `consensus_distance_by_layer` (an object with the mean over the nodes for the path of each array);
 - `test_METRIC_average_model` and `test_METRIC_nodes` (a list with a number per node; null if only

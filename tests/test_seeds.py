@@ -86,3 +86,30 @@ def test_a_closed_step_takes_seeds_by_its_axes_and_says_so():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), same, check)
     with pytest.raises(ValueError, match=r"gx\.TrainState\(None, 0, 0, 0\)"):
         jax.vmap(step, (0, None))(states._replace(step=SEEDS), TARGETS[0])
+
+
+def test_one_train_step_serves_all_seeds_of_a_loop():
+    traced = []
+
+    def counted(params, target):
+        traced.append(None)
+        return gradients(params, target)
+
+    nodes = gx.Nodes(N)
+    train_step = gx.TrainStep(counted, TX, nodes=nodes)
+
+    def run(train_step, seed):
+        params, opt_state = nodes.init(TX, make_model(seed))
+        opt_state = with_rate(opt_state, 0.1)
+        for step in range(3):
+            params, opt_state, _ = train_step(step, params, opt_state, TARGETS[step])
+        params, _, _ = train_step.scan(3, params, opt_state, TARGETS[3:])
+        return params
+
+    run(train_step, 0)
+    compiled = len(traced)
+    for seed in (1, 0):
+        again = run(train_step, seed)
+        assert len(traced) == compiled
+        alone = run(gx.TrainStep(gradients, TX, nodes=nodes), seed)
+        jax.tree.map(np.testing.assert_array_equal, again, alone)

@@ -119,12 +119,15 @@ def run_cells(
 
 
 def find_version(arguments: Sequence[str]) -> str:
-    """Returns a digest of the files of the user's algorithms in these arguments; "" without any.
+    """Returns a digest of the files of the user's functions in these arguments; "" without any.
 
     A file that has changed makes another run, though its arguments are the same.
     """
-    names = [value for option, value in itertools.pairwise(arguments) if option == "--algorithm"]
-    texts = [find_source(name).read_bytes() for name in names if ":" in name]
+    texts = [
+        find_source(value.partition("@")[0], option).read_bytes()
+        for option, value in itertools.pairwise(arguments)
+        if option in ("--algorithm", "--task") and ":" in value
+    ]
     return f"(source {hashlib.sha256(b''.join(texts)).hexdigest()[:12]})" if texts else ""
 
 
@@ -143,7 +146,7 @@ def write_tables(
     costs = find_costs(grid, outcomes, trials, metric)
     cost_table = format_costs(costs, metric)
     text = format_markdown(grid, entries, caption)
-    (out / "table.md").write_text(f"{text}\n{cost_table}" if cost_table else text)
+    (out / "table.md").write_text(f"{text}\n{cost_table}")
     records = [
         {
             "row": row,
@@ -157,8 +160,7 @@ def write_tables(
     ]
     results.write_summary(out, dataclasses.asdict(options), {}, records)
     print_table(grid, entries, caption, console)
-    if cost_table:
-        console.print(cost_table, markup=False, highlight=False, soft_wrap=True)
+    console.print(cost_table, markup=False, highlight=False, soft_wrap=True)
     plot_curves(grid, outcomes, metric, out / "curves.png")
 
 

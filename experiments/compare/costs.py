@@ -1,18 +1,53 @@
-"""What the rows of a comparison cost: their learning rates, chosen by one rule, and their bytes."""
+"""What a comparison measures beside its metric: of nodes, bytes, and rates chosen by one rule."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.compare.grids import Cell, Grid
-from experiments.compare.table import find_metric, format_entry, is_falling, summarize
+from experiments.compare.table import find_metric, format_entry, is_falling, is_fraction, summarize
 from experiments.markdown import format_table
-from experiments.results import Record, metric_fields
+from experiments.results import Record, metric_fields, read_runs
 from experiments.runner import Result
 from experiments.tuning import choose_rate
 
 SENT = "sent_bytes_per_step"
 MEGA = 1e6
+
+
+class Column(NamedTuple):
+    """A column of the table of costs."""
+
+    title: str
+    digits: str
+    unit: float = 1.0
+
+    def format(self, values: Sequence[float]) -> str:
+        """Returns the mean over the seeds, and the spread if it is not 0; "-" without values.
+
+        >>> Column("best", ".1f").format([2.0, 4.0]), Column("MB", ".3g", 1e6).format([2e6, 2e6])
+        ('3.0 ± 1.4', '2')
+        """
+        if not values:
+            return "-"
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        numbers = [statistics.fmean(values), *[spread] * bool(spread)]
+        return " ± ".join(f"{number / self.unit:{self.digits}}" for number in numbers)
+
+
+# Of a run's model, or of a node in a whole run, by its name in `summary.json`.
+COLUMNS = {
+    "average_best": Column("best", ".3f"),
+    "nodes_mean": Column("mean of nodes", ".3f"),
+    "nodes_mean_best": Column("best mean", ".3f"),
+    "nodes_worst": Column("worst node", ".3f"),
+    "nodes_worst_best": Column("best worst", ".3f"),
+    "consensus_distance": Column("distance", ".2g"),
+    "sharpness": Column("sharpness", ".3g"),
+    "spectral_gap": Column("gap per step", ".3g"),
+    "gradients_per_node": Column("gradients", ".0f"),
+    "sent_bytes": Column("MB sent per node", ".3g", MEGA),
+}
 
 
 class Cost(NamedTuple):
@@ -21,7 +56,7 @@ class Cost(NamedTuple):
     final: str  # as in the table
     rate: float | None  # the chosen one; None if there is no choice, or every run has diverged
     rates: tuple[float, ...] = ()  # to choose from
-    sent_bytes: float | None = None  # of a node in a whole run; None if it is not known
+    measured: Mapping[str, Sequence[float]] = {}  # by the names of COLUMNS, of each seed
 
     @property
     def is_end(self) -> bool:
@@ -30,8 +65,9 @@ class Cost(NamedTuple):
 
     def describe(self) -> Record:
         """The fields of `summary.json`."""
-        names = ("rate", "rates", "sent_bytes")
-        return {name: getattr(self, name) for name in names} | {"rate_is_end": self.is_end}
+        means = {name: statistics.fmean(seeds) for name, seeds in self.measured.items() if seeds}
+        rates = {"rate": self.rate, "rates": self.rates, "rate_is_end": self.is_end}
+        return dict.fromkeys(self.measured) | means | rates
 
 
 Costs = dict[tuple[str, str], Cost]
@@ -76,38 +112,69 @@ def find_costs(
             group.append((cell, outcome))
     costs = {}
     for key, group in groups.items():
-        runs = [outcome.runs[0] for _, outcome in group if outcome.runs]
-        sent = [run[SENT] * run["steps"] for run in runs if SENT in run]
+        measured = [measure_run(outcome, metric) for _, outcome in group if outcome.runs]
         costs[key] = Cost(
             final=format_entry(entries.get(key), digits=3) if group else "diverged",
             rate=group[0][0].rate if group else None,
             rates=grid.rates.get(key[0], ()),
-            sent_bytes=statistics.fmean(sent) if sent else None,
+            measured={name: [run[name] for run in measured if name in run] for name in COLUMNS},
         )
     return costs
 
 
+def measure_run(outcome: Result, metric: str) -> Mapping[str, float]:
+    """Returns what is known of a run, by the names in `COLUMNS`."""
+    (run,) = outcome.runs
+    lines = read_curve(outcome)
+    average, nodes = metric_fields(metric)
+    best, worst = (min, max) if is_falling(metric) else (max, min)
+    scale = 100.0 if is_fraction(metric) else 1.0
+    found = {}
+    for name, field, reduce in (
+        ("average", average, float),
+        ("nodes_mean", nodes, statistics.fmean),
+        ("nodes_worst", nodes, worst),
+    ):
+        curve = [scale * reduce(line[field]) for line in lines if line.get(field) is not None]
+        found[name] = None if run.get(field) is None else scale * reduce(run[field])
+        found[f"{name}_best"] = best(curve) if curve else None
+    found |= {name: run[name] for name in COLUMNS if name in run}
+    if SENT in run:
+        found["sent_bytes"] = run[SENT] * run["steps"]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def read_curve(outcome: Result) -> list[Record]:
+    """Returns the lines of a run, none if it has no folder."""
+    if outcome.folder is None:
+        return []
+    ((lines,),) = read_runs(outcome.folder)[1].values()
+    return lines
+
+
 def format_costs(costs: Costs, metric: str) -> str:
-    """Returns a table of costs as Markdown, the sentence below it too; "" if nothing is known."""
+    """Returns a table of costs as Markdown, with the sentences below it.
+
+    A column of which nothing is known is left out.
+    """
+    names = [name for name in COLUMNS if any(cost.measured[name] for cost in costs.values())]
     has_rates = any(cost.rates for cost in costs.values())
-    has_bytes = any(cost.sent_bytes for cost in costs.values())
-    if not has_rates and not has_bytes:
-        return ""
     columns = {column for _, column in costs}
-    notes = []
-    if has_bytes:
-        notes.append("Bytes are counted, on a ring for exact averages, not measured.")
     rows = []
     for (row, column), cost in costs.items():
         title = f"{row}, {column}" if len(columns) > 1 else row
-        sent = "-" if cost.sent_bytes is None else f"{cost.sent_bytes / MEGA:.3g}"
-        rows.append([title, cost.final, format_rate(cost), sent])
+        numbers = [COLUMNS[name].format(cost.measured[name]) for name in names]
+        rows.append([title, cost.final, *[format_rate(cost)] * has_rates, *numbers])
+    notes = []
+    if "sent_bytes" in names:
+        notes.append("Bytes are counted, on a ring for exact averages, not measured.")
     if has_rates:
         notes.append("Rates are the best of their brackets at the first seed.")
         if any(cost.is_end for cost in costs.values()):
             notes.append("Where one is an end of its bracket, widen it.")
-    table = format_table(["", metric, "rate", "MB sent per node"], rows)
-    return f"{table}\n\n{' '.join(notes)}\n"
+    headers = [COLUMNS[name].title for name in names]
+    table = format_table(["", metric, *["rate"] * has_rates, *headers], rows)
+    return "\n\n".join(filter(None, [table, " ".join(notes)])) + "\n"
 
 
 def format_rate(cost: Cost) -> str:

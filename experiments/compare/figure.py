@@ -1,4 +1,4 @@
-"""The curves of a comparison: loss and metric against steps, over the seeds."""
+"""The curves of a comparison over the seeds: loss and metric over steps, metric over bytes."""
 
 import itertools
 import math
@@ -10,46 +10,60 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
+from experiments.compare.costs import MEGA, SENT, read_curve
 from experiments.compare.grids import Cell, Grid
 from experiments.compare.table import is_fraction
 from experiments.plots import AXIS_LABELS, choose_looks
-from experiments.results import LOSS, Record, metric_fields, read_runs
+from experiments.results import LOSS, Record, metric_fields
 from experiments.runner import Result
 
 
 def plot_curves(grid: Grid, outcomes: Mapping[Cell, Result], metric: str, path: Path) -> None:
     """Draws the runs that finished, as a PNG: a panel per column, a colour per row.
 
-    A line is the mean over the seeds, its band one standard deviation to each side.
+    A line is the mean over the seeds, its band one standard deviation to each side. Bytes are the
+    mean of a step, times the steps; a method that sends none has no line over them.
     """
     lines: dict[tuple[str, str], list[list[Record]]] = {}
+    sent: dict[tuple[str, str], list[float]] = {}  # MB of a node and step
     for cell, outcome in outcomes.items():
-        if outcome.runs and outcome.folder is not None:
-            ((run,),) = read_runs(outcome.folder)[1].values()
-            lines.setdefault((cell.row, cell.column), []).append(run)
+        if outcome.runs and (curve := read_curve(outcome)):
+            lines.setdefault((cell.row, cell.column), []).append(curve)
+            if outcome.runs[0].get(SENT):
+                sent.setdefault((cell.row, cell.column), []).append(outcome.runs[0][SENT] / MEGA)
     field, _ = metric_fields(metric)
     name = field.removesuffix("_average_model").replace("_", " ")
     unit, scale = (" (%)", 100.0) if is_fraction(metric) else ("", 1.0)
-    height = 7.5 + 0.2 * math.ceil(len(grid.rows) / len(grid.columns))
+    height = (11 if sent else 7.5) + 0.2 * math.ceil(len(grid.rows) / len(grid.columns))
     figure = Figure((2 + 5 * len(grid.columns), height), dpi=120, layout="constrained")
     figure.suptitle(f"{grid.title}: mean ± standard deviation over {len(grid.seeds)} seed(s)")
-    panels = figure.subplots(2, len(grid.columns), squeeze=False)
+    panels = figure.subplots(3 if sent else 2, len(grid.columns), squeeze=False)
     looks = choose_looks([row.title for row in grid.rows])
-    for row_of_panels, (quantity, label, factor) in zip(
-        panels,
-        (
-            (LOSS, "training loss (mean over the nodes)", 1.0),
-            (field, f"{name} of the average model{unit}", scale),
-        ),
-        strict=True,
-    ):
+    of_metric = (field, f"{name} of the average model{unit}", scale)
+    quantities = [
+        (LOSS, "training loss (mean over the nodes)", 1.0, AXIS_LABELS["step"]),
+        (*of_metric, AXIS_LABELS["step"]),
+        (*of_metric, "MB that a node has sent"),
+    ]
+    # zip: the last panels are drawn where bytes are known
+    for index, (row_of_panels, quantity) in enumerate(zip(panels, quantities, strict=False)):
+        by_bytes = index == 2
         for column, axes in zip(grid.columns, row_of_panels, strict=True):
-            axes.set(title=column.title, xlabel=AXIS_LABELS["step"], ylabel=label)
+            axes.set(title=column.title, xlabel=quantity[3], ylabel=quantity[1])
             axes.grid(alpha=0.3)
+            if by_bytes:
+                axes.set_xscale("log", subs=())
+                axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.xaxis.set_major_formatter("{x:g}")
             for row, look in looks.items():
-                runs = lines.get((row, column.title), [])
-                _draw_band(axes, summarize_runs(runs, quantity, factor), look)
+                key = (row, column.title)
+                points = summarize_runs(lines.get(key, []), quantity[0], quantity[2])
+                if by_bytes:
+                    unit_of_x = statistics.fmean(sent.get(key, [0.0]))
+                    points = [(unit_of_x * step, *rest) for step, *rest in points if unit_of_x]
+                _draw_band(axes, points, look)
     handles = [
         Line2D([], [], label=title, **look)
         for title, look in looks.items()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.options import PositiveFloat, RunsOptions, Seed, option_name
 from experiments.presets.preset import Program
-from experiments.training.methods import find_algorithm, parse_name
+from experiments.training.methods import find_algorithm, import_function, parse_name
 
 ALGORITHMS_IF_NONE = ("sgp", "allreduce")
 PROGRAM_IF_NONE: Program = "image"
@@ -27,6 +27,8 @@ class CompareOptions(RunsOptions):
     """relaysgd-table2, the published table, or methods-mini; it has rows, columns and program."""
     program: Program | None = None
     """The program that trains; if not given, image."""
+    task: str | None = None
+    """MODULE:FUNCTION, your own model and data, in place of a program; see docs/study.md."""
     algorithm: tuple[str, ...] = ()
     """One or several, NAME, NAME@TOPOLOGY or, one of your own, MODULE:FUNCTION; if not given, sgp
     and allreduce."""
@@ -55,7 +57,12 @@ class CompareOptions(RunsOptions):
                 raise ValueError(f"{option_name(name)} must be different values, got {values}.")
         if self.grid is not None and self.grid not in GRIDS:
             raise ValueError(f"--grid must be one of {', '.join(GRIDS)}, got {self.grid!r}.")
-        for name in ("program", *ROWS_AND_COLUMNS):
+        if self.task is not None and self.program is not None:
+            raise ValueError(
+                f"--task must be left out with --program, got {self.task} and {self.program}: "
+                "leave one of them out."
+            )
+        for name in ("program", "task", *ROWS_AND_COLUMNS):
             if self.grid is not None and getattr(self, name):
                 raise ValueError(
                     f"{option_name(name)} must be left out with --grid, which has its own program, "
@@ -68,7 +75,8 @@ def make_grid(options: CompareOptions, arguments: Sequence[str]) -> Grid:
     grid = _make_grid(options) if options.grid is None else GRIDS[options.grid]
     if options.rates:
         grid = _choose_among(grid, options.rates)
-    own = ("seed", "rates", "out", "overwrite", *(ROWS_AND_COLUMNS if options.grid is None else ()))
+    own = ("seed", "rates", "task", "out", "overwrite")
+    own += ROWS_AND_COLUMNS if options.grid is None else ()
     _require_free(grid, arguments, [option_name(name) for name in own])
     return dataclasses.replace(
         grid,
@@ -126,8 +134,14 @@ def _make_grid(options: CompareOptions) -> Grid:
         for alpha in options.dirichlet_alpha
     )
     program = options.program or PROGRAM_IF_NONE
-    title = f"experiments.{program}"
-    return Grid(title=title, program=program, rows=rows, columns=columns or (EVEN,))
+    grid = Grid(
+        title=f"experiments.{program}", program=program, rows=rows, columns=columns or (EVEN,)
+    )
+    if options.task is None:
+        return grid
+    import_function(options.task, "--task")  # an error comes before the first run
+    arguments = ("--task", options.task)
+    return dataclasses.replace(grid, title=options.task, program="own", arguments=arguments)
 
 
 def _join_lines(lines: Sequence[Line]) -> Line:

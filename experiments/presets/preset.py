@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-Program = Literal["image", "translation", "speech", "language"]
+Program = Literal["image", "translation", "speech", "language", "own"]
 
 
 class Paper(NamedTuple):

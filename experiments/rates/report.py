@@ -21,7 +21,7 @@ from experiments.rates.fits import (
     select_points,
     select_regime,
 )
-from experiments.results import Record
+from experiments.results import Record, describe_orders
 from experiments.tables import Cell, make_table
 
 MARKERS = "os^Dv*P<"  # numbers of nodes
@@ -128,7 +128,8 @@ def make_rate_table(runs: Sequence[Record], field: str, title: str) -> Table:
     steps = (f"K = {number}" for number in sorted({run["steps"] for run in runs}))
     columns = {name: _show(name) for name in ("method", "n", *steps)}
     rows = [{"method": label, "n": nodes} | row for (label, nodes), row in cells.items()]
-    return make_table(title, CAPTION, columns, rows)
+    orders = describe_orders(run["algorithm"] for run in runs)
+    return make_table(title, " ".join(filter(None, [CAPTION, orders])), columns, rows)
 
 
 def _show(name: str) -> Cell:

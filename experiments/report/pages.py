@@ -15,10 +15,12 @@ LEAD = (
     "Each section repeats a table, a figure or a theorem of a paper on the machines and data that "
     "we had, and shows our figures next to the paper's. A claim is a statement of the paper, or "
     "an aim of this project if the claim says so. The bounds of a claim are about as wide as the "
-    "paper's own differences. SGP is stochastic gradient push.\n\nWe chose sizes and learning "
-    "rates after trial runs, the same for all methods unless a section says otherwise. A claim is "
-    "not judged if the spread over the seeds, or a missing run, leaves it open. *(modelled)* marks "
-    "figures that a model or a simulation gave. We measured all other figures."
+    "paper's own differences. SGP is stochastic gradient push. Nodes of SGP adapt, then combine; "
+    "so do those of D-PSGD where its command says `adapt-then-combine`, and elsewhere D-PSGD "
+    "combines while adapting.\n\nWe chose sizes and learning rates after trial runs, the same for "
+    "all methods unless a section says otherwise. A claim is not judged if the spread over the "
+    "seeds, or a missing run, leaves it open. *(modelled)* marks figures that a model or a "
+    "simulation gave. We measured all other figures."
 )
 HOLDS = {True: "yes", False: "no", None: "not judged"}
 # Of a command, in a code box of the site.

@@ -111,7 +111,7 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
         )
     first = options.algorithm[0]
     refused = ["init_from", "topology", "delays_of", "max_steps", "max_hours", "evaluate_nodes"]
-    refused += ["evaluate_every"] * (options.evaluate_every != 1)
+    refused += ["sharpness", *["evaluate_every"] * (options.evaluate_every != 1)]
     if "async-outer" in options.algorithm:
         ASYNCHRONOUS["async-outer"].build(0, options.outer)  # raises for unsupported options
     else:

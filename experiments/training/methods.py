@@ -209,11 +209,21 @@ OWN_TOPOLOGY = "ring"  # default topology of an algorithm MODULE:FUNCTION
 def find_algorithm(name: str) -> Algorithm:
     """Returns a row of `ALGORITHMS`, or makes the row of a user's algorithm `MODULE:FUNCTION`.
 
-    The module is imported from the current folder or `sys.path`. The function gets a schedule that
-    includes local steps, and returns a transform like those of `gx.gossip`.
+    The function gets a schedule that includes local steps, and returns a transform like those of
+    `gx.gossip`.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
+    return Algorithm(
+        functools.partial(_build_own, name, import_function(name, "--algorithm")),
+        OWN_TOPOLOGY,
+        wires=("float32",),
+        takes_outer=False,
+    )
+
+
+def import_function(name: str, option: str) -> Callable[[Any], Any]:
+    """Imports a user's function `MODULE:FUNCTION` from the current folder or `sys.path`."""
     module_name, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -221,25 +231,21 @@ def find_algorithm(name: str) -> Algorithm:
         function = getattr(importlib.import_module(module_name), attribute, None)
     except (ImportError, ValueError) as error:
         raise ValueError(
-            f"the module of --algorithm {name} must be one that can be imported, got {error}: "
-            f"start the program in the folder of {module_name.partition('.')[0]}.py, or add that "
-            "folder to PYTHONPATH."
+            f"the module of {option} {name or '(none)'} must be one that can be imported, got "
+            f"{error}: give MODULE:FUNCTION, and start the program in the folder of MODULE.py, or "
+            "add that folder to PYTHONPATH."
         ) from error
     if not callable(function):
         raise ValueError(
-            f"{attribute or 'the function'} of --algorithm {name} must be a function of a schedule "
-            f"in {module_name}, got {type(function).__name__}."
+            f"{attribute or 'the function'} of {option} {name} must be a function in "
+            f"{module_name}, got {type(function).__name__}."
         )
-    return Algorithm(
-        functools.partial(_build_own, name, function),
-        OWN_TOPOLOGY,
-        wires=("float32",),
-        takes_outer=False,
-    )
+    return function
 
 
-def find_source(name: str) -> Path:
-    """Returns the file of an algorithm `MODULE:FUNCTION`."""
+def find_source(name: str, option: str) -> Path:
+    """Returns the file of the module of a user's `MODULE:FUNCTION`."""
+    import_function(name, option)
     return Path(inspect.getfile(sys.modules[name.partition(":")[0]]))
 
 
@@ -377,6 +383,16 @@ class Method:
             return chain
         whole = outer.wrap(chain, self.outer_average)
         return whole if self.sharding is None else self.sharding.shard(whole)
+
+    @property
+    def spectral_gap(self) -> float | None:
+        """The gap of the schedule per step; None if it says nothing of the method, or is unknown.
+
+        It is unknown where two topologies follow one another.
+        """
+        if self.topology in ("center", "none") or "/" in self.topology:
+            return None
+        return gx.topology.spectral_gap(self.schedule, per_round=True)
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
         """Returns the update of this node before the exchange, from the state of the chain."""

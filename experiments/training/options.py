@@ -201,7 +201,7 @@ class TrainingOptions(OutputOptions, OptimizationOptions, OuterOptions, Exchange
         (
             *("nodes", "fsdp", "placement", "log_every", "checkpoint_every", "max_to_keep"),
             *("resume", "init_from", "out", "overwrite", "preset", "report_to"),
-            *("evaluate_every", "evaluate_nodes", "max_steps", "max_hours"),
+            *("evaluate_every", "evaluate_nodes", "sharpness", "max_steps", "max_hours"),
             *("data_dir", "tokenizer", "remat"),  # options of some tasks
         )
     )
@@ -233,6 +233,9 @@ class TrainingOptions(OutputOptions, OptimizationOptions, OuterOptions, Exchange
     evaluate_nodes: bool = False
     """Evaluate the models of all nodes whenever the average model is evaluated, and not only after
     the last step. Each evaluation makes a pass over the test set for each node."""
+    sharpness: bool = False
+    """At the end of a run, measure the largest eigenvalue of the Hessian of the average model's
+    loss on the first batch of all nodes."""
     report_to: ReportTo = "none"
     """With tensorboard, the lines of metrics.jsonl are also written to OUT/tensorboard, for
     TensorBoard."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
@@ -32,6 +32,7 @@ class Examination(NamedTuple):
     texts: dict[str, Sequence[str]] = {}  # noqa: RUF012  # name -> the lines of OUT/texts/RUN/NAME.txt
 
 
+@runtime_checkable
 class Task(Protocol):
     """A model, its loss and its data, which is everything that `train` does not know.
 

@@ -21,6 +21,7 @@ from experiments.training.methods import Method
 from experiments.training.output import Output, RunLog, RunProgress
 from experiments.training.placement import make_put, make_whole
 from experiments.training.plan import TrainingPlan, TrainingRun
+from experiments.training.sharpness import measure_sharpness
 from experiments.training.task import Task
 from experiments.training.trainer import Trainer
 from gossipjax.checkpoint import Checkpoints, TrainState
@@ -257,6 +258,12 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
     log.write_texts(examined.texts)
     params = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x[0], tree), state.params)
     seconds_per_step = float(np.median(progress.seconds_per_step))
+    sharpness = {}
+    if options.sharpness:  # on the same examples for all methods
+        first = next(experiment.task.batches(nodes, options.examples_per_node, run.seed, 0))
+        average = nodes.one(trainer.average_variables(state), require_equal=False)
+        value = measure_sharpness(experiment.task, average, nodes.to_host(put(first)))
+        sharpness["sharpness"] = float(value)
     return {
         "run": run.name,
         "algorithm": run.method.algorithm,
@@ -268,6 +275,8 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
         "seconds_per_step": seconds_per_step,
         "examples_per_second": global_batch_size / seconds_per_step,
         "input_wait": input_wait,
+        "gradients_per_node": state.step * options.accumulate,
+        "spectral_gap": run.method.spectral_gap,
         "sent_bytes_per_step": count_sent_bytes(run.method, params, nodes, state.step),
         **metrics,
         **examined.metrics,
@@ -277,6 +286,7 @@ def train(experiment: Experiment, run: TrainingRun, log: RunLog) -> Record:
         "consensus_distance_before_mixing": progress.metrics["consensus_distance_before_mixing"],
         "consensus_distance_by_layer": trainer.measure_distance_by_layer(state),
         "final_loss": progress.metrics["loss"],
+        **sharpness,
     }
 
 

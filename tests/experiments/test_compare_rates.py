@@ -6,10 +6,10 @@ import math
 
 import pytest
 from fake_program import read_calls, write_program
-from report_files import make_run
+from report_files import make_run, write_run
 
 from experiments.compare import __main__ as program
-from experiments.compare.costs import SENT, choose_rates, find_costs, format_costs
+from experiments.compare.costs import SENT, choose_rates, find_costs, format_costs, measure_run
 from experiments.compare.grids import GRIDS, Grid, Line
 from experiments.compare.options import CompareOptions, make_grid
 from experiments.runner import Result
@@ -64,15 +64,33 @@ def test_what_rows_cost():
     ends = {cell: finish(1.0 + cell.seed, per_step[cell.row]) for cell in GRID.list_cells(chosen)}
     costs = find_costs(GRID, ends, trials, "loss")
     text = format_costs(costs, "loss")
-    assert "| often | 4.500 ± 0.707 | 0.4 (largest) | 160 |" in text
-    assert "| rare | 4.500 ± 0.707 | 0.2 (largest) | 80 |" in text
-    assert "| fixed | 4.500 ± 0.707 | - | 640 |" in text
+    assert "| loss | rate | mean of nodes | worst node | distance | MB sent per node |" in text
+    nodes = "4.750 ± 0.707 | 5.000 ± 0.707 | 0.012"
+    assert f"| often | 4.500 ± 0.707 | 0.4 (largest) | {nodes} | 160 |" in text
+    assert f"| rare | 4.500 ± 0.707 | 0.2 (largest) | {nodes} | 80 |" in text
+    assert f"| fixed | 4.500 ± 0.707 | - | {nodes} | 640 |" in text
     assert "widen it" in text
     nothing = format_costs(find_costs(GRID, {}, trials, "loss"), "loss")
-    assert "| often | diverged | none of 3 | - |" in nothing
+    assert "| often | diverged | none of 3 |" in nothing
     fixed = dataclasses.replace(GRID, rates={})
     unknown = {cell: finish(1.0) for cell in fixed.list_cells()}
-    assert format_costs(find_costs(fixed, unknown, {}, "loss"), "loss") == ""
+    text = format_costs(find_costs(fixed, unknown, {}, "loss"), "loss")
+    assert "| often | 1.000 ± 0.000 | 1.250 | 1.500 | 0.012 |" in text
+    assert "MB" not in text
+
+
+def test_a_run_is_measured_at_its_end_and_at_its_best(tmp_path):
+    nodes = [{"test_accuracy_nodes": values} for values in ([0.5, 0.7], [0.8, 0.2])]
+    ends = [{"test_accuracy_average_model": value} for value in (0.9, 0.6)]
+    run = make_run("sgp", "ring", 0, **ends[1], **nodes[1], sharpness=3.0, spectral_gap=None)
+    shared = {"run": run["run"], "step": 1, "loss": 1.0}
+    lines = [shared | end | of_nodes for end, of_nodes in zip(ends, nodes, strict=True)]
+    write_run(tmp_path, [run], lines)
+    result = Result(status="finished", summary={"runs": [run]}, folder=tmp_path)
+    expected = {"average": 60.0, "average_best": 90.0, "nodes_mean": 50.0, "nodes_worst": 20.0}
+    expected |= {"nodes_mean_best": 60.0, "nodes_worst_best": 50.0, "sharpness": 3.0}
+    measured = measure_run(result, "accuracy")
+    assert measured == pytest.approx(expected | {"consensus_distance": 0.0123})
 
 
 def test_rates_from_the_command_line_are_tried_once(tmp_path, monkeypatch):

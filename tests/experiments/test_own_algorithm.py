@@ -1,17 +1,26 @@
-"""An algorithm of the user's, from its file to the table of a comparison."""
+"""An algorithm of the user's, from the page that shows it to the table of a comparison."""
 
 import json
+import re
+from pathlib import Path
 
-from experiments.examples import own_algorithm
+from experiments.compare import __main__ as compare
+
+PAGE = Path(__file__).parents[2] / "docs/your_task.md"
 
 
-def test_an_algorithm_of_15_lines_is_compared_on_16_simulated_nodes(tmp_path):
+def test_an_algorithm_of_15_lines_is_compared_on_16_simulated_nodes(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(import optax\n.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "my_module.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     out = tmp_path / "out"
-    settings = ("--nodes", "16", "--model", "linear", "--epochs", "1", "--placement", "vmap")
-    arguments = ["--seed", "0", "--jobs", "1", "--out", str(out)]
-    own_algorithm.main(others=(), arguments=arguments, settings=settings)
+    names = ["--algorithm", "my_module:heavy_ball", "--seed", "0", "--dirichlet-alpha", "0.1"]
+    settings = ["--nodes", "16", "--model", "linear", "--epochs", "1", "--placement", "vmap"]
+    settings += ["--optimizer", "sgd"]
+    compare.main([*names, "--jobs", "1", "--out", str(out), "--", *settings])
     (record,) = json.loads((out / "summary.json").read_text())["runs"]
-    assert record["row"] == "experiments.examples.own_algorithm:heavy_ball"
+    assert record["row"] == "my_module:heavy_ball"
     assert record["mean"] > 50
     (summary,) = (out / "cells").glob("*/summary.json")
     (run,) = json.loads(summary.read_text())["runs"]
