@@ -127,7 +127,7 @@ for make in FACTORIES.values():
 CALLS += [
     (
         lambda: update(gx.gossip(RING, lambda x, u, node: optax.tree.add(x, u))),
-        "must call node.mix, got no call",
+        "must call node.mix or node.receive, got no call",
     ),
     (
         lambda: update(gx.gossip(RING, lambda x, u, node: node.mix(node.mix(x)), models=1)),
