@@ -51,6 +51,14 @@ class Node:
         self.held = np.array([x + rate * pull, new if momentum else m, w])
         self.moved = 0.0
 
+    def receive(self, mass: np.ndarray, *parts: float) -> None:
+        """Adds a share, of whose distance from the own model and momentum only parts may count."""
+        if parts:
+            own = self.held[:2] / self.held[2]
+            part = np.array([parts[:1], parts[-1:]])
+            mass = np.array([*mass[2] * (own + part * (mass[:2] / mass[2] - own)), mass[2]])
+        self.held = self.held + mass
+
 
 def replay(
     journals: Iterable[Path],
@@ -150,7 +158,7 @@ class _Job:
             case "ask":
                 self._sent[sent] = node.held
             case "receive":
-                node.held = node.held + self._sent[arrived]
+                node.receive(self._sent[arrived], *line.get("part", ()))
             case "return":
                 node.held = node.held + self._sent[sent]
             case "average":

@@ -37,6 +37,7 @@ def join(
     every: int = 100,
     nonfinite: Literal["raise", "skip"] = "raise",
     node_weight: float | None = None,
+    clip: float | None = None,
 ) -> Node:
     """Joins a job of asynchronous nodes, or starts one.
 
@@ -80,6 +81,11 @@ def join(
         the mass by `n / max n` of its update, the maximum over the living nodes that train. So
         with SGD the nodes minimize `sum_i n_i f_i / sum_i n_i`, the mean loss over all examples of
         those that live, and the average model moves `mean n / max n` times as fast.
+      clip: c, 1 or more, says how far a received model may be; the same for all nodes. A share
+        `(x, w)` of which `d = |x / w - z|` is above `r`, c times the running norm of the distances
+        so far, comes as `w (z + (x / w - z) r / d)`, and of momentum alike. The first 2 shares of a
+        life bring weight alone. That costs accuracy where nodes exchange seldom, so the default is
+        not to clip. `average` pulls final models alike, to the median of each value.
 
     Returns:
       The node. A thread of it receives messages from now on.
@@ -121,6 +127,7 @@ def join(
         every=every,
         nonfinite=nonfinite,
         node_weight=node_weight,
+        clip=clip and float(clip),
     )
     require_floats(params, "params")
     return Node(tx, params, settings)

@@ -55,8 +55,8 @@ class Journal:
         self._life |= identity._asdict()
         self._put({"event": "life"} | self._life)
 
-    def add(self, event: str, peer: str, number: int, mass: Mass | None, part: float = 1.0) -> None:
-        """Adds an event; a `part` of 1 is left out."""
+    def add(self, event: str, peer: str, number: int, mass: Mass | None, part: Any = 1.0) -> None:
+        """Adds an event; a `part` of 1 is left out. Of a share that was clipped it is the parts."""
         names = {"life": self._life["life"], "peer": peer, "number": number}
         line: Line = {"event": event, "time": time.time()} | names
         line |= {} if part == 1 else {"part": part}
@@ -165,7 +165,7 @@ def account(journals: Iterable[Path]) -> Account:
 
     `sum living + in flight + dead + written off = founded`, even if messages were lost or doubled
     and nodes were killed. The weight of a node is read from its last `begin` line and the events
-    after it.
+    after it. A share that was clipped counts in full.
 
     Args:
       journals: the journals of the nodes, one file for each place.

@@ -66,6 +66,8 @@ class Peer:
     fails: bool = False  # whether the final mass of this node did not arrive there
     wanted: bool = False  # whether it was heard before it held mass
     waits: bool = False  # whether it asked for half of this node's mass, and has none yet
+    # How far its last shares were from this node's model, before they were clipped.
+    distances: tuple[tuple[float, ...], ...] = ()
     owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one
 
     def owe_view(self, **says: Any) -> None:

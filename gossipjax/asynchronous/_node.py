@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from gossipjax import launch
+from gossipjax.asynchronous._clipping import pull_finals
 from gossipjax.asynchronous._journal import Journal
 from gossipjax.asynchronous._messages import VERSION, Format, Identity, Mass, choose_wires, make_key
 from gossipjax.asynchronous._model import (
@@ -57,7 +58,7 @@ class Statistics(NamedTuple):
     staleness: float  # the mean number of local steps until a message was acknowledged
     sent_bytes: int  # of all messages with a mass
     weight: float  # the push-sum weight that the node holds
-    dropped: dict[str, int]  # reason -> messages that were not acted upon
+    dropped: dict[str, int]  # reason -> messages that were not acted upon, or were clipped
 
 
 class Node:
@@ -81,8 +82,7 @@ class Node:
         self._layout = Layout(params)
         self._like = jax.eval_shape(lambda tree: tree, params)
         self._unpack = functools.partial(unpack, self._layout, self._like)
-        self._models = 2 if self._outer and self._outer.momentum else 1  # in a message
-        self._wires = choose_wires(self._layout.dtypes, settings.wire) * self._models
+        self._wires = choose_wires(self._layout.dtypes, settings.wire) * settings.algorithm.models
         opt_state = tx.init(params)
         require_local(tx, params, opt_state)
         leaves, structure = jax.tree.flatten(self._like)
@@ -129,8 +129,9 @@ class Node:
         model = f"{sum(self._layout.sizes):,} parameters in {len(shapes)} arrays, {digest}"
         algorithm = str(self._outer or self._settings.algorithm.name)
         algorithm += " by node_weight" * (self._settings.node_weight is not None)
-        sizes = tuple(self._layout.sizes) * self._models
-        dtypes = tuple(self._layout.dtypes) * self._models
+        algorithm += f" clip {self._settings.clip}" * (self._settings.clip is not None)
+        sizes = tuple(self._layout.sizes) * self._settings.algorithm.models
+        dtypes = tuple(self._layout.dtypes) * self._settings.algorithm.models
         buffers = tuple(zip(self._wires, sizes, dtypes, strict=True))
         # A floating-point codec is named by its type, as a buffer that travels as it is.
         names = [getattr(wire or dtype, "dtype", wire or dtype) for wire, _, dtype in buffers]
@@ -431,7 +432,7 @@ class Node:
         with self._service.lock:
             reasons = ending.explain_missing()
             # In the same order on all nodes: their sums are equal to the bit.
-            masses = sorted((who, mass) for who, (_, mass) in ending.finals.items())
+            finals = sorted((who, mass) for who, (_, mass) in ending.finals.items())
         if not is_over_in_time:
             missing = "; ".join(reasons[:MAX_SHOWN])
             raise TimeoutError(
@@ -444,9 +445,12 @@ class Node:
                 f"place {self.place}: the others end without it. If a path loses large packets, "
                 "lower the MTU of both machines."
             )
-        total = functools.reduce(Mass.__add__, [mass for _, mass in masses])
-        if not total.w:
+        masses = [mass for _, mass in finals if mass.w]
+        if not masses:
             raise RuntimeError("a node must hold something at the end, got none that does.")
+        if self._settings.clip is not None:
+            masses = pull_finals(masses, self._settings.clip, self._settings.algorithm.models)
+        total = functools.reduce(Mass.__add__, masses)
         return self._unpack(total.x, total.w)
 
     def mean(self, figure: float | jax.Array) -> float:

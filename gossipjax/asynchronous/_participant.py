@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gossipjax.asynchronous._clipping import REMEMBERED, Distances, find_limits, measure, pull
 from gossipjax.asynchronous._ending import Ending
 from gossipjax.asynchronous._founding import Founding
 from gossipjax.asynchronous._membership import BEATS, UNKNOWN, Membership, Peer
@@ -46,7 +47,7 @@ class Participant:
         self._holder = holder
         self._new_life = new_life
         self._journal = journal
-        self._max_received = settings.max_received
+        self._settings = settings
         self._received = 0  # shares since a node last acknowledged a parcel of this node
 
     @property
@@ -215,8 +216,9 @@ class Participant:
         elif message.kind == "ask":
             reply = reply._replace(kind="answer", mass=self._average(peer, message))
         elif message.kind == "share" and message.mass is not None:
-            self._journal("receive", peer.identity.life, message.number, message.mass)
-            self._holder.add(message.mass)
+            mass, parts = self._clip(peer, message.mass)
+            self._journal("receive", peer.identity.life, message.number, mass, parts or 1.0)
+            self._holder.add(mass)
             self.founding.admit(message.version, peer.view.branch)
         elif message.kind == "final" and message.mass is not None:
             self.ending.learn_final(message.origin or peer.identity, message.version, message.mass)
@@ -225,11 +227,26 @@ class Participant:
         if owes_half:
             self.post.put("share", peer, self._holder.halve(), event="grant", text=RETURNED)
 
+    def _clip(self, peer: Peer, mass: Mass) -> tuple[Mass, Distances]:
+        """Pulls a share that is too far; returns it, and the parts of its distances if it was."""
+        clip = self._settings.clip
+        if clip is None or not (self._holder.total.w and mass.w):  # who has nothing takes it
+            return mass, ()
+        own = self._holder.read()
+        models = self._settings.algorithm.models
+        limits = find_limits([p.distances for p in self.members.peers.values()], clip, models)
+        distances = measure(mass, own, models)
+        peer.distances = (*peer.distances, distances)[-REMEMBERED:]
+        mass, parts = pull(mass, own, distances, limits)
+        if parts:
+            self.post.drop(f"clipped, of place {peer.identity.place}")
+        return mass, parts
+
     def _owes_half(self, message: Message) -> bool:
         """Whether it must answer a share with half of its mass, as it took more than it gave."""
         # A half that comes back does not count, or two nodes that hang would never have to give.
         self._received += message.text != RETURNED
-        is_over = self._received > self._max_received and message.text != RETURNED
+        is_over = self._received > self._settings.max_received and message.text != RETURNED
         return is_over and self.may_change
 
     def _average(self, peer: Peer, message: Message) -> Mass | None:

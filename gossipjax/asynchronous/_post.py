@@ -16,7 +16,7 @@ MAX_SHUNNED = 16 * MEMORY  # in units of patience: for how long a peer gets no p
 MIN_SECONDS = 1e-4  # shortest time of a message that clocks can measure
 TAKEN_BACK = "taken back by its sender"
 RETURNED = "half of what the sender holds"  # the text of the share that answers a share
-JournalAdd = Callable[[str, str, int, Mass | None], None]
+JournalAdd = Callable[..., None]  # `Journal.add`
 
 
 class Post:

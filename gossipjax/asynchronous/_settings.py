@@ -37,6 +37,7 @@ class Settings:
     every: int = 100
     nonfinite: Literal["raise", "skip"] = "raise"
     node_weight: float | None = None
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in [("listen", self.listen), *(("address", one) for one in self.contacts)]:
@@ -69,10 +70,16 @@ class Settings:
                 f"node_weight must be a number > 0 and < {MAX_AGE:g}, such as the number of "
                 f"examples of this node, got {self.node_weight!r}: take thousands of them."
             )
-        if self.algorithm.averages and self.wire is not None:
+        if not 1 <= (1 if self.clip is None else self.clip) < MAX_AGE:
             raise ValueError(
-                f"wire must be None with adpsgd, which sends copies in full, got {self.wire!r}."
+                f"clip must be a number >= 1, such as 1, or None, got {self.clip!r}."
             )
+        for name, value in (("wire", self.wire), ("clip", self.clip)):
+            if self.algorithm.averages and value is not None:
+                raise ValueError(
+                    f"{name} must be None with adpsgd, in which two nodes make the same change, "
+                    f"from copies in full, got {value!r}: use sgp() or outer(every)."
+                )
 
 
 def may_connect(address: str, secret: str | None) -> bool:

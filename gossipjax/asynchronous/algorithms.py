@@ -43,6 +43,11 @@ class Algorithm:
     choose: Choose
     outer: Outer | None = None  # None: every update moves the mass at once
 
+    @property
+    def models(self) -> int:
+        """The number of models in a message: one, and the momentum if it travels."""
+        return 2 if self.outer and self.outer.momentum else 1
+
 
 def sgp(*, graph: Graph = "exponential", seed: int = 0) -> Algorithm:
     """Asynchronous stochastic gradient push: push-sum without a handshake.
