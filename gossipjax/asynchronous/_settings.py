@@ -71,9 +71,7 @@ class Settings:
                 f"examples of this node, got {self.node_weight!r}: take thousands of them."
             )
         if not 1 <= (1 if self.clip is None else self.clip) < MAX_AGE:
-            raise ValueError(
-                f"clip must be a number >= 1, such as 1, or None, got {self.clip!r}."
-            )
+            raise ValueError(f"clip must be a number >= 1, such as 1, or None, got {self.clip!r}.")
         for name, value in (("wire", self.wire), ("clip", self.clip)):
             if self.algorithm.averages and value is not None:
                 raise ValueError(

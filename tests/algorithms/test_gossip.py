@@ -1,5 +1,7 @@
 """`gx.gossip`: what a `combine` of one's own is given, and what is noticed of it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,11 +103,14 @@ def test_a_node_hears_each_neighbour_by_itself(schedule, mode):
         draw = jax.random.uniform(node.key, dtype=jnp.float32)
         return x, {"from": mark, "index": node.index.astype(jnp.float32), "draw": draw}
 
-    keeps = dict.fromkeys(("from", "index", "draw"), ("restart", lambda z: jnp.float32(0)))
+    keeps: dict[str, Any] = dict.fromkeys(
+        ("from", "index", "draw"), ("restart", lambda z: jnp.float32(0))
+    )
     rate = optax.linear_schedule(0.5, 0.25, 1)
     tx = gx.gossip(schedule, combine, keeps=keeps, rate=rate, row_stochastic=True)
     z, state = run_steps(tx, mode)
     x = START
+    links = np.zeros((N, N))
     matrices = schedule.matrices()
     for step, u in enumerate(UPDATES):
         links = (matrices[step % len(matrices)] > 0) & ~np.eye(N, dtype=bool)

@@ -634,11 +634,12 @@ def test_a_robust_rule_takes_the_place_of_the_average(mode, wire):
 
 def test_what_a_robust_rule_cannot_hold_is_refused():
     rule = gx.contrib.CoordinateMedian()
-    for options in (
+    refused: list[dict[str, Any]] = [
         {"weights": "counted"},
         {"wire": gx.wire.low_rank(2), "error_feedback": 1.0},
         {"wire": gx.wire.top_k(0.1), "error_feedback": 1.0, "mean_over": "senders"},
-    ):
+    ]
+    for options in refused:
         with pytest.raises(ValueError, match="can be a rule if"):
             gx.outer(optax.identity(), optax.sgd(1.0), 2, average=rule, **options)
     tx = gx.outer(gx.sgp(RING), optax.sgd(1.0), 2, average=rule)
