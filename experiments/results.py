@@ -232,10 +232,10 @@ MIX_DURING = ("dpsgd", "sgp-cwa")
 def describe_orders(algorithms: Iterable[str]) -> str:
     """Says which of these methods mix models after their step, if others mix them during it.
 
-    >>> describe_orders(["dpsgd", "sgp", "allreduce"])
+    >>> describe_orders(["dpsgd@torus", "sgp@ring", "allreduce"])
     'sgp mixes after the step, dpsgd while gradients are computed.'
     """
-    names = {algorithm.split("/")[0] for algorithm in algorithms}
+    names = {re.split("[/@]", algorithm)[0] for algorithm in algorithms}
     after, during = (sorted(names & {*group}) for group in (MIX_AFTER, MIX_DURING))
     if not after or not during:
         return ""

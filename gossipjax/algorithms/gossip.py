@@ -180,6 +180,9 @@ def gossip(
     `gx.outer`, `gx.sharded` and checkpoints. The exchange runs inside the step, after the
     gradients.
 
+    `node` also has `count`, `step`, `weight`, `index`, `key`, `rate` and `senders`:
+    `help(gossipjax.algorithms.gossip.Node)` says what they are.
+
     Args:
       schedule: any schedule. If your equations need a doubly stochastic schedule, check
         `schedule.is_doubly_stochastic`.

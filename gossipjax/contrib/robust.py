@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from gossipjax.algorithms.gossip import Node, gossip
@@ -37,15 +38,20 @@ def robust_gossip(
 
     The rules are `ClippedGossip`, `ClippedSum`, `NearestNeighbors`, `TrimmedMean` and
     `CoordinateMedian`. You can also give a function `rule(own, messages, weights, senders)` of
-    trees `[...]` and `[K, ...]` and of arrays `[K]`, as `Node.receive` returns them. A rule
-    protects honest nodes from a few neighbours that lie. It moves the mean of the nodes, even if
-    nobody lies. `docs/evidence/limitations.md` says what no rule protects from.
+    trees `[...]` and `[K, ...]` and of arrays `[K]`: what `Node.receive` returns, and
+    `node.senders`. A rule protects honest nodes from a few neighbours that lie. It moves the mean
+    of the nodes, even if nobody lies. `docs/evidence/limitations.md` says what no rule protects
+    from.
 
     Args:
       schedule: a doubly stochastic schedule, such as `from_graph(graph, weights="metropolis")`.
       rule: what a node makes of its own value and of the messages. The rules of this module leave
         out a message that is not finite.
       axis_name, wire: as in `gx.sgp`.
+
+    Raises:
+      ValueError: if the schedule is not doubly stochastic, or the `liar_weight` of a rule is below
+        the weight of every neighbour, or half of all weight.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> rule = gx.contrib.CoordinateMedian()
@@ -57,6 +63,7 @@ def robust_gossip(
     [3.0, 3.0, 3.0, 3.0, 3.0]
     """
     require_doubly_stochastic(schedule, "robust_gossip")
+    _require_weight_of_one(getattr(rule, "rule", rule), schedule)  # of `gx.faults.Lying`, its own
 
     def combine(x: Any, u: Any, node: Node) -> Any:
         y = optax.tree.add(x, u)
@@ -64,6 +71,19 @@ def robust_gossip(
         return rule(y, messages, weights, node.senders)
 
     return gossip(schedule, combine, axis_name=axis_name, wire=wire, models=1)
+
+
+def _require_weight_of_one(rule: Any, schedule: Schedule) -> None:
+    """Raises `ValueError` if no neighbour is as light as the liars that a rule should hold."""
+    matrices = [round_.matrix for round_ in schedule.rounds if not round_.is_identity]
+    weights = np.array([w for m in matrices for w in m[~np.eye(len(m), dtype=bool)] if w > 0])
+    liar_weight = getattr(rule, "liar_weight", None)
+    if liar_weight is not None and weights.size and not weights.min() - TINY <= liar_weight < 0.5:
+        raise ValueError(
+            f"liar_weight of {type(rule).__name__} must be below 1/2 and at least the weight of a "
+            f"neighbour, {weights.min():.6g} and more in this schedule, got {liar_weight!r}: it is "
+            "the largest sum of P_ij over the liars j that a node hears."
+        )
 
 
 class _Pull:

@@ -41,7 +41,7 @@ class Lying:
       strength: `e`.
 
     Raises:
-      ValueError: if there is no such attack.
+      ValueError: if there is no such attack, or the liars are no numbers.
 
     References:
       Baruch, Baruch, Goldberg, "A Little Is Enough", NeurIPS 2019, arXiv:1902.06156.
@@ -57,13 +57,16 @@ class Lying:
     """
 
     rule: Callable[[Any, Any, jax.Array, jax.Array], Any]
-    liars: tuple[int, ...]
+    liars: Sequence[int]
     attack: Attack
     strength: float = 1.0
 
     def __post_init__(self) -> None:
         require_choice(self.attack, "attack of Lying", get_args(Attack))
-        object.__setattr__(self, "liars", tuple(int(i) for i in self.liars))
+        is_list = isinstance(self.liars, Sequence)
+        if not is_list or not all(isinstance(i, int | np.integer) for i in self.liars):
+            raise ValueError(f"liars of Lying must be numbers of nodes, (3,), got {self.liars!r}.")
+        object.__setattr__(self, "liars", tuple(map(int, self.liars)))
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
         is_liar = jnp.isin(senders, np.asarray(self.liars, np.int32)) & (weights > 0)

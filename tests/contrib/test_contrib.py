@@ -41,7 +41,7 @@ def mark_slice(step):
 RULES = [
     (gx.contrib.ClippedGossip(0.7), partial(oracle.clipped_gossip, radius=0.7)),
     (gx.contrib.ClippedGossip(liar_weight=0.2), partial(oracle.clipped_gossip, liar_weight=0.2)),
-    (gx.contrib.ClippedSum(0.1), partial(oracle.clipped_sum, liar_weight=0.1)),
+    (gx.contrib.ClippedSum(0.2), partial(oracle.clipped_sum, liar_weight=0.2)),
     (gx.contrib.NearestNeighbors(0.2), partial(oracle.nearest_neighbors, liar_weight=0.2)),
     (gx.contrib.TrimmedMean(1), partial(oracle.trimmed_mean, liars=1)),
     (gx.contrib.CoordinateMedian(), oracle.coordinate_median),
@@ -129,6 +129,12 @@ def test_adaptive_consensus_follows_the_rate_from_the_end_of_its_warm_up():
     [
         (gx.contrib.d2, gx.topology.ring(4), "eigenvalues above -1/3"),
         (gx.contrib.d2, gx.topology.one_peer_exponential(4), "one round"),
+        (
+            lambda rule: gx.contrib.robust_gossip(gx.topology.ring(4), rule),
+            gx.faults.Lying(gx.contrib.ClippedSum(0.2), (3,), "alie"),
+            "0.333333 and more in this schedule, got 0.2",
+        ),
+        (lambda liars: gx.faults.Lying(max, liars, "alie"), 3, r"numbers of nodes, \(3,\), got 3"),
         (gx.contrib.relay, nx.cycle_graph(3), "undirected tree"),
         (gx.contrib.relay, nx.Graph([(0, 1), (2, 3)]), "undirected tree"),
         (gx.contrib.relay, nx.path_graph("abc"), "nodes 0, ..., 2"),
