@@ -101,7 +101,7 @@ def make_schedule(graph: Graph, honest: int, liars: int) -> gx.Schedule:
     """Links honest nodes as a graph, and all of them with each liar; Metropolis weights.
 
     >>> make_schedule("two worlds", 4, 1).matrices()[0][0].round(2).tolist()
-    [0.2, 0.2, 0.2, 0.0, 0.2]
+    [0.3, 0.25, 0.25, 0.0, 0.2]
     """
     if graph == "two worlds":
         half = honest // 2
