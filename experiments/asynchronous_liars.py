@@ -11,6 +11,7 @@ and worst, of the average model at the end, and the part of the shares that was 
 """
 
 import dataclasses
+import functools
 import itertools
 import random
 import secrets
@@ -39,7 +40,9 @@ ALGORITHMS = {
     "outer": lambda seed: gx.asynchronous.outer(10, seed=seed),
 }
 NODES = 8
-BATCH, HIDDEN, RATE = 32, 32, 0.1
+BATCH = 32
+HIDDEN = 32
+RATE = 0.1
 SGD = optax.sgd(RATE)
 ALL_AT_ONCE = optax.sgd(1.0)  # of a liar, whose gradient is its model less its lie
 
@@ -184,6 +187,11 @@ COLUMNS = ("case", "algorithm", "clip", "alpha")
 FIGURES = ("mean", "worst", "average", "clipped")
 
 
+def _show(name: str, run: results.Record) -> str:
+    values = run[name]
+    return f"{np.mean(values):.1f} ({min(values):.1f}-{max(values):.1f})"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, runs all cells, and reports."""
     out = None
@@ -206,10 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 results.write_summary(out, dataclasses.asdict(options), {}, runs)
                 bar.advance(task)
         columns: dict[str, Any] = {key: f"{{{key}}}" for key in COLUMNS} | {
-            f"{name} (%)": lambda run, name=name: (
-                f"{np.mean(run[name]):.1f} ({min(run[name]):.1f}-{max(run[name]):.1f})"
-            )
-            for name in FIGURES
+            f"{name} (%)": functools.partial(_show, name) for name in FIGURES
         }
         caption = f"mean over {options.seeds} seeds, and their range"
         console.print(make_table("Asynchronous liars", caption, columns, runs, texts=2))

@@ -139,7 +139,7 @@ class Node:
             for name, value in values.items():
                 what = f"{name!r} that combine of gossip returns"
                 require_like(self.kept[name], value, what, dtypes=True, like="what was kept")
-            state = state.keep(**values)
+            state = state.keep(**vary_where_mapped(values, state.wire.axis_name))
         require_like(x, result, "the numerators that combine of gossip returns", dtypes=True)
         return Combined(result, state)
 
