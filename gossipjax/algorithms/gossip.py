@@ -44,15 +44,22 @@ class Node:
 
     def __init__(self, state: GossipState, step: StepLike, rate: Any = None, seed: int = 0):
         self.rate = rate(state.count) if callable(rate) else rate
-        self.index = jax.lax.axis_index(state.wire.axis_name)
-        key = jax.random.fold_in(make_seed_key(seed), state.count)
-        self.key = jax.random.fold_in(key, self.index)
         self.kept = {name: part.value for name, part in (state.extra or {}).items()}
         self.count = state.count
         self.step = step
         self.weight = push_sum_weight(state)
         self._state = state  # with the weight after the last exchange
+        self._seed = seed
         self._sent = 0  # values
+
+    @property
+    def index(self) -> jax.Array:
+        return jax.lax.axis_index(self._state.wire.axis_name)
+
+    @property
+    def key(self) -> jax.Array:
+        key = jax.random.fold_in(make_seed_key(self._seed), self.count)
+        return jax.random.fold_in(key, self.index)
 
     def mix(self, tree: Any, averages: Any = None) -> Any:
         """Returns `P tree`, the exchange of this step, for any tree of floats.

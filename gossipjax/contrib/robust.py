@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -86,7 +87,7 @@ def _require_weight_of_one(rule: Any, schedule: Schedule) -> None:
         )
 
 
-class _Pull:
+class _Pull(abc.ABC):
     """A rule `y + sum_j c_j (y_j - y)`; subclasses say the strengths `c` `[K]`.
 
     A node counts itself with what the weights of the messages leave of 1.
@@ -95,11 +96,11 @@ class _Pull:
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
         del senders
         differences, distances, weights = _compare(own, messages, weights)
-        strengths = self._strengths(own, differences, distances, weights)
+        strengths = self._strengths(distances, weights)
         return optax.tree.add(own, _sum(strengths, differences))
 
-    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,7 @@ class ClippedGossip(_Pull):
                 f"{self.radius!r} and {self.liar_weight!r}."
             )
 
-    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
+    def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
         radius: Any = self.radius
         if self.liar_weight is not None:
             kept = _keep_nearest(distances, weights, self.liar_weight)
@@ -167,7 +168,7 @@ class ClippedSum(_Pull):
 
     liar_weight: float
 
-    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
+    def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
         is_near = _weigh_farther(distances, weights) >= 2 * self.liar_weight - TINY
         radius = jnp.max(jnp.where(is_near, distances, 0))
         return _clip(weights, distances, radius)
@@ -193,7 +194,7 @@ class NearestNeighbors(_Pull):
 
     liar_weight: float
 
-    def _strengths(self, own: Any, differences: Any, distances: Any, weights: Any) -> Any:
+    def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
         kept = _keep_nearest(distances, weights, self.liar_weight)
         return kept / jnp.maximum(1 - weights.sum() + kept.sum(), TINY)
 
