@@ -15,22 +15,27 @@ import functools
 import itertools
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from rich.console import Console
+from rich.table import Table
 
 import gossipjax as gx
-from experiments import results
-from experiments.data.images import Dataset, load
+from experiments.cells import run_study
 from experiments.data.sharding import split_examples
-from experiments.options import OutputOptions, PositiveInt, parse_arguments, require_different
-from experiments.program import exit_on_error
+from experiments.options import OutputOptions, PositiveInt, require_different
+from experiments.perceptron import (
+    Images,
+    compute_accuracy,
+    compute_loss,
+    init_perceptron,
+    load_images,
+)
 from experiments.results import Record
 from experiments.tables import make_table
 
@@ -69,45 +74,25 @@ class LiarsOptions(OutputOptions):
         require_different(self, "case", "algorithm", "clip", "alpha")
 
 
-def make_params(seed: int) -> Any:
-    """Draws a perceptron."""
-    keys = jax.random.split(jax.random.key(seed))
-    scale = jax.nn.initializers.he_normal()
-    layers = zip(keys, ((784, HIDDEN), (HIDDEN, 10)), strict=True)
-    return [(scale(key, shape), jnp.zeros(shape[1])) for key, shape in layers]
-
-
-def predict(params: Any, images: jax.Array) -> jax.Array:
-    """Returns the logits of each image."""
-    (a, b), (c, d) = params
-    return jax.nn.relu(images.reshape(len(images), -1) @ a + b[None]) @ c + d[None]
-
-
-def find_loss(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns the mean loss."""
-    logits = predict(params, images)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def gradients(params: Any, images: jax.Array, labels: jax.Array, number: Any) -> Any:
+def gradients(params: Any, batch: Any, number: Any) -> Any:
     """The gradients of an honest node."""
-    return jax.grad(find_loss)(params, images, labels), number
+    return jax.grad(compute_loss)(params, batch), number
 
 
-def shout(params: Any, images: jax.Array, labels: jax.Array, number: Any) -> Any:
+def shout(params: Any, batch: Any, number: Any) -> Any:
     """Gradients that are a thousand times too large."""
-    return optax.tree.scale(1000.0, gradients(params, images, labels, number)[0]), number
+    return optax.tree.scale(1000.0, gradients(params, batch, number)[0]), number
 
 
-def flip(params: Any, images: jax.Array, labels: jax.Array, number: Any) -> Any:
+def flip(params: Any, batch: Any, number: Any) -> Any:
     """The way from the opposite of a model to the model."""
-    del images, labels
+    del batch
     return optax.tree.scale(2.0, params), number
 
 
-def make_noise(params: Any, images: jax.Array, labels: jax.Array, number: Any) -> Any:
+def make_noise(params: Any, batch: Any, number: Any) -> Any:
     """The way from noise of variance 1 to a model."""
-    del images, labels
+    del batch
     noise = optax.tree.random_like(jax.random.key(number), params, jax.random.normal)
     return optax.tree.sub(params, noise), number
 
@@ -121,11 +106,25 @@ LIAR = 3
 
 
 def measure(
-    options: LiarsOptions, data: Dataset, case: str, name: str, clip: float, alpha: float, seed: int
+    options: LiarsOptions, images: Images, case: str, name: str, clip: float, alpha: float
+) -> Record:
+    """Trains a job for each seed."""
+    jobs = [train(options, images, case, name, clip, alpha, seed) for seed in range(options.seeds)]
+    head = {"case": case, "algorithm": name, "clip": clip, "alpha": alpha}
+    return head | {field: [100 * job[field] for job in jobs] for field in FIGURES}
+
+
+def train(
+    options: LiarsOptions,
+    images: Images,
+    case: str,
+    name: str,
+    clip: float,
+    alpha: float,
+    seed: int,
 ) -> Record:
     """Trains one job."""
-    labels = np.asarray(data.train_labels)
-    parts = split_examples(labels, NODES, alpha, seed)
+    parts = split_examples(np.asarray(images.train[1]), NODES, alpha, seed)
     rng = random.Random(seed)
     draw = np.random.default_rng(seed)
     secret = secrets.token_hex(32)
@@ -134,7 +133,9 @@ def measure(
     def join(place: int) -> None:
         nodes[place] = gx.asynchronous.join(
             LIES[case][0] if case in LIES and place == LIAR else SGD,
-            make_params(seed + (100 * place if case == "far" else 0)),
+            init_perceptron(
+                jax.random.key(seed + (100 * place if case == "far" else 0)), images.pixels, HIDDEN
+            ),
             algorithm=ALGORITHMS[name](seed),
             address=[node.address for node in nodes.values()],
             place=place,
@@ -157,17 +158,11 @@ def measure(
         if place in nodes:
             rows = draw.choice(parts[place], BATCH)
             lies = case in LIES and place == LIAR
-            nodes[place].step(
-                LIES[case][1] if lies else gradients,
-                data.train_images[rows], labels[rows], turn,
-            )  # fmt: skip
+            batch = jax.tree.map(lambda x, rows=rows: x[rows], images.train)
+            nodes[place].step(LIES[case][1] if lies else gradients, batch, turn)
     honest = [node for place, node in nodes.items() if not (case in LIES and place == LIAR)]
 
-    def count(params: Any) -> float:
-        logits = predict(params, jnp.asarray(data.test_images))
-        return float((logits.argmax(-1) == jnp.asarray(data.test_labels)).mean())
-
-    accuracies = [count(node.params) for node in honest]
+    accuracies = [float(compute_accuracy(node.params, images.test)) for node in honest]
     clipped = sum(
         n for node in honest for text, n in node.statistics.dropped.items() if "clip" in text
     )
@@ -176,48 +171,39 @@ def measure(
         average = next(iter(pool.map(lambda node: node.average(), nodes.values())))
     for node in nodes.values():
         node.leave()
-    return {
-        "case": case, "algorithm": name, "clip": clip, "alpha": alpha, "seed": seed,
-        "mean": float(np.mean(accuracies)), "worst": min(accuracies), "average": count(average),
-        "clipped": clipped / sent,
-    }  # fmt: skip
+    last = float(compute_accuracy(average, images.test))
+    found = (float(np.mean(accuracies)), min(accuracies), last, clipped / sent)
+    return dict(zip(FIGURES, found, strict=True))
 
 
 COLUMNS = ("case", "algorithm", "clip", "alpha")
 FIGURES = ("mean", "worst", "average", "clipped")
 
 
-def _show(name: str, run: results.Record) -> str:
-    values = run[name]
-    return f"{np.mean(values):.1f} ({min(values):.1f}-{max(values):.1f})"
+def start(options: LiarsOptions) -> tuple[Iterable[Any], Callable[..., Record]]:
+    """Loads the digits, and lists the cells."""
+    cells = itertools.product(options.case, options.algorithm, options.clip, options.alpha)
+    return cells, functools.partial(measure, options, load_images(None))
+
+
+def show(options: LiarsOptions, runs: Sequence[Record], out: Path) -> Table:
+    """Returns a table of all figures, with their range over the seeds."""
+    del out
+
+    def show_range(name: str, run: Record) -> str:
+        values = run[name]
+        return f"{np.mean(values):.1f} ({min(values):.1f}-{max(values):.1f})"
+
+    columns: dict[str, Any] = {key: f"{{{key}}}" for key in COLUMNS} | {
+        f"{name} (%)": functools.partial(show_range, name) for name in FIGURES
+    }
+    caption = f"mean over {options.seeds} seeds, and their range"
+    return make_table("Asynchronous liars", caption, columns, runs, texts=2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the options, runs all cells, and reports."""
-    out = None
-    with exit_on_error(lambda: out):
-        options = parse_arguments(LiarsOptions, "experiments.asynchronous_liars", arguments)
-        out = results.create_run_dir("asynchronous_liars", options.out, options.overwrite)
-        data = load("mnist5k")
-        console = Console()
-        cells = list(
-            itertools.product(options.case, options.algorithm, options.clip, options.alpha)
-        )
-        runs: list[Record] = []
-        with results.make_progress_bar(console) as bar:
-            task = bar.add_task("asynchronous liars", total=len(cells), status="")
-            for cell in cells:
-                bar.update(task, status=", ".join(map(str, cell)))
-                seeds = [measure(options, data, *cell, seed) for seed in range(options.seeds)]
-                figures = {name: [100 * one[name] for one in seeds] for name in FIGURES}
-                runs.append(dict(zip(COLUMNS, cell, strict=True)) | figures)
-                results.write_summary(out, dataclasses.asdict(options), {}, runs)
-                bar.advance(task)
-        columns: dict[str, Any] = {key: f"{{{key}}}" for key in COLUMNS} | {
-            f"{name} (%)": functools.partial(_show, name) for name in FIGURES
-        }
-        caption = f"mean over {options.seeds} seeds, and their range"
-        console.print(make_table("Asynchronous liars", caption, columns, runs, texts=2))
+    """Parses the options, measures all cells, and reports."""
+    run_study("asynchronous_liars", LiarsOptions, start, show, arguments)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ class ImageOptions(TrainingOptions):
     resnet18 and resnet50 for ImageNet.
     """
     normalization: models.Normalization | None = None
-    """batch is BatchNorm after the convolutions, or of the pixels for linear. The default is batch
-    for residual networks, which need BatchNorm, and none for all others."""
+    """batch is BatchNorm after the convolutions, or of the pixels for linear; group is GroupNorm,
+    for small_cnn. The default is batch for residual networks, which need BatchNorm, and none for
+    all others."""
     no_decay_on_norm_and_bias: bool = False
     """Apply weight decay to kernels only, not to biases and BatchNorm's scales (Goyal et al.)."""
 
@@ -64,14 +65,18 @@ class ImageOptions(TrainingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._require_local_shuffle(self.dirichlet_alpha)
-        if self.batch_stats != "local" and self.model_normalization == "none":
+        chosen = self.model_normalization
+        if self.batch_stats != "local" and chosen != "batch":
             raise ValueError(
-                f"--batch-stats {self.batch_stats} needs --normalization batch, got none."
+                f"--batch-stats {self.batch_stats} needs --normalization batch, got {chosen}."
             )
-        if self.model.startswith("resnet") and self.model_normalization == "none":
+        if self.model.startswith("resnet") and chosen != "batch":
             raise ValueError(
-                f"--normalization must be batch for {self.model}, which diverges without, got none."
+                f"--normalization must be batch for {self.model}, which diverges without, got "
+                f"{chosen}."
             )
+        if chosen == "group" and self.model != "small_cnn":
+            raise ValueError(f"--normalization group needs --model small_cnn, got {self.model}.")
         if self.remat and self.model in ("small_cnn", "mlp", "linear"):
             raise ValueError(f"--remat needs a deep --model, such as resnet20, got {self.model}.")
         if self.dataset == "mnist5k" and self.data_dir:

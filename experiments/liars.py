@@ -17,32 +17,35 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
 from matplotlib.figure import Figure
-from rich.console import Console
+from rich.table import Table
 
 import gossipjax as gx
-from experiments import results
-from experiments.data.images import Dataset, load
+from experiments.cells import run_study, show_seeds
 from experiments.data.sharding import draw_batches, split_examples
 from experiments.options import (
     NonNegativeInt,
     OutputOptions,
     PositiveFloat,
     PositiveInt,
-    parse_arguments,
     require_different,
 )
-from experiments.program import exit_on_error
+from experiments.perceptron import (
+    Images,
+    compute_accuracy,
+    compute_loss,
+    init_perceptron,
+    load_images,
+)
 from experiments.results import Record
 from experiments.tables import make_table
 
@@ -114,7 +117,7 @@ def make_schedule(graph: Graph, honest: int, liars: int) -> gx.Schedule:
     return gx.topology.from_graph(links, weights="metropolis")
 
 
-def measure(options: LiarsOptions, data: Dataset, graph: Graph, rule: str, attack: str) -> Record:
+def measure(options: LiarsOptions, images: Images, graph: Graph, rule: str, attack: str) -> Record:
     """Trains all seeds in one program; returns the accuracies of the honest nodes."""
     honest = options.honest
     liars = options.liars
@@ -130,42 +133,28 @@ def measure(options: LiarsOptions, data: Dataset, graph: Graph, rule: str, attac
         optax.sgd(options.learning_rate),
         gx.contrib.robust_gossip(schedule, chosen),
     )
-    model = nn.Sequential(
-        [lambda x: x.reshape(len(x), -1), nn.Dense(HIDDEN), nn.relu, nn.Dense(10)]
-    )
 
-    def gradients(params: Any, images: jax.Array, labels: jax.Array) -> tuple[Any, jax.Array]:
-        def loss(params: Any) -> jax.Array:
-            logits: Any = model.apply(params, images)
-            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-        value, grads = jax.value_and_grad(loss)(params)
+    def gradients(params: Any, batch: Any) -> tuple[Any, jax.Array]:
+        value, grads = jax.value_and_grad(compute_loss)(params, batch)
         return grads, value
 
     def start(seed: jax.Array) -> Any:
-        return nodes.init(tx, lambda: model.init(jax.random.key(seed), jnp.zeros((1, *data.shape))))
+        key = jax.random.key(seed)
+        return nodes.init(tx, lambda: init_perceptron(key, images.pixels, HIDDEN))
 
     train_step = gx.TrainStep(gradients, tx, nodes=nodes)
+    seeds = range(options.seeds)
     params, opt_state = jax.vmap(start)(jnp.arange(options.seeds))
-    batches = [
-        draw_batches(
-            split_examples(data.train_labels, nodes.size, options.dirichlet_alpha, seed),
-            BATCH,
-            seed,
-        )
-        for seed in range(options.seeds)
-    ]
+    pixels, labels = map(np.asarray, images.train)
+    parts = [split_examples(labels, nodes.size, options.dirichlet_alpha, seed) for seed in seeds]
+    batches = [draw_batches(part, BATCH, seed) for part, seed in zip(parts, seeds, strict=True)]
     for step in range(0, options.steps, CHUNK):
         rows = np.array([[next(rows) for _ in range(CHUNK)] for rows in batches])
+        batch = (pixels[rows], labels[rows])
         scan = jax.vmap(functools.partial(train_step.scan, step))
-        inputs = data.train_images[rows], data.train_labels[rows]
-        params, opt_state, _ = scan(params, opt_state, *inputs)
-    logits = jax.jit(jax.vmap(jax.vmap(lambda params: model.apply(params, data.test_images))))(
-        params
-    )
-    accuracy = np.mean(np.asarray(logits).argmax(-1) == data.test_labels, axis=-1)[
-        :, :honest
-    ]  # [S, honest]
+        params, opt_state, _ = scan(params, opt_state, batch)
+    one = functools.partial(compute_accuracy, batch=images.test)
+    accuracy = np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(params))[:, :honest]  # [S, honest]
     return {"graph": graph, "rule": rule, "attack": attack, "liar_weight": weight} | {
         "mean_accuracy": accuracy.mean(axis=1).tolist(),
         "worst_accuracy": accuracy.min(axis=1).tolist(),
@@ -201,36 +190,26 @@ def draw(runs: Sequence[Record], path: Path) -> None:
 KEYS = ("graph", "rule", "attack")
 
 
+def start(options: LiarsOptions) -> tuple[Iterable[Any], Callable[..., Record]]:
+    """Loads the digits, and lists the cells."""
+    cells = itertools.product(options.graph, options.rule, options.attack)
+    return cells, functools.partial(measure, options, load_images(None))
+
+
+def show(options: LiarsOptions, runs: Sequence[Record], out: Path) -> Table:
+    """Draws the figure, and returns a table of the accuracies."""
+    draw(runs, out / "worst.png")
+    columns: dict[str, Any] = {key: f"{{{key}}}" for key in KEYS} | {
+        "mean (%)": lambda run: show_seeds(run["mean_accuracy"], 100),
+        "worst (%)": lambda run: show_seeds(run["worst_accuracy"], 100),
+    }
+    caption = f"accuracy of honest nodes: mean ± deviation over {options.seeds} seeds"
+    return make_table("Liars", caption, columns, runs, texts=3)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the options, runs all cells, and reports."""
-    out = None
-    with exit_on_error(lambda: out):
-        options = parse_arguments(LiarsOptions, "experiments.liars", arguments)
-        out = results.create_run_dir("liars", options.out, options.overwrite)
-        data = load("mnist5k")
-        console = Console()
-        cells = list(itertools.product(options.graph, options.rule, options.attack))
-        runs: list[Record] = []
-        with results.make_progress_bar(console) as bar:
-            task = bar.add_task("liars", total=len(cells), status="")
-            for cell in cells:
-                bar.update(task, status=", ".join(cell))
-                runs.append(measure(options, data, *cell))
-                results.write_summary(out, dataclasses.asdict(options), {}, runs)
-                bar.advance(task)
-        draw(runs, out / "worst.png")
-        columns = {key: f"{{{key}}}" for key in KEYS} | {
-            f"{name} (%)": functools.partial(_show, f"{name}_accuracy")
-            for name in ("mean", "worst")
-        }
-        caption = f"accuracy of honest nodes: mean ± deviation over {options.seeds} seeds"
-        console.print(make_table("Liars", caption, columns, runs, texts=3))
-
-
-def _show(field: str, run: Record) -> str:
-    values = run[field]
-    spread = f" ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{100 * np.mean(values):.1f}{spread}"
+    """Parses the options, measures all cells, and reports."""
+    run_study("liars", LiarsOptions, start, show, arguments)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ or all nodes together have `--total-batch-size`, where a node of 1,024 has two i
 - `dpsgd`, `sgp` and `1-osgp` exchange in every step: while they compute, behind the local step, and
   behind it with messages that arrive a step late.
 - `sgp-every-H` makes a round of SGP after every `--every` local steps.
-- `outer` averages the models exactly after every `--every` local steps, with Nesterov's outer step
-  (rate 0.7, momentum 0.9).
+- `local-sgd` averages the models exactly after every `--every` local steps, and `outer` adds
+  Nesterov's outer step (rate 0.7, momentum 0.9).
 
 `runs` of `summary.json`, in `--out`, have for each seed the loss and the accuracy of the average
 model on the test images, the mean and the worst accuracy of a node, and the distance of the nodes'
@@ -63,7 +63,7 @@ OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 WATCHED = 1_000  # test images of each node's model
 
 Graph = Literal["ring", "torus", "exponential", "one-peer", "base", "none"]
-MethodName = Literal["allreduce", "dpsgd", "sgp", "1-osgp", "sgp-every-H", "outer"]
+MethodName = Literal["allreduce", "dpsgd", "sgp", "1-osgp", "sgp-every-H", "local-sgd", "outer"]
 Sizes = Literal["per node", "total"]
 
 
@@ -86,9 +86,10 @@ METHODS: dict[str, Callable[[Any, optax.GradientTransformation, int], Any]] = {
     "sgp": lambda schedule, inner, every: optax.chain(inner, gx.sgp(schedule)),
     "1-osgp": lambda schedule, inner, every: optax.chain(inner, gx.osgp(schedule)),
     "sgp-every-H": lambda schedule, inner, every: optax.chain(inner, gx.sgp(schedule.every(every))),
+    "local-sgd": lambda schedule, inner, every: gx.outer(inner, optax.sgd(1.0), every=every),
     "outer": lambda schedule, inner, every: gx.outer(inner, OUTER, every=every),
 }
-WITHOUT_GRAPH = ("allreduce", "outer")
+WITHOUT_GRAPH = ("allreduce", "local-sgd", "outer")
 EXACT = ("allreduce", "none")
 
 
@@ -231,8 +232,7 @@ def show(options: ScalingOptions, runs: Sequence[Record], out: Path) -> Table:
     """Returns a table of the average model's loss, and of the accuracies."""
     del out
     columns: dict[str, Any] = {
-        "method": "{method}",
-        "graph": "{graph}",
+        "method": lambda run: run["method"] + f", {run['graph']}" * (run["gap"] is not None),
         "batch": "{batch}",
         "nodes": "{nodes}",
         "gap": lambda run: "-" if run["gap"] is None else f"{run['gap']:.2g}",
@@ -243,7 +243,7 @@ def show(options: ScalingOptions, runs: Sequence[Record], out: Path) -> Table:
         "distance": lambda run: show_seeds(run["distance"], 1, ".3f"),
     }
     caption = f"average model after {options.steps} steps, mean ± deviation over the seeds"
-    return make_table("Scaling", caption, columns, runs, texts=3)
+    return make_table("Scaling", caption, columns, runs, texts=2)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

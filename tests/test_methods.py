@@ -1,4 +1,4 @@
-"""The methods of papers that the page "Your algorithm" has, taken from its blocks."""
+"""The methods of papers that the page "Your algorithm" shows, from `experiments.examples.methods`."""
 
 from functools import partial
 from typing import Any
@@ -11,9 +11,9 @@ import oracle
 import pytest
 from algorithms.problems import SHAPES, flatten, make_problem, take_step, unflatten
 from modes import run
-from test_readme import ROOT, run_blocks
 
 import gossipjax as gx
+from experiments.examples import methods
 from gossipjax.wire import make_seed_key
 
 N = 4
@@ -24,15 +24,13 @@ COMPLETE = gx.topology.complete(N)
 DOUBLY = gx.topology.from_matrices(oracle.doubly_stochastic(np.random.default_rng(1), N))
 SOMETIMES = gx.topology.random_rounds(DOUBLY, 6, seed=1, probability=0.6)
 PEERS = gx.topology.random_peer(N, 5, seed=0, graph="complete", peers=2)
-PAGE: dict[str, Any] = {}
+PAGE: dict[str, Any] = vars(methods)
 
 
 @pytest.fixture(autouse=True)
-def page():
-    """The names of the page; a user's programs promote types and ranks."""
+def promotion():
+    """A user's programs promote types and ranks."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        if not PAGE:
-            PAGE.update(run_blocks((ROOT / "docs" / "your_algorithm.md").read_text()))
         yield
 
 

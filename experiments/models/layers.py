@@ -10,7 +10,7 @@ import numpy as np
 from jax.tree_util import KeyPath, keystr, tree_map_with_path
 from jax.typing import DTypeLike
 
-Normalization = Literal["none", "batch"]
+Normalization = Literal["none", "batch", "group"]
 
 NOT_DECAYED = frozenset({"bias", "scale"})
 """flax's names of biases and of the scales of normalization layers."""

@@ -2,7 +2,17 @@
 
 from experiments.report import published
 from experiments.report.section import Section
-from experiments.report.sections import hours, images, rand20, scaling, sgp19, texts, theory, times
+from experiments.report.sections import (
+    hours,
+    images,
+    rand20,
+    scaling,
+    sgp19,
+    studies,
+    texts,
+    theory,
+    times,
+)
 
 SECTIONS: dict[str, Section] = {
     section.name: section
@@ -17,9 +27,12 @@ SECTIONS: dict[str, Section] = {
         sgp19.SECTIONS["table5"],
         rand20.SECTION,
         images.RELAYSGD_SECTION,
+        studies.UNEVEN_SECTION,
         images.SLOWMO_SECTION,
+        studies.OUTER_SECTION,
         texts.DILOCO_SECTION,
         texts.TRANSLATION_SECTION,
+        studies.LIARS_SECTION,
         times.DPSGD17_SECTION,
         times.STEP_SECTION,
         times.STRAGGLER_SECTION,
