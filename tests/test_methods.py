@@ -1,4 +1,4 @@
-"""The methods of papers that the page "Your algorithm" shows, from `experiments.examples.methods`."""
+"""The methods of papers that the page "Your algorithm" shows, of `examples.methods`."""
 
 from functools import partial
 from typing import Any

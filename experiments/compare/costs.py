@@ -67,7 +67,7 @@ class Cost(NamedTuple):
         """The fields of `summary.json`."""
         means = {name: statistics.fmean(seeds) for name, seeds in self.measured.items() if seeds}
         rates = {"rate": self.rate, "rates": self.rates, "rate_is_end": self.is_end}
-        return dict.fromkeys(self.measured) | means | rates
+        return dict.fromkeys(self.measured) | means | rates | {"seeds": self.measured}
 
 
 Costs = dict[tuple[str, str], Cost]

@@ -1,7 +1,6 @@
 """The pages of the report, in Markdown: all of it, and the results alone."""
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from experiments.markdown import escape, format_table
@@ -22,11 +21,13 @@ LEAD = (
     "seeds, or a missing run, leaves it open. *(modelled)* marks figures that a model or a "
     "simulation gave. We measured all other figures."
 )
-HOLDS = {True: "yes", False: "no", None: "not judged"}
-# Of a command, in a code box of the site.
-LINES = textwrap.TextWrapper(
-    86, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+COMMAND = (
+    "`python -m experiments.report --fashion-mnist FOLDER --speech FOLDER --translation FOLDER` "
+    "makes this page. It also makes `report.md`, which has all tables, and all commands with their "
+    "seeds. `--section NAME` makes one section. `--kept` makes all of them in seconds, from the "
+    "runs that the repository keeps."
 )
+HOLDS = {True: "yes", False: "no", None: "not judged"}
 VERDICTS = ("agrees", "agrees in part", "disagrees", "not judged", "left out", "error")
 
 
@@ -128,14 +129,14 @@ def format_runs(chapter: Chapter) -> Iterator[str]:
 
 
 def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
-    """Returns every claim with the published figure, ours, its verdict, and its commands.
+    """Returns every claim with the published figure, ours, its verdict, and the section's name.
 
     After them comes what did not hold or could not be judged.
     """
     blocks = [
         "# Results",
-        f"{LEAD} The paper prints the published figures, and our commands contain the seeds. "
-        f"The runs took {format_seconds(origin['seconds'])}, one after the other."
+        f"{LEAD} The paper prints the published figures.\n\n{COMMAND} The runs took "
+        f"{format_seconds(origin['seconds'])}, one after the other."
         + (f" The machine: {origin['machine']}." if origin["machine"] else ""),
         f"**{count_verdicts(chapters)}.**",
     ]
@@ -145,9 +146,7 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
             continue
         blocks += format_claims(chapter)
         if chapter.runs:
-            commands = "\n".join(" \\\n".join(LINES.wrap(run.command)) for run in chapter.runs)
-            summary = f"<summary>The commands ({len(chapter.runs)})</summary>"
-            blocks += [f"<details>{summary}", f"```sh\n{commands}\n```", "</details>"]
+            blocks.append(f"*`--section {chapter.section.name}`*")
         causes = []
         for claim in chapter.findings.claims:
             if judge(claim) is None:

@@ -66,6 +66,8 @@ def find_options(run: Run) -> set[str]:
         "averaging": ("averaging.__main__", "AveragingOptions"),
         "rates": ("rates.__main__", "RatesOptions"),
         "steps_to_loss": ("steps_to_loss", "StepsOptions"),
+        "outer_momentum": ("outer_momentum", "OuterMomentumOptions"),
+        "asynchronous_liars": ("asynchronous_liars", "LiarsOptions"),
         "speed": SPEED_OPTIONS.get(run.arguments[0], ("", "")),
         "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
     }.get(run.program, (run.program, f"{run.program.title()}Options"))

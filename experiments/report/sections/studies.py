@@ -20,8 +20,7 @@ from experiments.report.section import (
     read_section,
     read_table,
 )
-from experiments.report.tuning import Tuned, claim_best, list_tuned
-from experiments.results import Record, read_lines
+from experiments.results import Record
 from experiments.runner import Result, Run
 
 MISSING = Result(status="missing")
@@ -86,77 +85,78 @@ OUTER_SECTION = read_section(name=OUTER, list_runs=list_outer_runs, find=find_ou
 
 # Uneven data on a ring of 16
 
-AVERAGE, NODES = "test_accuracy_average_model", "test_accuracy_nodes"
 UNEVEN = """--dataset mnist5k --model small_cnn --normalization group --nodes 16
---batch-size-per-node 16 --placement vmap --dirichlet-alpha 0.1 --epochs 20 --evaluate-every 4
---evaluate-nodes --log-every 100"""
-
-
-def make_method(name: str, algorithm: str, rate: float, *options: str) -> Tuned:
-    """Returns a method of the ring, by the mean accuracy of its nodes."""
-    return Tuned(f"gut-{name}", "image", (*UNEVEN.split(), *options), algorithm, rate, NODES)
-
-
-METHODS = {
-    "AllReduce": make_method("allreduce", "allreduce", 0.05),
-    "D-PSGD": make_method("dpsgd", "dpsgd-adapt-then-combine@ring", 0.05),
-    "QG": make_method("qg", "dpsgd-adapt-then-combine@ring", 0.05, "--momentum", "quasi-global"),
-    "gradient tracking": make_method(
-        "gradient-tracking", "gradient-tracking@ring", 0.2, "--optimizer", "sgd"
+--batch-size-per-node 16 --placement vmap --epochs 10 --evaluate-every 2 --evaluate-nodes
+--log-every 50"""
+RATES = "--rates 0.025 0.05 0.1 --dirichlet-alpha 0.1 --jobs 1 --topology ring"
+PLAIN_RATES = "--rates 0.1 0.2 0.4 --dirichlet-alpha 0.1 --jobs 1 --topology ring"
+DPSGD, TRACKING = "dpsgd-adapt-then-combine", "gradient-tracking"
+OWN = "experiments.uneven"
+CALLS = {  # name -> what is compared, and how its nodes train
+    "gut-momentum": (
+        f"{RATES} --algorithm {DPSGD} {TRACKING} {OWN}:gut {OWN}:scaffnew",
+        "--optimizer nesterov",
     ),
-    "momentum tracking": make_method("momentum-tracking", "gradient-tracking@ring", 0.05),
-    "GUT": make_method("gut", "experiments.uneven:gut@ring", 0.05),
-    "DecentLaM": make_method(
-        "decentlam", "experiments.uneven:decentlam@ring", 0.05, "--optimizer", "sgd"
-    ),
-    "Scaffnew": make_method("scaffnew", "experiments.uneven:scaffnew@ring", 0.05),
+    "gut-allreduce": (RATES.replace(" --topology ring", " --algorithm allreduce"), ""),
+    "gut-qg": (f"{RATES} --algorithm {DPSGD} --momentum quasi-global", ""),
+    "gut-decentlam": (f"{RATES} --algorithm {OWN}:decentlam", "--optimizer sgd"),
+    "gut-plain": (f"{PLAIN_RATES} --algorithm {TRACKING}", "--optimizer sgd"),
 }
+METHODS = {  # title -> (call, algorithm)
+    "AllReduce": ("gut-allreduce", "allreduce"),
+    "D-PSGD": ("gut-momentum", DPSGD),
+    "QG": ("gut-qg", DPSGD),
+    "gradient tracking, SGD": ("gut-plain", TRACKING),
+    "momentum tracking": ("gut-momentum", TRACKING),
+    "GUT": ("gut-momentum", f"{OWN}:gut"),
+    "DecentLaM": ("gut-decentlam", f"{OWN}:decentlam"),
+    "Scaffnew": ("gut-momentum", f"{OWN}:scaffnew"),
+}
+COLUMNS = (
+    *("average", "average_best", "nodes_mean", "nodes_mean_best", "nodes_worst"),
+    *("consensus_distance", "sent_bytes"),
+)
 POINT_SPREAD = 1.0  # standard deviation of a seed, in points
 
 
 def list_uneven_runs(scale: Scale) -> list[Run]:
-    """A call for each method and rate; when quick, D-PSGD and GUT for two epochs."""
-    if not scale.is_quick:
-        return list_tuned(METHODS.values(), False)
-    options = ("--epochs", "2", "--max-steps", "8")
-    runs = (METHODS[name].make_run(1.0, 1) for name in ("D-PSGD", "GUT"))
-    return [run._replace(arguments=(*run.arguments, *options)) for run in runs]
+    """Calls of `compare`, which chooses the rates; when quick, D-PSGD and GUT for 8 steps."""
+    if scale.is_quick:
+        small = f"--algorithm {DPSGD} {OWN}:gut --topology ring --dirichlet-alpha 0.1 --seed 0"
+        calls = {"gut-momentum": (f"{small} --jobs 1", "--max-steps 8")}
+    else:
+        calls = CALLS
+    return [
+        Run(name, "compare", (*options.split(), "--", *UNEVEN.split(), *more.split()))
+        for name, (options, more) in calls.items()
+    ]
 
 
 def find_uneven(scale: Scale, results: Results) -> Findings:
     """Compares the methods by the mean accuracy of the nodes."""
-    found = {title: measure_method(results, method) for title, method in METHODS.items()}
-    nodes = {METHODS[title].name.removeprefix("gut-"): found[title][2] for title in METHODS}
-    behind = {title: nodes["allreduce"] - found[title][2] for title in METHODS}
+    del scale
+    cells = {title: find_cell(results, *place) for title, place in METHODS.items()}
+    nodes = {title: read_cell(cell, "nodes_mean") for title, cell in cells.items()}
+    behind = {title: nodes["AllReduce"] - nodes[title] for title in METHODS}
     behind.pop("AllReduce")
-    claims = read_claims("gut", nodes | {"behind": behind})
-    if not scale.is_quick:
-        claims.append(claim_best(METHODS, results, 1, "+.3f"))
-    rows = [
-        (title, f"{METHODS[title].rate:g}", *(f"{x:.1f}" for x in samples))
-        for title, samples in found.items()
-    ]
-    return Findings(claims, [read_table("gut", rows)])
+    rows = []
+    for title, cell in cells.items():
+        rate = f"{cell['rate']:g}{' (end)' * cell['rate_is_end']}" if cell.get("rate") else "-"
+        found = [read_cell(cell, name) for name in COLUMNS]
+        found[-1] = found[-1]._replace(values=tuple(x / 1e6 for x in found[-1].values))
+        rows.append((title, rate, *(f"{x:.1f}" for x in found)))
+    return Findings(read_claims("gut", nodes | {"behind": behind}), [read_table("gut", rows)])
 
 
-def measure_method(results: Results, method: Tuned) -> list[Sample]:
-    """Returns, in per cent, the average model's accuracy, last and best; the nodes' mean accuracy,
-    last and best; the worst node's; and last the distance of the nodes, which is no per cent."""
-    place = method.find_place()
-    result = results.get(place.run, MISSING)
-    metrics = result.folder and result.folder / "metrics.jsonl"
-    lines = read_lines(metrics) if metrics and metrics.is_file() else []
-    columns: list[list[float]] = [[], [], [], [], [], []]
-    for run in place.find_runs(results):
-        curve = [line for line in lines if line["run"] == run["run"]]
-        averages = [line[AVERAGE] for line in curve if AVERAGE in line]
-        means = [float(np.mean(line[NODES])) for line in curve if NODES in line]
-        last = float(np.mean(run[NODES]))
-        values = (run[AVERAGE], max(averages), last, max([*means, last]), min(run[NODES]))
-        for column, value in zip(columns, (*(100 * x for x in values), 0.0), strict=True):
-            column.append(value)
-        columns[-1][-1] = run["consensus_distance"]
-    return [Sample(tuple(column), result.status, POINT_SPREAD) for column in columns]
+def find_cell(results: Results, call: str, algorithm: str) -> Record:
+    """Returns what `compare` has written of an algorithm; nothing if it has not finished."""
+    runs = results.get(call, MISSING).runs
+    return next((run for run in runs if run["row"].startswith(algorithm)), {})
+
+
+def read_cell(cell: Record, name: str) -> Sample:
+    """Returns the values of the seeds by a name of `compare`."""
+    return Sample(tuple(cell.get("seeds", {}).get(name, ())), single_spread=POINT_SPREAD)
 
 
 UNEVEN_SECTION = read_section(name="gut", list_runs=list_uneven_runs, find=find_uneven)
