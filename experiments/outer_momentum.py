@@ -49,6 +49,7 @@ from experiments.simulated import Task, average_nodes, hold_then_fall, make_task
 from experiments.tables import make_table
 
 HIDDEN = 32
+POOL = 2  # of 28 pixels 14 are left
 RATES = tuple(2.0 ** (k / 2) for k in range(-8, 4))
 
 
@@ -119,7 +120,7 @@ def measure(options: OuterMomentumOptions, task: Task, every: int, momentum: flo
 
 def start(options: OuterMomentumOptions) -> tuple[Iterable[Any], Callable[..., Record]]:
     """Loads the task, and lists the cells."""
-    task = make_task(options.task, HIDDEN, options.fashion_mnist)
+    task = make_task(options.task, HIDDEN, options.fashion_mnist, POOL)
     cells = itertools.product(options.every, options.momentum)
     return cells, functools.partial(measure, options, task)
 
