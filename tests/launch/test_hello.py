@@ -59,6 +59,18 @@ class Job:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
 
+    def say_hello(self, process_id: int, num_processes: int) -> socket.socket:
+        """Connects as a process of the job, which does not wait for an answer."""
+        process = self.connect()
+        process.sendall(json.dumps([process_id, num_processes, *HELLO[2:]]).encode() + b"\n")
+        return process
+
+    def wait_until_heard(self) -> None:
+        """Waits until process 0 has heard all who spoke before: it answers in their order."""
+        with self.connect() as stranger:
+            stranger.sendall(b"none\n")
+            assert stranger.makefile("rb").read() == b""
+
 
 def errors_of(infos: list[tuple[int, int]], timeout: float) -> list[str]:
     """Lets these processes meet, all at once. Returns the error of each, or ""."""
@@ -133,14 +145,25 @@ def test_a_process_of_another_job_or_attempt_is_told_so_and_ends_nothing(name, m
         assert [job.start(1, 2).result(), first.result()] == [None, None]
 
 
-def test_a_process_that_has_left_may_come_again():
-    with Job() as job:
+@pytest.mark.parametrize("order", [(1, 2), (2, 1), (2,)])
+def test_who_has_left_is_waited_for_again(order, monkeypatch):
+    """Process 1 comes again, before process 2 or after it, or does not and is named."""
+    late = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late)
+    monkeypatch.setattr(_hello, "time", clock)
+    with Job() as job, contextlib.ExitStack() as stack:
         first = job.start(0, 3)
-        with job.connect() as former:
-            former.sendall(json.dumps([1, 3, *HELLO[2:]]).encode() + b"\n")
-            time.sleep(0.2)
-        others = [job.start(i, 3) for i in (1, 2)]
-        assert [first.result(), *(other.result() for other in others)] == [None] * 3
+        job.say_hello(1, 3).close()
+        job.wait_until_heard()
+        others = [stack.enter_context(job.say_hello(order[0], 3))]
+        job.wait_until_heard()
+        others += [stack.enter_context(job.say_hello(number, 3)) for number in order[1:]]
+        if 1 not in order:
+            late = TIMEOUT
+        errors = [first.result() or ""]
+        errors += [json.loads(each.makefile("rb").readline())[1] or "" for each in others]
+        start = "" if 1 in order else "process 1 of 3 did not connect"
+        assert [error[: len(start) or None] for error in errors] == [start] * len(errors)
 
 
 def test_a_port_that_is_in_use():
