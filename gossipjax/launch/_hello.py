@@ -158,7 +158,7 @@ def _forget_left(others: Others) -> bool:
 
 
 def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
-    """Accepts who has come, and yields who speaks; who says nothing for long is not kept."""
+    """Accepts new connections, and yields those that speak; closes those that are silent long."""
     for key, _ in waiting.select(RETRY_SECONDS):
         connection: Any = key.fileobj
         if key.data is None:  # the server
@@ -179,7 +179,7 @@ def _close(waiting: BaseSelector, before: float) -> None:
 
 
 def _welcome(connection: socket.socket, own: _Hello, others: Others) -> None:
-    """Raises `ConnectionError` if this process shows that the job cannot be."""
+    """Adds a process that says hello; raises `ConnectionError` if the job cannot start with it."""
     connection.settimeout(LINE_SECONDS)
     hello = _hear_hello(connection)
     if hello is None:
@@ -225,7 +225,7 @@ def _hear(connection: socket.socket) -> list[Any]:
 
 
 def _hear_hello(connection: socket.socket) -> _Hello | None:
-    """Hears a process of a job; None if it is none, as anybody can connect and say anything."""
+    """Returns the hello of a process; None for anything else, as anybody can connect."""
     with contextlib.suppress(OSError, ValueError):
         match _hear(connection):
             case [int(number), int(count), str(host), str(job)]:
@@ -235,7 +235,7 @@ def _hear_hello(connection: socket.socket) -> _Hello | None:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether there is an end or an error to read: a process says nothing after its hello."""
+    """Whether a process has closed its connection: after its hello only the end can be read."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,30 +1,21 @@
 """What an observer sees of a job, and that nobody notices the observer."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 
-import jax.numpy as jnp
-import optax
 import pytest
+import real_nodes
+from real_nodes import SECRET, gradients
 
-import gossipjax.asynchronous as ga
 from gossipjax.asynchronous import _service
 from gossipjax.asynchronous.__main__ import COLUMNS, main, show
 from gossipjax.asynchronous._observer import Observer
 
-SECRET = "a secret that is long"
+join = functools.partial(real_nodes.join, secret=SECRET, patience=2.0)
 ROW = dict.fromkeys(COLUMNS) | {"place": 0, "address": "[::1]:5000", "steps": 2400, "heard": 0.25}
-
-
-def gradients(params, target):
-    return params - target, None
-
-
-def join(address=None, **options):
-    arguments = {"algorithm": ga.sgp(), "secret": SECRET, "patience": 2.0} | options
-    return ga.join(optax.sgd(0.1), jnp.zeros(3), address=address, **arguments)
 
 
 def list_doing(rows):
