@@ -54,11 +54,7 @@ def test_a_job_of_which_a_node_leaves_and_one_dies():
         nodes[2]._service.close()  # without a word
         rows = look_until(observer, lambda rows: rows[2]["doing"].startswith("dead to 0"))
         assert rows[1]["doing"] == "has left"
-        assert rows[0]["doing"] in (
-            "trains",
-            "has made no step for 2 s",
-            "has made no step for 3 s",
-        )
+        assert rows[0]["doing"].startswith(("trains", "has made no step for "))
         assert rows[2]["weight"] is None
     finally:
         observer.close()
