@@ -129,6 +129,7 @@ gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k "eight_five
 gossipjax/checkpoint/_resize.py | checkpoint/test_change_nodes.py -k index | all nodes draw the same numbers | _fold_in_nodes(part, nodes) if => broadcast(part) if
 gossipjax/launch/_hello.py | launch/test_hello.py -k strangers | a meeting takes number N | if 0 < number < count and => if 0 < number <= count and
 gossipjax/launch/_hello.py | launch/test_hello.py -k doubled_processes_and | two processes of one number | elif former is not None: => elif False:
+gossipjax/launch/_hello.py | launch/test_hello.py -k left_is | who has left counts as present | count and not _forget_left(others): => count:
 gossipjax/launch/_process_info.py | launch/test_node_info.py -k variables_of_the_launcher | a node is its own contact | if number != place) => if place >= 0)
 gossipjax/launch/_process_info.py | launch/test_initialize.py -k contradict | numbers may contradict each other | if len(set(given.values())) > 1: => if len(given) > 9:
 gossipjax/launch/_devices.py | launch/test_devices.py -k under_a_scheduler | a task that sees one GPU asks for another | return 0  # => return scheduled.local_rank  #

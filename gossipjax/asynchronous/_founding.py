@@ -13,7 +13,7 @@ from gossipjax.asynchronous._settings import Settings
 
 
 class Estate(enum.Enum):
-    """Where the model is from that a node without mass may bring."""
+    """The origin of a model that a node without mass may bring."""
 
     FIRST = enum.auto()  # from the program, as in all nodes of a new job
     SAVED = enum.auto()  # from a checkpoint of an earlier process of this node

@@ -82,7 +82,7 @@ class Membership:
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
         self.weight = settings.node_weight or 1.0
         self.figure = "none"  # as in a view
-        # Place -> its weight, its newest figure, and whether that is its last.
+        # Place -> its `node_weight`, its newest figure, and whether that is its last.
         self.figures: dict[int, tuple[float, float, bool]] = {}
         self.clock = 0  # the step of its schedules; a new node takes the clock of the giver
         # Who lives and was given this place before: a former life is silent, or names another.
@@ -133,10 +133,10 @@ class Membership:
         self.peers = {}
         self.left: set[str] = set()  # lives that said goodbye
         self.declared: set[str] = set()  # lives that this life has declared dead
-        # Those that declared this life dead, but others hear, and since when it knows.
+        # Lives that declared this one dead and that others still hear, and when it learned that.
         self.disputes: dict[str, float] = {}
-        # A life, the smallest of those that declared it dead, and when; for a while. Each of these
-        # tells the life so itself, too.
+        # Dead life -> the smallest identity that declared it dead, and when. It is forgotten after
+        # a while. Each declarer also tells the life so itself.
         self.deaths: dict[str, tuple[Identity, float]] = {}
         self.reborn = self.next_beat = self.now
 

@@ -126,7 +126,7 @@ class View(NamedTuple):
 
 
 VIEW_FORMS = get_type_hints(View)
-# What a message is dropped for, by the form that a value does not have; else its view is none.
+# Why a message is dropped, by the form that a value lacks; of all other forms it is the view.
 NONE: dict[Any, str] = {
     int: "with a number that is none",
     str: "with a name that is none",

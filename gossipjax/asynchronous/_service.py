@@ -57,7 +57,7 @@ class Service:
         # Held while the protocol or what the node holds is used.
         self.lock = threading.Condition(threading.RLock())
         self.sent_bytes = 0  # of messages with a mass
-        self.misfits: dict[str, str] = {}  # address -> why the node there takes this one for none
+        self.misfits: dict[str, str] = {}  # address -> why the node there refuses this one
         # Address -> since when the node there says that it hears this one, which hears nothing.
         self.one_way: dict[str, float] = {}
         self._sockets = Sockets(settings.listen, settings.secret, patience)

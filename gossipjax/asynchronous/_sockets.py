@@ -121,9 +121,10 @@ class Sockets:
         return socket
 
     def look_after(self, address: str) -> list[bytes]:
-        """Returns what a node that sends nothing has answered; follows its name, and the own one.
+        """Returns what a silent node has answered; connects anew if its name leads elsewhere.
 
-        This takes no time, but a name leads elsewhere only some calls after another answer.
+        If the name of this node leads elsewhere, the node listens there, too. Threads ask for the
+        names, so a call takes no time, and a later call sees what is new.
         """
         if self.find_numbers(address, is_silent=True) != self._numbers.get(address):
             self.forget(address)

@@ -269,10 +269,9 @@ class Checkpoints:
 
     @meshes.apart_from_set_mesh
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
-        """Begins to write a checkpoint, and waits only until the previous one is complete.
+        """Begins to write a checkpoint, when the previous one is complete.
 
-        Outside of a `with` block it waits until this one is complete. Does nothing if this step was
-        the last one saved or restored.
+        Does nothing if this step was the last one saved or restored.
 
         Raises:
           ValueError: if `step` is not an integer >= 0, the folder has a checkpoint of this step or
@@ -348,10 +347,9 @@ class Checkpoints:
     def restore(self, like: Any, step: int | None = None) -> Restored | None:
         """Returns the newest complete checkpoint, or None if there is none.
 
-        If the newest checkpoint is damaged (incomplete, of other checksums, step or format),
-        `restore` warns and reads the one before it; the next `save` renames the damaged one to
-        `STEP.corrupted`. If the disk itself fails, `restore` tries again for some seconds and then
-        raises the error.
+        If it is damaged (incomplete, of other checksums, step or format), `restore` warns and reads
+        the one before it; the next `save` renames the damaged one to `STEP.corrupted`. If the disk
+        itself fails, `restore` tries again for some seconds and then raises the error.
 
         Args:
           like: the form of the state: a pytree of arrays or `jax.ShapeDtypeStruct`s, or a function

@@ -161,12 +161,12 @@ class Folder:
     def agree(self) -> tuple[list[int], set[int]]:
         """Returns the steps of complete checkpoints, and the processes that have no part of them.
 
-        If folders are not shared, all depends on who holds the newest save that was complete: all
-        of its nodes are here, or a process that holds it has begun another save since. A step
-        counts if all of these processes have their parts of one save. All other processes are new,
-        have lost their disk, or come back with an old save. But if a folder is empty and the others
-        have only a first checkpoint, the job may have ended before it was complete, and nothing
-        counts.
+        If folders are not shared, a save was complete if all of its nodes are here, or a process
+        that holds it has begun another save since. The processes that hold the newest such save
+        decide: a step counts if all of them have their parts of one save. All other processes are
+        new, have lost their disk, or come back with an old save. But if a folder is empty and the
+        others have only a first checkpoint, the job may have ended before it was complete, and
+        nothing counts.
         """
         if self.shared:  # the steps that process 0 sees
             return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
@@ -374,7 +374,7 @@ def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
 
 
 def _find_nodes(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dict[int, int] | None:
-    """Returns the saved nodes that a process has, with its number; None if each has its own."""
+    """Returns who has which saved node, by node; None if each process has just its own nodes."""
     own = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
     if jax.process_count() == 1 and part["whole"] == [*range(part["size"])]:
         return None
@@ -392,7 +392,7 @@ def _find_nodes(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dic
 
 
 def _read_rows(folder: AnyPath, leaves: list[Any], nodes: list[int], more: int) -> list[Any]:
-    """Reads the rows of these nodes, which orbax cannot do alone, and adds as many rows of 0."""
+    """Reads the rows of these nodes, as orbax reads whole arrays alone; adds `more` rows of 0."""
     path = f"{folder}/state/"
     base = {"driver": "file", "path": path} if isinstance(folder, Path) else path
     arrays = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import socket
@@ -39,6 +40,9 @@ class _Hello(NamedTuple):
     @property
     def name(self) -> str:
         return f"process {self.process_id} ({self.host})"
+
+
+Others = dict[int, tuple[socket.socket, _Hello]]  # by process_id, at process 0
 
 
 def meet(address: str, info: ProcessInfo, timeout: float) -> Connections:
@@ -98,34 +102,12 @@ def reach(address: str, start: str, timeout: float) -> socket.socket:
 
 def _host(address: str, own: _Hello, timeout: float) -> Connections:
     """Waits, as process 0, until all others have come, and answers them."""
-    others: dict[int, tuple[socket.socket, _Hello]] = {}  # by process_id
-    count = own.num_processes
-    waiting = DefaultSelector()
-    start = time.monotonic()
+    others: Others = {}
     error = None
     try:
-        with listen(address, count, start + timeout) as server:
-            waiting.register(server, EVENT_READ)
-            for seconds in (min(NOTICE_SECONDS, timeout / 2), timeout):
-                while len(others) + 1 < count and time.monotonic() < start + seconds:
-                    for connection in _find_speakers(waiting):
-                        _welcome(connection, own, others)
-                if len(others) + 1 < count:
-                    missing = [str(i) for i in range(1, count) if i not in others]
-                    shown = ", ".join(missing[:MAX_SHOWN] + ["..."] * (len(missing) > MAX_SHOWN))
-                    error = (
-                        f"process{'es' if len(missing) > 1 else ''} {shown} of {count} did not "
-                        f"connect to {address} within {seconds:g} s. Were they started, did they "
-                        f"fail, can they reach {server.getsockname()[0]}, where process 0 listens? "
-                        "If not, give coordinator_address the address of its machine in the "
-                        f"network, or set {BIND_VARIABLE}=0.0.0.0:{parse_address(address)[1]}."
-                    )
-                    if seconds < timeout:
-                        print(f"gossipjax: {error}", file=sys.stderr, flush=True)
-        error = error if len(others) + 1 < count else None
+        _wait_for_all(address, own, others, timeout)
     except ConnectionError as found:
         error = str(found)
-    _close(waiting, time.monotonic())
     # The port is free again before anybody is answered: JAX may listen there at once.
     for connection, _ in others.values():
         _say(connection, own.name, error, True)
@@ -136,8 +118,47 @@ def _host(address: str, own: _Hello, timeout: float) -> Connections:
     return {number: (other, hello.name) for number, (other, hello) in others.items()}
 
 
+def _wait_for_all(address: str, own: _Hello, others: Others, timeout: float) -> None:
+    """Adds all who come to `others`; raises `ConnectionError` if a process is missing or wrong."""
+    count = own.num_processes
+    start = time.monotonic()
+    problem = None
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(listen(address, count, start + timeout))
+        waiting = stack.enter_context(DefaultSelector())
+        waiting.register(server, EVENT_READ)
+        stack.callback(_close, waiting, math.inf)
+        for seconds in (min(NOTICE_SECONDS, timeout / 2), timeout):
+            while time.monotonic() < start + seconds:
+                for connection in _find_speakers(waiting):
+                    _welcome(connection, own, others)
+                if len(others) + 1 == count and not _forget_left(others):
+                    return
+            _forget_left(others)
+            missing = [str(i) for i in range(1, count) if i not in others]
+            shown = ", ".join(missing[:MAX_SHOWN] + ["..."] * (len(missing) > MAX_SHOWN))
+            problem = (
+                f"process{'es' if len(missing) > 1 else ''} {shown} of {count} did not "
+                f"connect to {address} within {seconds:g} s. Were they started, did they "
+                f"fail, can they reach {server.getsockname()[0]}, where process 0 listens? "
+                "If not, give coordinator_address the address of its machine in the "
+                f"network, or set {BIND_VARIABLE}=0.0.0.0:{parse_address(address)[1]}."
+            )
+            if seconds < timeout:
+                print(f"gossipjax: {problem}", file=sys.stderr, flush=True)
+    raise ConnectionError(problem)
+
+
+def _forget_left(others: Others) -> bool:
+    """Forgets processes that have left, and may be started again; returns whether there are any."""
+    left = [number for number, (connection, _) in others.items() if _has_left(connection)]
+    for number in left:
+        others.pop(number)[0].close()
+    return bool(left)
+
+
 def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
-    """Accepts who has come, and yields who speaks; who says nothing for long is not kept."""
+    """Accepts new connections, and yields those that speak; closes those that are silent long."""
     for key, _ in waiting.select(RETRY_SECONDS):
         connection: Any = key.fileobj
         if key.data is None:  # the server
@@ -157,10 +178,8 @@ def _close(waiting: BaseSelector, before: float) -> None:
             connection.close()
 
 
-def _welcome(
-    connection: socket.socket, own: _Hello, others: dict[int, tuple[socket.socket, _Hello]]
-) -> None:
-    """Raises `ConnectionError` if this process shows that the job cannot be."""
+def _welcome(connection: socket.socket, own: _Hello, others: Others) -> None:
+    """Adds a process that says hello; raises `ConnectionError` if the job cannot start with it."""
     connection.settimeout(LINE_SECONDS)
     hello = _hear_hello(connection)
     if hello is None:
@@ -206,7 +225,7 @@ def _hear(connection: socket.socket) -> list[Any]:
 
 
 def _hear_hello(connection: socket.socket) -> _Hello | None:
-    """Hears a process of a job; None if it is none, as anybody can connect and say anything."""
+    """Returns the hello of a process; None for anything else, as anybody can connect."""
     with contextlib.suppress(OSError, ValueError):
         match _hear(connection):
             case [int(number), int(count), str(host), str(job)]:
@@ -216,7 +235,7 @@ def _hear_hello(connection: socket.socket) -> _Hello | None:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether there is an end or an error to read: a process says nothing after its hello."""
+    """Whether a process has closed its connection: after its hello only the end can be read."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

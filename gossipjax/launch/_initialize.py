@@ -58,9 +58,9 @@ def initialize(
     processes first connect to process 0, and a process that is missing or was started twice raises
     an error. If JAX has to detect the address, JAX aborts a process instead of raising an error.
 
-    docs/guides/launcher.md says which GPU a process gets. JAX, Gloo and NCCL let everybody connect
-    and encrypt nothing, so the guide also says how to protect a job. After `initialize`, an
-    uncaught exception ends the process at once, as `exit_process` does.
+    docs/guides/launcher.md says which GPU a process gets, and how to protect a job, as JAX, Gloo
+    and NCCL let everybody connect and encrypt nothing. After `initialize`, an uncaught exception
+    ends the process at once, as `exit_process` does.
 
     Args:
       coordinator_address: `HOST:PORT` of process 0. All processes must reach it, and the port must

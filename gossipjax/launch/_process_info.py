@@ -80,7 +80,7 @@ def process_from_arguments(
 
 
 def _find_same(values: dict[str, int | None]) -> int | None:
-    """Returns the number that all give who give one; None if nobody does."""
+    """Returns the number on which all given values agree; None if none is given."""
     given = {name: value for name, value in values.items() if value is not None}
     if len(set(given.values())) > 1:
         first, *others = given

@@ -17,7 +17,7 @@ LAST_LINES = 20  # lines of a failed process's output that are shown
 DRAIN_LOOKS = 40  # at a process that has exited, for its output: a clock may jump, as after a sleep
 
 WRITING = threading.Lock()  # of output; the processes wait meanwhile, as at any full pipe
-CLOSED = set[int]()  # of the descriptors of stdout and stderr: which nobody reads any more
+CLOSED = set[int]()  # those of the descriptors 1 and 2 that nobody reads any more
 
 # In the group of each process a shell waits for the end of its input, which is the end of the
 # launcher, and then kills the group. It is no child of the program, which may wait for children.

@@ -78,7 +78,7 @@ class Peers:
         )
 
     def leave(self) -> None:
-        """Says that this program has ended, so that the end of others is no loss."""
+        """Says that this program has ended: other processes that end now are not lost."""
         self._is_over = True
 
     def has_lost(self, seconds: float) -> bool:

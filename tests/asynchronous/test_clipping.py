@@ -2,13 +2,13 @@
 
 import functools
 import json
-import math
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from real_nodes import gradients
 
 import gossipjax.asynchronous as ga
 from gossipjax.asynchronous import _clipping as clipping
@@ -16,6 +16,7 @@ from gossipjax.asynchronous._messages import CHECKED, Mass
 from tests.asynchronous.test_replay import require_same_replay, run_job
 
 RANDOM = np.random.default_rng(0)
+RANDOM_PEERS = ga.sgp(graph="random")
 SIZES = (3, CHECKED + 5)  # of two buffers
 
 
@@ -50,12 +51,7 @@ def test_a_pulled_mass_is_that_of_the_formula(models):
         np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-2)  # bfloat16
         np.testing.assert_allclose(got[: SIZES[0]], expected[: SIZES[0]], rtol=1e-5, atol=1e-6)
     assert [x.dtype for x in pulled.x] == [x.dtype for x in mass.x]
-
-
-def test_what_is_near_stays_the_same_array():
-    mass, own = make_mass(0.5, 1), make_mass(1.0, 1)
-    distances = clipping.measure(mass, own, 1)
-    assert clipping.pull(mass, own, distances, distances)[0] is mass
+    assert clipping.pull(mass, own, distances, distances)[0] is mass  # which is near enough
 
 
 @pytest.mark.parametrize(("huge", "w"), [(1e30, 1.0), (1e300, 1.0), (1e8, 1e-300)])
@@ -75,10 +71,7 @@ def test_the_running_norm_is_moved_neither_by_one_share_nor_by_one_node():
     assert find([honest[:1], liar]) == find([honest, honest, liar]) == (2.0, 6.0)
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [ga.sgp(), ga.outer(4, learning_rate=0.5, momentum=0.8), ga.outer(3, momentum=0.0)],
-)
+@pytest.mark.parametrize("algorithm", [ga.sgp(), ga.outer(4, learning_rate=0.5, momentum=0.8)])
 def test_clipped_shares_keep_the_weight_and_are_replayed(tmp_path, algorithm):
     journals, seen = run_job(tmp_path, algorithm, 4, clip=1.0)
     lines = [json.loads(line) for path in journals for line in path.read_text().splitlines()]
@@ -89,16 +82,14 @@ def test_clipped_shares_keep_the_weight_and_are_replayed(tmp_path, algorithm):
     assert abs(ga.account(journals).difference) < 1e-12
 
 
-def pull(params, goal):
-    return params - goal, None
-
-
 def shout(params, goal):
     return 1000 * (params - goal - 1), None
 
 
-@pytest.mark.parametrize("algorithm", [ga.sgp(graph="random"), ga.outer(2, momentum=0.5)])
-@pytest.mark.parametrize("clip", [None, 3.0])
+@pytest.mark.parametrize(
+    ("algorithm", "clip"),
+    [(RANDOM_PEERS, None), (RANDOM_PEERS, 3.0), (ga.outer(2, momentum=0.5), 3.0)],
+)
 def test_a_node_that_shouts_does_not_move_the_others_far(algorithm, clip):
     """Nor the average at the end, in which each node says what it holds."""
     nodes = []
@@ -111,7 +102,7 @@ def test_a_node_that_shouts_does_not_move_the_others_far(algorithm, clip):
     for step in range(40):
         for node in nodes:
             shouts = node.place == 4 and step % 20 >= 16
-            node.step(shout if shouts else pull, np.float32(1.0))
+            node.step(shout if shouts else gradients, np.float32(1.0))
     far = max(abs(node.params - 1).max() for node in nodes[:4])
     counts = [node.statistics.dropped for node in nodes[:4]]
     with ThreadPoolExecutor(len(nodes)) as pool:
@@ -141,14 +132,3 @@ def test_final_models_are_pulled_to_their_middle():
         expected = middle + (row - middle) * min(1, limit / distance)
         np.testing.assert_allclose(mass.x[0] / mass.w, expected, rtol=1e-5)
         assert (mass is before) == (distance <= limit)
-
-
-@pytest.mark.parametrize("clip", [0, 0.5, math.inf, math.nan])
-def test_a_clip_that_is_none_is_refused(clip):
-    with pytest.raises(ValueError, match=r"clip must be a number >= 1, such as 1"):
-        ga.join(optax.sgd(0.1), jnp.zeros(2), algorithm=ga.sgp(), clip=clip)
-
-
-def test_averages_of_pairs_are_not_clipped():
-    with pytest.raises(ValueError, match=r"clip must be None with adpsgd.*use sgp\(\)"):
-        ga.join(optax.sgd(0.1), jnp.zeros(2), algorithm=ga.adpsgd(), clip=3)

@@ -1,30 +1,21 @@
 """What an observer sees of a job, and that nobody notices the observer."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 
-import jax.numpy as jnp
-import optax
 import pytest
+import real_nodes
+from real_nodes import SECRET, gradients
 
-import gossipjax.asynchronous as ga
 from gossipjax.asynchronous import _service
 from gossipjax.asynchronous.__main__ import COLUMNS, main, show
 from gossipjax.asynchronous._observer import Observer
 
-SECRET = "a secret that is long"
+join = functools.partial(real_nodes.join, secret=SECRET, patience=2.0)
 ROW = dict.fromkeys(COLUMNS) | {"place": 0, "address": "[::1]:5000", "steps": 2400, "heard": 0.25}
-
-
-def gradients(params, target):
-    return params - target, None
-
-
-def join(address=None, **options):
-    arguments = {"algorithm": ga.sgp(), "secret": SECRET, "patience": 2.0} | options
-    return ga.join(optax.sgd(0.1), jnp.zeros(3), address=address, **arguments)
 
 
 def list_doing(rows):
@@ -63,11 +54,7 @@ def test_a_job_of_which_a_node_leaves_and_one_dies():
         nodes[2]._service.close()  # without a word
         rows = look_until(observer, lambda rows: rows[2]["doing"].startswith("dead to 0"))
         assert rows[1]["doing"] == "has left"
-        assert rows[0]["doing"] in (
-            "trains",
-            "has made no step for 2 s",
-            "has made no step for 3 s",
-        )
+        assert rows[0]["doing"].startswith(("trains", "has made no step for "))
         assert rows[2]["weight"] is None
     finally:
         observer.close()

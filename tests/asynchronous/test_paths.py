@@ -1,34 +1,16 @@
 """Paths between nodes: names, addresses of both kinds, and paths that pass one way only."""
 
 import contextlib
+import functools
 import socket
 import threading
-import time
 
-import jax.numpy as jnp
-import optax
 import pytest
+import real_nodes
+from real_nodes import gradients, wait_for
 
-import gossipjax.asynchronous as ga
-
-SECRET = "a secret that is long"
+join = functools.partial(real_nodes.join, secret=real_nodes.SECRET, patience=2.0)
 HERE = "127.0.0.1"
-
-
-def join(**options):
-    arguments = {"algorithm": ga.sgp(), "job": "job", "secret": SECRET, "patience": 2.0}
-    return ga.join(optax.sgd(0.1), jnp.zeros(3), **arguments | options)
-
-
-def gradients(params, target):
-    return params - target, None
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

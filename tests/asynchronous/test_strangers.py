@@ -2,9 +2,9 @@
 
 import copy
 import json
+import math
 import random
 import socket
-import time
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 import zmq
+from real_nodes import SECRET, gradients, join, wait_for
 
 import gossipjax as gx
 import gossipjax.asynchronous as ga
@@ -29,7 +30,6 @@ from gossipjax.asynchronous._messages import (
 )
 from gossipjax.asynchronous._sockets import make_keys
 
-SECRET = "a secret that is long"
 MUTATED = 600
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 FORM = Format({"job": "job"}, ((gx.wire.bfloat16(), 3, FLOAT32), (None, 2, FLOAT64)))
@@ -128,22 +128,6 @@ def test_a_parcel_that_cannot_be_read_has_a_reason_that_its_sender_is_told(frame
     assert reason in found.text
 
 
-def join(address=None, **options):
-    arguments = {"algorithm": ga.sgp(), "job": "job"} | options
-    return ga.join(optax.sgd(0.1), jnp.zeros(3), address=address, **arguments)
-
-
-def gradients(params, target):
-    return params - target, None
-
-
-def wait_for(condition, seconds=10):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 ODD = (None, True, -1, 1.5, 2**63, 10**400, 1e308, float("nan"), "", "\ud800", "x" * 1000)
 ODD += ("127.0.0.1:9", [], {}, [[]] * 50)
 
@@ -205,7 +189,7 @@ def test_mutated_messages_change_nothing(secret):
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(b"\xff" * 64)
         dropped = a._participant.post.dropped
-        wait_for(lambda: sum(a.statistics.dropped.values()) > MUTATED / 2, 60)
+        wait_for(lambda: sum(a.statistics.dropped.values()) > MUTATED / 2)
         assert a._service._error is None
         assert not [reason for reason in dropped if reason.startswith("raising")]
         assert a.statistics.weight == weight
@@ -451,6 +435,8 @@ def test_a_model_that_is_not_finite_is_written_off(tmp_path):
         ({"algorithm": gx.sgp(gx.topology.ring(4))}, "algorithm must be gx.asynchronous.sgp"),
         ({"wire": gx.wire.top_k(0.1)}, "wire must be"),
         ({"wire": "bfloat16", "algorithm": ga.adpsgd()}, "wire must be None with adpsgd"),
+        ({"clip": 3, "algorithm": ga.adpsgd()}, r"clip must be None with adpsgd.*use sgp\(\)"),
+        *(({"clip": c}, "clip must be a number >= 1, such as 1") for c in (0, 0.5, math.inf)),
     ],
 )
 def test_bad_arguments(options, message):

@@ -34,6 +34,12 @@ def test_without_a_measurement_draws_are_uniform():
     assert counts[1] == pytest.approx(1000, abs=120)
 
 
+def test_of_a_bipartite_graph_even_places_ask_odd_ones():
+    algorithm = gx.asynchronous.adpsgd(graph="bipartite")
+    assert count_draws({}, algorithm, steps=100).keys() == {1, 3}
+    assert algorithm.choose(PEERS[1:], PEERS[0], 0, {}) is None
+
+
 def test_a_node_measures_how_long_its_shares_take():
     """The newest counts by half; what a peer has not answered says nothing yet."""
     network = Network(2)

@@ -122,7 +122,7 @@ def test_a_job_that_is_killed_loses_the_save_at_most(bucket):
     complete = 0
     command = [sys.executable, "-c", PROGRAM, folder]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    for _ in range(4):
+    for _ in range(2):
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as job:
             assert job.stdout is not None
             for _ in range(2):

@@ -51,13 +51,25 @@ class Job:
 
     def connect(self) -> socket.socket:
         """Connects a stranger, once process 0 listens."""
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + self.timeout
         while True:
             try:
-                return socket.create_connection(parse_address(self.address), TIMEOUT)
+                return socket.create_connection(parse_address(self.address), self.timeout)
             except ConnectionRefusedError:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
+
+    def say_hello(self, process_id: int, num_processes: int) -> socket.socket:
+        """Connects as a process of the job, which does not wait for an answer."""
+        process = self.connect()
+        process.sendall(json.dumps([process_id, num_processes, *HELLO[2:]]).encode() + b"\n")
+        return process
+
+    def wait_until_heard(self) -> None:
+        """Waits until process 0 has heard all who spoke before: it answers in their order."""
+        with self.connect() as stranger:
+            stranger.sendall(b"none\n")
+            assert stranger.makefile("rb").read() == b""
 
 
 def errors_of(infos: list[tuple[int, int]], timeout: float) -> list[str]:
@@ -121,26 +133,37 @@ def test_strangers_do_not_end_the_job():
 
 @pytest.mark.parametrize("name", ["GOSSIPJAX_JOB", "GOSSIPJAX_RESTART"])
 def test_a_process_of_another_job_or_attempt_is_told_so_and_ends_nothing(name, monkeypatch):
+    monkeypatch.setattr(_hello, "WAIT_SECONDS", TIMEOUT)  # it does not try again
+    monkeypatch.setattr(_hello, "LINE_SECONDS", TIMEOUT)
     with Job() as job:
         monkeypatch.setenv(name, "7")
         first = job.start(0, 2)
         job.connect().close()  # process 0 has read its variables
         monkeypatch.setenv(name, "6")
-        job.timeout = 0.5
         error = job.start(1, 2).result() or ""
         assert re.search(r"process 1 \(.*6.*, and not .*7.*: give all .* GOSSIPJAX_JOB", error)
         monkeypatch.setenv(name, "7")
         assert [job.start(1, 2).result(), first.result()] == [None, None]
 
 
-def test_a_process_that_has_left_may_come_again():
-    with Job() as job:
+@pytest.mark.parametrize("order", [(1, 2), (2, 1), (2,)])
+def test_who_has_left_is_waited_for_again(order, monkeypatch):
+    """Process 1 comes again, before process 2 or after it, or does not and is named."""
+    now = 0.0
+    monkeypatch.setattr(_hello, "time", SimpleNamespace(monotonic=lambda: now))
+    with Job(20) as job, contextlib.ExitStack() as stack:
         first = job.start(0, 3)
-        with job.connect() as former:
-            former.sendall(json.dumps([1, 3, *HELLO[2:]]).encode() + b"\n")
-            time.sleep(0.2)
-        others = [job.start(i, 3) for i in (1, 2)]
-        assert [first.result(), *(other.result() for other in others)] == [None] * 3
+        job.say_hello(1, 3).close()
+        job.wait_until_heard()
+        others = [stack.enter_context(job.say_hello(order[0], 3))]
+        job.wait_until_heard()
+        others += [stack.enter_context(job.say_hello(number, 3)) for number in order[1:]]
+        if 1 not in order:
+            now = 20.0
+        errors = [first.result() or ""]
+        errors += [json.loads(each.makefile("rb").readline())[1] or "" for each in others]
+        start = "" if 1 in order else "process 1 of 3 did not connect"
+        assert [error[: len(start) or None] for error in errors] == [start] * len(errors)
 
 
 def test_a_port_that_is_in_use():
