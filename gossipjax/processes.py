@@ -224,12 +224,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, *, axis_name: str = "nodes") ->
     sharding = NamedSharding(mesh, P(axis_name))
     if jax.process_count() == 1:
         return jax.device_put(rows, sharding)
-
-    def put_leaf(leaf: Any) -> jax.Array:
-        leaf = np.asarray(leaf)
-        return jax.make_array_from_process_local_data(sharding, leaf, (size, *leaf.shape[1:]))
-
-    return jax.tree.map(functools.partial(_apply_to_data, put_leaf), rows)
+    return put_sharded(rows, jax.tree.map(lambda _: sharding, rows), size, axis_name=axis_name)
 
 
 @meshes.apart_from_set_mesh

@@ -1,6 +1,7 @@
 """The layers of the project: imports run downwards, and the core stays light."""
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -30,7 +31,7 @@ TOP = {"exchanges", "meshes", "nodes", "processes", *EXCHANGES}
 LAYERS = {
     "renamed": set(),  # all may import it
     "topology": set(),
-    "wire": set(),
+    "wire": {"topology"},
     "meshes": set(),
     "processes": {"launch", "meshes"},
     "launch": set(),
@@ -70,6 +71,7 @@ COMPOSED = ROOT / "gossipjax" / "nodes" / "_composed_axis.py"  # what they are o
 MAX_PACKED_ASSIGNMENTS = 10  # two of them swap
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
@@ -209,14 +211,14 @@ def test_every_folder_of_the_library_says_what_is_public(folder):
     assert not [name for name in names if is_private(name) or not hasattr(module, name)]
 
 
-def without_type_checking(tree: ast.Module) -> ast.Module:
-    """The module without what only a type checker imports."""
+def parse_without_type_checking(path: Path) -> ast.Module:
+    """A module without what only a type checker imports."""
 
     class Remove(ast.NodeTransformer):
         def visit_If(self, node: ast.If) -> ast.AST | None:
             return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
-    return Remove().visit(tree)
+    return Remove().visit(ast.parse(path.read_text()))
 
 
 def find_circle(edges: dict[str, set[str]]) -> list[str]:
@@ -249,7 +251,7 @@ def test_folders_import_one_way(package):
         if not is_own or path.stem in ("__init__", "__main__", "_public"):
             continue
         room = room_of(module)
-        modules = {name for name, _ in imported_names(without_type_checking(parse(path)))}
+        modules = {name for name, _ in imported_names(parse_without_type_checking(path))}
         edges.setdefault(room, set()).update(
             room_of(other) for other in modules & set(MODULES) if room_of(other) != room
         )

@@ -144,11 +144,12 @@ def test_a_run_goes_on_from_its_checkpoint(place, name, tmp_path):
 
     state: Any = None
     whole = train(decentralize(N))
-    for target in TARGETS.astype(np.float32):
+    for targets in np.split(TARGETS.astype(np.float32), [1, 5]):
         with Checkpoints(tmp_path, every=1) as checkpoints:
             step, state = start(N)
-            state, _ = step(state, target)
-            checkpoints.after(state)
+            for target in targets:
+                state, _ = step(state, target)
+                checkpoints.after(state)
     for pair in zip(*map(jax.tree.leaves, (state.arrays, whole.arrays)), strict=True):
         np.testing.assert_array_equal(*pair)
         assert pair[0].sharding == pair[1].sharding
@@ -296,7 +297,7 @@ def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():
         np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("given", ["function", "host", "whole", "parts", "explicit"])
+@pytest.mark.parametrize("given", ["host", "whole", "explicit"])
 def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
     """As a trainer has them: the state of a model, and beside it the state of its optimizer."""
     target = jnp.zeros((N, 6, 2))
@@ -318,8 +319,8 @@ def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
         }
 
     step = gx.decentralize(step_of_model, tx, nodes, params=pick)
-    if given in ("function", "host"):
-        state = step.init(make if given == "function" else jax.tree.map(np.asarray, make()))
+    if given == "host":
+        state = step.init(jax.tree.map(np.asarray, make()))
     else:  # arrays that another program has put on this mesh do not go through the host
         mesh = jax.make_mesh((N, 2), GRID.axis_names) if given == "explicit" else GRID
         placed = jax.device_put(make(), NamedSharding(mesh, P() if given == "whole" else P("fsdp")))

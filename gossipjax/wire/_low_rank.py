@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import fold_in, make_seed_key, require_integer, require_seed
-
-MAX_RANK = 2**16
+from gossipjax.topology.schedule import require_int
+from gossipjax.wire._codec import fold_in, make_seed_key, require_seed
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -109,6 +108,4 @@ def low_rank(rank: int, *, seed: int = 0) -> LowRank:
     >>> round(1 / (first + second))
     71
     """
-    return LowRank(
-        require_integer(rank, "rank of low_rank", 1, MAX_RANK), require_seed(seed, "low_rank")
-    )
+    return LowRank(require_int(rank, "rank of low_rank", 1), require_seed(seed, "low_rank"))

@@ -81,12 +81,7 @@ FACTORIES: dict[str, Callable[..., Any]] = {
 SGP = gx.sgp(RING)
 OSGP = gx.osgp(RING)
 OUTER = gx.outer(SGP, optax.sgd(0.7), 4)
-TRANSFORMS = [
-    *(factory(RING) for factory in FACTORIES.values()),
-    gx.choco(RING, TOP_K, 0.1),
-    gx.easgd(0.1),
-    OUTER,
-]
+TRANSFORMS = [SGP, gx.easgd(0.1), OUTER]  # one frame checks the calls of all other algorithms
 
 
 def on_nodes(function: Callable[[Any], Any], nodes: int = 4) -> Any:
@@ -257,7 +252,7 @@ CALLS += each(
     *TRANSFORMS,
 )
 CALLS += each(lambda tx: tx.update(PARAMS, tx.init(PARAMS), PARAMS, step=0), OUTSIDE, *TRANSFORMS)
-CALLS += each(lambda tx: update(tx, nodes=3), "4, got 3", *TRANSFORMS[:-2])
+CALLS += each(lambda tx: update(tx, nodes=3), "4, got 3", SGP, gx.choco(RING, TOP_K, 0.1))
 CALLS += [
     (lambda: update(SGP, gx.sgp(ONE_PEER)), "its schedule, "),
     (lambda: update(gx.easgd(0.1), gx.easgd(0.1, axis_name="servers")), "its wire, "),

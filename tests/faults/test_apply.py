@@ -76,7 +76,7 @@ def test_a_schedule_with_deaths_is_one_like_others():
 def make_chain(name):
     base = gx.topology.exponential(N)
     pairs = gx.topology.ring(N)
-    overlap = {"osgp 1": 1, "osgp 2": 2}.get(name, 0)
+    overlap = 2 if name == "osgp 2" else 0
     directed = gx.faults.apply(base, FAULTS, overlap=overlap)
     undirected = gx.faults.apply(pairs, FAULTS, keep="both")
     delayed = gx.faults.Faults(
@@ -84,7 +84,6 @@ def make_chain(name):
     )
     chains = {
         "sgp": lambda: gx.sgp(directed),
-        "osgp 1": lambda: gx.osgp(directed, 1),
         "osgp 2": lambda: gx.osgp(directed, 2),
         "dpsgd": lambda: gx.dpsgd(undirected, order="adapt-then-combine"),
         "gradient_tracking": lambda: gx.gradient_tracking(directed),
@@ -111,7 +110,6 @@ def track(matrices, x, updates, active):
     ("name", "mode"),
     [
         ("sgp", "shard_map_check_vma"),
-        ("osgp 1", "vmap"),
         ("osgp 2", "vmap"),
         ("dpsgd", "vmap"),
         ("gradient_tracking", "vmap"),
@@ -153,7 +151,6 @@ def test_who_is_not_active_stays_as_it_is_and_nothing_is_lost(name, mode):
     find = {
         "gradient_tracking": lambda: track(directed.matrices(STEPS), starts, updates, active),
         "sgp": lambda: oracle.sgp(directed.matrices(STEPS), starts, applied),
-        "osgp 1": lambda: oracle.osgp(directed.matrices(STEPS), starts, applied, 1),
         "osgp 2": lambda: oracle.osgp(directed.matrices(STEPS), starts, applied, 2),
         "dpsgd": lambda: oracle.dpsgd(
             undirected.matrices(STEPS), starts, applied, adapt_first=True

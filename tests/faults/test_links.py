@@ -78,7 +78,6 @@ def flat_mass(mass):
     [
         ("vmap", "traced", True, 2),
         ("vmap", "static", False, 2),
-        ("vmap", "traced", True, 0),
         ("shard_map", "traced", True, 2),
         ("shard_map_check_vma", "static", False, 0),
     ],
