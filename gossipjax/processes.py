@@ -40,7 +40,7 @@ __all__ = [
     "to_host",
 ]
 
-# A process may compile, or evaluate alone, for so long; a line names it after 30 s.
+# How long processes wait for one that compiles or evaluates alone. After 30 s a line names it.
 MEETING_SECONDS = 1800.0
 
 _seconds = contextvars.ContextVar("seconds", default=MEETING_SECONDS)
@@ -270,7 +270,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def _apply_to_data(move: Callable[..., jax.Array], leaf: Any, *args: Any) -> jax.Array:
-    """`move(leaf, *args)`; of PRNG keys, which NumPy has not, their data move."""
+    """Returns `move(leaf, *args)`. NumPy has no PRNG keys, so of a key its data move."""
     if not is_key(leaf):
         return move(leaf, *args)
     data = move(jax.random.key_data(leaf), *args)
@@ -303,9 +303,9 @@ def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
-    """Puts a host value of which every process has the whole.
+    """Puts a host value that every process has whole.
 
-    `jax.device_put` would gather the value over all processes, to check that all have the same.
+    `jax.device_put` would gather the value over all processes to check that all have the same.
     """
     if jax.process_count() == 1:
         return jax.device_put(value, sharding)

@@ -1,4 +1,4 @@
-"""Names before 0.5.0: who uses one gets an error that says the new."""
+"""Names that gossipjax 0.5.0 changed: if you use an old one, the error says the new one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WENT |= {
 
 
 def old_names(module: str) -> Callable[[str], NoReturn]:
-    """Makes the `__getattr__` of a public module, "" for gossipjax, which has no further names."""
+    """Makes the `__getattr__` of `gossipjax.{module}`; of gossipjax itself if `module` is ""."""
 
     def refuse(name: str) -> NoReturn:
         dotted = f"{module}.{name}" if module else name
@@ -58,9 +58,9 @@ def old_names(module: str) -> Callable[[str], NoReturn]:
 
 
 def renamed(**new: str) -> Callable[[F], F]:
-    """Decorates a function so that a call with a name of before 0.5.0 says how to write it now.
+    """Decorates a function: a call with an argument's old name says how to write it now.
 
-    `new` has, for an old name, the new name, or the new name with its value.
+    `new` maps an old name to the new name, or to the new name with its value.
 
     Raises (when the function is called):
       TypeError: for an old name.

@@ -185,16 +185,8 @@ def test_what_a_closed_step_must_not_do_is_refused():
     gossip = gx.sgp(SCHEDULE)
     state = make_state()
     target = np.zeros((N, 6))
-    for closed, match in (
-        (lambda state, x: state, "must return a pair"),
-        (lambda state, x: (x, state), "must have the structure of the state that it got"),
-        (
-            lambda state, x: (state.replace(step=0.5), x),
-            r"must be like the state that it got, int32 \[\] at \.step",
-        ),
-    ):
-        with pytest.raises(ValueError, match=match):
-            gx.decentralize(closed, gossip, N)(state, target)
+    with pytest.raises(ValueError, match=r"must be like the state .*, int32 \[\] at \.step"):
+        gx.decentralize(lambda s, x: (s.replace(step=0.5), x), gossip, N)(state, target)
     step = gx.decentralize(train_step, gossip, N)
     with pytest.raises(ValueError, match=r"must be arrays \[N, \.\.\.\] with N = 4"):
         step(state, target[0])

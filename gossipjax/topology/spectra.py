@@ -176,14 +176,6 @@ def follow_differences(
 
     Returns:
       For each segment `[R]`, or `[R, S]`, the logarithms after each of its R rounds.
-
-    >>> import gossipjax as gx
-    >>> def halve(mix, x, step):
-    ...     return x / 2
-    >>> largest = lambda x: abs(x).max()
-    >>> (logs,) = follow_differences(gx.topology.ring(2), halve, np.ones((2, 1)), 3, largest)
-    >>> np.exp(logs).round(3).tolist()
-    [0.5, 0.25, 0.125]
     """
     logs_by_segment = []
     ends = [*(segment.start for segment in schedule.segments[1:]), math.inf]

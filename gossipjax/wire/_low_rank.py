@@ -49,12 +49,7 @@ class LowRank:
         return jax.random.normal(key, (shape[-1], self.rank), dtype)
 
     def count_models(self, part: Any, model: Any) -> tuple[float, float]:
-        """The values of both messages of a part of a model, as multiples of those of the model.
-
-        >>> model = {"kernel": np.zeros((4, 4)), "bias": np.zeros(4)}
-        >>> low_rank(1).count_models(model, model)
-        (0.4, 0.2)
-        """
+        """The sizes of the two messages for a part of a model, as fractions of the model's size."""
         size = max(1, sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(model)))
         first = second = 0
         for shape in map(jnp.shape, jax.tree.leaves(part)):

@@ -161,7 +161,6 @@ CALLS += [
     ),
     *each(lambda every: gx.easgd(0.1, every), "every of easgd", 0, 1.5),
     (lambda: gx.allreduce(wire="int8"), "wire must be a codec"),
-    (lambda: gx.accumulate_gradients(lambda p: p, 0), "every of"),
     (lambda: gx.weighted([1.0, -1.0]), "one number >= 0 for each node"),
     (lambda: gx.weighted([0, 0]), "not all 0"),
     (lambda: gx.dirichlet_split([[0] * 9], 5, 1.0), "shape"),
@@ -293,7 +292,6 @@ CALLS += [
     (lambda: mix(wire=TOP_K), "gx.choco"),
     (lambda: mix(wire=INT8), "key must be a PRNG key"),
     (lambda: with_state(lambda x, s: gx.exchange(s, 0)), "gx.osgp"),
-    *each(lambda f: f(PARAMS), OUTSIDE, *ON_MODELS[:2]),
     (
         lambda: gx.average_batch_stats(PARAMS),
         "gx.average_batch_stats(stats, nodes=nodes)",
