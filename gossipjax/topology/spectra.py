@@ -6,7 +6,7 @@ Public as `gossipjax.topology`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -78,16 +78,25 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
     steps = require_int(steps, "steps of second_singular_value(schedule, steps)", 1)
     if schedule.size == 1:
         return 0.0
-    indices = [schedule.index_at(step) for step in range(steps)]
+    cycles = _list_cycles(schedule, steps)
     if all(map(_is_circulant, schedule.rounds)):
         # Circulant matrices commute and are normal: singular values are moduli of eigenvalues.
-        uses = np.bincount(indices, minlength=len(schedule.rounds))
+        uses = np.zeros(len(schedule.rounds), dtype=int)
+        for cycle, repeats, rest in cycles:
+            uses += repeats * np.bincount(cycle, minlength=len(uses))
+            uses += np.bincount(rest, minlength=len(uses))
         sizes = [_get_sizes(round_) ** n for round_, n in zip(schedule.rounds, uses, strict=True)]
         return float(np.sort(np.prod(sizes, axis=0))[-2])
     _require_dense(schedule)
     product = np.eye(schedule.size)
-    for index in indices:
-        product = multiply_round(schedule.rounds[index], product)
+    for cycle, repeats, rest in cycles:
+        if repeats:  # a large ring needs a million rounds to mix
+            whole_cycle = np.eye(schedule.size)
+            for index in cycle:
+                whole_cycle = multiply_round(schedule.rounds[index], whole_cycle)
+            product = np.linalg.matrix_power(whole_cycle, repeats) @ product
+        for index in rest:
+            product = multiply_round(schedule.rounds[index], product)
     return float(np.linalg.svd(product, compute_uv=False)[1])
 
 
@@ -309,6 +318,16 @@ def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
             return -math.inf
     with np.errstate(divide="ignore"):
         return float(log + np.log(max(abs(np.linalg.eigvals(product)))))
+
+
+def _list_cycles(
+    schedule: Schedule, steps: int
+) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
+    """For each segment in the first `steps`: its cycle, its number of repeats, and the rest."""
+    ends = [*(segment.start for segment in schedule.segments[1:]), steps]
+    for (start, cycle), end in zip(schedule.segments, ends, strict=True):
+        repeats, rest = divmod(max(0, min(end, steps) - start), len(cycle))
+        yield cycle, repeats, cycle[:rest]
 
 
 def multiply_round(round_: Round, x: np.ndarray) -> np.ndarray:
