@@ -16,7 +16,7 @@ from gossipjax.processes import MEETING_SECONDS
 from gossipjax.topology.schedule import require_int
 
 T = TypeVar("T")
-_numbers = itertools.count()  # of the inputs that end together
+_numbers = itertools.count()  # of inputs that end together: the same on all processes
 
 
 def prefetch(

@@ -6,6 +6,7 @@ because `nnx.Optimizer.update(model, grads, step=step)` passes the step on.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import flax.training.train_state
@@ -46,11 +47,7 @@ class TrainState(flax.training.train_state.TrainState):
             scalar that is the same on all nodes. With None, the gossip counts its updates.
           **kwargs: fields to replace.
         """
-        tx = optax.with_extra_args_support(self.tx)
-
-        def update(updates: Any, state: Any, params: Any = None) -> Any:
-            return tx.update(updates, state, params, step=step)
-
-        given = self.replace(tx=optax.GradientTransformation(tx.init, update))
+        update = functools.partial(optax.with_extra_args_support(self.tx).update, step=step)
+        given = self.replace(tx=optax.GradientTransformation(self.tx.init, update))
         new = super(TrainState, given).apply_gradients(grads=grads, **kwargs)
         return new.replace(tx=self.tx)

@@ -203,7 +203,7 @@ def on_axis(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
 
 
 def require_inside(axis_name: str, call: str) -> None:
-    """Raises `ValueError` outside of the axis; `call` is what to write with `nodes` there."""
+    """Raises `ValueError` outside of a per-node function; says to make the `call` with `nodes`."""
     try:
         axis_size(axis_name)
     except ValueError as error:
@@ -213,22 +213,23 @@ def require_inside(axis_name: str, call: str) -> None:
 def sum_mass(
     params: optax.Params, opt_state: optax.OptState, aux: Any, axis_name: str
 ) -> tuple[jax.Array, jax.Array]:
-    """`[3]`: the sum of weights, the sum of all numerators, the spread of counted updates.
+    """Returns three numbers `[3]`, and whether each node's `aux` is not finite, `[N]`.
 
-    And `[N]`, booleans: whose `aux` is not finite.
+    The numbers are the sum of the weights, the sum of all values of the numerators, and how far the
+    nodes' counts of updates differ.
     """
     params, opt_state = _without_variables((params, opt_state))
     state = gossip_state(opt_state)
     mass = _mass_of_node(gossiped(params, state), state)
     dtype = mass.weight.dtype
-    # Summed before the nodes are: on a mesh three numbers travel, not a model.
+    # Each node sums its own values first: on a mesh three numbers travel, not a model.
     numerator = sum(jnp.sum(leaf, dtype=dtype) for leaf in jax.tree.leaves(mass.x))
     floats = [leaf for leaf in jax.tree.leaves(aux) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in floats], True)
     here = jnp.arange(axis_size(axis_name), dtype=jnp.int32) == jax.lax.axis_index(axis_name)
     numbers = [mass.weight, jnp.asarray(numerator), *(here & ~jnp.asarray(is_finite)).astype(dtype)]
     sums = node_sum(jnp.stack(numbers), Wire(axis_name))
-    # In integers: a sum of large counts is none that float32 has.
+    # In integers: float32 cannot represent large counts exactly.
     count = jnp.asarray(0 if state is None else state.count)
     return jnp.append(sums[:2], node_spread(count, axis_name).astype(dtype)), sums[2:] > 0
 

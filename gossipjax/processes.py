@@ -40,7 +40,7 @@ __all__ = [
     "to_host",
 ]
 
-# A process may compile, or evaluate alone, for so long; a line names it after 30 s.
+# How long processes wait for one that compiles or evaluates alone. After 30 s a line names it.
 MEETING_SECONDS = 1800.0
 
 _seconds = contextvars.ContextVar("seconds", default=MEETING_SECONDS)
@@ -224,12 +224,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, *, axis_name: str = "nodes") ->
     sharding = NamedSharding(mesh, P(axis_name))
     if jax.process_count() == 1:
         return jax.device_put(rows, sharding)
-
-    def put_leaf(leaf: Any) -> jax.Array:
-        leaf = np.asarray(leaf)
-        return jax.make_array_from_process_local_data(sharding, leaf, (size, *leaf.shape[1:]))
-
-    return jax.tree.map(functools.partial(_apply_to_data, put_leaf), rows)
+    return put_sharded(rows, jax.tree.map(lambda _: sharding, rows), size, axis_name=axis_name)
 
 
 @meshes.apart_from_set_mesh
@@ -275,7 +270,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def _apply_to_data(move: Callable[..., jax.Array], leaf: Any, *args: Any) -> jax.Array:
-    """`move(leaf, *args)`; of PRNG keys, which NumPy has not, their data move."""
+    """Returns `move(leaf, *args)`. NumPy has no PRNG keys, so of a key its data move."""
     if not is_key(leaf):
         return move(leaf, *args)
     data = move(jax.random.key_data(leaf), *args)
@@ -308,9 +303,9 @@ def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
-    """Puts a host value of which every process has the whole.
+    """Puts a host value that every process has whole.
 
-    `jax.device_put` would gather the value over all processes, to check that all have the same.
+    `jax.device_put` would gather the value over all processes to check that all have the same.
     """
     if jax.process_count() == 1:
         return jax.device_put(value, sharding)

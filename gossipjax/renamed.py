@@ -1,4 +1,4 @@
-"""Names before 0.5.0: who uses one gets an error that says the new."""
+"""Names that gossipjax 0.5.0 changed: if you use an old one, the error says the new one."""
 
 from __future__ import annotations
 
@@ -36,29 +36,16 @@ WENT |= {
     "wire.encode": "use the method encode of a codec",
     "wire.make_wire": "give wire and axis_name to a transform",
 }
-_EARLY = 'order="combine-while-adapting"'
-_OUTER = "gx.outer(inner, outer_tx, every"
+_METHODS = ("adpsgd", "allreduce", "async_sgp", "centralized", "diloco", "dpsgd", "from_plan")
+_METHODS += ("noloco", "osgp", "sgp", "slowmo", "sparse_loco", "streaming_diloco")
 WENT |= {
-    f"cost_model.{name}": f"use gx.cost_model.from_transform({arguments})"
-    for name, arguments in {
-        "adpsgd": 'gx.adpsgd(schedule, delays), "adpsgd", awaits="link"',
-        "allreduce": 'gx.allreduce(), "allreduce"',
-        "async_sgp": f'gx.sgp(schedule, {_EARLY}), "async-sgp", awaits="nobody"',
-        "centralized": 'gx.allreduce(), "centralized", kind="server"',
-        "diloco": f'{_OUTER}), "diloco"',
-        "dpsgd": 'gx.dpsgd(schedule), "dpsgd"',
-        "noloco": f'{_OUTER}, average=schedule, anchor_strength=strength), "noloco"',
-        "osgp": 'gx.osgp(schedule), "osgp"',
-        "sgp": 'gx.sgp(schedule), "sgp"',
-        "slowmo": f'{_OUTER}), "slowmo"',
-        "sparse_loco": f'{_OUTER}, wire=codec, error_feedback=1.0), "sparse-loco"',
-        "streaming_diloco": f'{_OUTER}, fragments=fragments, delay=1), "streaming-diloco"',
-    }.items()
+    f"cost_model.{name}": "use gx.cost_model.from_transform(tx, name); the changelog says which tx"
+    for name in _METHODS
 }
 
 
 def old_names(module: str) -> Callable[[str], NoReturn]:
-    """Makes the `__getattr__` of a public module, "" for gossipjax, which has no further names."""
+    """Makes the `__getattr__` of `gossipjax.{module}`; of gossipjax itself if `module` is ""."""
 
     def refuse(name: str) -> NoReturn:
         dotted = f"{module}.{name}" if module else name
@@ -71,9 +58,9 @@ def old_names(module: str) -> Callable[[str], NoReturn]:
 
 
 def renamed(**new: str) -> Callable[[F], F]:
-    """Decorates a function so that a call with a name of before 0.5.0 says how to write it now.
+    """Decorates a function: a call with an argument's old name says how to write it now.
 
-    `new` has, for an old name, the new name, or the new name with its value.
+    `new` maps an old name to the new name, or to the new name with its value.
 
     Raises (when the function is called):
       TypeError: for an old name.

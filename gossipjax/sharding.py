@@ -30,7 +30,7 @@ MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its
 
 
 def is_spec(part: Any) -> bool:
-    """Whether it says how an array is sharded; None says that the array is whole."""
+    """Whether `part` is a spec: a `PartitionSpec`, or None for a whole array."""
     return part is None or isinstance(part, PartitionSpec)
 
 
@@ -54,7 +54,7 @@ def _shapes_of(tree: Any) -> dict[Path, tuple[int, ...]]:
 
 
 def is_box(part: Any) -> bool:
-    """Whether it is an annotated parameter: flax.linen's `Partitioned` or NNX's `Variable`."""
+    """Whether `part` is an annotated parameter: flax.linen's `Partitioned`, NNX's `Variable`."""
     return hasattr(part, "get_partition_spec") or hasattr(part, "get_metadata")
 
 
@@ -317,7 +317,7 @@ def fsdp_specs(params: Any, mesh: Mesh, *, axis_name: str = "fsdp") -> Any:
     return jax.tree.map(spec, params)
 
 
-# Of what is traced inside `gx.sharded`, whole or in parts.
+# The specs of the `gx.sharded` that is being traced.
 _specs_here: ContextVar[Any] = ContextVar("specs", default=None)
 
 

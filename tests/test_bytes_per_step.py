@@ -47,27 +47,24 @@ def list_cases():
     for name in NO_VARIANTS:
         schedule = gx.topology.from_matrices(ROWS[name].matrices(rng, N))
         yield name, ROWS[name].transform(schedule)
-    for name, wire in DENSE.items():
-        yield f"allreduce, {name}", optax.chain(gx.allreduce(wire=wire), SGD)
-        yield f"sgp, {name}", gx.sgp(IRREGULAR, wire=wire)
+    for name in ("float16", "int4"):
+        yield f"allreduce, {name}", optax.chain(gx.allreduce(wire=DENSE[name]), SGD)
+    for name in ("bfloat16", "int8"):
+        yield f"sgp, {name}", gx.sgp(IRREGULAR, wire=DENSE[name])
     wire = DENSE["int8"]  # the others are made as this one is
     yield "sgp of a hybrid, int8", gx.sgp(HYBRID, wire=wire)
     yield "osgp 2, int8", gx.osgp(ONE_PEER, 2, wire=wire)
     yield "osgp 1, int8, complete", gx.osgp(COMPLETE, 1, wire=wire)
-    yield "dpsgd, int8", gx.dpsgd(RING, wire=wire)
-    yield "adpsgd, int8", gx.adpsgd(RING, 1, wire=wire)
     yield "gradient_tracking, int8", gx.gradient_tracking(IRREGULAR, wire=wire)
-    yield "quasi_global, int8", gx.quasi_global(RING, 0.1, wire=wire)
     yield "outer, int8", gx.outer(SGD, OUTER, 2, wire=wire)
     pairs = {"average": gx.topology.random_pairs(N, 2, 0), "anchor_strength": 0.5}
     yield "outer over pairs, int8", gx.outer(SGD, optax.sgd(0.7), 2, wire=wire, **pairs)
     yield "streaming, int8", gx.outer(SGD, OUTER, 3, fragments=3, delay=1, wire=wire)
-    for name, wire in (DENSE | SPARSE).items():
-        yield f"choco, {name}", gx.choco(RING, wire, 0.05)
-        yield f"deepsqueeze, {name}", gx.contrib.deepsqueeze(RING, wire, 0.4)
     for name, wire in SPARSE.items():
+        yield f"choco, {name}", gx.choco(RING, wire, 0.05)
         yield f"allreduce, {name}", optax.chain(gx.allreduce(wire=wire), SGD)
-        yield f"outer, {name}", gx.outer(SGD, OUTER, 2, wire=wire, error_feedback=0.9)
+    yield "deepsqueeze, int4", gx.contrib.deepsqueeze(RING, DENSE["int4"], 0.4)
+    yield "outer, top_k", gx.outer(SGD, OUTER, 2, wire=SPARSE["top_k"], error_feedback=0.9)
     factors = {"wire": gx.wire.low_rank(1), "error_feedback": 0.9}
     yield "outer, low_rank", gx.outer(SGD, OUTER, 2, fragments=2, **factors)
     lazy = gx.topology.from_matrices(oracle.lazy_ring(N))
@@ -144,7 +141,6 @@ ON_TWO_DEVICES = {
     "sgp": gx.sgp(HYBRID, local_axis_name="local"),
     "sgp, int8": gx.sgp(IRREGULAR, local_axis_name="local", wire=DENSE["int8"]),
     "choco": gx.choco(RING, SPARSE["top_k"], 0.4, local_axis_name="local"),
-    "easgd": gx.easgd(0.1, local_axis_name="local"),
     "outer": gx.outer(SGD, OUTER, 2, local_axis_name="local"),
     "after allreduce": optax.chain(
         gx.allreduce(axis_name="local"), gx.sgp(RING, local_axis_name="local")
@@ -166,7 +162,6 @@ IN_PARTS = {
     "sgp": gx.sgp(HYBRID),
     "allreduce": gx.allreduce(),
     "osgp 2": gx.osgp(RING, 2),
-    "gradient_tracking": gx.gradient_tracking(IRREGULAR),
     "outer": gx.outer(SGD, OUTER, 2),
     "streaming": gx.outer(SGD, OUTER, 2, fragments=2, delay=1),
 }

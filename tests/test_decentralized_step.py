@@ -110,29 +110,20 @@ def test_an_outer_optimizer_goes_around_a_closed_step(place, dtype, tolerance):
     np.testing.assert_allclose(*wide, atol=tolerance)
 
 
-def make_weighted(schedule):
-    return optax.chain(gx.weighted(range(1, schedule.size + 1)), gx.sgp(schedule))
-
-
 TAKEN = {
-    "vmap": {
-        "weighted": make_weighted,
-        "around gossip": lambda schedule: gx.outer(gx.sgp(schedule), NESTEROV, every=2),
-    },
-    "fsdp": {"osgp": gx.osgp, "easgd": lambda schedule: gx.easgd(0.1, 2)},
+    "vmap": lambda schedule: gx.outer(gx.sgp(schedule), NESTEROV, every=3),
+    "fsdp": gx.osgp,
 }
 
 
-@pytest.mark.parametrize(
-    ("place", "name"), [(place, name) for place, makes in TAKEN.items() for name in makes]
-)
-def test_a_run_goes_on_from_its_checkpoint(place, name, tmp_path):
+@pytest.mark.parametrize("place", TAKEN)
+def test_a_run_goes_on_from_its_checkpoint(place, tmp_path):
     """From any step, as the number of the round is in the state; and with other nodes."""
     is_sharded = place == "fsdp"
 
     def make_tx(saved):
         schedule = SCHEDULE if saved["nodes"] == N else gx.topology.directed_ring(saved["nodes"])
-        return PLACEMENTS[place][1](TAKEN[place][name](schedule))
+        return PLACEMENTS[place][1](TAKEN[place](schedule))
 
     def decentralize(size):
         nodes = gx.Nodes(mesh=make_mesh(size, 2, "fsdp")) if is_sharded else size
@@ -144,11 +135,12 @@ def test_a_run_goes_on_from_its_checkpoint(place, name, tmp_path):
 
     state: Any = None
     whole = train(decentralize(N))
-    for target in TARGETS.astype(np.float32):
+    for targets in np.split(TARGETS.astype(np.float32), [1, 5]):
         with Checkpoints(tmp_path, every=1) as checkpoints:
             step, state = start(N)
-            state, _ = step(state, target)
-            checkpoints.after(state)
+            for target in targets:
+                state, _ = step(state, target)
+                checkpoints.after(state)
     for pair in zip(*map(jax.tree.leaves, (state.arrays, whole.arrays)), strict=True):
         np.testing.assert_array_equal(*pair)
         assert pair[0].sharding == pair[1].sharding
@@ -184,16 +176,8 @@ def test_what_a_closed_step_must_not_do_is_refused():
     gossip = gx.sgp(SCHEDULE)
     state = make_state()
     target = np.zeros((N, 6))
-    for closed, match in (
-        (lambda state, x: state, "must return a pair"),
-        (lambda state, x: (x, state), "must have the structure of the state that it got"),
-        (
-            lambda state, x: (state.replace(step=0.5), x),
-            r"must be like the state that it got, int32 \[\] at \.step",
-        ),
-    ):
-        with pytest.raises(ValueError, match=match):
-            gx.decentralize(closed, gossip, N)(state, target)
+    with pytest.raises(ValueError, match=r"must be like the state .*, int32 \[\] at \.step"):
+        gx.decentralize(lambda s, x: (s.replace(step=0.5), x), gossip, N)(state, target)
     step = gx.decentralize(train_step, gossip, N)
     with pytest.raises(ValueError, match=r"must be arrays \[N, \.\.\.\] with N = 4"):
         step(state, target[0])
@@ -283,7 +267,7 @@ def test_a_closed_step_that_gathers_gradients_takes_no_tracking():
 
 def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():
     nodes, around = PLACEMENTS["fsdp"]
-    gossip = around(gx.sgp(SCHEDULE))
+    gossip = around(gx.sgp(gx.topology.ring(N)))
     expected = train(gx.decentralize(train_step, gossip, nodes)).params["w"]
     for spec in (P("fsdp"), NamedSharding(GRID, P("fsdp"))):
 
@@ -296,7 +280,7 @@ def test_a_sharding_constraint_inside_is_one_of_the_devices_of_a_node():
         np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("given", ["function", "host", "whole", "parts", "explicit"])
+@pytest.mark.parametrize("given", ["host", "whole", "explicit"])
 def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
     """As a trainer has them: the state of a model, and beside it the state of its optimizer."""
     target = jnp.zeros((N, 6, 2))
@@ -318,8 +302,8 @@ def test_moments_beside_picked_parameters_are_made_in_parts(given, monkeypatch):
         }
 
     step = gx.decentralize(step_of_model, tx, nodes, params=pick)
-    if given in ("function", "host"):
-        state = step.init(make if given == "function" else jax.tree.map(np.asarray, make()))
+    if given == "host":
+        state = step.init(jax.tree.map(np.asarray, make()))
     else:  # arrays that another program has put on this mesh do not go through the host
         mesh = jax.make_mesh((N, 2), GRID.axis_names) if given == "explicit" else GRID
         placed = jax.device_put(make(), NamedSharding(mesh, P() if given == "whole" else P("fsdp")))

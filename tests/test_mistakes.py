@@ -21,7 +21,7 @@ N = 4
 NODES = gx.Nodes(N)
 RING = gx.topology.ring(N)
 ONE_PEER = gx.topology.one_peer_exponential(N)
-IRREGULAR = gx.topology.random_peer(N, 8, seed=0)
+IRREGULAR = gx.topology.random_peer(N, 3, seed=0)
 SGD: Any = optax.sgd(0.1)
 ADAM: Any = optax.adam(0.1)
 NESTEROV: Any = optax.sgd(0.7, momentum=0.9, nesterov=True)
@@ -38,7 +38,7 @@ PAGES = Path(__file__).parents[1] / "docs"
 
 
 def first_program(tx: Any) -> int:
-    return gx.canonical_step(tx.init(PARAMS), 0)
+    return gx.canonical_step(jax.eval_shape(tx.init, PARAMS), 0)
 
 
 def pull(params: Any, target: Any) -> Any:

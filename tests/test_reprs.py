@@ -13,7 +13,6 @@ import gossipjax as gx
 topology = gx.topology
 MODEL = {"w": jnp.zeros((10, 5), jnp.bfloat16)}
 OSGP = gx.osgp(topology.ring(4), overlap=2).init(MODEL)
-EMPTY = jax.tree.map(lambda leaf: None, OSGP)
 IN_FLIGHT = "404 bytes in 3 other arrays, overlap 2, ring(4): 4 nodes, period 1"
 
 
@@ -39,7 +38,6 @@ IN_FLIGHT = "404 bytes in 3 other arrays, overlap 2, ring(4): 4 nodes, period 1"
         (OSGP, f"GossipState(count [], weight [], {IN_FLIGHT})"),
         (gx.Nodes(4), "Nodes(4)"),
         (gx.Nodes(2, mesh=jax.make_mesh((1,), ("nodes",))), "Nodes(2, mesh={'nodes': 1})"),
-        (EMPTY, "GossipState(overlap 2, ring(4): 4 nodes, period 1)"),
         (
             jax.tree.map(lambda leaf: "x", OSGP),
             "GossipState(count 'x', weight 'x', overlap 2, ring(4): 4 nodes, period 1)",

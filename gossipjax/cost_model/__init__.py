@@ -8,7 +8,7 @@ the report compares the predictions with published figures.
 
 from gossipjax.cost_model import networks
 from gossipjax.cost_model.exchange import Exchange, Workload
-from gossipjax.cost_model.methods import Method, from_plan, from_transform
+from gossipjax.cost_model.methods import Method, from_transform
 from gossipjax.cost_model.networks import Network
 from gossipjax.cost_model.prediction import Prediction, predict_step
 from gossipjax.cost_model.simulation import Simulation, simulate
@@ -23,7 +23,6 @@ __all__ = [
     "Simulation",
     "Slowness",
     "Workload",
-    "from_plan",
     "from_transform",
     "networks",
     "parse_slowness",

@@ -160,7 +160,7 @@ class Exchange(plan.Exchange):
             seconds = np.full(nodes, parts * part)
         else:
             # The messages of a node share its link, and each is copied through the host.
-            seconds = network.message_seconds(size) + network.copy_seconds(size)
+            seconds = network.message_seconds(size) + size / network.host_copy
             seconds = seconds * self._count_messages(step, nodes)
         return 2 * seconds if self.is_half_duplex else seconds
 
@@ -246,7 +246,7 @@ def _find_collective_seconds(kind: Kind, size: float, network: Network, nodes: i
     """
     if nodes == 1:
         return 0.0
-    copy = network.copy_seconds(size)
+    copy = size / network.host_copy
     if kind == "ring":
         return copy + 2 * (nodes - 1) * network.message_seconds(size / nodes, is_gossip=False)
     if kind == "tree":

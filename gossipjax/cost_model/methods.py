@@ -1,7 +1,6 @@
-"""What a method exchanges, read from its plan or its transform."""
+"""What a method exchanges, read from its transform."""
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -9,7 +8,6 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.cost_model.exchange import Awaits, Exchange, Kind
-from gossipjax.exchanges import plan as plans
 from gossipjax.exchanges.chain import find_parts, step_plan
 from gossipjax.exchanges.state import Exchanging
 
@@ -20,8 +18,8 @@ MAX_FRAGMENTS = 64  # of a model whose parameters are not given
 class Method:
     """The exchanges that an algorithm makes.
 
-    `from_transform` and `from_plan` make the methods of transforms. What no transform does is said
-    by the exchanges themselves.
+    `from_transform` makes the method of a transform. Give the exchanges yourself for what no
+    transform does.
 
     Attributes:
       name: the name of the algorithm in tables.
@@ -77,13 +75,19 @@ def from_transform(
     Args:
       tx: the transform, or a whole chain.
       name: the name of the method in tables.
-      kind, layers, awaits, is_half_duplex: as in `from_plan`.
+      kind: how all nodes average: "ring", "tree" or "server".
       params: the parameters of the model, or their shapes, if the transform needs more of them than
         64 leaves, or averages factors of matrices. No array is made.
+      layers: the layers of the model in a backward pass that averages run beside; 0 if they do not.
+        Fragment f of p consists of the layers `f`, `f + p`, ...
+      awaits: what a node that gossips waits for: "peers", or, if nodes are asynchronous, its "link"
+        or "nobody".
+      is_half_duplex: whether a node sends and receives in turn.
 
     Raises:
-      ValueError: if parts of a chain are in a wrong order, or factors of `gx.wire.low_rank` are
-        averaged and `params` are missing.
+      ValueError: if an argument is out of its range, parts of a chain are in a wrong order, nodes
+        that average wait for nobody, or factors of `gx.wire.low_rank` are averaged and `params` are
+        missing.
 
     >>> import gossipjax as gx
     >>> tx = optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.one_peer_exponential(8)))
@@ -107,50 +111,8 @@ def from_transform(
         )
     # An average inside a node comes before the exchange of nodes.
     over_nodes = [plan for plan in found if plan.wire.axis_name == found[-1].wire.axis_name]
-    exchanges = [exchange for plan in over_nodes for exchange in plan.exchanges()]
-    travel = {"kind": kind, "awaits": awaits, "is_half_duplex": is_half_duplex}
-    return _make_method(name, exchanges, layers, travel)
-
-
-def from_plan(
-    plan: plans.Plan,
-    name: str,
-    kind: Kind = "ring",
-    *,
-    layers: int = 0,
-    awaits: Awaits = "peers",
-    is_half_duplex: bool = False,
-) -> Method:
-    """Makes the method of the plan in a state: `state.plan` of gossip, of `gx.outer` and others.
-
-    Args:
-      plan: the plan. That of `gx.outer` knows of the gossip inside.
-      name: the name of the method in tables.
-      kind: how all nodes average: "ring", "tree" or "server".
-      layers: the layers of the model in a backward pass that averages run beside; 0 if they do not.
-        Fragment f of p consists of the layers `f`, `f + p`, ...
-      awaits: what a node that gossips waits for: "peers", or, if nodes are asynchronous, its "link"
-        or "nobody".
-      is_half_duplex: whether a node sends and receives in turn.
-
-    Raises:
-      ValueError: if an argument is out of its range, or nodes that average wait for nobody.
-
-    >>> import gossipjax as gx
-    >>> state = gx.osgp(gx.topology.ring(4), overlap=2).init({"w": jnp.zeros(3)})
-    >>> [(e.every, e.overlap, e.bits) for e in from_plan(state.plan, "2-osgp").exchanges]
-    [(2, 2, 32.0)]
-    """
-    travel = {"kind": kind, "awaits": awaits, "is_half_duplex": is_half_duplex}
-    return _make_method(name, plan.exchanges(), layers, travel)
-
-
-def _make_method(
-    name: str, exchanges: Iterable[plans.Exchange], layers: int, travel: dict[str, Any]
-) -> Method:
-    """Adds to the exchanges of a plan how they travel."""
-    timed: list[Exchange] = []
-    for exchange in exchanges:
+    exchanges: list[Exchange] = []
+    for exchange in (exchange for plan in over_nodes for exchange in plan.exchanges()):
         if exchange.models is None:
             raise ValueError(
                 "models must be known to the cost model, got an algorithm of gx.gossip without: "
@@ -158,7 +120,14 @@ def _make_method(
                 "gx.bytes_per_step counts what a transform sends."
             )
         is_average = exchange.schedule is None
-        fragment = sum(other.schedule is None for other in timed) if is_average else 0
-        layers_of_it = layers if is_average else 0
-        timed.append(Exchange(**vars(exchange), layers=layers_of_it, fragment=fragment, **travel))
-    return Method(name, tuple(timed))
+        exchanges.append(
+            Exchange(
+                **vars(exchange),
+                kind=kind,
+                layers=layers if is_average else 0,
+                fragment=sum(other.schedule is None for other in exchanges) if is_average else 0,
+                awaits=awaits,
+                is_half_duplex=is_half_duplex,
+            )
+        )
+    return Method(name, tuple(exchanges))

@@ -58,14 +58,6 @@ class Network:
         bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth
         return self.latency + size / bandwidth
 
-    def copy_seconds(self, size: float) -> float:
-        """Returns the seconds to copy `size` bytes through the memory of the host.
-
-        >>> Network(1e9, host_copy=2e9).copy_seconds(1e9)
-        0.5
-        """
-        return size / self.host_copy
-
 
 SGP_ETHERNET = Network(
     bandwidth=1.0535e9, host_copy=1.145e9, name="10 Gbit/s Ethernet of SGP, fitted"

@@ -103,7 +103,7 @@ def _find_ends(
                 size = exchange.count_bytes(workload, len(time))
                 times = 2 if exchange.is_half_duplex else 1
                 wire = times * network.message_seconds(size)
-                copy = times * network.copy_seconds(size)
+                copy = times * size / network.host_copy
                 slots = exchange.messages_at(step)
                 is_awaited = exchange.awaits == "peers"
                 done, received = links.send_round(slots, time, wire, copy, is_awaited)

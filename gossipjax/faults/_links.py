@@ -74,8 +74,7 @@ class Links:
         """The queue `[L, D + 1, ...]` one step later; `new` `[L, ...]` is the youngest entry."""
         if self.capacity == 1:
             return queue + new[:, None]
-        # What is older than any delay has been lost, and waits together for a message that brings
-        # it.
+        # Shares older than any delay were lost. They wait in one sum for a later message.
         oldest = queue[:, -2:-1] + queue[:, -1:]
         return jnp.concatenate([new[:, None], queue[:, :-2], oldest], axis=1)
 

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from gossipjax.wire import Codec
+from gossipjax.wire import Codec, as_values, as_words
 
 Like = jax.Array | jax.ShapeDtypeStruct
 
@@ -30,22 +29,16 @@ class NoiseCodec(Codec):
     def name(self) -> str:
         return f"noise({self.std:g}, seed={self.seed})"
 
-    @property
-    def word(self) -> np.dtype:
-        return np.dtype(np.uint32)
-
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
         assert key is not None
         noise = jnp.asarray(self.std, array.dtype) * jax.random.normal(
             key, array.shape, array.dtype
         )
         noisy = array + jnp.where(array == 0, jnp.zeros_like(noise), noise)
-        return jax.lax.bitcast_convert_type(noisy, self.word).ravel()
+        return as_words(noisy)
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
-        per_value = like.dtype.itemsize // self.word.itemsize
-        shape = like.shape if per_value == 1 else (*like.shape, per_value)
-        return jax.lax.bitcast_convert_type(words.reshape(shape), like.dtype)
+        return as_values(words, like.shape, like.dtype)
 
     def count_words(self, like: Like) -> int:
         return like.size * like.dtype.itemsize // self.word.itemsize

@@ -29,7 +29,7 @@ def independent_drops(nodes: int, steps: int, seed: int, rate: float) -> np.ndar
     0.9
     """
     _require_rate(rate, "independent_drops")
-    return _make_rng(seed).random((steps, nodes, nodes)) >= rate
+    return np.random.default_rng([seed]).random((steps, nodes, nodes)) >= rate
 
 
 @renamed(n="nodes")
@@ -61,9 +61,9 @@ def gilbert_elliott(
     """
     _require_rate(rate, "gilbert_elliott")
     # Two streams, so that a longer table begins with the shorter one.
-    rng = _make_rng(seed, 0)
+    rng = np.random.default_rng([seed, 0])
     is_bad = _walk(rng.random(nodes) < 0.5, rng.random((steps, nodes)), bad_to_good, good_to_bad)
-    is_lost = _make_rng(seed, 1).random((steps, nodes, nodes)) < rate
+    is_lost = np.random.default_rng([seed, 1]).random((steps, nodes, nodes)) < rate
     return ~(is_lost & is_bad[:, None, :])
 
 
@@ -91,7 +91,7 @@ def markov_activity(
     >>> round(float(markov_activity(8, 9000, seed=0, wake=0.6, sleep=0.2).mean()), 2)
     0.75
     """
-    draws = _make_rng(seed).random((steps, nodes))
+    draws = np.random.default_rng([seed]).random((steps, nodes))
     start = np.ones((1, nodes), bool)
     return np.concatenate([start, _walk(start[0], draws[1:], sleep, wake)])
 
@@ -132,7 +132,7 @@ def poisson_activity(nodes: int, steps: int, seed: int, *, mean: float = 1.0) ->
     """
     active = np.zeros((steps, nodes), bool)
     for node in range(nodes):
-        awake = np.cumsum(_make_rng(seed, node).poisson(mean, steps) + 1) - 1
+        awake = np.cumsum(np.random.default_rng([seed, node]).poisson(mean, steps) + 1) - 1
         active[awake[awake < steps], node] = True
     return active
 
@@ -148,13 +148,9 @@ def uniform_delays(nodes: int, steps: int, seed: int, max_delay: int) -> np.ndar
     >>> np.unique(uniform_delays(4, 100, seed=0, max_delay=2)).tolist()
     [0, 1, 2]
     """
-    return _make_rng(seed).integers(0, max_delay + 1, (steps, nodes, nodes))
+    return np.random.default_rng([seed]).integers(0, max_delay + 1, (steps, nodes, nodes))
 
 
 def _require_rate(value: Any, name: str) -> None:
     """Raises `ValueError` unless it is a probability, and not a number of percent."""
     require_number(value, f"rate of {name}", "from 0 to 1", lambda rate: 0 <= rate <= 1)
-
-
-def _make_rng(seed: int, *stream: int) -> np.random.Generator:
-    return np.random.default_rng([seed, *stream])

@@ -16,7 +16,7 @@ from gossipjax.topology._static import (
     complete,
     exponential_hops,
     make_circulant_round,
-    make_weighted_round,
+    make_metropolis_round,
     ring,
 )
 from gossipjax.topology.schedule import Schedule, Segment, named
@@ -33,8 +33,7 @@ def one_peer_exponential(nodes: int) -> Schedule:
     the exact average after T rounds.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
-      arXiv:1811.10792v1, appendix A.1.
+      Assran et al., "Stochastic Gradient Push", arXiv:1811.10792v1, appendix A.1.
 
     >>> one_peer_exponential(8).period
     3
@@ -68,8 +67,7 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
         itself.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
-      arXiv:1811.10792v1, appendix A.
+      Assran et al., "Stochastic Gradient Push", arXiv:1811.10792v1, appendix A.
       https://github.com/facebookresearch/stochastic_gradient_push, `gossip/graph_manager.py`.
 
     >>> [len(round_.slots) for round_ in k_peer_exponential(8, 2).rounds]
@@ -127,8 +125,7 @@ def bipartite_exponential(nodes: int) -> Schedule:
       ValueError: if `nodes` is odd (and not 1).
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
-      arXiv:1811.10792v1, appendix A.1.
+      Assran et al., "Stochastic Gradient Push", arXiv:1811.10792v1, appendix A.1.
 
     >>> bipartite_exponential(4).matrices()[0].tolist()[1]
     [0.0, 0.5, 0.5, 0.0]
@@ -160,8 +157,7 @@ def complete_cycle(nodes: int) -> Schedule:
     Round `k` uses hop `k + 1`: `P[i, i] = P[i, (i - k - 1) mod N] = 1/2`; `T = N - 1`.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
-      arXiv:1811.10792v1, appendix A.
+      Assran et al., "Stochastic Gradient Push", arXiv:1811.10792v1, appendix A.
 
     >>> complete_cycle(4).matrices()[2].tolist()[0]
     [0.5, 0.5, 0.0, 0.0]
@@ -256,8 +252,7 @@ def random_peer(
         never connect all nodes.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICLR 2019 submission,
-      arXiv:1811.10792v1, appendix A.
+      Assran et al., "Stochastic Gradient Push", arXiv:1811.10792v1, appendix A.
       De Vos et al., "Epidemic Learning", NeurIPS 2023, arXiv:2310.01972 (s peers of all nodes).
 
     >>> random_peer(8, rounds=20, seed=0).is_doubly_stochastic
@@ -307,10 +302,7 @@ def erdos_renyi(nodes: int, rounds: int, seed: int, *, probability: float) -> Sc
     drawn = []
     for _ in range(rounds):
         adjacency = np.triu(rng.random((n, n)) < probability, 1)
-        receivers, senders = np.nonzero(adjacency | adjacency.T)
-        degree = np.bincount(senders, minlength=n)
-        shares = 1 / (1 + np.maximum(degree[receivers], degree[senders]))
-        drawn.append(make_weighted_round(n, receivers, senders, shares))
+        drawn.append(make_metropolis_round(n, *np.nonzero(adjacency | adjacency.T)))
     return Schedule(drawn)
 
 

@@ -49,8 +49,8 @@ class Round:
         not sum to 1, or a zero on its diagonal.
 
     References:
-      Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019,
-      arXiv:1811.10792, assumption 4 (the diagonal).
+      Assran et al., "Stochastic Gradient Push", ICML 2019, arXiv:1811.10792, assumption 4 (of the
+      diagonal).
 
     >>> Round([[0.5, 0.5], [0.5, 0.5]], "pair")
     Round(2 nodes, 1 peer each)

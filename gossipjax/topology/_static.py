@@ -46,21 +46,26 @@ def make_weighted_round(
     )
 
 
+def make_metropolis_round(n: int, receivers: np.ndarray, senders: np.ndarray) -> Round:
+    """Makes a round of undirected edges, given in both directions, with Metropolis weights."""
+    degree = np.bincount(senders, minlength=n)
+    shares = 1 / (1 + np.maximum(degree[receivers], degree[senders]))
+    return make_weighted_round(n, receivers, senders, shares)
+
+
 def _make_graph_schedule(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: Weights
 ) -> Schedule:
     """Makes a schedule of one round over given edges, without self-loops and repeated edges."""
     receivers, senders = np.divmod(np.unique((receivers * n + senders)[receivers != senders]), n)
-    degree = np.bincount(senders, minlength=n)
     if weights == "uniform":
         nodes = np.arange(n)
         all_senders = np.concatenate([senders, nodes])
         all_receivers = np.concatenate([receivers, nodes])
-        shares = 1 / (1 + degree)
+        shares = 1 / np.bincount(all_senders, minlength=n)
         return Schedule([Round.from_entries(n, all_receivers, all_senders, shares[all_senders])])
     if weights == "metropolis":
-        shares = 1 / (1 + np.maximum(degree[receivers], degree[senders]))
-        return Schedule([make_weighted_round(n, receivers, senders, shares)])
+        return Schedule([make_metropolis_round(n, receivers, senders)])
     raise ValueError(f"weights must be 'uniform' or 'metropolis', got {weights!r}.")
 
 

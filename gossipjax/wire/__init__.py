@@ -29,10 +29,11 @@ from gossipjax.renamed import old_names
 from gossipjax.wire._block_top_k import BlockTopK, block_top_k
 from gossipjax.wire._codec import Codec
 from gossipjax.wire._codec import as_key as as_key
+from gossipjax.wire._codec import as_values as as_values
+from gossipjax.wire._codec import as_words as as_words
 from gossipjax.wire._codec import fold_in as fold_in
 from gossipjax.wire._codec import make_seed_key as make_seed_key
 from gossipjax.wire._codec import require_key as require_key
-from gossipjax.wire._codec import require_seed as require_seed
 from gossipjax.wire._floats import MIN_BITS as MIN_BITS
 from gossipjax.wire._floats import FloatCodec, bfloat16, float16, float32
 from gossipjax.wire._floats import is_real_float as is_real_float

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import WORD, Codec, Like, require_integer
+from gossipjax.topology.schedule import require_int
+from gossipjax.wire._codec import WORD, Codec, Like, as_values, as_words
 
 INDEX_BITS = 12
 BINS = 4
@@ -18,7 +19,6 @@ CODE_BITS = INDEX_BITS + 2
 WORD_BITS = 8 * WORD.itemsize
 GROUP = 16  # codes that fill whole words
 GROUP_WORDS = GROUP * CODE_BITS // WORD_BITS
-MAX_PARTS = 4  # codes that have bits in one word
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -68,18 +68,16 @@ class BlockTopK(Codec):
         values = jnp.take_along_axis(rows, indices, axis=1)
         bins = _find_bins(values)
         codes = indices.astype(WORD) | bins << np.uint32(INDEX_BITS)
-        table = jax.lax.bitcast_convert_type(_average_bins(values, bins), WORD)
+        table = as_words(_average_bins(values, bins))
         # Computed once, so that the sender keeps what its receivers miss; see `IntegerCodec`.
-        return jax.lax.optimization_barrier(jnp.concatenate([_pack(codes.ravel()), table.ravel()]))
+        return jax.lax.optimization_barrier(jnp.concatenate([_pack(codes.ravel()), table]))
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
         blocks, length, count = self._cut(like.size)
         if not blocks:
             return jnp.zeros(0, like.dtype)
         packed, table = jnp.split(words, [self._count_code_words(like.size)])
-        if like.dtype.itemsize > WORD.itemsize:
-            table = table.reshape(blocks * BINS, -1)
-        table = jax.lax.bitcast_convert_type(table, like.dtype).reshape(blocks, BINS)
+        table = as_values(table, (blocks, BINS), like.dtype)
         codes = _unpack(packed)[: blocks * count].reshape(blocks, count).astype(jnp.int32)
         values = jnp.take_along_axis(table, codes >> INDEX_BITS, axis=1)
         starts = length * jax.lax.broadcasted_iota(jnp.int32, (blocks, 1), 0)
@@ -110,42 +108,26 @@ def _average_bins(values: jax.Array, bins: jax.Array) -> jax.Array:
     return sums / jnp.maximum(counts, np.asarray(1, values.dtype))
 
 
-def _list_parts() -> tuple[np.ndarray, np.ndarray]:
-    """The codes that have bits in each word of a group, and where they begin, `[7, 4]`.
-
-    Positions are relative to the word's first bit. `WORD_BITS` means that there is no fourth code.
-    """
-    begins = CODE_BITS * np.arange(GROUP) - WORD_BITS * np.arange(GROUP_WORDS)[:, None]
-    codes = np.zeros((GROUP_WORDS, MAX_PARTS), np.int32)
-    places = np.full((GROUP_WORDS, MAX_PARTS), WORD_BITS)
-    for word, row in enumerate(begins):
-        (inside,) = np.nonzero((row > -CODE_BITS) & (row < WORD_BITS))
-        codes[word, : len(inside)] = inside
-        places[word, : len(inside)] = row[inside]
-    return codes, places
-
-
-def _shift(words: jax.Array, by: np.ndarray) -> jax.Array:
-    """Shifts the words up, or down, by a number of bits; bits that leave a word are lost."""
-    by = np.expand_dims(by, 0)
-    up, down = (np.clip(bits, 0, WORD_BITS - 1).astype(WORD) for bits in (by, -by))
-    return jnp.where(abs(by) < WORD_BITS, (words << up) >> down, np.uint32(0))
-
-
 def _pack(codes: jax.Array) -> jax.Array:
     """Packs codes of 14 bits, `[n]`, into words; each code begins where the last one ends."""
-    groups = jnp.pad(codes, (0, -codes.size % GROUP)).reshape(-1, GROUP)
-    parts, places = _list_parts()
-    # Each bit is of one code, so that a sum joins them.
-    return _shift(groups[:, parts], places).sum(axis=2, dtype=WORD).ravel()
+    codes = jnp.pad(codes, (0, -codes.size % GROUP))
+    return _join_bits(_split_bits(codes, CODE_BITS), WORD_BITS)
 
 
 def _unpack(words: jax.Array) -> jax.Array:
     """Unpacks the words of `_pack`; the zeros after the last code become codes, too."""
-    groups = jnp.pad(words.reshape(-1, GROUP_WORDS), ((0, 0), (0, 1)))
-    first, begin = np.divmod(CODE_BITS * np.arange(GROUP), WORD_BITS)
-    codes = _shift(groups[:, first], -begin) | _shift(groups[:, first + 1], WORD_BITS - begin)
-    return (codes % np.uint32(2**CODE_BITS)).ravel()
+    return _join_bits(_split_bits(words, WORD_BITS), CODE_BITS)
+
+
+def _split_bits(numbers: jax.Array, bits: int) -> jax.Array:
+    """The lowest `bits` bits of each number `[n]`, the lowest first: `[n bits]`."""
+    return (numbers[:, None] >> np.arange(bits, dtype=WORD)[None] & np.uint32(1)).ravel()
+
+
+def _join_bits(digits: jax.Array, bits: int) -> jax.Array:
+    """Numbers of `bits` bits each, from what `_split_bits` returns."""
+    shifted = digits.reshape(-1, bits) << np.arange(bits, dtype=WORD)[None]
+    return shifted.sum(axis=1, dtype=WORD)
 
 
 def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
@@ -178,5 +160,5 @@ def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
     >>> block_top_k().count_bytes(2**20) / (4 * 2**20)
     0.0078125
     """
-    block = require_integer(block, "block of block_top_k", 1, 2**INDEX_BITS)
-    return BlockTopK(require_integer(count, "count of block_top_k", 1, block), block)
+    block = require_int(block, "block of block_top_k", 1, 2**INDEX_BITS)
+    return BlockTopK(require_int(count, "count of block_top_k", 1, block), block)

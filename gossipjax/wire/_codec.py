@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gossipjax.topology.schedule import require_int
+
 Like = jax.Array | jax.ShapeDtypeStruct  # which has a size and a type
 
 KEY_IMPLEMENTATION = "threefry2x32"  # the same numbers wherever a run goes on
@@ -76,6 +78,18 @@ class Codec(abc.ABC):
         return self.name
 
 
+def as_words(values: jax.Array) -> jax.Array:
+    """The bits of values of 32 or 64 bits, as flat words."""
+    return jax.lax.bitcast_convert_type(values, WORD).ravel()
+
+
+def as_values(words: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """The values of this shape and type whose bits are the words, as `as_words` makes them."""
+    per_value = dtype.itemsize // WORD.itemsize
+    words = words.reshape(shape if per_value == 1 else (*shape, per_value))
+    return jax.lax.bitcast_convert_type(words, dtype)
+
+
 def require_key(codec: Codec, key: Any) -> Any:
     """Returns `key`; raises `ValueError` if it is None."""
     if key is None:
@@ -88,15 +102,7 @@ def require_key(codec: Codec, key: Any) -> Any:
 
 def require_seed(seed: Any, name: str) -> int:
     """Returns `seed`; raises `ValueError` unless it is an integer from 0 to 2^32 - 1."""
-    return require_integer(seed, f"seed of {name}", 0, MAX_SEED)
-
-
-def require_integer(value: Any, name: str, smallest: int, largest: int) -> int:
-    """Returns `value`; raises `ValueError` unless it is an integer in this range."""
-    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_integer or not smallest <= value <= largest:
-        raise ValueError(f"{name} must be an integer from {smallest} to {largest}, got {value!r}.")
-    return int(value)
+    return require_int(seed, f"seed of {name}", 0, MAX_SEED)
 
 
 def make_seed_key(seed: int) -> jax.Array:

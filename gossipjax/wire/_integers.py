@@ -11,7 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import WORD, Codec, Like, compute_once, require_key, require_seed
+from gossipjax.wire._codec import (
+    WORD,
+    Codec,
+    Like,
+    as_values,
+    as_words,
+    compute_once,
+    require_key,
+    require_seed,
+)
 from gossipjax.wire._messages import concatenate_in_place
 
 NOISE_BITS = 16  # of the number that is added before rounding
@@ -86,7 +95,7 @@ class IntegerCodec(Codec):
                 rows = values.reshape(-1, length)
                 scale = _find_largest(rows) * np.asarray(1 / self._limit, array.dtype)
                 words.append(self._pack(self._round(rows, scale, given, number * length)))
-                scales.append(jax.lax.bitcast_convert_type(scale, WORD).ravel())
+                scales.append(as_words(scale))
         return compute_once(concatenate_in_place([*words, *scales]))
 
     @property
@@ -131,9 +140,7 @@ class IntegerCodec(Codec):
         # The integer moves to the top of its byte, and down again with its sign.
         shifts = np.arange(OCTET - self.bits, -1, -self.bits, dtype=np.int8)[None, :, None]
         integers = (octets << shifts) >> np.int8(OCTET - self.bits)
-        if like.dtype.itemsize > WORD.itemsize:
-            scales = scales.reshape(blocks, -1)
-        scales = jax.lax.bitcast_convert_type(scales, like.dtype).reshape(blocks, 1)
+        scales = as_values(scales, (blocks, 1), like.dtype)
         values = integers.reshape(blocks, length).astype(like.dtype) * scales
         return values.ravel()[: like.size]
 

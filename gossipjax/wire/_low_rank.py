@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import fold_in, make_seed_key, require_integer, require_seed
-
-MAX_RANK = 2**16
+from gossipjax.topology.schedule import require_int
+from gossipjax.wire._codec import fold_in, make_seed_key, require_seed
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -50,12 +49,7 @@ class LowRank:
         return jax.random.normal(key, (shape[-1], self.rank), dtype)
 
     def count_models(self, part: Any, model: Any) -> tuple[float, float]:
-        """The values of both messages of a part of a model, as multiples of those of the model.
-
-        >>> model = {"kernel": np.zeros((4, 4)), "bias": np.zeros(4)}
-        >>> low_rank(1).count_models(model, model)
-        (0.4, 0.2)
-        """
+        """The sizes of the two messages for a part of a model, as fractions of the model's size."""
         size = max(1, sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(model)))
         first = second = 0
         for shape in map(jnp.shape, jax.tree.leaves(part)):
@@ -109,6 +103,4 @@ def low_rank(rank: int, *, seed: int = 0) -> LowRank:
     >>> round(1 / (first + second))
     71
     """
-    return LowRank(
-        require_integer(rank, "rank of low_rank", 1, MAX_RANK), require_seed(seed, "low_rank")
-    )
+    return LowRank(require_int(rank, "rank of low_rank", 1), require_seed(seed, "low_rank"))

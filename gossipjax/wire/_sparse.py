@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.wire._codec import KEY_IMPLEMENTATION, WORD, Codec, Like, require_key, require_seed
+from gossipjax.wire._codec import (
+    KEY_IMPLEMENTATION,
+    WORD,
+    Codec,
+    Like,
+    as_values,
+    as_words,
+    require_key,
+    require_seed,
+)
 
 KEY_WORDS = 2
 
@@ -45,7 +54,7 @@ class TopK(SparseCodec):
         del key
         magnitudes = jnp.where(jnp.isfinite(array), jnp.abs(array), np.asarray(np.inf, array.dtype))
         _, indices = jax.lax.top_k(magnitudes, self.count_values(array.size))
-        return jnp.concatenate([indices.astype(WORD), _as_words(array[indices])])
+        return jnp.concatenate([indices.astype(WORD), as_words(array[indices])])
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
         count = self.count_values(like.size)
@@ -77,7 +86,7 @@ class RandomK(SparseCodec):
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
         data = jax.random.key_data(require_key(self, key))
-        return jnp.concatenate([data, _as_words(array[self._draw(data, array.size)])])
+        return jnp.concatenate([data, as_words(array[self._draw(data, array.size)])])
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
         return _scatter(self._draw(words[:KEY_WORDS], like.size), words[KEY_WORDS:], like)
@@ -97,15 +106,9 @@ class RandomK(SparseCodec):
         return ((starts + bits[:count] % widths + shift) % np.uint32(size)).astype(jnp.int32)
 
 
-def _as_words(values: jax.Array) -> jax.Array:
-    return jax.lax.bitcast_convert_type(values, WORD).ravel()
-
-
 def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
     """Returns zeros like `like`, with the values of `words` at `indices`."""
-    per_value = like.dtype.itemsize // WORD.itemsize
-    words = words if per_value == 1 else words.reshape(-1, per_value)
-    values = jax.lax.bitcast_convert_type(words, like.dtype)
+    values = as_values(words, indices.shape, like.dtype)
     return jnp.zeros(like.size, like.dtype).at[indices].set(values, unique_indices=True)
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,7 +14,6 @@ from gossipjax.cost_model import (
     Method,
     Network,
     Workload,
-    from_plan,
     from_transform,
     predict_step,
     simulate,
@@ -172,12 +170,6 @@ def test_a_transform_says_what_its_method_sends():
         method = from_transform(transform, name)
         assert list(map(describe, method.exchanges)) == list(map(describe, exchanges)), name
         assert method.staleness == max((e.late for e in exchanges), default=0), name
-
-
-def test_the_plan_in_a_state_is_enough():
-    for transform in (gx.osgp(ONE_PEER, overlap=2), local(14, fragments=2, delay=3), NOLOCO):
-        state: Any = transform.init([jnp.zeros(1)] * 2)
-        assert from_plan(state.plan, "method") == of(transform)
 
 
 def test_copies_are_serial_to_the_wire_which_gossip_may_get_less_of():

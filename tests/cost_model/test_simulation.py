@@ -89,7 +89,7 @@ def test_random_slowness_on_a_directed_ring_equals_the_recursion(overlap: int):
     factors = Slowness("random").draw(nodes, steps, seed=3)
     for network in (HOSTS, Network(2e8)):
         size = WORKLOAD.model_bytes
-        seconds = size / network.bandwidth + network.latency + network.copy_seconds(size)
+        seconds = size / network.bandwidth + network.latency + size / network.host_copy
         ends = run_directed_ring(factors, seconds, overlap)
         method = Method("osgp", (Exchange(gx.topology.directed_ring(nodes), late=overlap),))
         run = simulate(method, WORKLOAD, network, nodes, factors, steps=steps, warm_up=0)

@@ -93,9 +93,9 @@ def test_spectral_gap_is_of_a_whole_cycle():
 
 
 def test_spectral_gap_per_round_of_more_rounds_than_a_float_can_hold():
-    """The second eigenvalue of the long cycle is about 1e-1000."""
+    """The second eigenvalue of the long cycle is about 1e-400."""
     short = topology.random_ring(12, 8, seed=0)
-    long = topology.from_matrices(np.tile(short.matrices(), (500, 1, 1)))
+    long = topology.from_matrices(np.tile(short.matrices(), (200, 1, 1)))
     assert topology.spectral_gap(long) == 1
     gap = topology.spectral_gap(short, per_round=True)
     assert topology.spectral_gap(long, per_round=True) == pytest.approx(gap, rel=1e-6)
@@ -151,7 +151,7 @@ def test_growth_of_differences_is_of_the_worst_segment():
 @pytest.mark.parametrize(("graph", "expected"), [("exponential", 0.43), ("complete", 0.20)])
 def test_second_singular_value_of_random_peers(graph, expected):
     """arXiv:1811.10792v1, appendix A: n = 32, 5 rounds; its lambda_2 is the square of sigma_2."""
-    drawn = [topology.random_peer(32, 50, seed, graph=graph) for seed in range(60)]
+    drawn = [topology.random_peer(32, 20, seed, graph=graph) for seed in range(40)]
     squares = [topology.second_singular_value(schedule, 5) ** 2 for schedule in drawn]
     assert np.mean(squares) == pytest.approx(expected, abs=0.02)
 
