@@ -98,9 +98,8 @@ def measure(options: OuterMomentumOptions, task: Task, every: int, momentum: flo
     each = jax.vmap(advance, (0, 0, 0, None, None, None))
     advance_all = jax.jit(each, donate_argnums=0)
     shape = len(options.outer_rate), len(options.seed)
-    rates, seeds = (jnp.asarray(x).ravel() for x in np.broadcast_arrays(
-        np.float32(options.outer_rate)[:, None], np.uint32(options.seed)[None]
-    ))  # fmt: skip
+    rates = jnp.repeat(jnp.array(options.outer_rate, jnp.float32), shape[1])
+    seeds = jnp.tile(jnp.array(options.seed, jnp.uint32), shape[0])
     carry = jax.jit(jax.vmap(start))(seeds)
     found: dict[str, list[np.ndarray]] = {"norm": [], "cosine": []}
     for first in range(0, options.steps, every):

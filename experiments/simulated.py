@@ -93,7 +93,8 @@ def make_trainer(
                 return optax.apply_updates(params, updates), state
 
             keys = jax.random.split(jax.random.fold_in(key, k), nodes)
-            return jax.vmap(step, axis_name="nodes")(*carry, keys)
+            params, state = carry
+            return jax.vmap(step, axis_name="nodes")(params, state, keys)
 
         return jax.lax.fori_loop(first, last, advance_one, carry)
 

@@ -24,7 +24,7 @@ COMPLETE = gx.topology.complete(N)
 DOUBLY = gx.topology.from_matrices(oracle.doubly_stochastic(np.random.default_rng(1), N))
 SOMETIMES = gx.topology.random_rounds(DOUBLY, 6, seed=1, probability=0.6)
 PEERS = gx.topology.random_peer(N, 5, seed=0, graph="complete", peers=2)
-PAGE: dict[str, Any] = vars(methods)
+PAGE: dict[str, Any] = dict(vars(methods))
 
 
 @pytest.fixture(autouse=True)

@@ -31,8 +31,9 @@ def kgt(schedule, K):
         s = optax.tree.where(goes_on, s, optax.tree.zeros_like(s))
         return x, {"c": c, "s": s}
 
-    keeps = {"c": "restart", "s": "restart"}
-    return gx.gossip(schedule.every(K, phase=K - 1), combine, keeps=keeps)
+    return gx.gossip(
+        schedule.every(K, phase=K - 1), combine, keeps={"c": "restart", "s": "restart"}
+    )
 
 
 def gut(schedule, mu):
@@ -55,8 +56,7 @@ def decentlam(schedule, rate, beta=0.9):
         m = optax.tree.add_scale(pull, beta, node.kept["m"])
         return optax.tree.add_scale(x, -node.rate, m), {"m": m}
 
-    keeps = {"m": "average"}
-    return gx.gossip(schedule, combine, keeps=keeps, takes_gradients=True, rate=rate)
+    return gx.gossip(schedule, combine, keeps={"m": "average"}, takes_gradients=True, rate=rate)
 
 
 def muffliato(schedule, K, noise, seed=0):
@@ -107,8 +107,13 @@ def demuon(schedule, rate, b=0.9):
         x = node.mix(optax.tree.add_scale(x, -node.rate, jax.tree.map(polar, v)))
         return x, {"m": m, "v": v}
 
-    keeps = {"m": "restart", "v": "restart"}
-    return gx.gossip(schedule, combine, keeps=keeps, takes_gradients=True, rate=rate)
+    return gx.gossip(
+        schedule,
+        combine,
+        keeps={"m": "restart", "v": "restart"},
+        takes_gradients=True,
+        rate=rate,
+    )
 
 
 def decaf(schedule):
