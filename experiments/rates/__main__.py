@@ -11,8 +11,8 @@ library, but nothing is exchanged between machines. With `mean` the average mode
     1/(nK) sum_k sum_i ||z_ik - mean_k||^2   theorem 2: O(1/K + 1/K^1.5)
 
 and the slopes of the first in nK, in K and in n. These are of the runs with `K >= n^3`: from there
-on, what the disagreement of the nodes adds is small. The program writes `rates.png` into `--out`,
-`metrics.jsonl` with a line for each run and number of steps `step`, in powers of two, and
+on, what the disagreement of the nodes adds is small. The program writes into `--out`
+`metrics.jsonl`, with a line for each run and number of steps `step`, in powers of two, and
 `summary.json`, whose `slopes` have limits of 95 %, or are null.
 
 References:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure_all(
     options: RatesOptions, simulations: Sequence[Simulation], out: Path, console: Console
 ) -> None:
-    """Measures all runs; writes the files and the plot, and prints the tables."""
+    """Measures all runs, writes the files, and prints the tables."""
     console.print(
         f"{problem.COORDINATES} coordinates, L = {problem.SMOOTHNESS:g}, sigma^2 = "
         f"{problem.VARIANCE:g}, zeta^2 = {problem.HETEROGENEITY:.3g} at the optimum; "
@@ -137,7 +137,7 @@ def measure_all(
     slopes = report.find_slopes(runs)
     environment = {"numpy": np.__version__}
     results.write_summary(out, dataclasses.asdict(options), environment, runs, slopes=slopes)
-    report.write_report(out, console, runs, slopes)
+    report.print_report(console, runs, slopes)
 
 
 def measure_run(simulation: Simulation, steps: int, bar: Progress, task: TaskID) -> list[Means]:

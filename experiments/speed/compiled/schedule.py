@@ -1,7 +1,7 @@
 """The exchange of compiled train steps, and the work that overlaps it; needs no accelerator.
 
-    python -m experiments.speed compiled schedule --target tpu
-    python -m experiments.speed compiled schedule --target gpu
+    python -m experiments.speed schedule --target tpu
+    python -m experiments.speed schedule --target gpu
 
 docs/evidence/speed.md says what it does, and lists columns and fields. `overlapped` is the order of
 the work, not its duration. For 64 TPU chips, in the order in which JAX lists them, most

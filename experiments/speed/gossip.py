@@ -1,6 +1,6 @@
 """What gossip costs where nodes are simulated: a step with it over the same step without it.
 
-    python -m experiments.speed local gossip --nodes 8 32 128 256
+    python -m experiments.speed gossip --nodes 8 32 128 256
 
 docs/evidence/speed.md says what it does, and lists columns and fields.
 """
