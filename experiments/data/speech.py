@@ -34,8 +34,7 @@ class Utterances(NamedTuple):
 class Windows:
     """The windows of some utterances: each is cut into windows of T frames that do not overlap.
 
-    The frames of an utterance after its last whole window are not used, so one that is shorter than
-    a window has none.
+    The frames of an utterance after its last whole window are not used.
     """
 
     def __init__(self, utterances: Utterances, length: int):

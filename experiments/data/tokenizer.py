@@ -31,9 +31,8 @@ ENCODED_TOGETHER = 1000  # texts, by several threads
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     """Returns a byte-pair tokenizer trained on these texts; the same for the same texts.
 
-    It starts with a token per byte, and joins the most frequent pair of tokens within a word until
-    there are `vocabulary_size` tokens, the special ones included, or each pair that is left occurs
-    once.
+    It has `vocabulary_size` tokens, the special ones included, or fewer if each pair that is left
+    occurs once.
 
     >>> tokenizer = train_tokenizer(["low lower lowest"] * 9, vocabulary_size=262)
     >>> tokenizer.encode("lower").tokens
@@ -110,12 +109,8 @@ def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 def make_tokenizer(options: Any, texts: Iterable[str], default_size: int) -> Tokenizer:
     """Returns the tokenizer of a run: one from a file, or one that is trained on the texts.
 
-    A run that is resumed has the tokenizer that is saved in its folder, which is not trained again:
-    that the texts are those of the run is checked by their description, which counts them. After a
-    restart by the launcher, without `--resume`, it is trained again, and must be the same.
-
-    `options` are those of the program, of which `run_folders` are the results of the runs that this
-    one goes on from. The training texts are read only if a tokenizer is trained.
+    A run that is resumed has the tokenizer that is saved in its folder. After a restart by the
+    launcher, without `--resume`, the tokenizer is trained again, and must be the same.
     """
     saved = options.out / TOKENIZER_FILE if options.resume and options.out else None
     size = options.vocabulary_size

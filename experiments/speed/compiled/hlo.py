@@ -9,6 +9,7 @@ nothing.
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -138,11 +139,9 @@ def list_messages(module: Module) -> list[Message]:
     messages = []
     for it, body in module.list_collectives():
         if it.collective and it.collective != "recv":  # into which nothing is put
-            shapes = [body[name].shape for name in it.operands if name in body]
-            dtypes = {dtype for shape in shapes for dtype, _ in parse_arrays(shape)}
-            messages.append(
-                Message(it.collective, "+".join(sorted(dtypes)), count_operands(it, body))
-            )
+            shapes = " ".join(body[name].shape for name in it.operands if name in body)
+            dtypes = "+".join(sorted({dtype for dtype, _ in parse_arrays(shapes)}))
+            messages.append(Message(it.collective, dtypes, count_operands(it, body)))
     return messages
 
 
@@ -179,10 +178,10 @@ def count_traffic(module: Module) -> dict[str, int]:
     A call is charged for what it runs, a collective for reading what is sent and writing what
     arrives, an unknown opcode for all operands and the result. Loops and branches are skipped.
     """
-    traffic: dict[str, int] = {}
+    traffic = Counter[str]()
     for opcode, size in _count_instructions(module, module.instruction_order):
-        traffic[opcode] = traffic.get(opcode, 0) + size
-    return traffic
+        traffic[opcode] += size
+    return dict(traffic)
 
 
 def _count_instructions(module: Module, body: Computation) -> Iterator[tuple[str, int]]:

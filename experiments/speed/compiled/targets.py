@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -36,24 +36,16 @@ TARGETS = (
 COMPILERS: dict[TargetKind, tuple[str, ...]] = {
     "tpu": ("libtpu",),
     "gpu": (
-        "jax-cuda12-plugin",
-        "jax-cuda12-pjrt",
-        "nvidia-cuda-nvcc-cu12",
-        "nvidia-nvshmem-cu12",
+        *("jax-cuda12-plugin", "jax-cuda12-pjrt"),
+        *("nvidia-cuda-nvcc-cu12", "nvidia-nvshmem-cu12"),
     ),
 }
 
 
 def find_missing_packages(kind: TargetKind) -> list[str]:
     """Packages of this kind's compiler that are not installed."""
-    return [package for package in COMPILERS[kind] if not _is_installed(package)]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
+    installed = {distribution.metadata["Name"] for distribution in distributions()}
+    return [package for package in COMPILERS[kind] if package not in installed]
 
 
 def choose_targets(kinds: Sequence[TargetKind]) -> list[Target]:

@@ -35,11 +35,7 @@ from experiments.speed.wire.rows import (
 from experiments.speed.wire.timed import ALL_LINKS, BUSY_HOSTS, COMPUTATION, SINGLE_LINK
 from gossipjax.cost_model import Method, Network, Workload, predict_step
 
-GOODPUTS = {
-    "goodput_all_links": ALL_LINKS,
-    "goodput_one_link": SINGLE_LINK,
-    "goodput_busy_hosts": BUSY_HOSTS,
-}
+CORES = os.cpu_count() or 1
 
 
 def measure_wire(options: WireOptions) -> None:
@@ -83,7 +79,7 @@ def measure_wire(options: WireOptions) -> None:
                 results.write_summary(
                     out,
                     dataclasses.asdict(options),
-                    {"kernel": platform.release(), "cores": os.cpu_count(), **describe_load()},
+                    {"kernel": platform.release(), "cores": CORES, **describe_load()},
                     runs,
                     configurations=tables,
                     left_out=left_out,
@@ -106,10 +102,7 @@ def summarize_configuration(
     """The entry of `configurations` in `summary.json`, from what each host has measured."""
     first = records[0]
     stream_bytes = first["stream_bytes"]
-    stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / (os.cpu_count() or 1)
-    goodputs = {
-        field: stream_bytes / find_stream_seconds(records, name) for field, name in GOODPUTS.items()
-    }
+    stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / CORES
     return {
         "hosts": hosts,
         "bandwidth": bandwidth,
@@ -120,7 +113,9 @@ def summarize_configuration(
         **summarize_samples("computation_seconds", max_over_hosts(records, COMPUTATION)),
         "stream_bytes": stream_bytes,
         **summarize_samples("stream_seconds", max_over_hosts(records, ALL_LINKS)),
-        **goodputs,
+        "goodput_all_links": stream_bytes / find_stream_seconds(records, ALL_LINKS),
+        "goodput_one_link": stream_bytes / find_stream_seconds(records, SINGLE_LINK),
+        "goodput_busy_hosts": stream_bytes / find_stream_seconds(records, BUSY_HOSTS),
         "stream_cpu_seconds_per_byte": stream_cpu_seconds / (hosts * stream_bytes),
         "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),
     }
@@ -194,7 +189,7 @@ def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
     share; 0 where noise makes that negative.
     """
     extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, COMPUTATION)
-    return max(0.0, extra / (os.cpu_count() or 1))
+    return max(0.0, extra / CORES)
 
 
 def compute_packing_seconds(

@@ -1,5 +1,4 @@
-"""Examples per second beside slow nodes; computation is a sleep, as of a device that does not
-share these cores.
+"""Examples per second with slow nodes; computation is a sleep, as of a device of its own.
 
     python -m experiments.speed stragglers --slowness none 4x random
 
@@ -7,6 +6,7 @@ docs/evidence/speed.md says what it does, and lists the files, columns and field
 """
 
 import dataclasses
+import functools
 import os
 import statistics
 import time
@@ -154,14 +154,15 @@ def report_progress(
 
 def make_runs(worker: Worker, options: StragglerOptions) -> None:
     """Makes all runs, each from a common start; writes what this node measured in each."""
-    run: Any = None
-    trained = None
+
+    @functools.cache
+    def make_run(algorithm: str) -> Run:
+        make = join_nodes if algorithm in NEVER_WAIT else compile_lockstep
+        return make(worker, options, algorithm)
+
     for number, (algorithm, slowness) in enumerate(options.runs):
         report_progress(worker, options, number, 0, "compiling")
-        if algorithm != trained:
-            make = join_nodes if algorithm in NEVER_WAIT else compile_lockstep
-            run = make(worker, options, algorithm)
-            trained = algorithm
+        run = make_run(algorithm)
         # As many steps as the node may make, which begin anew after the last.
         factors = options.draw_factors(slowness, options.steps * options.nodes)
         seconds = (options.compute_seconds * factors[:, worker.rank]).astype(np.float32)
