@@ -34,8 +34,7 @@ def decay_mask(params: Any) -> Any:
     """Returns the tree of `params` with True where weight decay applies: not to biases and scales.
 
     Goyal et al. (section 5.1) do not decay those of BatchNorm; the other biases are left out, too.
-    Names decide, not the number of dimensions, so that the mask is the same for one node, `[...]`,
-    and for all, `[N, ...]`.
+    Names decide, so that the mask is the same for one node, `[...]`, and for all, `[N, ...]`.
 
     >>> import jax.numpy as jnp
     >>> decay_mask({"Dense_0": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}})

@@ -175,8 +175,8 @@ def _count_matmuls(it: Instruction, module: Module) -> int:
 def count_traffic(module: Module) -> dict[str, int]:
     """Bytes that the entry computation reads and writes, by opcode.
 
-    A call is charged for what it runs, a collective for reading what is sent and writing what
-    arrives, an unknown opcode for all operands and the result. Loops and branches are skipped.
+    A collective is charged for what is sent and what arrives, an unknown opcode for all operands
+    and the result. Loops and branches are skipped.
     """
     traffic = Counter[str]()
     for opcode, size in _count_instructions(module, module.instruction_order):

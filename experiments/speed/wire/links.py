@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces joined by links that `tc` limits. Linux, as root.
 
-Each network namespace and link that is made here is named `gxs` and the number of the process that
-made it. The context removes them at its end; what a killed process has left, the next one removes.
+The names of namespaces and links begin with `gxs` and the number of the process that made them. The
+context removes them at its end; what a killed process has left, the next one removes.
 """
 
 import contextlib

@@ -185,8 +185,7 @@ def sum_cpu_seconds(records: Sequence[Record], name: str) -> float:
 def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
     """Seconds for which the exchange of an iteration takes all cores: packing, copies, the kernel.
 
-    Processor time of all hosts beyond that of iterations without exchange, over the cores that they
-    share; 0 where noise makes that negative.
+    Processor time of all hosts beyond that of iterations without exchange, over their cores.
     """
     extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, COMPUTATION)
     return max(0.0, extra / CORES)

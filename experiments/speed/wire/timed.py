@@ -1,8 +1,7 @@
 """What one host does to time the rows: an MLP, and who trains it.
 
-In every iteration it runs all rows, one after another, so that noise affects all of them alike. All
-hosts start each run together, after a barrier that is not timed. The rows of asynchronous nodes
-come after that, each in one go.
+Every iteration runs all rows, one after another, so that noise affects all of them alike, each from
+a common start of all hosts. The rows of asynchronous nodes come after that, each in one go.
 """
 
 import resource
@@ -131,8 +130,7 @@ class CalibratedModel:
     ) -> int:
         """Sizes the batch so that `compute` takes about `target_seconds`; returns its examples.
 
-        A part of the time does not depend on the batch, so that a size in proportion to the time
-        comes out too small at first, and is near the target after a few tries.
+        A part of the time does not depend on the batch, so that it takes a few tries.
         """
         if self.slept_seconds is not None:
             self._change_batch(1)
