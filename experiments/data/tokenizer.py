@@ -74,10 +74,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Returns the tokenizer in a file."""
     try:
         tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"no tokenizer {path}: give the file of another.") from error
-    except OSError as error:
-        raise OSError(f"the tokenizer {path} cannot be read: {error.strerror}.") from error
+    except OSError:
+        raise
     except Exception as error:  # `tokenizers` raises nothing more special
         raise DataError(
             f"{path} must be the JSON file of a tokenizer, got one that cannot be read: {error}"

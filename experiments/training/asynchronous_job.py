@@ -122,10 +122,12 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
                 f"{option_name(name)} must not be given with {first}: its nodes are asynchronous."
             )
     # Option -> values that an asynchronous algorithm supports.
-    allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}
     sends_copies = any(name.startswith("async-adpsgd") for name in options.algorithm)
-    wires = ("float32",) if sends_copies else DENSE
-    allowed |= {"momentum": ("local",), "wire": wires, "fsdp": (1,)}
+    allowed = {
+        **dict.fromkeys(("accumulate", "local_steps", "fsdp"), (1,)),
+        **dict.fromkeys(("batch_stats", "momentum"), ("local",)),
+        "wire": ("float32",) if sends_copies else DENSE,
+    }
     for name, values in allowed.items():
         value = getattr(options, name)
         if value not in values:

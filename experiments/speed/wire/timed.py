@@ -154,30 +154,6 @@ class CalibratedModel:
         self.compute()  # compiles the program of this batch
 
 
-class RowTrainer:
-    """Trains a `CalibratedModel` by one row's algorithm."""
-
-    def __init__(self, model: CalibratedModel, tx: optax.GradientTransformationExtraArgs):
-        self._model = model
-        # Buckets of a layer each, as the cost model counts them.
-        options = {"nodes": model.nodes, "bucket_bytes": 4 * model.parameters // LAYERS}
-        self._train_step = gx.TrainStep(model.gradients, tx, **options)
-        self._tx = tx
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        """Makes a new optimizer state, of no updates: the next step may be any."""
-        self._opt_state = self._model.nodes.run(self._tx.init, self._model.params)
-
-    def run_step(self, step: int) -> Any:
-        """Runs one iteration; returns the parameters and the optimizer state after it."""
-        model = self._model
-        model.params, self._opt_state, _ = self._train_step(
-            step, model.params, self._opt_state, model.batch
-        )
-        return model.params, self._opt_state
-
-
 def measure_rows(worker: Worker, options: WireOptions) -> None:
     """Runs every row in every iteration; writes the seconds and bytes of this host."""
     rows, _ = build_rows(options, worker.hosts)
@@ -227,13 +203,24 @@ def measure_rows(worker: Worker, options: WireOptions) -> None:
 def compile_row(
     worker: Worker, model: CalibratedModel, row: Row, iterations: int
 ) -> Callable[[int], Any]:
-    """One iteration of a row, with every program compiled."""
-    trainer = RowTrainer(model, row.transform)
+    """Returns the iterations of a row by their number, with every program compiled."""
+    # Buckets of a layer each, as the cost model counts them.
+    bucket_bytes = 4 * model.parameters // LAYERS
+    train_step = gx.TrainStep(
+        model.gradients, row.transform, nodes=model.nodes, bucket_bytes=bucket_bytes
+    )
+    opt_state = model.nodes.run(row.transform.init, model.params)
+
+    def run_step(step: int) -> Any:
+        nonlocal opt_state
+        model.params, opt_state, _ = train_step(step, model.params, opt_state, model.batch)
+        return model.params, opt_state
+
     for step in sorted({row.canonical_step(step) for step in range(iterations)}):
         worker.report_progress(f"compiling {row.name}, step {step}")
-        jax.block_until_ready(trainer.run_step(step))
-    trainer.start_anew()
-    return trainer.run_step
+        jax.block_until_ready(run_step(step))
+    opt_state = model.nodes.run(row.transform.init, model.params)  # the next step may be any
+    return run_step
 
 
 def measure_asynchronous(
