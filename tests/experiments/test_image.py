@@ -15,7 +15,6 @@ from small import make_small
 from experiments import image, models
 from experiments.data.originals import ORIGINALS
 from experiments.data.preparation import prepare
-from experiments.models.layers import draw_dropout_seeds
 from experiments.training import main, placement, train, trainer
 
 
@@ -185,19 +184,6 @@ def test_interrupted_runs_keep_what_was_finished(tmp_path, monkeypatch, capsys):
     assert "one peer exponential" in printed.out, "the finished run is reported"
     assert len(json.loads((out / "summary.json").read_text())["runs"]) == 1
     assert (out / "loss.png").exists()
-
-
-def test_dropout_depends_on_seed_step_and_node():
-    task = image.ImageClassification(image.ImageOptions(model="vgg11"))
-    nodes = placement.place_nodes("vmap", 3)
-    first, second = (batch[2] for batch in itertools.islice(task.batches(nodes, 4, 0, 0), 2))
-    assert (first.shape, first.dtype) == ((3, 4), np.uint32)
-    assert len(set(first.ravel().tolist())) == 12
-    assert not np.array_equal(first, next(task.batches(nodes, 4, 1, 0))[2])
-    assert not np.array_equal(first, second)
-    np.testing.assert_array_equal(next(task.batches(nodes, 4, 0, 1))[2], second)
-    node = draw_dropout_seeds(0, 0, [1], 4)  # a process with this node only
-    np.testing.assert_array_equal(node[0], first[1])
 
 
 @pytest.fixture(scope="module")
