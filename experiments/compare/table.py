@@ -119,15 +119,9 @@ def format_entry(entry: Entry | None, digits: int = 2) -> str:
         return "-"
     if entry.runs in (entry.diverged, entry.failed):
         return "diverged" if entry.diverged else "failed"
-    notes = [
-        f"{count} {word}"
-        for count, word in (
-            (len(entry.values), f"of {entry.runs}"),
-            (entry.diverged, "diverged"),
-            (entry.failed, "failed"),
-        )
-        if count or word.startswith("of")
-    ]
+    notes = [f"{len(entry.values)} of {entry.runs}"]
+    notes += [f"{entry.diverged} diverged"] * bool(entry.diverged)
+    notes += [f"{entry.failed} failed"] * bool(entry.failed)
     if not entry.values:
         return ", ".join(notes)
     spread = "" if entry.spread is None else f" ± {entry.spread:.{digits}f}"
