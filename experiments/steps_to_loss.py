@@ -36,7 +36,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,7 @@ from rich.console import Console
 from rich.table import Table
 
 import gossipjax as gx
-from experiments import data, results
-from experiments.language import LanguageModeling, LanguageOptions
+from experiments import results
 from experiments.models.resnet import ResNet
 from experiments.options import (
     Check,
@@ -63,16 +62,13 @@ from experiments.options import (
 )
 from experiments.program import exit_on_error
 from experiments.results import Record
+from experiments.simulated import Task, average_nodes, make_task, make_trainer
 from experiments.tuning import tune
 from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
 
 HIDDEN = 32
-CLASSES = 10
-MOMENTUM = 0.9
 FIRST_RATE = 0.1
 FIRST_STEPS = 64
-WATCHED = 5_000  # images by which the loss is judged
-WATCHED_SEQUENCES = 256
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 WORKLOAD = Workload(parameters=25.6e6, compute_seconds=0.228, examples=256)  # of SGP-19
 EXAMPLES = 90 * 1.28e6  # of AllReduce: 90 epochs of ImageNet
@@ -80,8 +76,6 @@ LATENCY = 5e-5  # seconds of a message
 BUCKETS = 5  # of 25 MB, as PyTorch's DDP makes them
 BANDWIDTHS = {"10 Mbit/s": 1e7, "50 Mbit/s": 5e7, "200 Mbit/s": 2e8, "1 Gbit/s": 1e9}
 
-Batch = Any
-"""Arrays `[B, ...]`."""
 Make = Callable[[int, optax.GradientTransformation, int], optax.GradientTransformationExtraArgs]
 """Makes the chain of a method from the number of nodes, the local optimizer and H."""
 TaskName = Literal["image", "language"]
@@ -116,16 +110,6 @@ else:
     MethodName = tyro.extras.literal_type_from_choices(tuple(METHODS))
 
 
-class Task(NamedTuple):
-    """What nodes learn."""
-
-    init: Callable[[jax.Array], Any]  # the parameters for a key
-    compute_loss: Callable[[Any, Batch], jax.Array]  # of parameters and a batch, in nats
-    examples: Batch  # of which nodes draw batches
-    watched: Batch  # by which the loss is judged
-    make_optimizer: Callable[[Any], optax.GradientTransformation]  # of a rate
-
-
 @dataclasses.dataclass(frozen=True)
 class StepsOptions(OutputOptions):
     """Counts the steps that each method needs to reach one loss, over simulated nodes."""
@@ -158,87 +142,21 @@ class StepsOptions(OutputOptions):
         require_different(self, "method", "nodes", "seed")
 
 
-def make_task(options: StepsOptions) -> Task:
-    """Loads the examples of a task; all pixels together have mean 0."""
-    if options.task == "language":
-        small = LanguageOptions(model="pico", vocabulary_size=512, sequence_length=32)
-        language = LanguageModeling(small)
-        tokens = jnp.asarray(language.train_tokens)
-        return Task(
-            lambda key: language.model.init(key, tokens[:1]),
-            lambda params, batch: language.loss(params, batch)[0],
-            tokens,
-            tokens[:WATCHED_SEQUENCES],
-            lambda rate: optax.adam(rate, b2=small.adam_b2),
-        )
-    folder = options.fashion_mnist
-    loaded = data.load("mnist5k" if folder is None else "fashion_mnist", folder)
-    pixels = loaded.train_images.reshape(len(loaded.train_images), -1)
-    images = jnp.asarray(pixels - pixels.mean()), jnp.asarray(loaded.train_labels)
-    return Task(
-        lambda key: make_perceptron(key, pixels.shape[1]),
-        compute_loss,
-        images,
-        jax.tree.map(lambda x: x[:WATCHED], images),
-        lambda rate: optax.sgd(rate, momentum=MOMENTUM, nesterov=True),
-    )
-
-
-def make_perceptron(key: jax.Array, inputs: int) -> Any:
-    """Returns the parameters of a perceptron, drawn as He et al. do."""
-    first, second = jax.random.split(key)
-    return {
-        "w1": jax.random.normal(first, (inputs, HIDDEN)) * math.sqrt(2 / inputs),
-        "b1": jnp.zeros(HIDDEN),
-        "w2": jax.random.normal(second, (HIDDEN, CLASSES)) * math.sqrt(1 / HIDDEN),
-        "b2": jnp.zeros(CLASSES),
-    }
-
-
-def compute_loss(params: Any, batch: Batch) -> jax.Array:
-    """Returns the mean cross-entropy of pixels `[B, 784]` and labels `[B]`, in nats."""
-    pixels, labels = batch
-    hidden = jax.nn.relu(pixels @ params["w1"] + params["b1"][None])
-    logits = hidden @ params["w2"] + params["b2"][None]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def draw_batch(examples: Batch, size: int, key: jax.Array) -> Batch:
-    """Returns examples that are drawn with replacement."""
-    count = len(jax.tree.leaves(examples)[0])
-    index = jax.random.randint(key, (size,), 0, count)
-    return jax.tree.map(lambda x: x[index], examples)
-
-
-def make_trainer(
+def make_loss_finder(
     make: Make, nodes: int, task: Task, options: StepsOptions
 ) -> Callable[[float, int, int], float]:
     """Returns a function of rate, steps and seed that trains and returns the final loss."""
 
+    def transform(rate: Any, part: Any) -> optax.GradientTransformationExtraArgs:
+        cosine = 0.5 * (1 + jnp.cos(jnp.pi * part))
+        return make(nodes, task.make_optimizer(rate * cosine), options.every)
+
+    start, advance = make_trainer(transform, nodes, task, options.batch_size_per_node)
+
     @jax.jit
     def train(rate: jax.Array, steps: jax.Array, seed: jax.Array) -> jax.Array:
-        def advance(k: jax.Array, carry: Any) -> Any:
-            optimizer = task.make_optimizer(rate * 0.5 * (1 + jnp.cos(jnp.pi * k / steps)))
-            tx = make(nodes, optimizer, options.every)
-
-            def step(params: Any, state: Any, key: jax.Array) -> Any:
-                batch = draw_batch(task.examples, options.batch_size_per_node, key)
-                grads = jax.grad(task.compute_loss)(params, batch)
-                updates, state = tx.update(grads, state, params, step=k)
-                return optax.apply_updates(params, updates), state
-
-            keys = jax.random.split(jax.random.fold_in(key, k), nodes)
-            params, state = carry
-            return jax.vmap(step, axis_name="nodes")(params, state, keys)
-
-        key, model_key = jax.random.split(jax.random.key(seed))
-        model = task.init(model_key)
-        params = jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), model)
-        tx = make(nodes, task.make_optimizer(rate), options.every)
-        state = jax.vmap(tx.init, axis_name="nodes")(params)
-        params, _ = jax.lax.fori_loop(0, steps, advance, (params, state))
-        average = jax.tree.map(lambda x: x.mean(0), params)
-        return task.compute_loss(average, task.watched)
+        params, _ = advance(start(seed), rate, seed, 0, steps, steps)
+        return task.compute_loss(average_nodes(params), task.watched)
 
     return functools.partial(find_loss, train)
 
@@ -310,7 +228,7 @@ def predict_seconds(name: str, nodes: int, every: int, bandwidths: Iterable[floa
 
 def measure(options: StepsOptions, out: Path, console: Console) -> None:
     """Counts all steps, writes the files, and prints the tables."""
-    task = make_task(options)
+    task = make_task(options.task, HIDDEN, options.fashion_mnist)
     cells = list(itertools.product(options.nodes, options.method))
     records: list[Record] = []
     with results.make_progress_bar(console) as bar:
@@ -318,7 +236,7 @@ def measure(options: StepsOptions, out: Path, console: Console) -> None:
         for nodes, name in cells:
             head = {"run": f"{name}, {nodes} nodes", "method": name, "nodes": nodes}
             bar.update(progress, status=head["run"])
-            find_loss = make_trainer(METHODS[name], nodes, task, options)
+            find_loss = make_loss_finder(METHODS[name], nodes, task, options)
             records.append(head | count_steps(find_loss, options))
             results.write_summary(out, dataclasses.asdict(options), {}, records)
             bar.advance(progress)

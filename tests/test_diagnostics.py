@@ -1,4 +1,6 @@
-"""Consensus distance, total mass and the average model, at weights other than 1."""
+"""Consensus distance, total mass and average model at weights other than 1; outer gradients."""
+
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -82,3 +84,56 @@ def test_without_a_gossip_transform_every_node_counts_one():
     np.testing.assert_array_equal(weight, np.full(N, N))
     average = gx.spmd(gx.average_model, nodes=N)(z, state)
     assert average.dtype == jnp.bfloat16
+
+
+def test_outer_gradients_are_measured_and_passed_on():
+    """Each fragment's norms and cosines, against the gradients that the oracle's optimizer gets."""
+    rng = np.random.default_rng(0)
+    starts = np.tile(rng.normal(size=(1, 7)), (N, 1))
+    updates = rng.normal(size=(6, N, 7)) - 0.3
+    nesterov = {"momentum": 0.9, "nesterov": True}
+    gradients = []
+
+    def record(state, k, gradient, anchor):
+        gradients.append(gradient)
+        return oracle.sgd(0.7, **nesterov)(state, k, gradient, anchor)
+
+    parts = slice(0, 3), slice(3, 7)
+    *_, (expected, *_) = oracle.outer([None], starts, updates, record, every=2, parts=parts)
+    monitor = gx.diagnostics.monitor_outer_gradient()
+    outer_tx = optax.chain(monitor, optax.sgd(0.7, **nesterov))
+    tx = gx.outer(optax.identity(), outer_tx, every=2, fragments=2)
+
+    def train(z: Any, updates: Any) -> Any:
+        state: Any = tx.init(z)
+        measured = []
+        for step in range(6):
+            u = [updates[step, part] for part in parts]
+            change, state = tx.update(u, state, z, step=step)
+            z = optax.apply_updates(z, change)
+            measured.append(state.outer)
+        return z, measured[1], measured[5]
+
+    z: Any = [jnp.asarray(starts[:, part], jnp.float32) for part in parts]
+    by_node = jnp.asarray(updates.swapaxes(0, 1), jnp.float32)
+    z, first, last = run("vmap", train, N)(z, by_node)
+    np.testing.assert_allclose(np.hstack(z), expected, rtol=1e-5, atol=1e-5)
+    for fragment in range(2):
+        of_fragment = gradients[fragment * N :: 2 * N]
+        one, two, three = map(np.linalg.norm, of_fragment)
+        np.testing.assert_allclose(first[fragment][0].norm, one, rtol=1e-5)
+        assert np.isnan(first[fragment][0].cosine).all()
+        np.testing.assert_allclose(last[fragment][0].norm, three, rtol=1e-5)
+        cosine = of_fragment[1] @ of_fragment[2] / (two * three)
+        np.testing.assert_allclose(last[fragment][0].cosine, cosine, rtol=1e-5)
+
+
+def test_effective_rate_is_what_momentum_makes_of_correlated_gradients():
+    """In expectation over gradients whose correlation at lag k is `rho^k`, along the newest one."""
+    rate, momentum, cosine = 0.7, 0.9, 0.4
+    lags = np.arange(400)
+    optimizer = oracle.sgd(rate, momentum, nesterov=True)
+    state: dict[str, Any] = {}
+    steps = [optimizer(state, None, correlation, 0.0) for correlation in cosine ** lags[::-1]]
+    effective = gx.diagnostics.effective_rate(rate, momentum, cosine)
+    np.testing.assert_allclose(effective, -steps[-1], rtol=1e-12)

@@ -6,14 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import steps_to_loss
+from experiments.simulated import make_task
 from experiments.steps_to_loss import (
     METHODS,
     StepsOptions,
     count_steps,
     list_methods,
-    make_task,
-    make_trainer,
+    make_loss_finder,
     tabulate,
 )
 
@@ -36,14 +35,13 @@ def test_steps_are_counted_between_both_sides_of_the_loss():
     assert quick["steps"] == pytest.approx([2.0, 2.0])
 
 
-def test_all_methods_learn(monkeypatch):
-    monkeypatch.setattr(steps_to_loss, "HIDDEN", 12)
+def test_all_methods_learn():
     options = StepsOptions(nodes=(4,), every=3, batch_size_per_node=8)
-    task = make_task(options)
+    task = make_task("image", 12, None)
     task = task._replace(examples=jax.tree.map(lambda x: x[:500], task.examples))
     losses = {}
     for name in ("allreduce", "allreduce-low-rank-1", "sgp", "sgp-every-H"):
-        find_loss = make_trainer(METHODS[name], 4, task, options)
+        find_loss = make_loss_finder(METHODS[name], 4, task, options)
         losses[name] = [find_loss(0.05, steps, 1) for steps in (0, 60)]
         assert find_loss(1e9, 20, 1) > 100
     assert len({begin for begin, _ in losses.values()}) == 1  # of the same model
@@ -53,7 +51,9 @@ def test_all_methods_learn(monkeypatch):
 
 def test_a_transformer_learns():
     options = StepsOptions(task="language", nodes=(2,), batch_size_per_node=2)
-    find_loss = make_trainer(METHODS["allreduce-low-rank-1"], 2, make_task(options), options)
+    find_loss = make_loss_finder(
+        METHODS["allreduce-low-rank-1"], 2, make_task("language", 0, None), options
+    )
     start, end = (find_loss(0.01, steps, 0) for steps in (0, 20))
     assert start == pytest.approx(math.log(512), rel=0.02)  # all tokens are equally likely
     assert end < start - 0.5

@@ -2,12 +2,13 @@
 
 from experiments.report import published
 from experiments.report.section import Section
-from experiments.report.sections import hours, images, rand20, sgp19, texts, theory, times
+from experiments.report.sections import hours, images, rand20, scaling, sgp19, texts, theory, times
 
 SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
-        hours.SECTION,  # opens the results with its figure
+        scaling.SECTION,
+        hours.SECTION,
         theory.AVERAGING_SECTION,
         theory.RATES_SECTION,
         sgp19.SECTIONS["table1"],
