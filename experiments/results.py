@@ -206,7 +206,7 @@ def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:
     return groups
 
 
-# Methods whose defaults, those of their papers, differ in when models are mixed.
+# Methods whose defaults, as in their papers, differ in when models are mixed.
 MIX_AFTER = ("sgp", "dpsgd-adapt-then-combine")
 MIX_DURING = ("dpsgd", "sgp-cwa")
 

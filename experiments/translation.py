@@ -250,7 +250,7 @@ class Translation(Task):
         lengths = np.maximum(sources.lengths, targets.lengths)
         part = self.options.nodes * self.options.batch_size_per_node
         for bucket in make_buckets(lengths, extend_widths(self.options.bucket_lengths, lengths)):
-            size = bucket.rows_per_batch(part)  # fits: that of a step
+            size = bucket.rows_per_batch(part)  # fits, as a step has as many
             for rows in np.array_split(bucket.rows, math.ceil(len(bucket.rows) / size)):
                 yield sources.pad(rows, bucket.width), targets.pad(rows, bucket.width)
 

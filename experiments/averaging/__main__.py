@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 else:
     Topology = tyro.extras.literal_type_from_choices(tuple(TOPOLOGIES))
 
-MAX_NODES = 4096  # a dense matrix of so many has 134 MB
+MAX_NODES = 4096  # a dense matrix of 4096 nodes has 134 MB
 MAX_ROUNDS = 10**6
 MAX_SEEDS = 10**6
 
@@ -125,7 +125,7 @@ class Curve(NamedTuple):
             }
 
     def summary(self) -> Record:
-        """Returns the object in `runs` of `summary.json`; spectra are those of seed 0.
+        """Returns the object in `runs` of `summary.json`, with the spectra of seed 0.
 
         `error_after_5_rounds` and `final_error` are medians over the seeds; the former is None if
         there were fewer rounds.

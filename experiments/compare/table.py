@@ -54,7 +54,7 @@ Entries = dict[tuple[str, str], Entry]
 
 
 def find_metric(grid: Grid, outcomes: Sequence[Result]) -> str:
-    """Returns the metric of the table: that of the grid, or the first of the runs."""
+    """Returns the metric of the table: the grid's, or the first of the runs."""
     runs = [outcome.runs[0] for outcome in outcomes if outcome.runs]
     metrics = find_metrics(runs)
     if grid.metric is None:

@@ -31,7 +31,7 @@ class PrepareOptions:
     source: Annotated[OptionalPath, tyro.conf.arg(name="from")] = None
     """The original files."""
     data_dir: OptionalPath = None
-    """Folder to write NAME/VERSION into; if not given, that of TensorFlow Datasets."""
+    """Folder to write NAME/VERSION into; by default as for TensorFlow Datasets."""
     overwrite: bool = False
     """Replace the data set if it is there, once the new one is written."""
 

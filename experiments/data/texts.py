@@ -70,7 +70,7 @@ def read_texts(name: str, data_dir: Path | None, split: Split) -> Iterator[str]:
 
     - `python_docs`: the reference manual that is part of Python (`pydoc_data`), about 0.7 MB of
       English and code. Each topic is a text; every tenth text is for the test.
-    - `files`: those of `find_files`, in the order of their names. Each line is a text.
+    - `files`: what `find_files` finds, in the order of the names. Each line is a text.
     - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record),
       such as `lm1b`. Each example is a text. If it has no test split, the validation split is used.
 

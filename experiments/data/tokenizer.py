@@ -98,7 +98,7 @@ def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     saved = load_tokenizer(path)
     if saved.to_str() != tokenizer.to_str():
         raise DataError(
-            f"the tokenizer must be that of the saved run, {path}, with {saved.get_vocab_size():,} "
+            f"the tokenizer must be the saved run's, {path}, with {saved.get_vocab_size():,} "
             f"tokens, got another with {tokenizer.get_vocab_size():,}: pass --tokenizer {path}, or "
             "give the texts that it was trained on; or choose another --out."
         )

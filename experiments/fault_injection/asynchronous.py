@@ -1,4 +1,4 @@
-"""An asynchronous job whose nodes are killed or stopped, beside an undisturbed one.
+"""An asynchronous job whose nodes are killed or stopped, and an undisturbed one.
 
 Trains `async-sgp` or `async-adpsgd` with `experiments.image` under `python -m gossipjax.launch
 --asynchronous`; the computation of a step is a sleep. Random processes get SIGKILL, each some
@@ -6,7 +6,7 @@ seconds after the one before was back; the launcher starts them again, and they 
 `--fault stop` they are stopped for `--stop-seconds` (SIGSTOP), and go on (SIGCONT).
 
 Required: the others never pause; a node is back within 10 s of its restart, or its going on; the
-account of the weight (living, on its way, dead) closes to 1e-6; the accuracy is that of the
+account of the weight (living, on its way, dead) closes to 1e-6; the accuracy is as in the
 undisturbed runs, within their spread.
 """
 

@@ -1,4 +1,4 @@
-"""A job in lockstep whose processes are killed, beside the same job without kills.
+"""A job in lockstep whose processes are killed, and the same job without kills.
 
 Trains SGP with `experiments.image` under `python -m gossipjax.launch`, a node per process, and
 kills random processes during training, while a checkpoint is being written, and while the processes
@@ -186,7 +186,7 @@ class LockstepJob(LaunchedJob):
         for name, value in same_seed.items():
             if name not in CLOCK_FIELDS and killed[name] != value:
                 yield f"{name}: {killed[name]}, and {value} without kills"
-        # Equal results prove something only if those of another run are different.
+        # Equal results prove something only if another run has different ones.
         outcomes = same_seed.keys() - CLOCK_FIELDS - IDENTITY_FIELDS
         for other in other_seeds:
             if all(other[name] == same_seed[name] for name in outcomes):

@@ -56,7 +56,7 @@ class BasicBlock(nn.Module):
 class BottleneckBlock(nn.Module):
     """Convolutions 1x1, 3x3, 1x1 and the shortcut: `[B, H, W, C]` -> `[B, H', W', 4 features]`.
 
-    The stride is that of the 3x3 convolution (version 1.5, as Goyal et al. have it).
+    The 3x3 convolution has the stride (version 1.5, as Goyal et al. have it).
     """
 
     features: int

@@ -233,7 +233,7 @@ class Seq2Seq(nn.Module):
     def __call__(self, sources: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
         """Ids `[B, S]` and `[B, T]` -> float32 logits `[B, T, V]`.
 
-        The logits at t are those of `targets[:, t]`, given `targets[:, :t]`: the model shifts the
+        The logits at t predict `targets[:, t]`, given `targets[:, :t]`: the model shifts the
         targets itself.
         """
         begin = jnp.full_like(targets[:, :1], self.begin_id)
@@ -298,7 +298,7 @@ def translate_texts(
     tokens: int,
     **search: Any,
 ) -> list[str]:
-    """Translates texts by beam search, those of similar length together.
+    """Translates texts by beam search, texts of similar length together.
 
     Args:
         widths: lengths that sources are padded to; twice the last, and so on, for longer ones.

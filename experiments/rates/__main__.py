@@ -4,8 +4,8 @@
 
 SGD on a smooth problem that is not convex, with other data on each node, normal noise and a known
 optimum (`experiments.rates.problem`), for each method, number of nodes n and number of steps K with
-the learning rate `sqrt(n / K)`. The nodes are simulated by `vmap`: the algorithms are those of the
-library, but nothing is exchanged between machines. With `mean` the average model, measured are
+the learning rate `sqrt(n / K)`. The nodes are simulated by `vmap`: the algorithms are the
+library's, but nothing is exchanged between machines. With `mean` the average model, measured are
 
     1/K sum_k ||grad f(mean_k)||^2           theorem 1: <= 12 (f(0) - f* + L sigma^2/2) / sqrt(nK)
     1/(nK) sum_k sum_i ||z_ik - mean_k||^2   theorem 2: O(1/K + 1/K^1.5)
@@ -66,7 +66,7 @@ class RatesOptions(OutputOptions):
     """Measures how the gradient shrinks with the steps and the nodes."""
 
     algorithm: tuple[str, ...] = ("sgp", "dpsgd", "allreduce")
-    """One or several methods, ALGORITHM or ALGORITHM@TOPOLOGY; without a topology, that of its
+    """One or several methods, ALGORITHM or ALGORITHM@TOPOLOGY, by default with the topology of its
     paper."""
     nodes: tuple[EvenNodes, ...] = (4, 8, 16, 32)
     """One or several numbers of nodes n."""

@@ -106,7 +106,7 @@ def write_by_hand(name: str, nodes: int) -> ByHand | None:
 
 
 class Problem:
-    """A model and its data, on N simulated nodes; each of its loops has a state of its own."""
+    """A model and its data, on N simulated nodes; each of its loops has its own state."""
 
     def __init__(self, model_name: str, nodes: int, batch_size: int):
         model: Any = MODELS[model_name](classes=CLASSES)
@@ -184,7 +184,7 @@ def _feed_back(step: Callable[[int, Any], Any], state: Any) -> Loop:
 
 
 def measure_loops(loops: dict[str, Loop], turns: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """The seconds of the first step of each loop, and those of `turns` turns by name, `[turns]`."""
+    """Returns the seconds of each loop's first step, and of its turns, `[turns]`, by name."""
 
     def run(name: str, first: int, steps: int) -> float:
         start = time.perf_counter()

@@ -390,7 +390,7 @@ class Method:
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
         """Returns the update of this node before the exchange, from the state of the chain."""
-        # The states of wrappers hold that of the chain; its first part is that of the optimizer.
+        # The states of wrappers hold the chain's, whose first part is the optimizer's.
         chain_state = opt_state
         if self.sharding is not None and self.outer is not None:
             chain_state = chain_state.inner

@@ -76,7 +76,7 @@ class ExchangeOptions:
 
 
 class StepEpochs(NamedTuple):
-    """The epochs at which the schedule `step` changes, by default those of Goyal et al."""
+    """The epochs at which the schedule `step` changes, by default as in Goyal et al."""
 
     warm_up: float = 5
     decays: Sequence[float] = (30, 60, 80)  # epochs at which the rate falls

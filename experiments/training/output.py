@@ -197,7 +197,7 @@ def load_task(
         before = previous.get("environment", {}).get(name, value)
         if before != value:
             raise ValueError(
-                f"{name} must be that of the run in {options.out}, {before!r}, got {value!r}: give "
+                f"{name} must be {before!r}, as in the run in {options.out}, got {value!r}: give "
                 "the data of that run to resume it, or choose another --out."
             )
     return options, task, data

@@ -31,7 +31,7 @@ UPDATES = "the updates of a run, {}"
 STEP_BATCH_SIZE = 256  # batch size of Goyal et al.
 STEP_EPOCHS = StepEpochs()
 
-MUON_RMS = 0.2  # of a step of Muon at rate 1, as that of Adam is: one rate is right for both
+MUON_RMS = 0.2  # of a step of Muon at rate 1, as of Adam: one rate is right for both
 BY_ADAM = re.compile("embed|head|logits|classifier", re.IGNORECASE)  # in the path of a matrix
 
 

@@ -150,6 +150,6 @@ def test_another_vocabulary_than_that_of_the_run_is_refused(folder, tmp_path):
     kept = make_options(folder, out=out, **of_the_run)
     assert language.LanguageModeling(kept).tokenizer.to_str() == task.tokenizer.to_str()
     for more in ({"out": out}, {"init_from": out / "checkpoints" / "run"}):
-        with pytest.raises(ValueError, match=r"the tokenizer must be that of the saved run"):
+        with pytest.raises(ValueError, match=r"the tokenizer must be the saved run's"):
             language.LanguageModeling(make_options(folder, **more))
     language.LanguageModeling(make_options(folder, out=out, overwrite=True))

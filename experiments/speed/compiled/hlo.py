@@ -78,7 +78,7 @@ class Module(NamedTuple):
         return self.computations[self.entry]
 
     def list_collectives(self) -> Iterator[tuple[Instruction, Computation]]:
-        """Yields each collective, in whichever computation it is, and that computation."""
+        """Yields each collective and the computation that it is in."""
         for body in self.computations.values():
             yield from ((it, body) for it in body.values() if it.collective)
 
@@ -123,7 +123,7 @@ def parse_module(text: str | None) -> Module:
             current[name] = Instruction(name, shape, opcode, operand_names, attributes, bool(root))
     if text is None or entry is None or "is_scheduled=true" not in text.split("\n", 1)[0]:
         raise ValueError(
-            "the text must be that of a compiled and scheduled module, got another one: take "
+            "the text must show a compiled and scheduled module, got another one: take "
             "lowered.compile().as_text() of a backend that shows it."
         )
     return Module(computations, entry)

@@ -49,7 +49,7 @@ def find_missing_packages(kind: TargetKind) -> list[str]:
 
 
 def choose_targets(kinds: Sequence[TargetKind]) -> list[Target]:
-    """Targets of these kinds; without any, those of all kinds whose compiler is installed."""
+    """Targets of these kinds; without any, of all kinds whose compiler is installed."""
     every_kind: tuple[TargetKind, ...] = get_args(TargetKind)
     wanted = kinds or [kind for kind in every_kind if not find_missing_packages(kind)]
     for kind in wanted or every_kind:
@@ -126,7 +126,7 @@ def compute_loss(params: Any, examples: Any) -> jax.Array:
 
 
 def stack_shapes(tree: Any, mesh: Mesh) -> Any:
-    """The shapes of all nodes, `[N, ...]`, of those of one node, sharded over the mesh."""
+    """Makes the shapes of all nodes, `[N, ...]`, sharded over the mesh, from one node's."""
     sharding = NamedSharding(mesh, P("nodes"))
 
     def stack(x: Any) -> jax.ShapeDtypeStruct:

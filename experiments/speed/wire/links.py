@@ -25,7 +25,7 @@ INTERFACE = "e0"  # inside a namespace
 QUEUE_SECONDS = 0.05  # packets that would wait longer are dropped
 BURST_SECONDS = 0.01
 MIN_BURST_BYTES = 66_000  # a packet that the kernel has not cut up yet
-HOST_FILES = Path("/etc/netns")  # a folder per namespace, with the files that replace those of /etc
+HOST_FILES = Path("/etc/netns")  # a folder per namespace, with files for /etc
 CREATED_NAME = re.compile(r"gxs(\d+)[bhn]\d*")
 RATE = BANDWIDTH._replace(low=1000.0)  # 8 kbit/s: tc sends a packet now and then at least
 

@@ -185,7 +185,7 @@ def sum_cpu_seconds(records: Sequence[Record], name: str) -> float:
 def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
     """Seconds for which the exchange of an iteration takes all cores: packing, copies, the kernel.
 
-    Processor time of all hosts beyond that of iterations without exchange, over their cores.
+    Processor time of all hosts, less that without exchange, over their cores.
     """
     extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, COMPUTATION)
     return max(0.0, extra / CORES)
@@ -244,8 +244,8 @@ def predict_row(
         return None
     method = row.method
     hosts = configuration["hosts"]
-    # All hosts share the cores of one machine: the processor time of an exchange that runs beside
-    # the computation makes that longer.
+    # All hosts share the cores of one machine: the processor time of an exchange that runs during
+    # the computation makes the computation longer.
     workload = Workload(
         configuration["parameters"],
         computation_seconds + (cpu_seconds if row.overlaps else 0.0),
@@ -254,14 +254,14 @@ def predict_row(
     # The parameter server has one busy link, all others have all at once.
     field = "goodput_one_link" if row.algorithm == CENTRALIZED else "goodput_all_links"
     network = Network(configuration[field], name=configuration["bandwidth"] or "loopback")
-    # Packing, the processor time beyond that of plain streams, comes before the wire.
+    # Packing, which plain streams do not need, comes before the wire.
     copied = count_copied_bytes(method, workload, network, hosts)
     if copied and packing_seconds:
         network = dataclasses.replace(network, host_copy=copied / packing_seconds)
     alone = predict_step(method, workload, network, hosts)
     if not row.overlaps or row.is_in_buckets:  # whose messages begin later, and end alone
         return alone.seconds
-    # Beside computation streams are slower, and half of the cores are left for the packing.
+    # During computation streams are slower, and half of the cores are left for the packing.
     goodput = configuration["goodput_busy_hosts"]
     busy = dataclasses.replace(network, bandwidth=goodput, host_copy=network.host_copy / 2)
     beside = predict_step(method, workload, busy, hosts)

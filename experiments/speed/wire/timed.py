@@ -69,7 +69,7 @@ def compute_gradients(params: Any, batch: Batch) -> tuple[Any, None]:
 
 
 def sleep_gradients(params: Any, seconds: Any) -> tuple[Any, None]:
-    """Zeros in place of gradients, after sleeps of so many seconds, a third of them forward.
+    """Returns zeros instead of gradients, after sleeps of these seconds, a third of them forward.
 
     The last layers come first, as in a backward pass.
     """
