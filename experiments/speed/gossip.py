@@ -29,7 +29,8 @@ IMAGE_SHAPE = (28, 28, 1)
 CLASSES = 10
 RATE = 0.01
 PLAIN = "without gossip"
-WARM, STEPS = 9, 3  # steps before all turns, so that all rounds are compiled, and of a turn
+WARM = 9  # steps before all turns, so that all rounds are compiled
+STEPS = 3  # of a turn
 
 NodeCounts = tuple[
     Annotated[int, Check("an integer >= 2, so that models mix", lambda value: value >= 2)], ...
@@ -68,7 +69,8 @@ def make_simulated_method(name: str, nodes: int) -> Method:
     optimizer = optax.sgd(RATE, momentum=MOMENTUM)
     if algorithm == "quasi-global":
         options = dataclasses.replace(options, momentum="quasi-global")
-        algorithm, optimizer = "dpsgd-adapt-then-combine", optax.identity()
+        algorithm = "dpsgd-adapt-then-combine"
+        optimizer = optax.identity()
     return make_method(algorithm, options, optimizer)
 
 
