@@ -90,10 +90,16 @@ class ImageClassification(Task):
     """A classifier of images, trained by cross-entropy."""
 
     def __init__(self, options: ImageOptions):
-        self.images = load_images(options)
+        is_prepared = options.dataset in data.RECIPES
+        load: Any = data.ImageRecords if is_prepared else data.load
+        self.images: data.Images = load(options.dataset, options.data_dir)
         self.dirichlet_alpha = options.dirichlet_alpha
         self.shuffle: Shuffle = options.shuffle
-        self.model = make_model(options, self.images.classes)
+        dtype, param_dtype = DTYPES[options.precision]
+        remat = {"remat": True} if options.remat else {}
+        self.model: Any = models.MODELS[options.model](
+            self.images.classes, dtype, param_dtype, options.model_normalization, **remat
+        )
         self.has_dropout = options.model == "vgg11"
         self.decay_mask = models.decay_mask if options.no_decay_on_norm_and_bias else None
         self.num_examples = self.images.num_train
@@ -142,22 +148,6 @@ class ImageClassification(Task):
         images, labels = batch
         predictions = self.model.apply(variables, self.images.standardize(images)).argmax(axis=-1)
         return {"accuracy": Metric(predictions == labels)}
-
-
-def load_images(options: ImageOptions) -> data.Images:
-    """Loads the data set, or opens its records."""
-    if options.dataset in data.RECIPES:
-        return data.ImageRecords(options.dataset, options.data_dir)
-    return data.load(options.dataset, options.data_dir)
-
-
-def make_model(options: ImageOptions, classes: int) -> Any:
-    """Returns the model, a flax module."""
-    dtype, param_dtype = DTYPES[options.precision]
-    remat = {"remat": True} if options.remat else {}
-    return models.MODELS[options.model](
-        classes, dtype, param_dtype, options.model_normalization, **remat
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

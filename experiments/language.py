@@ -169,7 +169,7 @@ class LanguageModeling(Task):
         return (tokens[row] for row in itertools.islice(rows, start, None))
 
     def test_batches(self) -> Iterator[Any]:
-        size = self.options.global_batch_size  # fits: it is that of a step
+        size = self.options.global_batch_size  # fits, as a step has as many
         starts = range(0, len(self.test_tokens), size)
         return (self.test_tokens[start : start + size] for start in starts)
 

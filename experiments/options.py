@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import jax.numpy as jnp
 import tyro
@@ -168,19 +168,6 @@ class RunsOptions:
     def __post_init__(self) -> None:
         check_fields(self)
 
-
-PRECISION_HELP = (
-    "mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."
-)
-Precision = Annotated[
-    Literal["float32", "mixed_bfloat16", "bfloat16"], tyro.conf.arg(help=PRECISION_HELP)
-]
-
-REMAT_HELP = (
-    "Compute activations again in the backward pass instead of keeping them: a deep model needs "
-    "less memory and more time."
-)
-Remat = Annotated[bool, tyro.conf.arg(help=REMAT_HELP)]
 
 DTYPES: dict[str, tuple[DTypeLike, DTypeLike]] = {
     "float32": (jnp.float32, jnp.float32),

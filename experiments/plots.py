@@ -118,8 +118,7 @@ def _make_metric_columns(metric: str, runs: Sequence[Record]) -> list[Column]:
 def make_table(runs: Sequence[Record]) -> Table:
     """Makes a table of the `runs` of `summary.json`: a row per algorithm, topology and node count.
 
-    Each number is the mean over the seeds. Below it is ± the standard deviation (divisor: seeds -
-    1).
+    Each number is the mean over the seeds, above ± the standard deviation (divisor: seeds - 1).
     """
     groups = group_by_label(runs).values()
     names = find_metrics(runs)
@@ -219,8 +218,8 @@ def find_color(method: str) -> int | None:
 def choose_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Returns the look of each curve of a figure by its name.
 
-    The first variant of a method gets the method's own color. More variants, and unknown methods,
-    get colors that are left. When all colors are used, curves also get markers.
+    The first variant of a method gets the method's own color. All others get colors that are left,
+    and when all colors are used, markers.
     """
     numbers: dict[str, int] = {}
     for name in names:
@@ -278,8 +277,7 @@ def _draw_line(axes: Axes, points: list[Any], linestyle: str, look: dict[str, An
 def write_report(folder: Path, console: Console) -> None:
     """Prints the table of a folder and writes its plots; raises as `read_runs` does.
 
-    The plots are `loss.png`, `consensus.png`, and a `test_METRIC.png` or `valid_METRIC.png` for
-    each metric by which the average model was evaluated during training.
+    The plots are `loss.png`, `consensus.png`, and a `test_METRIC.png` or `valid_METRIC.png` each.
     """
     runs, curves = read_runs(folder)
     plot_loss(curves, folder / "loss.png")

@@ -1,8 +1,4 @@
-"""The results of a program: their folder, their files, and a reporter to TensorBoard.
-
-The reporter also writes the lines of `metrics.jsonl` for TensorBoard, by an optional package that
-is imported only if you ask for the reporter.
-"""
+"""The results of a program: their folder, their files, and a reporter to TensorBoard."""
 
 import contextlib
 import datetime
@@ -32,8 +28,9 @@ BEFORE_MIXING = "consensus_distance_before_mixing"
 AFTER_MIXING = "consensus_distance"
 AVERAGE_MODEL = re.compile(r"(?:test_(\w+)|(valid_\w+))_average_model")
 TEXT_FOLDER = "texts"
-RESULT_NAMES = ("metrics.jsonl", "summary.json", "checkpoints", "nodes", TEXT_FOLDER)
-RESULT_NAMES += ("tensorboard",)
+RESULT_NAMES = (
+    *("metrics.jsonl", "summary.json", "checkpoints", "nodes", TEXT_FOLDER, "tensorboard"),
+)
 WAY_OUT = "restore the file, or run again into another folder (--overwrite replaces results)"
 
 ReportTo = Literal["none", "tensorboard"]
@@ -44,10 +41,7 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
 
     If `out` is None, the folder is a new one in `runs/`, named by program, date, time and process.
     With `overwrite`, results of another run are removed from the folder; with `resume` they stay.
-
-    Raises:
-      ValueError: if the folder contains another run, and neither `overwrite` nor `resume` is true.
-      OSError: if the folder cannot be created or written to.
+    Raises `ValueError` if the folder contains another run, and neither is true.
     """
     if out is None:
         out = Path("runs") / f"{program}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -82,12 +76,7 @@ def create_run_dir(program: str, out: Path | None, overwrite: bool, resume: bool
 
 
 def read_object(path: Path) -> Record:
-    """Returns the content of a JSON file of results.
-
-    Raises:
-      FileNotFoundError: if there is no such file.
-      ValueError: if it is not JSON, because it was cut short.
-    """
+    """Returns the content of a JSON file of results; raises `ValueError` if it is not JSON."""
     if not path.is_file():
         raise FileNotFoundError(
             f"no {path.name} in {path.parent}: it must be the folder of a run, got one without "
@@ -100,11 +89,7 @@ def read_object(path: Path) -> Record:
 
 
 def read_summary(out: Path | None) -> Record:
-    """Returns the content of `summary.json` in `out`; `{}` if there is no such file.
-
-    Raises:
-      ValueError: if a run did not write the file.
-    """
+    """Returns the content of `summary.json` in `out`; `{}` if there is no such file."""
     if out is None or not (out / "summary.json").exists():
         return {}
     summary = read_object(out / "summary.json")
@@ -186,11 +171,8 @@ def metric_fields(metric: str) -> tuple[str, str]:
 def read_runs(folder: Path) -> tuple[list[Record], Curves]:
     """Returns the runs in a folder's `summary.json`, and the lines of `metrics.jsonl` by curve.
 
-    Lines of a run that the summary does not list, because it was interrupted, are left out.
-
-    Raises:
-      FileNotFoundError: if one of the two files is missing.
-      ValueError: if a file was cut short or there is no run. The message names the file.
+    Lines of a run that the summary does not list, because it was interrupted, are left out. Raises
+    `ValueError`, which names the file, if a file was cut short or there is no run.
     """
     summary = folder / "summary.json"
     metrics = folder / "metrics.jsonl"
@@ -224,7 +206,7 @@ def group_by_label(runs: Sequence[Record]) -> dict[str, list[Record]]:
     return groups
 
 
-# Methods whose defaults, those of their papers, differ in when models are mixed.
+# Methods whose defaults, as in their papers, differ in when models are mixed.
 MIX_AFTER = ("sgp", "dpsgd-adapt-then-combine")
 MIX_DURING = ("dpsgd", "sgp-cwa")
 
@@ -275,8 +257,9 @@ class TensorboardReporter:
 
     def add(self, line: Record) -> None:
         """Adds a line of `metrics.jsonl`."""
-        for name, value in select_numbers(line).items():
-            self._writer.add_scalar(name, value, line["step"])
+        for name, value in line.items():
+            if isinstance(value, int | float) and name != "step":
+                self._writer.add_scalar(name, value, line["step"])
         if samples := line.get("samples"):
             self._writer.add_text("samples", "\n\n".join(samples), line["step"])
 
@@ -284,13 +267,3 @@ class TensorboardReporter:
         """Writes the lines that are not written yet. Call `close` once, even without a `start`."""
         if self._writer is not None:
             self._writer.close()
-
-
-def select_numbers(line: Record) -> dict[str, float]:
-    """Returns the metrics of a line, without its step.
-
-    >>> select_numbers({"run": "sgp", "step": 4, "loss": 0.5, "samples": ["a"]})
-    {'loss': 0.5}
-    """
-    numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
-    return {name: value for name, value in numbers.items() if name != "step"}

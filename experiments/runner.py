@@ -1,7 +1,4 @@
-"""Runs calls of programs, several side by side, and does not repeat finished calls.
-
-The folder of a call contains the program's files, its output, and how it ended.
-"""
+"""Runs calls of programs, several side by side, and does not repeat finished calls."""
 
 import contextlib
 import dataclasses
@@ -58,11 +55,7 @@ class Run(NamedTuple):
 
     @property
     def module(self) -> str:
-        """The module that `python -m` runs.
-
-        >>> Run("a", "speed", ("wire",)).module, Run("b", "gossipjax.launch", ()).module
-        ('experiments.speed', 'gossipjax.launch')
-        """
+        """The module that `python -m` runs."""
         is_whole = self.program.startswith("gossipjax.")
         return self.program if is_whole else f"experiments.{self.program}"
 
@@ -75,8 +68,10 @@ class Run(NamedTuple):
     def command(self) -> str:
         """The command line.
 
-        >>> Run("averaging", "averaging", ("--nodes", "8")).command
+        >>> Run("a", "averaging", ("--nodes", "8")).command
         'python -m experiments.averaging --nodes 8'
+        >>> Run("b", "gossipjax.launch", ("--processes", "2")).command
+        'python -m gossipjax.launch --processes 2'
         """
         return " ".join(["python -m", self.module, *self.arguments])
 
@@ -104,10 +99,8 @@ class Result:
 def make_folder(program: str, out: Path | None, overwrite: bool, name: str) -> Path:
     """Makes the folder of a program that runs other programs, with `OUT/NAME` for their runs.
 
-    A later call finds `OUT/NAME`, and goes on.
-
-    Raises:
-      ValueError: if the folder contains another run, or `OUT/NAME` contains other files.
+    A later call finds `OUT/NAME`, and goes on. Raises `ValueError` if the folder contains another
+    run, or `OUT/NAME` contains other files.
     """
     if out is not None:
         require_runs(out / name, overwrite)
@@ -212,9 +205,6 @@ def find_devices(jobs: int | None) -> Devices:
     """Gives a GPU to each of several runs. Without GPUs, all runs share the cores.
 
     If `jobs` is None, there is a run for each GPU, or for each core, at most 8.
-
-    Raises:
-      ValueError: if there are fewer GPUs than `jobs`.
     """
     probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
     platform, count = (probe.stdout.split() or ["cpu", "1"])[-2:]
@@ -235,8 +225,8 @@ def find_devices(jobs: int | None) -> Devices:
 class Processes:
     """Starts commands from several threads, and ends all of them at the end of its context.
 
-    Each process has its own process group. So Ctrl-C reaches this program only, and this program
-    finds children that a process leaves behind. A process has `grace` seconds to end by itself.
+    Each process has its own process group: Ctrl-C reaches this program only, which also ends
+    children that a process leaves behind. A process has `grace` seconds to end by itself.
     """
 
     def __init__(self, grace: float = GRACE_SECONDS) -> None:
@@ -262,10 +252,7 @@ class Processes:
         environment: Mapping[str, str],
         stdin: int = subprocess.DEVNULL,
     ) -> subprocess.Popen[bytes]:
-        """Starts a command whose output goes to `log`, and which finds this checkout's modules.
-
-        `environment` contains all other variables of the command.
-        """
+        """Starts a command whose output goes to `log`, and which finds this checkout's modules."""
         python_path = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), f"{ROOT}"]))
         with log.open("wb") as output, self._lock:
             if not self._is_open:
@@ -411,13 +398,8 @@ def run_all(
 ) -> dict[str, Result]:
     """Runs all calls that did not end in an earlier call; returns how each ended, by name.
 
-    Runs with `is_alone` come last, one at a time. If `replaces`, an earlier run of the same name
-    with other arguments is run anew.
-
-    Raises:
-      FatalError: if the folder contains a run of the same name with other arguments, unless
-        `replaces`.
-      KeyboardInterrupt: after all runs have been ended.
+    Runs with `is_alone` come last, one at a time. An earlier run of the same name with other
+    arguments is run anew if `replaces`, else it is a `FatalError`.
     """
     results: dict[str, Result] = {}
     for run in runs:
@@ -426,12 +408,9 @@ def run_all(
             results[run.name] = result
             reporter.end(run, result)
     rest = [run for run in runs if run.name not in results]
-    for part, share in (
-        ([run for run in rest if not run.is_alone], devices),
-        ([run for run in rest if run.is_alone], devices[:1]),
-    ):
-        batch = Batch(folder, share, reporter, max_seconds)
-        results |= batch.run(part)
+    for is_alone, share in ((False, devices), (True, devices[:1])):
+        part = [run for run in rest if run.is_alone == is_alone]
+        results |= Batch(folder, share, reporter, max_seconds).run(part)
     return {run.name: results[run.name] for run in runs}
 
 

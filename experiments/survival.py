@@ -88,7 +88,7 @@ class FaultyMethod(NamedTuple):
 
     tx: Transform
     faults: Faults  # when which node makes an update
-    word: str = ""  # the word of the cell, beside the loss
+    word: str = ""  # the word of the cell, after the loss
 
 
 def around(gossip: Any, faults: Faults, rate: float | None = RATE) -> FaultyMethod:

@@ -5,16 +5,14 @@
 FOLDER contains train.tsv, valid.tsv and test.tsv, plain or gzipped. Each line is a sentence, a tab
 and its translation. Without further options 4 nodes train a small Transformer by Adam, with SGP and
 with AllReduce. The program trains a byte-pair tokenizer on the training text, and saves it with the
-run. A batch consists of a number of tokens, in sentences of similar lengths that are padded to one
-of `--bucket-lengths`. For English to German of WMT'16, which TensorFlow Datasets prepares:
+run. For English to German of WMT'16, which TensorFlow Datasets prepares:
 
     python -m experiments.translation --dataset wmt16_en_de --model base --vocabulary-size 37000
 
 After each epoch the program measures the average model on the validation set: loss and perplexity
-per token, and the BLEU score of the first `--eval-sentences`, some of which it shows. At the end
-the program measures the BLEU score on the test set by sacrebleu, whose signature is in
-`summary.json`. The program writes hypotheses and references to OUT/texts/RUN/hypotheses.txt and
-references.txt, a sentence per line.
+per token, and the BLEU score of the first `--eval-sentences`. At the end it measures the BLEU score
+on the test set by sacrebleu, whose signature is in `summary.json`, and writes hypotheses.txt and
+references.txt into OUT/texts/RUN, a sentence per line.
 """
 
 import dataclasses
@@ -252,7 +250,7 @@ class Translation(Task):
         lengths = np.maximum(sources.lengths, targets.lengths)
         part = self.options.nodes * self.options.batch_size_per_node
         for bucket in make_buckets(lengths, extend_widths(self.options.bucket_lengths, lengths)):
-            size = bucket.rows_per_batch(part)  # fits: that of a step
+            size = bucket.rows_per_batch(part)  # fits, as a step has as many
             for rows in np.array_split(bucket.rows, math.ceil(len(bucket.rows) / size)):
                 yield sources.pad(rows, bucket.width), targets.pad(rows, bucket.width)
 

@@ -168,7 +168,7 @@ gossipjax/cost_model/methods.py | cost_model/test_prediction.py -k what_its_meth
 gossipjax/cost_model/exchange.py | cost_model/test_prediction.py -k its_formula | half a ring | copy + 2 * (nodes - 1) * => copy + (nodes - 1) *
 gossipjax/cost_model/simulation.py | cost_model/test_simulation.py -k meet_at_a_receiver | receivers take messages at once | self._in_free[target] if is_awaited else 0.0 => 0.0
 gossipjax/cost_model/prediction.py | cost_model/test_prediction.py -k no_more_than_it_can | links without a limit | max(compute + exposed_seconds, awaited_seconds) => compute + exposed_seconds
-experiments/training/trainer.py | experiments/test_trainer.py -k evaluated_with | statistics are never averaged | node_variables_averaged_stats if averages else => node_variables if averages else
+experiments/training/trainer.py | experiments/test_trainer.py -k evaluated_with | statistics are never averaged | gx.average_batch_stats(batch_stats) if averages else => batch_stats if averages else
 experiments/training/evaluation.py | experiments/test_trainer.py -k every_example_once | fillers count | jnp.where(is_example, value.astype(jnp.float32), 0.0) => value.astype(jnp.float32)
 experiments/training/plan.py | experiments/test_training_choices.py -k warm_up_ends | rates by the step | self.learning_rate(step) => self.learning_rate(step + 1)
 experiments/training/plan.py | experiments/test_training_choices.py -k with_a_warm_up | inverse square root one step late | jnp.sqrt(warmup_steps / (step + 1.0)) => jnp.sqrt(warmup_steps / (step + 2.0))

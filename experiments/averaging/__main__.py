@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import numpy as np
 import tyro
 from rich.console import Console
+from rich.table import Table
 
 import gossipjax as gx
 from experiments import results
-from experiments.averaging.report import make_topology_table
 from experiments.options import (
     Check,
     OutputOptions,
@@ -43,6 +43,7 @@ from experiments.options import (
 )
 from experiments.program import exit_on_error
 from experiments.results import Record
+from experiments.tables import Cell, make_table
 from experiments.training.topologies import TOPOLOGIES, make_schedule
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 else:
     Topology = tyro.extras.literal_type_from_choices(tuple(TOPOLOGIES))
 
-MAX_NODES = 4096  # a dense matrix of so many has 134 MB
+MAX_NODES = 4096  # a dense matrix of 4096 nodes has 134 MB
 MAX_ROUNDS = 10**6
 MAX_SEEDS = 10**6
 
@@ -66,10 +67,14 @@ NumSeeds = Annotated[PositiveInt, Check(f"at most {MAX_SEEDS}", lambda value: va
 
 VALUES_PER_NODE = 100
 MIN_RANDOM_ROUNDS = 30  # of a random schedule: fewer might not connect all nodes
+PAPER_TOPOLOGIES: tuple[Topology, ...] = (
+    "one_peer_exponential", "complete_cycle", "random_peer_exponential", "random_peer_complete",
+)  # fmt: skip
 PAPER_NODES = 32  # of SGP-18, appendix A
 PAPER_ROUNDS = 5
 RING_SIZES = (8, 16, 32, 64)  # RAND-20 gives formulas; the sizes are ours
 RING_ROUNDS = 10
+ROUNDING_ERROR = 1e-15  # a smaller error is only float64 rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +87,7 @@ class AveragingOptions(OutputOptions):
     )  # fmt: skip
     """One or several topologies to compare."""
     nodes: tuple[AtLeastTwo, ...] = (32,)
-    """One or several numbers of nodes: a panel of the plot each."""
+    """One or several numbers of nodes."""
     rounds: NumRounds = 30
     """Rounds of averaging."""
     seeds: NumSeeds = 100
@@ -120,7 +125,7 @@ class Curve(NamedTuple):
             }
 
     def summary(self) -> Record:
-        """Returns the object in `runs` of `summary.json`; spectra are those of seed 0.
+        """Returns the object in `runs` of `summary.json`, with the spectra of seed 0.
 
         `error_after_5_rounds` and `final_error` are medians over the seeds; the former is None if
         there were fewer rounds.
@@ -179,12 +184,8 @@ def compute_sgp18_factors(seeds: int) -> list[Record]:
     neighbors are not, and push-sum's error may shrink less. For random topologies the records have
     the mean over the seeds and the standard deviation (None for one seed).
     """
-    topologies: list[Topology] = [
-        *("one_peer_exponential", "complete_cycle"),
-        *("random_peer_exponential", "random_peer_complete"),
-    ]
     records = []
-    for topology in topologies:
+    for topology in PAPER_TOPOLOGIES:
         factors = []
         for seed in range(seeds if is_random(topology) else 1):
             schedule = make_schedule(topology, PAPER_NODES, MIN_RANDOM_ROUNDS, seed)
@@ -239,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
-    """Measures all topologies; writes the files and the plot, and prints the tables."""
+    """Measures all topologies, writes the files, and prints the table."""
     cases = list(itertools.product(options.nodes, options.topology))
     console.print(
         f"{len(options.topology)} topologies, {options.rounds} rounds, {options.seeds} seeds, "
@@ -247,14 +248,12 @@ def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
         soft_wrap=True,
     )
     runs: list[Record] = []
-    lines: list[Record] = []
     with (out / "metrics.jsonl").open("w") as file, results.make_progress_bar(console) as bar:
         task = bar.add_task("averaging", total=len(cases) + 1, status="")
         for nodes, topology in cases:
             bar.update(task, status=f"{topology}, {nodes} nodes")
             curve = measure_curve(topology, nodes, options.rounds, options.seeds)
-            lines += (added := list(curve.lines()))
-            for line in added:
+            for line in curve.lines():
                 file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             runs.append(curve.summary())
@@ -272,6 +271,28 @@ def measure_all(options: AveragingOptions, out: Path, console: Console) -> None:
         rand20_rings=rings,
     )
     console.print(make_topology_table(runs))
+
+
+def make_topology_table(runs: Sequence[Record]) -> Table:
+    """Makes a table of the list `runs` of `summary.json`."""
+    columns: dict[str, Cell] = {
+        "topology": "{topology}",
+        "\nnodes": "{nodes}",
+        "\npeers": "{peers_per_round}",
+        "\nperiod": "{period}",
+        "gap per\nround": "{spectral_gap_per_round:.4f}",
+        "exact\nafter": lambda run: f"{run['rounds_to_exact_average'] or 'never'}",
+        "error\nafter 5": lambda run: _format_error(run["error_after_5_rounds"]),
+        "final\nerror": lambda run: _format_error(run["final_error"]),
+    }
+    caption = "errors: medians over the seeds; all others: seed 0"
+    return make_table("Topologies", caption, columns, runs)
+
+
+def _format_error(error: float | None) -> str:
+    if error is None:
+        return "-"
+    return f"{error:.1e}" if error > ROUNDING_ERROR else f"<{ROUNDING_ERROR:.0e}"
 
 
 if __name__ == "__main__":

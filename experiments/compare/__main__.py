@@ -4,11 +4,10 @@
       --dirichlet-alpha 1 0.1 --seed 0 1 2 --out runs/compare -- --dataset mnist5k --epochs 4
     python -m experiments.compare --grid methods-mini --out runs/methods
 
-Every cell of the grid is a run of a training program with its folder in `OUT/cells`. Run it again
-with the same `--out`, and only what is not finished is run. A run whose loss is not finite has
-diverged, and is counted as such; one that fails by another error is named, and the program then
-exits with status 1. With `--rates` each row and column runs once per rate at the first seed, and
-the other seeds run at the best of them. docs/guides/experiments.md says what the tables show.
+Every cell of the grid is a run of a training program with its folder in `OUT/cells`. A second call
+with the same `--out` runs what is not finished. A run whose loss is not finite has diverged; one
+that fails by another error is named, and the program then exits with status 1.
+docs/guides/experiments.md says what the options do and what the tables show.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a comparison measures beside its metric: of nodes, bytes, and rates chosen by one rule."""
+"""The second table of a comparison: models of nodes, bytes, and rates chosen by one rule."""
 
 import statistics
 from collections.abc import Mapping, Sequence

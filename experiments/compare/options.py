@@ -12,7 +12,7 @@ from experiments.training.methods import find_algorithm, import_function, parse_
 ALGORITHMS_IF_NONE = ("sgp", "allreduce")
 PROGRAM_IF_NONE: Program = "image"
 ROWS_AND_COLUMNS = ("algorithm", "topology", "momentum", "wire", "dirichlet_alpha")
-OF_EVERY_RUN = ("--out", "--overwrite", "--resume")  # each has a folder of its own
+OF_EVERY_RUN = ("--out", "--overwrite", "--resume")  # each run has its folder
 EVEN = Line("even data", ())
 DEFAULT = Line("", ())
 
@@ -33,8 +33,7 @@ class CompareOptions(RunsOptions):
     """One or several, NAME, NAME@TOPOLOGY or, one of your own, MODULE:FUNCTION; if not given, sgp
     and allreduce."""
     topology: tuple[str, ...] = ()
-    """One or several, for each algorithm without one of its own; if not given, that of its paper.
-    """
+    """One or several, for each algorithm named without one; if not given, as in its paper."""
     momentum: tuple[str, ...] = ()
     """One or several of what --momentum of the program takes; if not given, its default."""
     wire: tuple[str, ...] = ()
@@ -42,10 +41,10 @@ class CompareOptions(RunsOptions):
     dirichlet_alpha: tuple[PositiveFloat, ...] = ()
     """One or several, a column each: how unevenly classes are divided. If not given, evenly."""
     seed: tuple[Seed, ...] = ()
-    """One or several; if not given, those of the grid, or 0 1 2."""
+    """One or several; if not given, as in the grid, or 0 1 2."""
     rates: tuple[PositiveFloat, ...] = ()
-    """Learning rates, of which each row and column takes the best at the first seed, in place of
-    those of --grid; the other seeds run at it. The table names those that are an end."""
+    """Learning rates, instead of the rates of --grid. Each row and column takes the best at the
+    first seed, and the other seeds run at it. The table says where it is an end."""
     metric: str | None = None
     """The metric of the table, such as accuracy or loss; if not given, the program's first."""
 
@@ -71,7 +70,7 @@ class CompareOptions(RunsOptions):
 
 
 def make_grid(options: CompareOptions, arguments: Sequence[str]) -> Grid:
-    """Returns the grid of the options; `arguments` are added to those of all runs."""
+    """Returns the grid of the options; all runs also have these `arguments`."""
     grid = _make_grid(options) if options.grid is None else GRIDS[options.grid]
     if options.rates:
         grid = _choose_among(grid, options.rates)
@@ -90,8 +89,8 @@ def _choose_among(grid: Grid, rates: Sequence[float]) -> Grid:
     """The grid with a choice among these rates in every row; its own must not be fixed."""
     if grid.cells:  # options of single cells, which are the rates of a published table
         raise ValueError(
-            "--rates must be left out where a grid has fixed rates, as that of "
-            f"{grid.title!r}, got {' '.join(f'{rate:g}' for rate in rates)}."
+            f"--rates must be left out where a grid has fixed rates, as {grid.title!r}, "
+            f"got {' '.join(f'{rate:g}' for rate in rates)}."
         )
     return dataclasses.replace(
         grid, rates=dict.fromkeys((row.title for row in grid.rows), tuple(sorted(rates)))

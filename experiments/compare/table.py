@@ -2,12 +2,12 @@
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +19,8 @@ from experiments.runner import Result
 
 FALLING = ("loss", "perplexity", "error")  # metrics of which less is better
 FRACTIONS = ("accuracy",)  # shown in per cent
-MIN_TITLE = 24  # characters of a row's title on a line of the terminal
-ANY_WIDTH = 10**6
+MAX_TITLE = 32  # characters of a row's title on a line of the terminal
+ANY_WIDTH = 1000
 
 
 class Entry(NamedTuple):
@@ -54,7 +54,7 @@ Entries = dict[tuple[str, str], Entry]
 
 
 def find_metric(grid: Grid, outcomes: Sequence[Result]) -> str:
-    """Returns the metric of the table: that of the grid, or the first of the runs."""
+    """Returns the metric of the table: the grid's, or the first of the runs."""
     runs = [outcome.runs[0] for outcome in outcomes if outcome.runs]
     metrics = find_metrics(runs)
     if grid.metric is None:
@@ -88,11 +88,9 @@ def summarize(grid: Grid, outcomes: Mapping[Cell, Result], metric: str) -> Entri
     entries = {}
     for key, group in by_key.items():
         values = tuple(scale * outcome.runs[0][field] for outcome in group if outcome.runs)
-        diverged = sum(outcome.status == "diverged" for outcome in group)
-        failed = sum(outcome.status == "failed" for outcome in group)
-        entries[key] = Entry(
-            values, diverged, failed, len(grid.seeds), figure=grid.figures.get(key, "")
-        )
+        statuses = Counter(outcome.status for outcome in group)
+        counts = (statuses["diverged"], statuses["failed"], len(grid.seeds))
+        entries[key] = Entry(values, *counts, figure=grid.figures.get(key, ""))
     for column in grid.columns:
         mark_best(entries, [(row.title, column.title) for row in grid.rows], is_falling(metric))
     return entries
@@ -112,29 +110,22 @@ def mark_best(entries: Entries, keys: Sequence[tuple[str, str]], falls: bool) ->
 def format_entry(entry: Entry | None, digits: int = 2) -> str:
     """Returns mean and spread, and what did not finish.
 
-    >>> format_entry(Entry((84.0, 86.0), 0, 0, 2)), format_entry(Entry((84.0,), 0, 0, 3))
-    ('85.00 ± 1.41', '84.00 (1 of 3)')
-    >>> format_entry(Entry((84.0,), 2, 0, 3)), format_entry(Entry((), 3, 0, 3)), format_entry(None)
-    ('84.00 (2 diverged)', 'diverged', '-')
-    >>> format_entry(Entry((84.0,), 1, 0, 3)), format_entry(Entry((), 1, 0, 3))
-    ('84.00 (1 of 3, 1 diverged)', '1 diverged of 3')
+    >>> format_entry(Entry((84.0, 86.0), 0, 0, 2)), format_entry(Entry((84.0,), 1, 0, 3))
+    ('85.00 ± 1.41', '84.00 (1 of 3, 1 diverged)')
+    >>> format_entry(Entry((), 3, 0, 3)), format_entry(Entry((), 1, 1, 3)), format_entry(None)
+    ('diverged', '0 of 3, 1 diverged, 1 failed', '-')
     """
     if entry is None:
         return "-"
-    lost = [
-        f"{count} {word}"
-        for word, count in (("diverged", entry.diverged), ("failed", entry.failed))
-        if count
-    ]
-    has_ended = len(entry.values) + entry.diverged + entry.failed == entry.runs
+    if entry.runs in (entry.diverged, entry.failed):
+        return "diverged" if entry.diverged else "failed"
+    notes = [f"{len(entry.values)} of {entry.runs}"]
+    notes += [f"{entry.diverged} diverged"] * bool(entry.diverged)
+    notes += [f"{entry.failed} failed"] * bool(entry.failed)
     if not entry.values:
-        if not has_ended:
-            return f"{', '.join(lost)} of {entry.runs}"
-        return ", ".join(lost) if len(lost) > 1 else lost[0].partition(" ")[2]
-    if not has_ended:
-        lost.insert(0, f"{len(entry.values)} of {entry.runs}")
+        return ", ".join(notes)
     spread = "" if entry.spread is None else f" ± {entry.spread:.{digits}f}"
-    return f"{entry.mean:.{digits}f}{spread}" + (f" ({', '.join(lost)})" if lost else "")
+    return f"{entry.mean:.{digits}f}{spread}" + ("" if entry.is_whole else f" ({', '.join(notes)})")
 
 
 def list_rows(grid: Grid, entries: Entries) -> tuple[list[str], list[list[tuple[str, bool]]]]:
@@ -164,26 +155,15 @@ def format_markdown(grid: Grid, entries: Entries, caption: str) -> str:
 
 
 def print_table(grid: Grid, entries: Entries, caption: str, console: Console) -> None:
-    """Prints the table; the best of a column is bold, the paper's figure is below ours.
+    """Prints the table; the best of a column is bold.
 
     Numbers stay whole: a table that is too wide for the terminal is wrapped by it.
     """
+    headers, rows = list_rows(grid, entries)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=grid.title, caption=caption)
-    table.add_column("", min_width=min(MIN_TITLE, max(len(row.title) for row in grid.rows)))
-    for column in grid.columns:
-        texts = [format_entry(entries.get((row.title, column.title))) for row in grid.rows]
-        width = max(map(len, [column.title, *texts]))
-        table.add_column(column.title, justify="right", no_wrap=True, min_width=width)
-    for row in grid.rows:
-        cells = []
-        for column in grid.columns:
-            entry = entries.get((row.title, column.title))
-            is_best = entry is not None and entry.is_best
-            cell = Text(format_entry(entry), style="bold green" if is_best else "")
-            figure = grid.figures.get((row.title, column.title))
-            cells.append(Text.assemble(cell, f"\npaper {figure}") if figure else cell)
-        table.add_row(row.title, *cells)
-    unlimited = console.options.update(width=ANY_WIDTH)
-    minimum = Measurement.get(console, unlimited, table).minimum
-    table.width = minimum if minimum > console.width else None
-    console.print(table, crop=False)
+    table.add_column("", max_width=MAX_TITLE)
+    for header in headers[1:]:
+        table.add_column(header, justify="right", no_wrap=True)
+    for cells in rows:
+        table.add_row(*(Text(text, "bold green" if best else "") for text, best in cells))
+    console.print(table, crop=False, width=ANY_WIDTH)

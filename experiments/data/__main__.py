@@ -8,7 +8,6 @@ network and without TensorFlow.
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -32,7 +31,7 @@ class PrepareOptions:
     source: Annotated[OptionalPath, tyro.conf.arg(name="from")] = None
     """The original files."""
     data_dir: OptionalPath = None
-    """Folder to write NAME/VERSION into; if not given, that of TensorFlow Datasets."""
+    """Folder to write NAME/VERSION into; by default as for TensorFlow Datasets."""
     overwrite: bool = False
     """Replace the data set if it is there, once the new one is written."""
 
@@ -48,19 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parses the options, and writes the data set."""
     with exit_on_error():
         options = parse_arguments(PrepareOptions, "experiments.data", arguments)
-        prepare_data(options)
+        from experiments.data.originals import ORIGINALS  # here: it imports TensorFlow Datasets
+        from experiments.data.preparation import prepare
 
-
-def prepare_data(options: PrepareOptions) -> Path:
-    """Writes the data set; prints and returns its folder."""
-    from experiments.data.originals import ORIGINALS  # here: it imports TensorFlow Datasets
-    from experiments.data.preparation import prepare
-
-    assert options.source is not None
-    original = ORIGINALS[options.name](options.source)
-    folder = prepare(original, find_folder(options.data_dir), options.overwrite)
-    print(f"{options.name} is in {folder}")
-    return folder
+        assert options.source is not None
+        original = ORIGINALS[options.name](options.source)
+        folder = prepare(original, find_folder(options.data_dir), options.overwrite)
+        print(f"{options.name} is in {folder}")
 
 
 if __name__ == "__main__":

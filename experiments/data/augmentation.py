@@ -135,5 +135,5 @@ RECIPES = {
         crop=crop_imagenet,
     ),
 }
-"""The data sets that are read from records. Mean and standard deviation are those of the training
-images, as usually given."""
+"""The data sets that are read from records. Mean and standard deviation are of the training
+images."""

@@ -27,7 +27,7 @@ class Dataset(NamedTuple):
     """M training and E test images, standardized by one mean and one standard deviation."""
 
     name: str  # one of `DATASETS`
-    # float32 `[M, 28, 28, 1]`, `(x / 255 - mean) / std`: those of all pixels of the training images
+    # float32 `[M, 28, 28, 1]`, `(x / 255 - mean) / std`, over all pixels of the training images
     train_images: np.ndarray
     train_labels: np.ndarray  # int32 `[M]`, from 0 to `classes - 1`
     test_images: np.ndarray

@@ -81,24 +81,9 @@ def open_splits(
     return [builder.as_data_source(split=name, decoders=decoders) for name in names]
 
 
-def read_examples(source: Any, name: str, decode: Callable[[Any], Example]) -> Iterator[Example]:
-    """Yields `decode(record)` for the records of a split; an error names the split and record."""
-    for index in range(len(source)):
-        try:
-            example = decode(source[index])
-        except (DataError, MemoryError):
-            raise
-        except Exception as error:  # of many types: TFDS and protobuf do not wrap theirs
-            raise DataError(
-                f"example {index} of {name} must be one that can be read, got {error}: repair the "
-                "data set, or prepare it again."
-            ) from error
-        yield example
-
-
 @dataclasses.dataclass(frozen=True)
 class SplitReader:
-    """Reads and decodes the images of a prepared split."""
+    """Reads the examples of a prepared split; an error names the split and the example."""
 
     source: Any
     name: str
@@ -106,20 +91,28 @@ class SplitReader:
     def __len__(self) -> int:
         return len(self.source)
 
-    def decode(self, index: int, crop: Callable[[Image.Image], np.ndarray]) -> ImageExample:
-        """Returns an image, cropped, with its label; raises `RecordError` if it is corrupt."""
+    def read(self, index: int, decode: Callable[[Any], Example]) -> Example:
+        """Returns what `decode` makes of a record; raises `RecordError` if it is corrupt."""
         try:
-            record = self.source[index]
-            with Image.open(io.BytesIO(record["image"])) as image:
-                return crop(image), int(record["label"])
-        except MemoryError:
+            return decode(self.source[index])
+        except (DataError, MemoryError):
             raise
         except Exception as error:  # of many types: Pillow, TFDS and protobuf do not wrap theirs
             raise RecordError(
-                f"image {index} of {self.name} must be one that can be decoded, got {error}: "
-                "prepare the data set again."
+                f"example {index} of {self.name} must be one that can be read, got {error}: repair "
+                "the data set, or prepare it again."
             ) from error
+
+    def read_all(self, decode: Callable[[Any], Example]) -> Iterator[Example]:
+        """Yields `decode(record)` for all records."""
+        return (self.read(index, decode) for index in range(len(self)))
 
     def read_labels(self, indices: np.ndarray) -> np.ndarray:
         """Returns int32 labels."""
         return np.array([self.source[index]["label"] for index in indices.tolist()], np.int32)
+
+
+def decode_image(crop: Callable[[Image.Image], np.ndarray], record: Any) -> ImageExample:
+    """Returns the image of a record, cropped, with its label."""
+    with Image.open(io.BytesIO(record["image"])) as image:
+        return crop(image), int(record["label"])

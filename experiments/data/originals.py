@@ -47,7 +47,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def open_cifar10(path: Path) -> Original:
-    """Reads cifar-10-python.tar.gz or its folder, given by its path or that of what holds it."""
+    """Reads cifar-10-python.tar.gz or its folder, in this path or at it."""
     files = _read_cifar(path)
     return Original(
         name="cifar10",
@@ -127,8 +127,8 @@ JPEG_QUALITY = 95  # of images that are something else
 def open_imagenet2012(folder: Path) -> Original:
     """Reads FOLDER/train/CLASS/IMAGE and FOLDER/val/CLASS/IMAGE; classes in alphabetical order.
 
-    So the labels of the 1,000 official classes, n01440764 and others, are those of TensorFlow
-    Datasets. Every image is decoded once. A corrupt one is named and left out; one that is not an
+    So the 1,000 official classes, n01440764 and others, have the labels of TensorFlow Datasets.
+    Every image is decoded once. A corrupt one is named and left out; one that is not an
     RGB or grey JPEG, of which ImageNet has 23, is written as one.
     """
     images = {split: _find_images(folder / split) for split in ("train", "val")}

@@ -23,25 +23,20 @@ class LazyBatch(NamedTuple):
 def map_ahead(function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
     """Yields `function(item)` in order; threads compute it for the next `ahead` items, too.
 
-    Threads and not processes, because decoding and resizing images run without Python's lock, and
-    nothing is copied from process to process. An error is raised where its result is asked for.
-
-    `items` may be infinite; they are taken in the thread that asks for the results. `ahead` of them
-    are being worked on, by as many threads as cores, or wait to be taken.
+    Threads are enough, because decoding and resizing images run without Python's lock. An error is
+    raised where its result is asked for. `items` may be infinite, and are taken in the thread that
+    asks for the results.
 
     >>> list(map_ahead(lambda x: x * x, range(4), ahead=2))
     [0, 1, 4, 9]
     """
-    iterator = iter(items)
     executor = ThreadPoolExecutor(count_cores(), thread_name_prefix="map_ahead")
     try:
-        first = itertools.islice(iterator, ahead)
-        results = deque(executor.submit(function, item) for item in first)
+        started = (executor.submit(function, item) for item in items)
+        results = deque(itertools.islice(started, ahead))
         while results:
             result = results.popleft().result()
-            results.extend(
-                executor.submit(function, item) for item in itertools.islice(iterator, 1)
-            )
+            results.extend(itertools.islice(started, 1))
             yield result
     finally:
         executor.shutdown(wait=False, cancel_futures=True)

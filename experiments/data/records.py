@@ -21,6 +21,7 @@ from experiments.data.local import (
     ImageExample,
     MissingDataError,
     SplitReader,
+    decode_image,
     find_folder,
     find_prepared,
     open_splits,
@@ -119,19 +120,17 @@ class ImageRecords:
         return images.reshape(*rows.shape, *self.shape), labels.reshape(rows.shape)
 
     def _decode_test(self, examples: np.ndarray) -> list[ImageExample]:
-        return [self._test.decode(index, self._recipe.crop) for index in examples.tolist()]
+        decode = functools.partial(decode_image, self._recipe.crop)
+        return [self._test.read(index, decode) for index in examples.tolist()]
 
     def _decode_train(self, seed: int, chunk: np.ndarray) -> list[ImageExample]:
-        return [
+        examples = []
+        for index, number in zip(*chunk.tolist(), strict=True):
             # By example and pass, so that neither threads nor a resumed run change an image.
-            self._train.decode(
-                index,
-                functools.partial(
-                    self._recipe.augment, rng=np.random.default_rng((seed, number, index))
-                ),
-            )
-            for index, number in zip(*chunk.tolist(), strict=True)
-        ]
+            rng = np.random.default_rng((seed, number, index))
+            crop = functools.partial(self._recipe.augment, rng=rng)
+            examples.append(self._train.read(index, functools.partial(decode_image, crop)))
+        return examples
 
 
 def _cut(indices: np.ndarray) -> list[np.ndarray]:

@@ -18,9 +18,9 @@ Shuffle = Literal["local", "global"]
 class GlobalShuffle:
     """A training set that is shuffled and divided over the nodes anew in every epoch.
 
-    All nodes together read one random order of the examples after another, each of them once: node
-    i of N has examples `i * B` to `(i + 1) * B - 1` of the N * B of a step. A step may end one
-    epoch and begin the next.
+    All nodes together read one random order of the examples after another: node i of N has
+    examples `i * B` to `(i + 1) * B - 1` of the N * B of a step. A step may end one epoch and begin
+    the next.
     """
 
     num_examples: int  # M, as many make an epoch
@@ -37,10 +37,7 @@ Division = Sequence[np.ndarray] | GlobalShuffle
 def divide_examples(
     labels: np.ndarray, nodes: int, dirichlet_alpha: float | None, seed: int, shuffle: Shuffle
 ) -> Division:
-    """Divides a training set over nodes: once, by `split_examples`, or anew in every epoch.
-
-    `dirichlet_alpha` is for the former alone.
-    """
+    """Divides a training set over nodes: once, by `split_examples`, or anew in every epoch."""
     if shuffle == "local":
         return split_examples(labels, nodes, dirichlet_alpha, seed)
     return GlobalShuffle(len(labels), nodes)
@@ -58,8 +55,8 @@ def split_examples(
 ) -> list[np.ndarray]:
     """Divides a training set over nodes; returns the indices of each node's examples.
 
-    Without `dirichlet_alpha` they are shuffled, and sizes differ by at most one. Else it is that of
-    `gx.dirichlet_split`: a small one gives each node few classes, of the `labels` `[M]`.
+    Without `dirichlet_alpha` they are shuffled, and sizes differ by at most one. With a small one
+    each node has few classes, of the `labels` `[M]` (`gx.dirichlet_split`).
 
     >>> [len(shard) for shard in split_examples(np.arange(10) % 2, 4, None, seed=0)]
     [3, 3, 2, 2]
@@ -79,11 +76,9 @@ def draw_batches(
 ) -> Iterator[np.ndarray]:
     """Returns infinite batches: integers `[N, B]`, row i the indices of node i's next B examples.
 
-    Each node reads its shard in passes, each pass in a new random order; or its part of a
-    `GlobalShuffle`. A batch may continue into the next pass, so a shard may be smaller than a
-    batch. The same arguments give the same batches.
-
-    `nodes` are those whose rows are wanted, in this order; None is all nodes.
+    Each node reads its shard in passes, each in a new random order, or its part of a
+    `GlobalShuffle`. A batch may continue into the next pass. `nodes` are those whose rows are
+    wanted, in this order; None is all nodes.
 
     >>> next(draw_batches([np.array([7]), np.array([3])], 2, seed=0)).tolist()
     [[7, 7], [3, 3]]

@@ -34,8 +34,7 @@ class Utterances(NamedTuple):
 class Windows:
     """The windows of some utterances: each is cut into windows of T frames that do not overlap.
 
-    The frames of an utterance after its last whole window are not used, so one that is shorter than
-    a window has none.
+    The frames of an utterance after its last whole window are not used.
     """
 
     def __init__(self, utterances: Utterances, length: int):
@@ -68,10 +67,9 @@ class Windows:
     def read(self, windows: np.ndarray) -> np.ndarray:
         """Returns the features of some windows, `[...]` -> float32 `[..., T, features]`.
 
-        The features of a frame, in RAND-PSGD's order: those of `frame_features` and
-        `utterance_features`, if the file has them, then log-mel, its deltas and double deltas. A
-        delta is a slope, see `compute_deltas`, for which an utterance is continued at both ends by
-        its first and its last frame; double deltas are the deltas of the deltas.
+        A frame has, in RAND-PSGD's order, `frame_features` and `utterance_features`, if the file
+        has them, then log-mel, its deltas (see `compute_deltas`) and the deltas of the deltas. An
+        utterance is continued at both ends by its first and its last frame.
         """
         utterance = self.utterance[windows]
         start = self._first_frames[utterance]
@@ -85,7 +83,7 @@ class Windows:
         static = self.utterances.frames[inside].astype(np.float32)
         static = (static - np.float32(ZERO_LEVEL)) / np.float32(LEVELS_PER_UNIT)
         deltas = compute_deltas(static)
-        # Those of frames beyond the ends are to be those of the ends, before they are differenced.
+        # Frames beyond the ends get the deltas of the ends, before these are differenced.
         offsets = inside - context[..., :1] - NEIGHBOURS
         deltas = np.take_along_axis(deltas, offsets[..., NEIGHBOURS:-NEIGHBOURS, None], axis=-2)
         frames = inside[..., margin:-margin]
@@ -103,7 +101,7 @@ class Windows:
 def compute_deltas(frames: np.ndarray) -> np.ndarray:
     """Returns the slopes of features over time, `[..., T, F]` -> `[..., T - 4, F]`.
 
-    The slope at t is that of the line of least squares through the frames from t - 2 to t + 2,
+    The slope at t is of the line of least squares through the frames from t - 2 to t + 2,
     `sum_n n * (x[t + n] - x[t - n]) / (2 * sum_n n^2)` over n = 1, 2.
 
     >>> compute_deltas(np.arange(7.0)[:, None] * 3).ravel()

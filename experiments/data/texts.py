@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 from experiments.data.local import (
     DataError,
     MissingDataError,
+    SplitReader,
     find_folder,
     find_prepared,
     open_splits,
-    read_examples,
 )
 
 PYTHON_DOCS = "python_docs"
@@ -65,16 +65,12 @@ def require_once(paths: Iterable[Path]) -> None:
             )
 
 
-def read_texts(
-    name: str,
-    data_dir: Path | None,
-    split: Split,
-) -> Iterator[str]:
+def read_texts(name: str, data_dir: Path | None, split: Split) -> Iterator[str]:
     """Yields the texts of a data set, one after the other; they are not empty.
 
     - `python_docs`: the reference manual that is part of Python (`pydoc_data`), about 0.7 MB of
       English and code. Each topic is a text; every tenth text is for the test.
-    - `files`: those of `find_files`, in the order of their names. Each line is a text.
+    - `files`: what `find_files` finds, in the order of the names. Each line is a text.
     - any other: a text set of TensorFlow Datasets that is prepared in `data_dir` (in array_record),
       such as `lm1b`. Each example is a text. If it has no test split, the validation split is used.
 
@@ -98,14 +94,12 @@ def read_texts(
 
 
 def find_files(folder: Path | None, split: Split) -> list[Path]:
-    """Returns the files of a split, sorted: their names start with its name, and end with .txt or
-    .tsv, gzipped or not.
-    """
+    """Returns the files train* or test* of a folder, .txt or .tsv, gzipped or not; sorted."""
     endings = ", ".join(SUFFIXES)
     if folder is None:
         raise MissingDataError(
-            f"--data-dir must be a folder with files of texts, such as train.txt and test.txt "
-            f"(names that start with train or test and end with {endings}), got none."
+            f"--data-dir must be a folder with files of texts, train* and test*, which end with "
+            f"{endings}, got none."
         )
     paths = sorted(folder.glob(f"{split}*")) if folder.is_dir() else []
     paths = [path for path in paths if path.name.endswith(SUFFIXES)]
@@ -159,7 +153,7 @@ def _read_prepared_texts(name: str, data_dir: Path | None, split: Split) -> Iter
             )
         return text.decode("utf-8") if isinstance(text, bytes) else text
 
-    return read_examples(source, f"{chosen} in {version_dir}", take_text)
+    return SplitReader(source, f"{chosen} in {version_dir}").read_all(take_text)
 
 
 class Pairs(NamedTuple):
@@ -233,11 +227,8 @@ def _read_prepared_pairs(folder: Path) -> PairSets:
         )
     sets = []
     for split, source in zip(WMT16_SPLITS, open_splits(version_dir, WMT16_SPLITS), strict=True):
-        texts = read_examples(
-            source,
-            f"{split} in {version_dir}",
-            lambda pair: (pair["en"].decode(), pair["de"].decode()),
-        )
+        reader = SplitReader(source, f"{split} in {version_dir}")
+        texts = reader.read_all(lambda pair: (pair["en"].decode(), pair["de"].decode()))
         kept = [pair for pair in texts if all(map(str.strip, pair))]
         sets.append(Pairs([source for source, _ in kept], [target for _, target in kept]))
     return PairSets(*sets)

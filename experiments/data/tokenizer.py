@@ -31,9 +31,8 @@ ENCODED_TOGETHER = 1000  # texts, by several threads
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     """Returns a byte-pair tokenizer trained on these texts; the same for the same texts.
 
-    It starts with a token per byte, and joins the most frequent pair of tokens within a word until
-    there are `vocabulary_size` tokens, the special ones included, or each pair that is left occurs
-    once.
+    It has `vocabulary_size` tokens, the special ones included, or fewer if each pair that is left
+    occurs once.
 
     >>> tokenizer = train_tokenizer(["low lower lowest"] * 9, vocabulary_size=262)
     >>> tokenizer.encode("lower").tokens
@@ -75,10 +74,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Returns the tokenizer in a file."""
     try:
         tokenizer = Tokenizer.from_str(path.read_text("utf-8"))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"no tokenizer {path}: give the file of another.") from error
-    except OSError as error:
-        raise OSError(f"the tokenizer {path} cannot be read: {error.strerror}.") from error
+    except OSError:
+        raise
     except Exception as error:  # `tokenizers` raises nothing more special
         raise DataError(
             f"{path} must be the JSON file of a tokenizer, got one that cannot be read: {error}"
@@ -101,7 +98,7 @@ def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     saved = load_tokenizer(path)
     if saved.to_str() != tokenizer.to_str():
         raise DataError(
-            f"the tokenizer must be that of the saved run, {path}, with {saved.get_vocab_size():,} "
+            f"the tokenizer must be the saved run's, {path}, with {saved.get_vocab_size():,} "
             f"tokens, got another with {tokenizer.get_vocab_size():,}: pass --tokenizer {path}, or "
             "give the texts that it was trained on; or choose another --out."
         )
@@ -110,12 +107,8 @@ def require_same_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 def make_tokenizer(options: Any, texts: Iterable[str], default_size: int) -> Tokenizer:
     """Returns the tokenizer of a run: one from a file, or one that is trained on the texts.
 
-    A run that is resumed has the tokenizer that is saved in its folder, which is not trained again:
-    that the texts are those of the run is checked by their description, which counts them. After a
-    restart by the launcher, without `--resume`, it is trained again, and must be the same.
-
-    `options` are those of the program, of which `run_folders` are the results of the runs that this
-    one goes on from. The training texts are read only if a tokenizer is trained.
+    A run that is resumed has the tokenizer that is saved in its folder. After a restart by the
+    launcher, without `--resume`, the tokenizer is trained again, and must be the same.
     """
     saved = options.out / TOKENIZER_FILE if options.resume and options.out else None
     size = options.vocabulary_size

@@ -1,7 +1,4 @@
-"""Texts as tokens: packed rows, padded sequences, and batches by tokens of few shapes.
-
-Sentences of similar length are batched together, so that few shapes are compiled.
-"""
+"""Texts as tokens: packed rows, padded sequences, and batches of few shapes, so of few programs."""
 
 import array
 import dataclasses
@@ -42,8 +39,7 @@ def join_documents(documents: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndar
 def pack(documents: Iterable[np.ndarray], length: int) -> np.ndarray:
     """Writes documents one after the other, each with `END_ID` at its end, into rows of tokens.
 
-    Read row by row, these are the tokens of the documents: none is left out, none occurs twice. The
-    last of the rows, int32 `[rows, length]`, is filled up with `NO_TOKEN`.
+    The last of the rows, int32 `[rows, length]`, is filled up with `NO_TOKEN`.
 
     >>> pack([np.array([7, 8, 9]), np.array([5])], length=4)
     array([[ 7,  8,  9,  2],
@@ -159,14 +155,10 @@ def draw_token_batches(
 ) -> Iterator[TokenBatch]:
     """Returns infinite batches, each of one bucket, the same one for all nodes of a step.
 
-    Every bucket is divided over the nodes, so that no two nodes see the same example, and is read
-    in passes as by `draw_batches`. A step's bucket is drawn with a probability proportional to the
-    number of batches that the bucket makes: all examples are expected equally often. The same
-    arguments give the same batches.
-
-    With the shuffle "global" each bucket is divided anew in every epoch, and an epoch has as many
-    of its batches as all its examples make, in a random order of buckets: each example is seen
-    once an epoch, except that a bucket's batch may end one epoch and begin the next.
+    Every bucket is divided over the nodes, and is read in passes as by `draw_batches`. A step's
+    bucket is drawn with a probability proportional to the number of batches that the bucket makes,
+    so that all examples are expected equally often. With the shuffle "global" each bucket is
+    divided anew in every epoch, and an epoch has all batches of all buckets, in a random order.
 
     Args:
         buckets: of at least `nodes` examples each, as from `make_buckets`.
@@ -175,10 +167,12 @@ def draw_token_batches(
         parts: of equal numbers of examples, into which each batch can be split.
     """
     per_batch = np.array([bucket.rows_per_batch(tokens_per_node, parts) for bucket in buckets])
-    rows = [
-        _draw_bucket(bucket, nodes, int(size), _derive_seed(seed, number), wanted, shuffle)
-        for number, (bucket, size) in enumerate(zip(buckets, per_batch, strict=True))
-    ]
+    rows = []
+    for number, (bucket, size) in enumerate(zip(buckets, per_batch, strict=True)):
+        own_seed = _derive_seed(seed, number)
+        division = divide_examples(bucket.rows, nodes, None, own_seed, shuffle)
+        batches = draw_batches(division, int(size), own_seed, wanted)
+        rows.append(map(bucket.rows.__getitem__, batches))
     sizes = np.array([len(bucket.rows) for bucket in buckets])
     order_seed = _derive_seed(seed, len(buckets))
     if shuffle == "global":
@@ -187,19 +181,6 @@ def draw_token_batches(
         batches = sizes / per_batch
         order = _draw_order(batches / batches.sum(), order_seed)
     return (TokenBatch(buckets[number].width, next(rows[number])) for number in order)
-
-
-def _draw_bucket(
-    bucket: Bucket,
-    nodes: int,
-    size: int,
-    seed: int,
-    wanted: Sequence[int] | None,
-    shuffle: Shuffle,
-) -> Iterator[np.ndarray]:
-    division = divide_examples(bucket.rows, nodes, None, seed, shuffle)
-    batches = draw_batches(division, size, seed, wanted)
-    return (bucket.rows[batch] for batch in batches)
 
 
 def _draw_order(probabilities: np.ndarray, seed: int) -> Iterator[int]:

@@ -33,7 +33,7 @@ LORA = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": r".*_pr
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Trains adapters on the base in FOLDER/base; puts those of the average model into FOLDER."""
+    """Trains adapters on the base in FOLDER/base; puts the average adapters into FOLDER."""
 
     algorithm: Literal["sgp", "outer", "asynchronous"] = "sgp"
     folder: Path = Path("runs/lora")

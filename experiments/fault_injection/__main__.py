@@ -4,7 +4,7 @@
     python -m experiments.fault_injection asynchronous --kills 20 --processes 4
 
 In lockstep (`lockstep.py`) the launcher restarts the job after each kill; in the asynchronous job
-(`asynchronous.py`) the other nodes go on. The same job runs undisturbed beside it. Both write
+(`asynchronous.py`) the other nodes go on. The same job also runs undisturbed. Both write
 `summary.json` into `--out`, print a table with a row per fault, and exit with status 1 if a
 requirement was violated. Linux only: they find the processes in /proc.
 """

@@ -1,13 +1,12 @@
-"""An asynchronous job whose nodes are killed or stopped, beside an undisturbed one.
+"""An asynchronous job whose nodes are killed or stopped, and an undisturbed one.
 
 Trains `async-sgp` or `async-adpsgd` with `experiments.image` under `python -m gossipjax.launch
---asynchronous`; its computation is a sleep in each step, as of devices that do not share these
-cores. Random processes get SIGKILL, each some seconds after the one before was back; the launcher
-starts them again, and they join anew. With `--fault stop` they are stopped for `--stop-seconds`
-(SIGSTOP), and go on (SIGCONT).
+--asynchronous`; the computation of a step is a sleep. Random processes get SIGKILL, each some
+seconds after the one before was back; the launcher starts them again, and they join anew. With
+`--fault stop` they are stopped for `--stop-seconds` (SIGSTOP), and go on (SIGCONT).
 
 Required: the others never pause; a node is back within 10 s of its restart, or its going on; the
-account of the weight (living, on its way, dead) closes to 1e-6; the accuracy is that of the
+account of the weight (living, on its way, dead) closes to 1e-6; the accuracy is as in the
 undisturbed runs, within their spread.
 """
 
@@ -21,6 +20,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -122,16 +122,14 @@ class AsynchronousJob(LaunchedJob):
 
         return self.wait_for(has_made_steps, f"steps of node {place}")
 
-    def wait_for_restart(self, place: int, old: int) -> bool:
-        """Waits until the process of a node is another one than the old."""
-        return self.wait_for(
-            lambda: self.pids().get(place, old) != old, f"node {place} is started again"
-        )
+    def has_restarted(self, place: int, old: int) -> bool:
+        """Whether the process of a node is another one than the old."""
+        return self.pids().get(place, old) != old
 
     def inject_faults(self) -> Iterator[Fault]:
         """Makes faults of random nodes, each when the one before is over; waits for the job's end.
 
-        Where the job ends before a fault is due, that one and those after it are left out.
+        If the job ends before a fault is due, that fault and all later ones are left out.
         """
         rng = random.Random(self.options.seed)
         is_kill = self.options.fault == "kill"
@@ -146,7 +144,8 @@ class AsynchronousJob(LaunchedJob):
             begin = time.time()
             if is_kill:
                 os.kill(pid, signal.SIGKILL)
-                is_going_on = self.wait_for_restart(place, pid)
+                has_restarted = partial(self.has_restarted, place, pid)
+                is_going_on = self.wait_for(has_restarted, f"node {place} is started again")
             else:
                 os.kill(pid, signal.SIGSTOP)
                 try:

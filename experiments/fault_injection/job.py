@@ -76,7 +76,7 @@ class LaunchedJob:
         self.wait_for(lambda: False, "its end")
 
     def describe(self) -> dict[str, Any]:
-        """Returns what `summary.json` says of the job beside its run."""
+        """Returns what else `summary.json` says of the job."""
         return {}
 
     def pids(self) -> dict[int, int]:

@@ -1,12 +1,11 @@
-"""A job in lockstep whose processes are killed, beside the same job without kills.
+"""A job in lockstep whose processes are killed, and the same job without kills.
 
 Trains SGP with `experiments.image` under `python -m gossipjax.launch`, a node per process, and
-sends SIGKILL to random processes at random moments: during training, while a checkpoint is being
-written, and while the processes start. After each kill the launcher restarts the job. The job must
-end, must resume each time from the newest complete checkpoint, and must have the same result as the
-same job without kills, bit for bit, while runs with other seeds must have another one. With
-`--fault stop` the processes get SIGSTOP instead, and the launcher, with `--stall`, must notice. A
-kill whose moment comes after the end of the job is left out.
+kills random processes during training, while a checkpoint is being written, and while the processes
+start. After each kill the launcher restarts the job. The job must end, must resume each time from
+the newest complete checkpoint, and must have the same result as the same job without kills, bit for
+bit, while runs with other seeds must have another one. With `--fault stop` the processes get
+SIGSTOP instead, and the launcher, with `--stall`, must notice.
 """
 
 import contextlib
@@ -119,8 +118,8 @@ class LockstepJob(LaunchedJob):
     def inject_faults(self) -> Iterator[Kill]:
         """Kills processes as planned, and waits for the end of the run; yields the kills.
 
-        Where steps are quick, the run may be complete before the moment of a kill: then that kill
-        and those after it are left out.
+        If the run is complete before the moment of a kill, that kill and all later ones are left
+        out.
         """
         rng = random.Random(self.options.seed)
         number = signal.SIGKILL if self.options.fault == "kill" else signal.SIGSTOP
@@ -153,11 +152,10 @@ class LockstepJob(LaunchedJob):
     def wait_for_moment(self, rng: random.Random, step: int, phase: Phase) -> bool:
         """Waits for the moment of a kill; returns False if the run was complete before."""
         if phase == "starting":
-            seconds = rng.uniform(0, MAX_START_SECONDS)
             count = self.options.processes
             if not self.wait_for(lambda: len(self.pids()) == count, "its processes start"):
                 return False
-            end = time.monotonic() + seconds
+            end = time.monotonic() + rng.uniform(0, MAX_START_SECONDS)
             return self.wait_for(lambda: time.monotonic() > end or self.is_training(), "a kill")
         if not self.wait_for(lambda: self.has_logged(step), f"step {step}"):
             return False
@@ -188,7 +186,7 @@ class LockstepJob(LaunchedJob):
         for name, value in same_seed.items():
             if name not in CLOCK_FIELDS and killed[name] != value:
                 yield f"{name}: {killed[name]}, and {value} without kills"
-        # Equal results prove something only if those of another run are different.
+        # Equal results prove something only if another run has different ones.
         outcomes = same_seed.keys() - CLOCK_FIELDS - IDENTITY_FIELDS
         for other in other_seeds:
             if all(other[name] == same_seed[name] for name in outcomes):

@@ -1,10 +1,9 @@
 """The models that the experiments train.
 
-In all of them `dtype` is the type that products are computed in, and `param_dtype` that of the
+In all of them `dtype` is the type that products are computed in, and `param_dtype` the type of the
 parameters; logits, softmax and the running statistics of BatchNorm are float32 in any case. With
-`remat` the backward pass computes the inside of blocks or layers again instead of keeping it, which
-costs about a third more computation and saves memory. Parameters have the same names either way,
-so that a checkpoint can be resumed with or without it.
+`remat` the backward pass computes the inside of blocks again instead of keeping it: about a third
+more computation, and less memory. Parameters have the same names either way.
 """
 
 from functools import partial

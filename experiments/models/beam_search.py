@@ -63,11 +63,9 @@ def beam_search(
 
     Of all one-token extensions of the K live hypotheses of an input, those among the best K that
     end with `end_id` are finished; the best K that do not are live next. An input is done when no
-    live hypothesis can beat the best finished one, whatever its next tokens. K = 1 is greedy
-    search: it is done when the hypothesis ends, for every `alpha`.
-
-    A hypothesis that reaches its greatest length can only end. The result for an input does not
-    depend on the other inputs of the batch.
+    live hypothesis can beat the best finished one. K = 1 is greedy search: it is done when the
+    hypothesis ends. A hypothesis that reaches its greatest length can only end. The result for an
+    input does not depend on the other inputs of the batch.
 
     Args:
         step: the model; a pure function.

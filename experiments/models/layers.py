@@ -33,9 +33,8 @@ def make_layers(train: bool, dtype: DTypeLike, param_dtype: DTypeLike) -> dict[s
 def decay_mask(params: Any) -> Any:
     """Returns the tree of `params` with True where weight decay applies: not to biases and scales.
 
-    Goyal et al. (section 5.1) do not decay those of BatchNorm; the other biases are left out, too.
-    Names decide, not the number of dimensions, so that the mask is the same for one node, `[...]`,
-    and for all, `[N, ...]`.
+    Goyal et al. (section 5.1) do not decay BatchNorm's; the other biases are left out, too.
+    Names decide, so that the mask is the same for one node, `[...]`, and for all, `[N, ...]`.
 
     >>> import jax.numpy as jnp
     >>> decay_mask({"Dense_0": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}})
@@ -51,8 +50,8 @@ def decay_mask(params: Any) -> Any:
 def make_dropout_rngs(seeds: jax.Array) -> dict[str, jax.Array]:
     """The `rngs` of `apply` for a training batch that has a seed for each example, `[B]` integers.
 
-    A loss is given a batch and no random key, so its randomness is part of the data. The key is
-    that of the first example: the parts of a batch that is divided over devices differ, too.
+    A loss is given a batch and no random key, so its randomness is part of the data. The first
+    example makes the key, so the parts of a batch that is divided over devices differ, too.
     """
     return {"dropout": jax.random.key(seeds[0])}
 

@@ -56,7 +56,7 @@ class BasicBlock(nn.Module):
 class BottleneckBlock(nn.Module):
     """Convolutions 1x1, 3x3, 1x1 and the shortcut: `[B, H, W, C]` -> `[B, H', W', 4 features]`.
 
-    The stride is that of the 3x3 convolution (version 1.5, as Goyal et al. have it).
+    The 3x3 convolution has the stride (version 1.5, as Goyal et al. have it).
     """
 
     features: int
@@ -109,10 +109,9 @@ def apply_stages(
 class ResNetCifar(nn.Module):
     """He et al.'s residual network for CIFAR, of depth 6n + 2, with shortcuts of option A.
 
-    Convolution 3x3x16, three stages of n blocks (16, 32, 64 channels; the second and the third
-    halve height and width), mean over the pixels, dense `classes`. He et al. report 91.25 % (depth
-    20) and 93.03 % (depth 56) on CIFAR-10's test set. Convolutions start with He et al.'s normal
-    initialization by fan-out, the dense layer with that by fan-in, scales of BatchNorm at 1.
+    He et al. report 91.25 % (depth 20) and 93.03 % (depth 56) on CIFAR-10's test set. Convolutions
+    start with He et al.'s normal initialization by fan-out, the dense layer with that by fan-in,
+    scales of BatchNorm at 1.
 
     >>> model = ResNetCifar(depth=56)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 32, 32, 3)))
@@ -142,10 +141,6 @@ class ResNetCifar(nn.Module):
 
 class ResNet(nn.Module):
     """The residual network for ImageNet: ResNet-50, and others of the family by `stages`.
-
-    Convolution 7x7x64 and maximum 3x3, each with stride 2, four stages of blocks (64, 128, 256, 512
-    channels, four times as many behind bottlenecks; all but the first halve height and width), mean
-    over the pixels, dense `classes`. Shortcuts are projections where the shape changes.
 
     | model | stages | bottleneck | parameters (3 channels, 1000 classes) |
     |---|---|---|---|

@@ -144,10 +144,8 @@ def write_at(cached: KeysValues, new: KeysValues, index: jax.Array | int) -> Key
 class Seq2Seq(nn.Module):
     """The Transformer of Vaswani et al.: encoder and decoder, post-norm, one shared embedding.
 
-    Each part of a layer is followed by dropout, the residual connection and LayerNorm. One table
-    embeds source and target, times sqrt(width), and makes the logits; sinusoids are added for the
-    positions. As the paper's formulas have it, attention has no biases and no dropout of its
-    weights. The dropout of the paper is 0.1 for base and 0.3 for big (English-German).
+    As the paper's formulas have it, attention has no biases and no dropout of its weights. The
+    dropout of the paper is 0.1 for base and 0.3 for big (English-German).
 
     >>> model = Seq2Seq(vocabulary=37_000)
     >>> tokens = jnp.ones((1, 16), jnp.int32)
@@ -235,7 +233,7 @@ class Seq2Seq(nn.Module):
     def __call__(self, sources: jax.Array, targets: jax.Array, train: bool = False) -> jax.Array:
         """Ids `[B, S]` and `[B, T]` -> float32 logits `[B, T, V]`.
 
-        The logits at t are those of `targets[:, t]`, given `targets[:, :t]`: the model shifts the
+        The logits at t predict `targets[:, t]`, given `targets[:, :t]`: the model shifts the
         targets itself.
         """
         begin = jnp.full_like(targets[:, :1], self.begin_id)
@@ -264,9 +262,8 @@ def translate(
     """Translates sources by beam search, with the settings of Vaswani et al. (section 6.1).
 
     A translation of ids `[B, S]` has at most as many tokens as its source, plus `extra_length`:
-    `[B, S + extra_length]`. It is the same however much padding its source has, and next to
-    whichever other sources. `beam` is the number of hypotheses, `alpha` the exponent of the length
-    penalty.
+    `[B, S + extra_length]`. It depends neither on padding nor on the other sources. `beam` is the
+    number of hypotheses, `alpha` the exponent of the length penalty.
     """
     length = sources.shape[1] + extra_length
     memory: Any = model.apply(variables, sources, method="encode")
@@ -301,7 +298,7 @@ def translate_texts(
     tokens: int,
     **search: Any,
 ) -> list[str]:
-    """Translates texts by beam search, those of similar length together.
+    """Translates texts by beam search, texts of similar length together.
 
     Args:
         widths: lengths that sources are padded to; twice the last, and so on, for longer ones.

@@ -98,7 +98,7 @@ class Attention(nn.Module):
     keys and values of a sequence can be kept while it grows, or while another one does.
 
     With `rotary`, queries and keys are rotated by their positions. `kernel_init` is of the
-    projections to queries, keys and values, `output_init` of that of the result.
+    projections to queries, keys and values, `output_init` of the last one.
     """
 
     width: int

@@ -45,11 +45,9 @@ class Stage(nn.Module):
 class VGG11(nn.Module):
     """RelaySGD's VGG-11 for CIFAR: configuration A with a small classifier, no BatchNorm.
 
-    Eight 3x3 convolutions with bias in five stages that halve height and width, then twice dropout,
-    dense 512 and ReLU, then dense `classes`. 9,750,922 parameters with 3 channels and 10 classes;
-    9,756,426 with BatchNorm after each convolution. Images of more than 32x32 are averaged over the
-    pixels that are left. Vogels et al. report 90.2 % on CIFAR-10's test set with momentum and
-    AllReduce over 16 workers.
+    9,750,922 parameters with 3 channels and 10 classes; 9,756,426 with BatchNorm after each
+    convolution. Images of more than 32x32 are averaged over the pixels that are left. Vogels et al.
+    report 90.2 % on CIFAR-10's test set with momentum and AllReduce over 16 workers.
 
     As in their program, convolutions start with He et al.'s normal initialization by fan-out and
     dense kernels with PyTorch's default, uniform in +- 1/sqrt(fan-in); dense biases start at 0.

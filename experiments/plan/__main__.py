@@ -2,7 +2,7 @@
 
     python -m experiments.plan --parameters 25.6M --compute 0.228 --bandwidth 10gbit --nodes 32
 
-The times are those of `gossipjax.cost_model`: modelled, not measured. The choice is the method of
+`gossipjax.cost_model` gives the times: modelled, not measured. The choice is the method of
 gossipjax with the least time for what AllReduce learns in an iteration. For that the plan assumes
 what an inexact or late average costs: 5 % more examples per doubling of the steps after which all
 nodes have what one has learned (`--late-price`). docs/guides/experiments.md has the formula.

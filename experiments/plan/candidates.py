@@ -139,7 +139,7 @@ def _list_gossip(nodes: int, wire: Wire, kind: Kind) -> list[Candidate]:
 
 
 def _list_of_one_form(nodes: int, kind: Kind, every: int) -> Iterator[Candidate]:
-    """Methods of one form of messages; that of async-outer has a momentum, too."""
+    """Methods of one form of messages. Async-outer also sends a momentum."""
     factors = _make("allreduce", nodes, "low_rank", params=MATRIX)
     yield Candidate("powersgd", factors, 0, "low_rank")
     late = Method("d1d-psgd", (Exchange(None, late=1, kind=kind),))

@@ -21,7 +21,7 @@ LATE_PRICE = 0.05  # more examples, per doubling of one plus the lateness: an as
 OLD_GRADIENT = 10  # late steps, for each step of a gradient's age: an assumption
 MIN_GAIN = 0.1  # of priced time: the model's own error is of this size, so less is no gain
 EQUAL = 1e-3  # relative: two priced times that are as good as equal
-NUM_RUNNERS_UP = 2  # that are simulated beside the choice
+NUM_RUNNERS_UP = 2  # that are simulated, too
 MIN_STEPS = 20
 MAX_NODE_STEPS = 30_000  # of a simulation, so that a plan takes seconds
 
@@ -45,12 +45,12 @@ EVIDENCE = {
 report finds it 12 points behind."""
 
 MEASURED = {"powersgd": 1.24, "diloco of factors": 7.7}
-"""Name -> steps to a loss over those of AllReduce, in the worse of the tasks of
+"""Name -> steps to a loss over AllReduce's, in the worse of the tasks of
 `experiments.steps_to_loss`, with outer steps every 16. docs/choose.md has the runs."""
 
 FEW_NODES = 4
 FEW = {"sgp": 1.3, "async-sgp": 1.7, "diloco": 2.0, "async-outer": 2.2}
-"""Name -> steps to a loss over those of AllReduce, of a language task over 2 to 4 nodes, with outer
+"""Name -> steps to a loss over AllReduce's, of a language task over 2 to 4 nodes, with outer
 steps every 50. docs/evidence/sites.md has the runs."""
 FEW_AGE = 10  # steps that a message took at most in those runs
 FEW_EVIDENCE = "language task here, few nodes: {:g} times the steps of AllReduce to a loss"
@@ -66,7 +66,7 @@ Cause = Literal[
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What a plan is for; `late_price` is that of `Row.price`, `steps` those of a node's run."""
+    """What a plan is for, with the p of `Row.price` and the steps of a node's run."""
 
     workload: Workload
     network: Network
@@ -137,7 +137,7 @@ class Row:
         """Steps until what a node has learned is at all others, but for a tenth.
 
         Those of averaging, more if exchanges are left out because the link is busy, one if the
-        exchange runs beside the next computation, and the staleness. A gradient that is a step
+        exchange runs during the next computation, and the staleness. A gradient that is a step
         older than the model that it changes counts as 10 of them: it errs for the whole update,
         which a message that comes late does not.
         """
@@ -197,7 +197,7 @@ class Reason:
     # the fraction of priced time by which the choice is ahead of AllReduce. If AllReduce is the
     # choice, it is the gain of the best other method, which is too small.
     gain: float
-    # of an all-reduce beside the backward pass, if no method here is notably faster: `gx.allreduce`
+    # of an all-reduce during the backward pass, if no method here is notably faster: `gx.allreduce`
     # does not do that, other libraries do.
     bucketed_seconds: float | None = None
     evidence: str | None = None  # the measured quality of the choice; None of exact averages

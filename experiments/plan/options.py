@@ -97,7 +97,7 @@ class PlanOptions:
             )
         if self.network is not None and self.latency is not None:
             raise ValueError(
-                f"--latency must be left out beside --network, got {self.latency} and "
+                f"--latency must be left out with --network, got {self.latency} and "
                 f"{self.network}, which has its own: drop it, or give --bandwidth."
             )
         limit = networks.MAX_NODES.get(self.network or "", MAX_NODES)

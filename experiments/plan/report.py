@@ -45,7 +45,7 @@ def _find_kind(row: Row) -> tuple[bool, ...]:
 
 
 def _describe_order(row: Row) -> str:
-    """The label, with the order of SGP and D-PSGD, which by default have that of their papers."""
+    """The label, with the order of SGP and D-PSGD, by default as in their papers."""
     label = row.candidate.label
     is_early = any(exchange.is_early for exchange in row.candidate.method.exchanges)
     order = "combine while adapting" if is_early else "adapt, then combine"
@@ -92,7 +92,7 @@ def describe_reason(plan: Plan) -> str:
     ]
     if reason.bucketed_seconds is not None:
         lines.append(
-            f"Other libraries all-reduce beside the backward pass: {reason.bucketed_seconds:.3g} s "
+            f"Other libraries all-reduce during the backward pass: {reason.bucketed_seconds:.3g} s "
             f"if the overlap is perfect, the choice {plan.chosen.priced_seconds:.3g} s, counted."
         )
     if reason.evidence is not None:

@@ -1,6 +1,6 @@
 """DPSGD-17: CIFAR-10 with ResNet-20 on 7 and 10 GPUs, ResNet-56 on 10 and 112 (section 5).
 
-The paper has curves and ratios, no table. Its local batch is that of the reference recipe of CNTK,
+The paper has curves and ratios, no table. Its local batch is as in the reference recipe of CNTK,
 its learning rate tuned for each method and not given.
 """
 

@@ -1,6 +1,6 @@
 """RelaySGD, Table 2: uneven CIFAR-10 over 16 nodes.
 
-The recipe is that of the public code of the authors, whose tuned rates are per method and alpha.
+The recipe is from the public code of the authors, whose tuned rates are per method and alpha.
 """
 
 from experiments.presets.preset import Paper, Preset

@@ -109,8 +109,8 @@ TABLE_5 = {
     "sgp": ("80.0", "77.1", "4.6"),
     "1-osgp": ("81.8", "77.1", "2.7"),
 }
-"""Rows of Tables 1 and 3 -> nodes -> accuracy in per cent, and hours; those of Tables 4 and 5 have
-the accuracy on the training set before them."""
+"""Rows of Tables 1 and 3 -> nodes -> accuracy in per cent, and hours. Tables 4 and 5 have the
+accuracy on the training set before."""
 
 BATCH_TOKENS = 25_000
 FILL = 0.89

@@ -4,15 +4,15 @@
 
 SGD on a smooth problem that is not convex, with other data on each node, normal noise and a known
 optimum (`experiments.rates.problem`), for each method, number of nodes n and number of steps K with
-the learning rate `sqrt(n / K)`. The nodes are simulated by `vmap`: the algorithms are those of the
-library, but nothing is exchanged between machines. With `mean` the average model, measured are
+the learning rate `sqrt(n / K)`. The nodes are simulated by `vmap`: the algorithms are the
+library's, but nothing is exchanged between machines. With `mean` the average model, measured are
 
     1/K sum_k ||grad f(mean_k)||^2           theorem 1: <= 12 (f(0) - f* + L sigma^2/2) / sqrt(nK)
     1/(nK) sum_k sum_i ||z_ik - mean_k||^2   theorem 2: O(1/K + 1/K^1.5)
 
 and the slopes of the first in nK, in K and in n. These are of the runs with `K >= n^3`: from there
-on, what the disagreement of the nodes adds is small. The program writes `rates.png` into `--out`,
-`metrics.jsonl` with a line for each run and number of steps `step`, in powers of two, and
+on, what the disagreement of the nodes adds is small. The program writes into `--out`
+`metrics.jsonl`, with a line for each run and number of steps `step`, in powers of two, and
 `summary.json`, whose `slopes` have limits of 95 %, or are null.
 
 References:
@@ -66,7 +66,7 @@ class RatesOptions(OutputOptions):
     """Measures how the gradient shrinks with the steps and the nodes."""
 
     algorithm: tuple[str, ...] = ("sgp", "dpsgd", "allreduce")
-    """One or several methods, ALGORITHM or ALGORITHM@TOPOLOGY; without a topology, that of its
+    """One or several methods, ALGORITHM or ALGORITHM@TOPOLOGY, by default with the topology of its
     paper."""
     nodes: tuple[EvenNodes, ...] = (4, 8, 16, 32)
     """One or several numbers of nodes n."""
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure_all(
     options: RatesOptions, simulations: Sequence[Simulation], out: Path, console: Console
 ) -> None:
-    """Measures all runs; writes the files and the plot, and prints the tables."""
+    """Measures all runs, writes the files, and prints the tables."""
     console.print(
         f"{problem.COORDINATES} coordinates, L = {problem.SMOOTHNESS:g}, sigma^2 = "
         f"{problem.VARIANCE:g}, zeta^2 = {problem.HETEROGENEITY:.3g} at the optimum; "
@@ -137,7 +137,7 @@ def measure_all(
     slopes = report.find_slopes(runs)
     environment = {"numpy": np.__version__}
     results.write_summary(out, dataclasses.asdict(options), environment, runs, slopes=slopes)
-    report.write_report(out, console, runs, slopes)
+    report.print_report(console, runs, slopes)
 
 
 def measure_run(simulation: Simulation, steps: int, bar: Progress, task: TaskID) -> list[Means]:

@@ -33,10 +33,9 @@ def select_regime(points: Sequence[Point]) -> list[Point]:
 
 
 class Estimate(NamedTuple):
-    """A number found from points, and the limits of 95 % by the bootstrap.
+    """A number found from points, and the limits of 95 % by the bootstrap over the seeds.
 
-    The seeds are drawn again with replacement, the same ones for all points. With one seed, which
-    tells nothing of the error, the limits are the value.
+    With one seed, which tells nothing of the error, the limits are the value.
     """
 
     value: float
@@ -50,10 +49,8 @@ class Estimate(NamedTuple):
 def is_in_regime(nodes: int, steps: int) -> bool:
     """Whether `K >= n^3`.
 
-    Disagreement of the nodes adds `O(n / K)` to the mean squared gradient (theorem 2), which is
-    below `1 / sqrt(n K)` from there on, up to a constant that depends on the graph. The condition
-    that SGP-19, eq. 3 states is sufficient, but much stronger: its first term alone is
-    `3600 n L^4 C^4 / (1 - q)^4`.
+    From there on, what disagreement of the nodes adds to the mean squared gradient, `O(n / K)`
+    (theorem 2), is below `1 / sqrt(n K)`, up to a constant that depends on the graph.
 
     >>> is_in_regime(8, 512), is_in_regime(8, 511)
     (True, False)

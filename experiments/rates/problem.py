@@ -7,10 +7,8 @@ two kinds `k`,
 
 with `b = (4/5, -1/4)`. The coefficients are `c_k = PULL (1 + b_k^2) / (2 |b_k|) = (0.48, 1)`, so
 that the two kinds pull with the same force at 0, to the two sides. For each coordinate half of the
-nodes are of each kind, drawn at random. So the mean `f` of the `f_i` is the same for each even
-number of nodes, and its optimum is 0, where none of the nodes has the optimum of its data. Beyond a
-distance of about 1 the curvature is negative. The curvatures of the two kinds at 0 differ by a
-factor of 13, so that the mean of the gradients is off where the nodes disagree.
+nodes, drawn at random, are of each kind. So the mean `f` of the `f_i` is the same for each even
+number of nodes, and its optimum is 0. Beyond a distance of about 1 the curvature is negative.
 
 Gradients have normal noise of standard deviation `NOISE` in every coordinate.
 """
@@ -34,8 +32,6 @@ HETEROGENEITY = COORDINATES * PULL**2  # zeta^2 at the optimum
 
 def draw_kinds(nodes: int, seeds: int) -> np.ndarray:
     """Draws the kinds of all nodes, half of them 0 and half 1: int `[N, S, COORDINATES]`.
-
-    Those of a seed do not depend on S.
 
     >>> draw_kinds(4, 3).sum(axis=0).tolist() == [[2] * COORDINATES] * 3
     True

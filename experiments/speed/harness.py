@@ -33,8 +33,8 @@ def run_check(
 ) -> tuple[Path, list[Record]]:
     """Runs a check: makes its folder, measures all cases, writes the files, prints the table.
 
-    It ends the program with 2 if `make_measurement` raises `ValueError`, and with 1 if a program
-    exchanges something else than its schedule says. Returns the folder and the runs.
+    The exit status is 1 if a program exchanges something else than its schedule says. Returns the
+    folder and the runs.
     """
     out = None
     with exit_on_error(lambda: out):

@@ -18,7 +18,7 @@ from experiments.results import create_run_dir, make_progress_bar, read_summary,
 from experiments.training.asynchronous import ASYNCHRONOUS, NodeJob, NodeRun, OneNode, train_node
 from experiments.training.forms import DENSE
 from experiments.training.options import TrainingOptions
-from experiments.training.output import Output, merge_saved_options, require_same_data
+from experiments.training.output import Output, load_task
 from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
 
@@ -35,22 +35,17 @@ def run_asynchronously(
     """
     info = require_node(options)
     previous = read_summary(options.out) if options.resume else {}
-    if previous:
-        options = merge_saved_options(options, previous.get("options", {}))
-        if options.nodes != info.num_nodes:
-            raise ValueError(
-                f"--processes of the launcher must be {options.nodes}, the nodes of the run in "
-                f"{options.out}, got {info.num_nodes}: start as many to resume it."
-            )
-    task = make_task(options)
+    if (nodes := previous.get("options", {}).get("nodes", info.num_nodes)) != info.num_nodes:
+        raise ValueError(
+            f"--processes of the launcher must be {nodes}, the nodes of the run in {options.out}, "
+            f"got {info.num_nodes}: start as many to resume it."
+        )
+    options, task, data = load_task(options, previous, make_task)
     if "async-outer" in options.algorithm and "batch_stats" in jax.eval_shape(task.init, 0):
         raise ValueError(
             "--algorithm async-outer must have a model without running statistics, which its "
             "momentum would carry too far, got one with batch normalization."
         )
-    data = {"dataset": task.description, "num_examples": int(task.num_examples)}
-    if previous:
-        require_same_data(previous["environment"], data, options.out)
     plan = TrainingPlan(options, task.num_examples, task.decay_mask)
     for seed in options.seed:
         task.batches(
@@ -122,10 +117,12 @@ def require_node(options: TrainingOptions) -> gx.launch.NodeInfo:
                 f"{option_name(name)} must not be given with {first}: its nodes are asynchronous."
             )
     # Option -> values that an asynchronous algorithm supports.
-    allowed = {"accumulate": (1,), "local_steps": (1,), "batch_stats": ("local",)}
     sends_copies = any(name.startswith("async-adpsgd") for name in options.algorithm)
-    wires = ("float32",) if sends_copies else DENSE
-    allowed |= {"momentum": ("local",), "wire": wires, "fsdp": (1,)}
+    allowed = {
+        **dict.fromkeys(("accumulate", "local_steps", "fsdp"), (1,)),
+        **dict.fromkeys(("batch_stats", "momentum"), ("local",)),
+        "wire": ("float32",) if sends_copies else DENSE,
+    }
     for name, values in allowed.items():
         value = getattr(options, name)
         if value not in values:

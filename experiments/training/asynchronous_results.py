@@ -1,7 +1,9 @@
 """Writes the files of an asynchronous node, and collects the results of all nodes of a run."""
 
 import dataclasses
+import itertools
 import json
+import operator
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,15 +89,15 @@ def write_node(path: Path, node: gx.asynchronous.Node, log: Any) -> None:
     replace_text(path, json.dumps(record))
 
 
-def read_nodes(folder: Path) -> dict[int, list[Record]]:
-    """Returns the lines of all nodes by place, without lines that were cut off."""
-    return {int(path.stem): read_lines(path) for path in sorted(folder.glob("[0-9]*.jsonl"))}
+def read_nodes(folder: Path) -> list[list[Record]]:
+    """Returns the lines of each node, without lines that were cut off."""
+    return [read_lines(path) for path in sorted(folder.glob("[0-9]*.jsonl"))]
 
 
 def merge_lines(folder: Path, metrics: Path, run: str, plan: TrainingPlan, nodes: int) -> None:
     """Adds means of the nodes' lines, in order of time, to `metrics.jsonl`."""
-    by_node = read_nodes(folder)
-    lines = sorted((line for lines in by_node.values() for line in lines), key=lambda x: x["time"])
+    all_lines = itertools.chain.from_iterable(read_nodes(folder))
+    lines = sorted(all_lines, key=operator.itemgetter("time"))
     if not lines:
         return
     start = lines[0]["time"]
@@ -130,7 +132,7 @@ def make_record(
     while not all(path.exists() for path in paths) and time.monotonic() < deadline:
         time.sleep(0.1)
     counts = [json.loads(path.read_text()) for path in paths if path.exists()]
-    by_node = read_nodes(folder)
+    last_losses = [lines[-1]["loss"] for lines in read_nodes(folder) if lines]
     batch = plan.options.batch_size_per_node
     one = gx.Nodes(1)
     evaluator = Evaluator(task, one)
@@ -165,5 +167,5 @@ def make_record(
         "messages_nodes": [record["sent"] for record in counts],
         "weight_nodes": [record["weight"] for record in counts],
         "bytes_nodes": [record["sent_bytes"] for record in counts],
-        "final_loss": float(np.mean([lines[-1]["loss"] for lines in by_node.values() if lines])),
+        "final_loss": float(np.mean(last_losses)),
     }

@@ -16,7 +16,7 @@ class Form(NamedTuple):
     """A form of messages that options name."""
 
     wire: gx.wire.Codec | gx.wire.LowRank | None  # None for full precision
-    gamma: float = 1.0  # gamma of CHOCO with this codec
+    gamma: float = 1.0  # of CHOCO
 
 
 FORMS: dict[WireName, Form] = {

@@ -21,7 +21,7 @@ from experiments.training import placement
 from experiments.training.asynchronous import is_asynchronous
 from experiments.training.asynchronous_job import run_asynchronously
 from experiments.training.options import TrainingOptions
-from experiments.training.output import Output, RunLog, merge_saved_options, require_same_data
+from experiments.training.output import Output, RunLog, load_task
 from experiments.training.plan import TrainingPlan
 from experiments.training.task import Task
 from experiments.training.train import Experiment, train
@@ -129,12 +129,7 @@ def prepare(options: Options, make_task: Callable[[Options], Task], program: str
     """
     size = options.nodes  # a resumed run may have started with another number
     previous = find_previous(options)
-    if previous is not None:
-        options = merge_saved_options(options, previous.get("options", {}))
-    task = make_task(options)
-    data = {"dataset": task.description, "num_examples": int(task.num_examples)}
-    if previous:
-        require_same_data(previous["environment"], data, options.out)
+    options, task, data = load_task(options, previous or {}, make_task)
     nodes = placement.place_nodes(options.placement, size, options.fsdp)
     # Take the number of nodes at the start, so that a resumed run has the same steps.
     plan = TrainingPlan(

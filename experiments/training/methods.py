@@ -35,10 +35,6 @@ class Sharding(NamedTuple):
     specs: Any  # `PartitionSpec`s of the parameters
     devices: int  # devices of a node
 
-    def shard(self, transform: Transform) -> Transform:
-        """Returns a transform that works on the parts of a sharded model."""
-        return gx.sharded(transform, self.specs)
-
 
 @dataclasses.dataclass(frozen=True)
 class MethodOptions:
@@ -62,6 +58,11 @@ class MethodOptions:
     def form(self) -> gx.wire.Codec | gx.wire.LowRank | None:
         """The `wire` of a transform. For float32 it is None, which means the parameters' type."""
         return FORMS[self.wire].wire
+
+    @property
+    def mixes_momentum(self) -> bool:
+        """Whether momentum is mixed with the models, by a transform that replaces SGD."""
+        return self.momentum == "quasi-global"
 
 
 MOMENTUM = 0.9  # momentum of SGD
@@ -105,7 +106,7 @@ def _build_adpsgd(schedule: gx.Schedule, options: MethodOptions) -> Transform:
     return gx.adpsgd(schedule, delays, wire=options.form)
 
 
-def _read_delays(folder: Path) -> Any:
+def _read_delays(folder: Path) -> np.ndarray:
     """Returns the delays `[T, N]` that were measured in a run of asynchronous nodes."""
     journals = sorted(folder.rglob("*.jsonl")) if folder.is_dir() else []
     if not journals:
@@ -278,13 +279,6 @@ def _build_own(
     return transform
 
 
-MOMENTUMS: dict[str, Callable[[gx.Schedule, MethodOptions], Transform]] = {
-    "quasi-global": lambda schedule, options: gx.quasi_global(
-        schedule, options.rate, momentum=MOMENTUM, nesterov=True, wire=options.form
-    ),
-}
-"""Transforms that replace both the optimizer and the algorithm, by the name of their momentum."""
-
 # That of EASGD cannot be chosen: its center exchanges with all nodes at once.
 FIXED_TOPOLOGIES = TOPOLOGIES | dict.fromkeys(("center", "none"), TOPOLOGIES["complete"])
 
@@ -382,7 +376,7 @@ class Method:
         if outer is None:
             return chain
         whole = outer.wrap(chain, self.outer_average)
-        return whole if self.sharding is None else self.sharding.shard(whole)
+        return whole if self.sharding is None else gx.sharded(whole, self.sharding.specs)
 
     @property
     def spectral_gap(self) -> float | None:
@@ -396,7 +390,7 @@ class Method:
 
     def local_updates(self, grads: Any, opt_state: Any, params: Any) -> optax.Updates:
         """Returns the update of this node before the exchange, from the state of the chain."""
-        # The states of wrappers hold that of the chain; its first part is that of the optimizer.
+        # The states of wrappers hold the chain's, whose first part is the optimizer's.
         chain_state = opt_state
         if self.sharding is not None and self.outer is not None:
             chain_state = chain_state.inner
@@ -463,28 +457,31 @@ def make_method(
         schedule = _make_rounds(topology, options)
     if not algorithm.goes_first:
         schedule = schedule.every(options.local_steps)  # rounds without exchange in between
-    # Momentum that is mixed with the models is a gossip of its own, in the algorithm's place.
-    transform = MOMENTUMS.get(options.momentum, algorithm.build)(schedule, options)
+    if options.mixes_momentum:  # instead of both the optimizer and the algorithm
+        transform = gx.quasi_global(
+            schedule, options.rate, momentum=MOMENTUM, nesterov=True, wire=options.form
+        )
+    else:
+        transform = algorithm.build(schedule, options)
     if options.sharding is not None and algorithm.exchanges:
-        transform = options.sharding.shard(transform)
+        transform = gx.sharded(transform, options.sharding.specs)
     inner = optimizer
     if algorithm.goes_first:  # gradients are averaged before the optimizer sees them
         inner = optax.chain(transform, optimizer)
         transform = optax.with_extra_args_support(optax.identity())
+    outer = options.outer
     method = Method(
         algorithm=name.partition("@")[0],
         topology=topology,
         schedule=schedule,
         inner=optax.with_extra_args_support(inner),
         gossip=transform,
-        outer=options.outer,
-        rate=options.rate if options.momentum in MOMENTUMS else None,
+        outer=outer,
+        rate=options.rate if options.mixes_momentum else None,
         sharding=options.sharding,
-        outer_average=None
-        if options.outer is None
-        else options.outer.make_average(options.nodes, options.seed),
+        outer_average=outer and outer.make_average(options.nodes, options.seed),
     )
-    if options.outer is not None:
+    if outer is not None:
         method.state()  # raises if they cannot go around this algorithm or optimizer
     return method
 
@@ -493,7 +490,6 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
     """Raises `ValueError` unless the algorithm in this row supports these options."""
     algorithm = find_algorithm(name)
     local_steps = options.local_steps
-    mixes_momentum = options.momentum in MOMENTUMS
     mixing = " or ".join(row for row, other in ALGORITHMS.items() if other.mixes_after)
     way_out = "leave out the algorithm or the option."
     refusals = (
@@ -508,7 +504,7 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
             f"{local_steps}: give --outer-every {local_steps} instead.",
         ),
         (
-            mixes_momentum and not algorithm.mixes_after,
+            options.mixes_momentum and not algorithm.mixes_after,
             f"the algorithm of --momentum {options.momentum} must be {mixing}, which mix models "
             f"after a local step, got {name}: {way_out}",
         ),
@@ -518,7 +514,7 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
             f"{way_out}",
         ),
         (
-            local_steps > 1 and mixes_momentum,
+            local_steps > 1 and options.mixes_momentum,
             f"--momentum {options.momentum} must exchange at every update: --local-steps must be "
             f"1, got {local_steps}.",
         ),
@@ -528,7 +524,7 @@ def _require_fitting(name: str, options: MethodOptions) -> None:
             f"{OUTER_NAMES}, got {name}, which keeps more than models: {way_out}",
         ),
         (
-            options.outer is not None and mixes_momentum,
+            options.outer is not None and options.mixes_momentum,
             "--momentum must be local with --outer-every, got "
             f"{options.momentum}: leave one of them out.",
         ),
@@ -544,11 +540,9 @@ def _make_rounds(topology: str, options: MethodOptions) -> gx.Schedule:
     schedules = [make_schedule(name, options.nodes, seed=options.seed) for name in names]
     if len(schedules) == 1:
         return schedules[0]
-    if len(schedules) > 2:
-        raise ValueError(f"a hybrid must have two topologies, FIRST/THEN, got {topology!r}.")
-    if names[0] == names[1]:
+    if len(schedules) > 2 or names[0] == names[1]:
         raise ValueError(
-            f"a hybrid must have two different topologies, FIRST/THEN, got {topology!r}: give one."
+            f"a hybrid must have two different topologies, FIRST/THEN, got {topology!r}."
         )
     # The switch points of a piecewise schedule count rounds.
     steps_per_round = options.local_steps * max(1, options.overlap)

@@ -20,8 +20,6 @@ from experiments.options import (
     OutputOptions,
     PositiveFloat,
     PositiveInt,
-    Precision,
-    Remat,
     Seed,
     option_name,
     require_different,
@@ -39,13 +37,6 @@ from experiments.training.methods import (
 from experiments.training.outer import OuterOptions
 
 MAX_STALENESS = Check(f"at most {MAX_DELAY}, the longest delay", lambda value: value <= MAX_DELAY)
-
-
-SHUFFLE_HELP = (
-    "local: a node has the same part of the data in every epoch, each time in another order. "
-    "global: all data are shuffled and divided over the nodes anew in every epoch, as by PyTorch's "
-    "DistributedSampler with set_epoch."
-)
 
 LrSchedule = Literal["constant", "cosine", "inverse_sqrt", "step"]
 LR_SCHEDULE_HELP = (
@@ -78,15 +69,14 @@ class ExchangeOptions:
     wire: Annotated[WireName, tyro.conf.arg(help=WIRE_HELP, aliases=["--wire-dtype"])] = "float32"
     staleness: Annotated[NonNegativeFloat, MAX_STALENESS] = 1.0
     """For adpsgd, the mean age in steps of the models at which nodes compute gradients (Poisson, at
-    most 4).
-    """
+    most 4)."""
     delays_of: OptionalPath = None
     """For adpsgd, take the delays of a run of asynchronous nodes, from its journals in
     OUT/nodes/RUN/journals/JOB, instead of random delays."""
 
 
 class StepEpochs(NamedTuple):
-    """The epochs at which the schedule `step` changes, by default those of Goyal et al."""
+    """The epochs at which the schedule `step` changes, by default as in Goyal et al."""
 
     warm_up: float = 5
     decays: Sequence[float] = (30, 60, 80)  # epochs at which the rate falls
@@ -214,9 +204,11 @@ class TrainingOptions(OutputOptions, OptimizationOptions, OuterOptions, Exchange
     """Number of nodes. Each node has its own model and its part of the data."""
     seed: tuple[Seed, ...] = (0,)
     """Seed of the initial model, the division of the data and the batches. Each of several seeds
-    makes a run.
-    """
-    shuffle: Annotated[Shuffle, tyro.conf.arg(help=SHUFFLE_HELP)] = "local"
+    makes a run."""
+    shuffle: Shuffle = "local"
+    """local: a node has the same part of the data in every epoch, each time in another order.
+    global: all data are shuffled and divided over the nodes anew in every epoch, as by PyTorch's
+    DistributedSampler with set_epoch."""
     batch_stats: BatchStatsPolicy = "local"
     """With local, nodes keep their own running statistics of BatchNorm. With mix, they gossip the
     statistics. With average, the statistics are averaged over the nodes for each evaluation."""
@@ -249,8 +241,11 @@ class TrainingOptions(OutputOptions, OptimizationOptions, OuterOptions, Exchange
     init_from: OptionalPath = None
     """Start all runs from the newest checkpoint in this folder, which is OUT/checkpoints/RUN of a
     run with any algorithm, topology and number of nodes."""
-    precision: Precision = "float32"
-    remat: Remat = False
+    precision: Literal["float32", "mixed_bfloat16", "bfloat16"] = "float32"
+    """mixed_bfloat16: computation in bfloat16, parameters in float32. bfloat16: parameters too."""
+    remat: bool = False
+    """Compute activations again in the backward pass instead of keeping them: a deep model needs
+    less memory and more time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,21 +1,15 @@
 """The options of a run's outer optimizer, which are the keywords of `gx.outer`."""
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import optax
-import tyro
 
 import gossipjax as gx
 from experiments.options import Fraction, PositiveFloat
 from experiments.training.forms import FORMS, WireName
 from experiments.training.topologies import make_schedule
 
-OUTER_HELP = (
-    "Updates from one outer step to the next: all nodes go on from their average, moved by an "
-    "outer optimizer. Around local it is Local SGD, or DiLoCo; around gossip that keeps nothing "
-    "but models, SlowMo. A run ends with an outer step."
-)
 GOSSIPS = {"sgp": gx.sgp, "gradient-tracking": gx.gradient_tracking}
 
 
@@ -23,7 +17,10 @@ GOSSIPS = {"sgp": gx.sgp, "gradient-tracking": gx.gradient_tracking}
 class OuterOptions:
     """Options of SGD around the chain of a run, at every `outer_every`-th update."""
 
-    outer_every: Annotated[int | None, tyro.conf.arg(help=OUTER_HELP)] = None
+    outer_every: int | None = None
+    """Updates from one outer step to the next: all nodes go on from their average, moved by an
+    outer optimizer. Around local it is Local SGD, or DiLoCo; around gossip that keeps nothing but
+    models, SlowMo. A run ends with an outer step."""
     outer_rate: PositiveFloat = 1.0
     """Learning rate of the outer optimizer. With 1 and no momentum, it is the plain average."""
     outer_momentum: Fraction | None = None

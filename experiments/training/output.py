@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -22,7 +22,7 @@ from experiments.results import (
 )
 from experiments.training.options import TrainingOptions
 from experiments.training.plan import TrainingRun
-from experiments.training.task import Examination
+from experiments.training.task import Examination, Task
 from experiments.training.trainer import NonFiniteError
 from gossipjax.processes import is_main_process
 
@@ -182,6 +182,27 @@ class RunLog(NamedTuple):
             self.reporter.add(position | metrics)
 
 
+def load_task(
+    options: Options, previous: Record, make_task: Callable[[Options], Task]
+) -> tuple[Options, Task, Record]:
+    """Returns options, task, and the name and size of its data.
+
+    `previous` is the `summary.json` of a run that is resumed, or empty. Raises `ValueError` unless
+    that run had these options and data.
+    """
+    options = merge_saved_options(options, previous.get("options", {}))
+    task = make_task(options)
+    data = {"dataset": task.description, "num_examples": int(task.num_examples)}
+    for name, value in data.items():
+        before = previous.get("environment", {}).get(name, value)
+        if before != value:
+            raise ValueError(
+                f"{name} must be {before!r}, as in the run in {options.out}, got {value!r}: give "
+                "the data of that run to resume it, or choose another --out."
+            )
+    return options, task, data
+
+
 def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
     """Returns the options of a run that is resumed, with the number of nodes at its start."""
     for name, value in options.settings.items():
@@ -191,18 +212,3 @@ def merge_saved_options(options: Options, saved: dict[str, Any]) -> Options:
                 f"{value}: keep it to resume that run, or choose another --out."
             )
     return dataclasses.replace(options, nodes=saved.get("nodes", options.nodes))
-
-
-def require_same_data(saved: Record, data: Record, out: Path | None) -> None:
-    """Raises `ValueError` unless a resumed run has the same data as before.
-
-    `saved` is the environment in `summary.json`. `data` describes the data of the task and their
-    size, by the same names.
-    """
-    for name, value in data.items():
-        before = saved.get(name, value)
-        if before != value:
-            raise ValueError(
-                f"{name} must be that of the run in {out}, {before!r}, got {value!r}: give the "
-                "data of that run to resume it, or choose another --out."
-            )

@@ -16,7 +16,6 @@ import optax
 
 from experiments.training.methods import (
     MOMENTUM,
-    MOMENTUMS,
     Method,
     MethodOptions,
     Sharding,
@@ -32,7 +31,7 @@ UPDATES = "the updates of a run, {}"
 STEP_BATCH_SIZE = 256  # batch size of Goyal et al.
 STEP_EPOCHS = StepEpochs()
 
-MUON_RMS = 0.2  # of a step of Muon at rate 1, as that of Adam is: one rate is right for both
+MUON_RMS = 0.2  # of a step of Muon at rate 1, as of Adam: one rate is right for both
 BY_ADAM = re.compile("embed|head|logits|classifier", re.IGNORECASE)  # in the path of a matrix
 
 
@@ -188,7 +187,7 @@ class TrainingPlan:
             outer=options.outer,
             momentum=options.momentum,
         )
-        if options.momentum in MOMENTUMS:  # which take the place of SGD, and decay comes before
+        if method_options.mixes_momentum:  # instead of SGD, and decay comes before
             optimizer = optax.add_decayed_weights(options.weight_decay, self.decay_mask)
         else:
             optimizer = self.make_optimizer(self.learning_rate)
@@ -288,18 +287,17 @@ def make_lr_schedule(
     """Returns the learning rate as a function of the step, which counts updates.
 
     With `warmup_steps` W > 0, all schedules but `step` rise linearly at steps before W:
-    `learning_rate * (step + 1) / W`.
+    `learning_rate * (step + 1) / W`. Only `step` scales the rate by the size of the batch.
 
-    - `constant`: the rate is `learning_rate`, not scaled by the number of nodes.
-    - `cosine`: the rate falls from `learning_rate` to 0 by half a cosine, and is not scaled either.
+    - `constant`: `learning_rate`.
+    - `cosine`: from `learning_rate` to 0 by half a cosine.
     - `inverse_sqrt` (Vaswani et al.): `learning_rate * sqrt(W / (step + 1))` from step W on. The
-      paper's rate for a model of width d is `learning_rate = (d * W)**-0.5`: with d = 512 and
-      W = 4,000 it is 7.0e-4.
-    - `step`: the schedule of Goyal et al., stretched from 90 epochs to `steps`. `learning_rate` is
-      the rate for 256 examples, and is scaled linearly with `global_batch_size`, which counts all
-      nodes. The rate warms up over the first 5 epochs, starting at `learning_rate` unless the
-      scaled rate is lower. The rate falls by a factor of 10 at epochs 30, 60 and 80. `step_epochs`
-      can change the epochs.
+      paper has `learning_rate = (d * W)**-0.5` for a model of width d: with d = 512 and W = 4,000
+      it is 7.0e-4.
+    - `step`: the schedule of Goyal et al., stretched from 90 epochs to `steps`. The peak is
+      `learning_rate * global_batch_size / 256`. The rate warms up to it over the first 5 epochs,
+      from `learning_rate` or a lower peak, and falls by a factor of 10 at epochs 30, 60 and 80.
+      `step_epochs` can change the epochs.
 
     >>> schedule = make_lr_schedule("step", 0.1, 900, 1024)
     >>> [round(float(schedule(10 * epoch)), 4) for epoch in (0, 5, 29, 30, 60, 80)]

@@ -1,6 +1,7 @@
 """The compiled programs of a run, for steps and for measurements between steps."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -53,18 +54,12 @@ def make_gradients(
         aux, grads = jax.value_and_grad(loss, has_aux=True)(params, batch_stats, batch)
         return grads, aux
 
-    return gradients if parts == 1 else _in_parts(gradients, parts)
-
-
-def _in_parts(gradients: Callable[..., tuple[Any, Any]], parts: int) -> Callable[..., Any]:
     def accumulated(params: Any, batch_stats: Any, batch: Any) -> tuple[Any, Any]:
-        def of_part(params: Any, part: Any) -> tuple[Any, Any]:
-            return gradients(params, batch_stats, part)
-
-        grads, aux = gx.accumulate_gradients(of_part, parts)(params, batch)
+        accumulate = gx.accumulate_gradients(lambda p, part: gradients(p, batch_stats, part), parts)
+        grads, aux = accumulate(params, batch)
         return grads, jax.tree.map(lambda x: x.mean(axis=0), aux)
 
-    return accumulated
+    return gradients if parts == 1 else accumulated
 
 
 def make_distance_before_mixing(
@@ -93,20 +88,16 @@ def measure_consensus(params: Any, opt_state: Any, batch_stats: Any) -> Consensu
     )
 
 
-def average_variables(params: Any, opt_state: Any, batch_stats: Any) -> Variables:
+def make_average_variables(params: Any, opt_state: Any, batch_stats: Any) -> Variables:
     """Returns `sum_i x_i / sum_i w_i`, messages in flight included, with averaged statistics."""
     average = gx.average_model(params, opt_state)
     return make_variables(average, gx.average_batch_stats(batch_stats))
 
 
-def node_variables(params: Any, opt_state: Any, batch_stats: Any) -> Variables:
-    """Returns the newest model of one node, with its statistics."""
-    return make_variables(gx.latest_model(params, opt_state), batch_stats)
-
-
-def node_variables_averaged_stats(params: Any, opt_state: Any, batch_stats: Any) -> Variables:
-    """Returns the newest model of one node, with averaged statistics."""
-    return node_variables(params, opt_state, gx.average_batch_stats(batch_stats))
+def make_node_variables(params: Any, opt_state: Any, batch_stats: Any, averages: bool) -> Variables:
+    """Returns the newest model of one node, with its own or with averaged statistics."""
+    stats = gx.average_batch_stats(batch_stats) if averages else batch_stats
+    return make_variables(gx.latest_model(params, opt_state), stats)
 
 
 MAX_PROGRAMS = 32  # of one run, each for a round; beyond it, the step number is traced
@@ -151,11 +142,9 @@ class Trainer:
             make_distance_before_mixing(task, method, is_sharded, parts)
         )
         self._consensus = nodes.spmd(measure_consensus)
-        self._average_variables = nodes.spmd(average_variables)
+        self._average_variables = nodes.spmd(make_average_variables)
         averages = batch_stats == "average"
-        self._node_variables = nodes.spmd(
-            node_variables_averaged_stats if averages else node_variables
-        )
+        self._node_variables = nodes.spmd(partial(make_node_variables, averages=averages))
 
     def init(self, seed: int) -> TrainState:
         """Returns the state at step 0, with the same model on every node."""

@@ -136,7 +136,7 @@ LINK = "--bandwidth 10gbit"
 PLAN = [
     ("", "--bandwidth, as 10gbit, or --network must be given"),
     (f"{LINK} --network tpu-v5e-dcn", "or --network must be given, and not both"),
-    ("--network tpu-v5e-dcn --latency 1ms", "--latency must be left out beside --network"),
+    ("--network tpu-v5e-dcn --latency 1ms", "--latency must be left out with --network"),
     ("--network nvlink-h100", "--nodes must be at most 8 for --network nvlink-h100, got 32"),
     ("--bandwidth 10gbps", "bits or bytes per second, as in 10gbit, 200mbit or 450GB/s, got"),
     (f"{LINK} --nodes 100000", "--nodes must be at most 4096, got 100000"),

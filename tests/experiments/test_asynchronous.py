@@ -221,7 +221,7 @@ def test_a_run_is_resumed_with_its_options_and_data(as_node, capsys, tmp_path):
     as_node()
     for changes, message in (
         ({"nodes": 5}, "--processes of the launcher must be 5, .* got 3"),
-        ({}, "dataset must be that of the run in .* 'another'"),
+        ({}, "dataset must be 'another', as in the run in .*, got"),
     ):
         options = {"nodes": NODES, "learning_rate": 0.1} | changes
         summary = {"options": options, "environment": {"dataset": "another"}, "runs": []}

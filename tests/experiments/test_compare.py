@@ -80,7 +80,7 @@ def test_what_has_diverged_or_was_interrupted_is_shown_and_is_never_the_best():
     entries = summarize(GRID, OUTCOMES | both, "accuracy")
     assert list_best(entries) == []
     markdown = format_markdown(GRID, entries, "")
-    assert "| sgp | 81.00 ± 1.41 | 87.4 | 90.00 (1 diverged) |" in markdown
+    assert "| sgp | 81.00 ± 1.41 | 87.4 | 90.00 (1 of 2, 1 diverged) |" in markdown
     assert "| a_b & c | diverged | - | - |" in markdown
     entries = summarize(GRID, dict(list(OUTCOMES.items())[:4]), "accuracy")  # a seed, and a run
     assert list_best(entries) == []

@@ -20,10 +20,10 @@ def test_a_program_says_how_to_run_it(path):
 
 
 def test_a_whole_program_goes_on_as_if_it_had_not_been_stopped(tmp_path):
-    whole_program.main(tmp_path / "stopped", steps=60)
-    stopped = whole_program.main(tmp_path / "stopped", steps=80)
-    assert stopped == whole_program.main(tmp_path / "whole", steps=80)
-    assert min(stopped.values()) > 0.85
+    whole_program.main(tmp_path / "stopped", steps=40)
+    stopped = whole_program.main(tmp_path / "stopped", steps=60)
+    assert stopped == whole_program.main(tmp_path / "whole", steps=60)
+    assert min(stopped.values()) > 0.8
     assert list((tmp_path / "whole" / "tensorboard").iterdir())
 
 
@@ -35,6 +35,7 @@ def test_a_loop_of_nnx_learns_digits(monkeypatch):
     assert flax_nnx.main(steps=60) == pytest.approx(on_devices, abs=0.01)
 
 
-def test_a_language_model_in_parts_learns():
+def test_a_language_model_in_parts_learns(monkeypatch):
     """Four nodes of two devices; nats per byte start at 5.5."""
+    monkeypatch.setattr(grain_language_model, "LAYERS", 1)
     assert grain_language_model.main(steps=30, batch_size=16) < 3.6

@@ -19,13 +19,7 @@ from experiments.fault_injection.options import AsynchronousOptions, LockstepOpt
 
 ACCURACY = "test_accuracy_average_model"
 KILL = Kill(1, "saving", True, logged_step=45, saved_step=40, resumed_from=40)
-RUN = {
-    "run": "sgp, seed 0",
-    "seed": 0,
-    "test_accuracy_average_model": 0.97,
-    "final_loss": 0.1,
-    "seconds_per_step": 0.01,
-}
+RUN = {"run": "sgp, seed 0", "seed": 0, ACCURACY: 0.97, "final_loss": 0.1, "seconds_per_step": 0.01}
 OTHER_SEED = RUN | {"run": "sgp, seed 1", "seed": 1, "final_loss": 0.2}
 
 
@@ -42,23 +36,21 @@ def test_kills_are_planned_in_each_part_of_the_run():
 
 
 @pytest.mark.parametrize(
-    ("kill", "killed", "violations"),
+    ("kill", "killed", "violation"),
     [
-        ({}, {}, []),
-        ({"resumed_from": 30}, {}, ["was that of step 40, and the run resumed after step 30"]),
-        ({"resumed_from": None}, {}, ["was that of step 40, and the run resumed after step None"]),
-        ({"logged_step": 61}, {}, ["kill 1: lost 21 steps"]),
-        ({}, {"final_loss": 0.11}, ["final_loss: 0.11, and 0.1 without kills"]),
-        ({"saved_step": 500, "logged_step": 500, "resumed_from": None}, {}, []),
+        ({}, {}, None),
+        ({"resumed_from": 30}, {}, "was that of step 40, and the run resumed after step 30"),
+        ({"logged_step": 61}, {}, "kill 1: lost 21 steps"),
+        ({}, {"final_loss": 0.11}, "final_loss: 0.11, and 0.1 without kills"),
+        ({"saved_step": 500, "logged_step": 500, "resumed_from": None}, {}, None),
     ],
 )
-def test_violations(kill, killed, violations, tmp_path):
+def test_violations(kill, killed, violation, tmp_path):
     sent = [dataclasses.replace(KILL, **kill)]
     job = LockstepJob(LockstepOptions(), tmp_path, [0], restarts=3)
-    descriptions = list(job.find_violations(sent, RUN | killed, [RUN, OTHER_SEED]))
-    assert len(descriptions) == len(violations)
-    for description, violation in zip(descriptions, violations, strict=True):
-        assert violation in description
+    found = list(job.find_violations(sent, RUN | killed, [RUN, OTHER_SEED]))
+    assert len(found) == bool(violation)
+    assert violation is None or violation in found[0]
 
 
 def test_a_run_that_ends_before_a_kill(tmp_path, monkeypatch):

@@ -138,19 +138,18 @@ def test_a_run_is_the_same_on_any_number_of_devices_per_node(tmp_path, monkeypat
         assert moved_run[name] == pytest.approx(run[name], abs=1e-5)
 
 
-class TestBadInput:
-    def test_another_vocabulary_than_that_of_the_run(self, folder, tmp_path):
-        out = tmp_path / "out"
-        (out / "checkpoints" / "run").mkdir(parents=True)
-        task = language.LanguageModeling(make_options(folder, out=out))
-        task.save(out)
-        language.LanguageModeling(make_options(folder, out=out, resume=True))
-        of_the_run: dict[str, Any] = {"tokenizer": out / "tokenizer.json", "vocabulary_size": None}
-        language.LanguageModeling(make_options(folder, **of_the_run))
-        (folder / "train.txt").write_text("other words, and other words again, in other texts")
-        kept = make_options(folder, out=out, **of_the_run)
-        assert language.LanguageModeling(kept).tokenizer.to_str() == task.tokenizer.to_str()
-        for more in ({"out": out}, {"init_from": out / "checkpoints" / "run"}):
-            with pytest.raises(ValueError, match=r"the tokenizer must be that of the saved run"):
-                language.LanguageModeling(make_options(folder, **more))
-        language.LanguageModeling(make_options(folder, out=out, overwrite=True))
+def test_another_vocabulary_than_that_of_the_run_is_refused(folder, tmp_path):
+    out = tmp_path / "out"
+    (out / "checkpoints" / "run").mkdir(parents=True)
+    task = language.LanguageModeling(make_options(folder, out=out))
+    task.save(out)
+    language.LanguageModeling(make_options(folder, out=out, resume=True))
+    of_the_run: dict[str, Any] = {"tokenizer": out / "tokenizer.json", "vocabulary_size": None}
+    language.LanguageModeling(make_options(folder, **of_the_run))
+    (folder / "train.txt").write_text("other words, and other words again, in other texts")
+    kept = make_options(folder, out=out, **of_the_run)
+    assert language.LanguageModeling(kept).tokenizer.to_str() == task.tokenizer.to_str()
+    for more in ({"out": out}, {"init_from": out / "checkpoints" / "run"}):
+        with pytest.raises(ValueError, match=r"the tokenizer must be the saved run's"):
+            language.LanguageModeling(make_options(folder, **more))
+    language.LanguageModeling(make_options(folder, out=out, overwrite=True))

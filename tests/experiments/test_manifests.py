@@ -100,17 +100,6 @@ def variables_of(container):
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "host"),
-    [("kubernetes.yaml", "gossipjax-0.gossipjax"), ("jobset.yaml", "gossipjax-node-0-0.gossipjax")],
-)
-def test_its_variables_say_who_a_process_is(name, host, monkeypatch):
-    for variable, value in variables_of(find_container(read(name))).items():
-        monkeypatch.setenv(variable, value)
-    requested = _initialize.process_from_arguments(None, None, None)
-    assert requested == ((3, 4), f"{host}:29500")
-
-
 @pytest.mark.parametrize("scheduler", ["kubernetes", "jobset", "kubeflow"])
 def test_a_manifest_for_another_job_is_valid(scheduler, monkeypatch):
     image = "example.org/gossipjax:4"
@@ -142,14 +131,11 @@ def test_a_script_of_slurm_for_another_job():
     assert """  python train.py --text 'a '"'"'b'"'"'' "$@" &\n""" in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((0, "a", "b", COMMAND), "--nodes must be at least 1, got 0"),
-        ((2, "A b", "b", COMMAND), "--name must be small letters"),
-        ((2, "a", "b", []), "got none"),
-    ],
-)
-def test_bad_jobs(arguments, told):
-    with pytest.raises(ValueError, match=told):
-        make_manifest("jobset", *arguments)
+def test_bad_jobs():
+    for nodes, name, command, message in (
+        (0, "a", COMMAND, "--nodes must be at least 1, got 0"),
+        (2, "A b", COMMAND, "--name must be small letters"),
+        (2, "a", [], "got none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_manifest("jobset", nodes, name, "image", command)

@@ -36,11 +36,12 @@ def test_the_study_of_the_page_is_compared_with_all_that_a_table_holds(tmp_path,
     (tmp_path / "my_study.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(compare, "find_devices", lambda jobs: [{}])
     out = tmp_path / "out"
     compare.main(
         [
             *("--task", "my_study:task", "--algorithm", "dpsgd", "local", "--seed", "0"),
-            *("--dirichlet-alpha", "0.1", "--jobs", "1", "--out", str(out), "--"),
+            *("--dirichlet-alpha", "0.1", "--out", str(out), "--"),
             *("--nodes", "4", "--epochs", "1", "--placement", "vmap"),
             *("--evaluate-nodes", "--sharpness"),
         ]

@@ -14,11 +14,12 @@ def test_an_algorithm_of_15_lines_is_compared_on_16_simulated_nodes(tmp_path, mo
     (tmp_path / "my_module.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(compare, "find_devices", lambda jobs: [{}])
     out = tmp_path / "out"
     names = ["--algorithm", "my_module:heavy_ball", "--seed", "0", "--dirichlet-alpha", "0.1"]
     settings = ["--nodes", "16", "--model", "linear", "--epochs", "1", "--placement", "vmap"]
     settings += ["--optimizer", "sgd"]
-    compare.main([*names, "--jobs", "1", "--out", str(out), "--", *settings])
+    compare.main([*names, "--out", str(out), "--", *settings])
     (record,) = json.loads((out / "summary.json").read_text())["runs"]
     assert record["row"] == "my_module:heavy_ball"
     assert record["mean"] > 50

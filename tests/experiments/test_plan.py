@@ -1,9 +1,9 @@
 """The planner: its quantities, its choices, and what it writes."""
 
+import functools
 import json
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,15 +22,18 @@ EVEN = Slowness()
 TWICE = Slowness("constant", 2.0)
 
 
+CANDIDATES = functools.cache(list_candidates)
+
+
 def plan(
     network: Network,
     nodes: int,
     workload: Workload = WORKLOAD,
     slowness: Slowness = EVEN,
-    wires: Sequence[Wire] = ("float32", "bfloat16"),
+    wires: tuple[Wire, ...] = ("float32", "bfloat16"),
 ) -> Plan:
     situation = Situation(workload, network, nodes, slowness)
-    return make_plan(situation, list_candidates(nodes, wires, "ring", 100))
+    return make_plan(situation, CANDIDATES(nodes, wires, "ring", 100))
 
 
 def find(made: Plan, label: str) -> Row:
@@ -109,7 +112,7 @@ def test_choices_that_are_known_by_hand(
 ):
     parameters, compute = model
     workload = Workload(parameters=parameters, compute_seconds=compute)
-    made = plan(Network(bandwidth), nodes, workload, slowness, wires=["float32"])
+    made = plan(Network(bandwidth), nodes, workload, slowness, wires=("float32",))
     row = made.chosen
     assert row.candidate.label == choice
     assert row.seconds == pytest.approx(seconds, rel=0.01)
@@ -127,7 +130,7 @@ def test_choices_that_are_known_by_hand(
 def test_messages_that_take_longer_than_the_simulation():
     """A billion parameters at 1 kbit/s: 32,000,000 s a message, one is left out for each second."""
     workload = Workload(parameters=1e9, compute_seconds=1.0)
-    made = plan(Network(125.0), 8, workload, wires=["float32"])
+    made = plan(Network(125.0), 8, workload, wires=("float32",))
     row = find(made, "async-sgp")
     assert row.staleness == pytest.approx(3.2e7)
     assert row.kept == pytest.approx(1 - 1 / 3.2e7, abs=1e-12)
@@ -139,7 +142,7 @@ def test_messages_that_take_longer_than_the_simulation():
 
 
 def test_factors_of_matrices_send_little_and_cost_the_steps_that_were_measured():
-    made = plan(Network(1.25e6), 8, wires=["float32"])
+    made = plan(Network(1.25e6), 8, wires=("float32",))
     exact = find(made, "allreduce")
     factors = find(made, "powersgd low_rank")
     part = 4 * (512 + 512) / 512**2

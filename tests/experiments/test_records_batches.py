@@ -153,7 +153,7 @@ def test_a_corrupt_image_ends_a_run(cifar):
     records = [dict(images._train.source[index]) for index in range(TRAIN)]
     records[7]["image"] = records[7]["image"][:60]
     images._train = dataclasses.replace(images._train, source=records)
-    with pytest.raises(data.RecordError, match=r"image 7 of train in .* must be one that can be"):
+    with pytest.raises(data.RecordError, match=r"example 7 of train in .* must be one that can be"):
         take(images, split(1), 1, TRAIN)
 
 

@@ -35,6 +35,8 @@ def make_arrays(utterances=36):
     frames = rng.integers(60, 120, (lengths.sum(), CHANNELS)).astype(np.uint8)
     frames[np.arange(len(frames)), np.repeat(labels, lengths)] += 100
     return {
+        "frame_features": rng.normal(size=(len(frames), 2)),
+        "utterance_features": rng.normal(size=(utterances, 3)),
         "frames": frames,
         "lengths": lengths,
         "labels": labels,
@@ -75,61 +77,39 @@ def differentiate(frames):
     return deltas
 
 
-class TestWindows:
-    def test_features_are_those_of_the_formula(self, folder):
-        utterances = load_utterances("tiny", folder, "train")
-        windows = Windows(utterances, 5)
-        features = windows.read(np.arange(len(windows)))
-        assert features.dtype == np.float32
-        assert (
-            features.shape == (len(windows), 5, windows.num_features) == (*features.shape[:2], 12)
-        )
-        ends = np.cumsum(utterances.lengths)
-        number = 0
-        for utterance, end in enumerate(ends):
-            length = utterances.lengths[utterance]
-            static = (utterances.frames[end - length : end].astype(np.float64) - 128) / 12
-            deltas = differentiate(static)
-            whole = np.concatenate([static, deltas, differentiate(deltas)], axis=1)
-            for start in range(0, length - 4, 5):
-                np.testing.assert_allclose(features[number], whole[start : start + 5], atol=1e-5)
-                assert windows.utterance[number] == utterance
-                assert windows.labels[number] == utterances.labels[utterance]
-                number += 1
-        assert number == len(windows)
-
-    def test_the_papers_260_features(self, tmp_path):
-        """40 fMLLR, 100 of an i-vector, 40 log-mel with deltas and double deltas."""
-        rng = np.random.default_rng(0)
-        lengths = np.array([30, 42])
-        arrays = {
-            "frames": rng.integers(0, 256, (72, 40)).astype(np.uint8),
-            "lengths": lengths,
-            "labels": np.array([1, 0]),
-            "split": np.array([1, 0]),
-            "languages": np.array(["a", "b"]),
-            "frame_features": rng.normal(size=(72, 40)),
-            "utterance_features": rng.normal(size=(2, 100)),
-        }
-        windows = Windows(load_utterances("tiny", write(tmp_path, arrays), "train"), 21)
-        features = windows.read(np.arange(2))
-        assert features.shape == (2, 21, 260)
-        assert windows.num_features == 260
-        frame_features = arrays["frame_features"][30:].reshape(2, 21, 40)
-        np.testing.assert_allclose(features[..., :40], frame_features, rtol=1e-6)
-        expected = np.broadcast_to(arrays["utterance_features"][1], (2, 21, 100))
-        np.testing.assert_allclose(features[..., 40:140], expected, rtol=1e-6)
+def test_features_are_those_of_the_formula(folder):
+    utterances = load_utterances("tiny", folder, "train")
+    windows = Windows(utterances, 5)
+    features = windows.read(np.arange(len(windows)))
+    assert features.dtype == np.float32
+    assert features.shape == (len(windows), 5, windows.num_features)
+    assert windows.num_features == 2 + 3 + 3 * CHANNELS
+    ends = np.cumsum(utterances.lengths)
+    number = 0
+    for utterance, end in enumerate(ends):
+        length = utterances.lengths[utterance]
+        static = (utterances.frames[end - length : end].astype(np.float64) - 128) / 12
+        deltas = differentiate(static)
+        of_frames = utterances.frame_features[end - length : end]
+        of_all = np.tile(utterances.utterance_features[utterance], (length, 1))
+        parts = [of_frames, of_all, static, deltas, differentiate(deltas)]
+        whole = np.concatenate(parts, axis=1)
+        for start in range(0, length - 4, 5):
+            np.testing.assert_allclose(features[number], whole[start : start + 5], atol=1e-5)
+            assert windows.utterance[number] == utterance
+            assert windows.labels[number] == utterances.labels[utterance]
+            number += 1
+    assert number == len(windows)
 
 
-class TestBatches:
-    def test_the_windows_of_an_utterance_are_on_one_node(self, folder):
-        task = speech.SpeechClassification(make_options(folder))
-        for alpha in (None, 0.5):
-            task.options = make_options(folder, dirichlet_alpha=alpha)
-            shards = task.split_windows(4, seed=0)
-            assert sorted(np.concatenate(shards).tolist()) == list(range(task.num_examples))
-            owners = [set(task.train.utterance[shard].tolist()) for shard in shards]
-            assert sum(map(len, owners)) == len(set.union(*owners))
+def test_the_windows_of_an_utterance_are_on_one_node(folder):
+    task = speech.SpeechClassification(make_options(folder))
+    for alpha in (None, 0.5):
+        task.options = make_options(folder, dirichlet_alpha=alpha)
+        shards = task.split_windows(4, seed=0)
+        assert sorted(np.concatenate(shards).tolist()) == list(range(task.num_examples))
+        owners = [set(task.train.utterance[shard].tolist()) for shard in shards]
+        assert sum(map(len, owners)) == len(set.union(*owners))
 
 
 def test_accuracies_are_those_of_a_loop_over_the_utterances(folder):
@@ -168,18 +148,17 @@ def test_learns(folder, tmp_path):
     assert min(run["test_window_accuracy_nodes"]) > 0.9
 
 
-class TestBadInput:
-    def test_arrays_that_do_not_belong_together(self, tmp_path):
-        for changes, message in (
-            ({"labels": np.zeros(35, int)}, "36 labels, as its lengths say, got 35"),
-            ({"labels": np.full(36, 9)}, "labels from 0 to"),
-            ({"frames": np.zeros((9, 4))}, "9|as its lengths say"),
-            ({"languages": np.array(["a", None], object)}, "is corrupt"),
-        ):
-            write(tmp_path, make_arrays() | changes)
-            with pytest.raises(DataError, match=message):
-                load_utterances("tiny", tmp_path, "test")
-        path = write(tmp_path, make_arrays()) / "tiny.npz"
-        path.write_bytes(path.read_bytes()[:500])  # cut short
-        with pytest.raises(DataError, match="corrupt"):
-            load_utterances("tiny", tmp_path, "train")
+def test_arrays_that_do_not_belong_together(tmp_path):
+    for changes, message in (
+        ({"labels": np.zeros(35, int)}, "36 labels, as its lengths say, got 35"),
+        ({"labels": np.full(36, 9)}, "labels from 0 to"),
+        ({"frames": np.zeros((9, 4))}, "9|as its lengths say"),
+        ({"languages": np.array(["a", None], object)}, "is corrupt"),
+    ):
+        write(tmp_path, make_arrays() | changes)
+        with pytest.raises(DataError, match=message):
+            load_utterances("tiny", tmp_path, "test")
+    path = write(tmp_path, make_arrays()) / "tiny.npz"
+    path.write_bytes(path.read_bytes()[:500])  # cut short
+    with pytest.raises(DataError, match="corrupt"):
+        load_utterances("tiny", tmp_path, "train")

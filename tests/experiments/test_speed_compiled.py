@@ -97,7 +97,7 @@ def runs(request, tmp_path_factory):
         pytest.skip(f"not installed: {', '.join(missing)}")
     out = tmp_path_factory.mktemp("schedule") / "out"
     sizes = ["--layers", "6", "--width", "512", "--batch-size-per-node", "32"]
-    command = [sys.executable, "-m", "experiments.speed", "compiled", "schedule", "--target", kind]
+    command = [sys.executable, "-m", "experiments.speed", "schedule", "--target", kind]
     done = subprocess.run(
         [*command, *sizes, "--out", str(out)],
         cwd=ROOT,

@@ -35,7 +35,6 @@ from experiments.training.methods import ALGORITHMS, spell_name
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--hosts", "2", "--megabytes", "0.02", "--compute-seconds", "0", "--iterations", "10"]
 TINY += ["--computation", "slept"]
-HYBRID = "sgp@complete/one_peer_exponential"
 CAN_LIMIT = os.geteuid() == 0 and shutil.which("tc") and shutil.which("ip")
 
 
@@ -46,23 +45,10 @@ def list_rows(algorithms, wires, nodes, **options):
 def test_codecs_that_some_rows_do_not_have():
     names = ["sgp", "centralized", "async-sgp", "choco"]
     rows, left_out = list_rows(names, ["top_k", "int8"], 4)
-    assert [row.name for row in rows] == [
-        "sgp, int8 wire",
-        "async-sgp, int8 wire",
-        "choco, top_k wire",
-        "choco, int8 wire",
+    assert [(row.algorithm, row.wire) for row in rows] == [
+        *(("sgp", "int8"), ("async-sgp", "int8"), ("choco", "top_k"), ("choco", "int8")),
     ]
     assert "must be float32 or bfloat16, got int8" in left_out["centralized, int8 wire"]
-
-
-def test_factors_are_of_the_matrices_of_the_model():
-    (row,), left_out = list_rows(["allreduce", "centralized", "sgp"], ["low_rank"], 4)
-    assert row.name == "allreduce, low_rank wire"
-    assert len(left_out) == 2
-    parameters = 8 * (100 * 100 + 100)
-    assert row.count_sent_bytes(0, parameters) == 1.5 * 4 * 8 * (4 * 200 + 100)
-    seconds = predict_row(row, CONFIGURATION, 0.5, 0.0, 0.0)
-    assert seconds == pytest.approx(0.5 + row.count_sent_bytes(0, PARAMETERS) / 25e6)
 
 
 def test_every_algorithm_has_a_row():
@@ -290,13 +276,8 @@ STRAGGLERS = stragglers.StragglerOptions(nodes=2, steps=2, compute_seconds=0.5)
 
 
 def make_node_record(ends, start=10.0):
-    return {
-        "start": start,
-        "ends": [start + end for end in ends],
-        "sent": 3,
-        "kept": 0,
-        "staleness": 1.5,
-    }
+    counts = {"sent": 3, "kept": 0, "staleness": 1.5}
+    return {"start": start, "ends": [start + end for end in ends], **counts}
 
 
 def test_ideals():

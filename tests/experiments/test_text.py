@@ -161,51 +161,53 @@ def make_options(**options: Any) -> Any:
     return SimpleNamespace(**defaults | {"run_folders": []} | options)
 
 
-class TestTokenizer:
-    @given(st.text())
-    @example("a<|end|>b")
-    @settings(max_examples=50, deadline=None)
-    def test_decodes_what_it_encoded(self, tokenizer, text):
-        """And no text holds a special token."""
-        (ids,) = encode(tokenizer, [text])
-        assert tokenizer.decode(ids.tolist()) == text
-        assert (ids >= len(SPECIAL_TOKENS)).all()
+@given(st.text())
+@example("a<|end|>b")
+@settings(max_examples=50, deadline=None)
+def test_a_tokenizer_decodes_what_it_encoded(tokenizer, text):
+    """And no text holds a special token."""
+    (ids,) = encode(tokenizer, [text])
+    assert tokenizer.decode(ids.tolist()) == text
+    assert (ids >= len(SPECIAL_TOKENS)).all()
 
-    def test_is_the_same_for_the_same_texts_and_when_loaded(self, tokenizer, tmp_path):
-        assert train_tokenizer(iter(TEXTS), 290).to_str() == tokenizer.to_str()
-        path = tmp_path / "tokenizer.json"
-        save_tokenizer(tokenizer, path)
-        loaded = load_tokenizer(path)
-        assert loaded.to_str() == tokenizer.to_str()
-        text = "a lower <|end|>"
-        assert loaded.encode(text).ids == tokenizer.encode(text).ids
-        require_same_tokenizer(loaded, path)
-        assert list(tmp_path.iterdir()) == [path]
 
-    def test_its_size_is_that_of_the_file_the_option_or_the_program(self, tokenizer, tmp_path):
-        path = tmp_path / "tokenizer.json"
-        save_tokenizer(tokenizer, path)
-        for options, size in (
-            ({"tokenizer": path}, 290),
-            ({"vocabulary_size": 280}, 280),
-            ({}, 270),
-        ):
-            found = make_tokenizer(make_options(**options), TEXTS, 270)
-            assert found.get_vocab_size() == size
-        message = rf"--tokenizer must be a file of 280 tokens.* got {path} with 290: pass"
+def test_a_tokenizer_is_the_same_for_the_same_texts_and_when_loaded(tokenizer, tmp_path):
+    assert train_tokenizer(iter(TEXTS), 290).to_str() == tokenizer.to_str()
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(tokenizer, path)
+    loaded = load_tokenizer(path)
+    assert loaded.to_str() == tokenizer.to_str()
+    text = "a lower <|end|>"
+    assert loaded.encode(text).ids == tokenizer.encode(text).ids
+    require_same_tokenizer(loaded, path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_size_of_a_tokenizer_is_that_of_the_file_the_option_or_the_program(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    save_tokenizer(tokenizer, path)
+    for options, size in (
+        ({"tokenizer": path}, 290),
+        ({"vocabulary_size": 280}, 280),
+        ({}, 270),
+    ):
+        found = make_tokenizer(make_options(**options), TEXTS, 270)
+        assert found.get_vocab_size() == size
+    message = rf"--tokenizer must be a file of 280 tokens.* got {path} with 290: pass"
+    with pytest.raises(DataError, match=message):
+        make_tokenizer(make_options(tokenizer=path, vocabulary_size=280), [], 270)
+
+
+def test_a_file_without_a_tokenizer_is_refused(tokenizer, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    others = tokenizer.to_str().replace("<|end|>", "</s>")
+    for content, message in (
+        ('{"model": 3}', "must be the JSON file of a tokenizer"),
+        (others, "special tokens .*got .*null"),
+    ):
+        path.write_text(content)
         with pytest.raises(DataError, match=message):
-            make_tokenizer(make_options(tokenizer=path, vocabulary_size=280), [], 270)
-
-    def test_a_file_that_holds_none_is_refused(self, tokenizer, tmp_path):
-        path = tmp_path / "tokenizer.json"
-        others = tokenizer.to_str().replace("<|end|>", "</s>")
-        for content, message in (
-            ('{"model": 3}', "must be the JSON file of a tokenizer"),
-            (others, "special tokens .*got .*null"),
-        ):
-            path.write_text(content)
-            with pytest.raises(DataError, match=message):
-                load_tokenizer(path)
+            load_tokenizer(path)
 
 
 @given(st.lists(st.lists(st.integers(3, 9), max_size=9), max_size=9), st.integers(1, 7))

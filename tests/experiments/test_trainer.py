@@ -91,7 +91,7 @@ class Slow(Quadratic):
 
 
 def test_run_steps_waits_for_the_devices():
-    """The time is that of the work, not of its dispatch."""
+    """It measures the work, not its dispatch."""
     trainer = make_trainer(Slow(), gx.topology.ring(2))
     state = trainer.init(0)
     batch = jnp.ones((2, 3))

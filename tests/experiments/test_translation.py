@@ -16,6 +16,7 @@ from sacrebleu import corpus_bleu
 
 import gossipjax as gx
 from experiments import plots, translation
+from experiments.models.layers import draw_dropout_seeds
 from experiments.models.transformer import Size
 from experiments.training.trainer import Trainer
 
@@ -159,6 +160,8 @@ def test_batches_of_nodes(data_dir):
         np.testing.assert_array_equal(array, expected)
     seeds = np.concatenate([batch[2].ravel() for batch in batches])
     assert len(set(seeds.tolist())) == len(seeds)
+    node = draw_dropout_seeds(0, 7, [1], len(later[2][1]))  # a process with this node only
+    np.testing.assert_array_equal(node[0], later[2][1])
     for sources, targets, _ in batches:
         assert sources.shape == targets.shape
         assert sources.shape[1] * sources.shape[2] == 64

@@ -1,6 +1,5 @@
 """Kauldron's trainer on nodes: its loop, sharding, metrics, evaluators and checkpoints."""
 
-import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -23,10 +22,8 @@ STEPS = 20
 
 @pytest.fixture(autouse=True)
 def as_kauldron_starts():
-    """Kauldron's main program parses flags; its code, flax's and optax's promote types."""
+    """Kauldron's main program parses flags."""
     flags.FLAGS.mark_as_parsed()
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 def make_trainer(cfg, folder, steps=STEPS):
@@ -49,14 +46,8 @@ def evaluate(trainer, state):
     return float(result.loss_values["losses/xent"])
 
 
-def spread(params):
-    """How far the nodes are from their mean, over how far the mean is from zero."""
-    rows = np.concatenate([np.asarray(x).reshape(len(x), -1) for x in jax.tree.leaves(params)], 1)
-    return np.linalg.norm(rows - rows.mean(0), axis=1).max() / np.linalg.norm(rows.mean(0))
-
-
 @pytest.mark.parametrize("method", CONFIGS)
-def test_kauldron(method, tmp_path):
+def test_kauldron(method, tmp_path, spread):
     get_config = CONFIGS[method]
     four = make_trainer(get_config(4), tmp_path / "four")
     before = evaluate(four, four.init_state())

@@ -29,16 +29,6 @@ pytestmark = [
 ALGORITHMS = ("sgp", "outer", "asynchronous")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def types_and_ranks_are_promoted():
-    """Tunix and qwix do so."""
-    jax.config.update("jax_numpy_dtype_promotion", "standard")
-    jax.config.update("jax_numpy_rank_promotion", "allow")
-    yield
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_numpy_rank_promotion", "raise")
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("lora")

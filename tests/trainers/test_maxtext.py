@@ -114,8 +114,6 @@ def evaluate(folder, state=None, batches=8, **settings):
 @pytest.fixture(scope="module", autouse=True)
 def _as_maxtext_expects():
     flags.FLAGS([""])  # grain reads a flag
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")

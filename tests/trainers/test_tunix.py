@@ -12,25 +12,12 @@ from tests.trainers import tunix_plain, tunix_program  # noqa: E402
 METHODS = {"sgp": tunix_program.make_sgp, "outer": tunix_program.make_outer}
 
 
-@pytest.fixture(autouse=True)
-def as_tunix_starts():
-    """Tunix's code, flax's and optax's promote types."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 def history(trainer, mode):
     return trainer.metrics_logger.get_metric_history("", "loss", mode)
 
 
-def spread(params):
-    """How far the nodes are from their mean, over how far the mean is from zero."""
-    rows = np.concatenate([np.asarray(x).reshape(len(x), -1) for x in jax.tree.leaves(params)], 1)
-    return np.linalg.norm(rows - rows.mean(0), axis=1).max() / np.linalg.norm(rows.mean(0))
-
-
 @pytest.mark.parametrize("method", METHODS)
-def test_tunix(method, tmp_path):
+def test_tunix(method, tmp_path, spread):
     make_tx = METHODS[method]
 
     def train(name, steps, size):

@@ -1,1 +1,1 @@
-"""Checks of compiled train steps: what they exchange, and beside what; chips need not be here."""
+"""Checks of compiled train steps: what they exchange, and during what; chips need not be here."""

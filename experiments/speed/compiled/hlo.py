@@ -9,6 +9,7 @@ nothing.
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -77,7 +78,7 @@ class Module(NamedTuple):
         return self.computations[self.entry]
 
     def list_collectives(self) -> Iterator[tuple[Instruction, Computation]]:
-        """Yields each collective, in whichever computation it is, and that computation."""
+        """Yields each collective and the computation that it is in."""
         for body in self.computations.values():
             yield from ((it, body) for it in body.values() if it.collective)
 
@@ -122,7 +123,7 @@ def parse_module(text: str | None) -> Module:
             current[name] = Instruction(name, shape, opcode, operand_names, attributes, bool(root))
     if text is None or entry is None or "is_scheduled=true" not in text.split("\n", 1)[0]:
         raise ValueError(
-            "the text must be that of a compiled and scheduled module, got another one: take "
+            "the text must show a compiled and scheduled module, got another one: take "
             "lowered.compile().as_text() of a backend that shows it."
         )
     return Module(computations, entry)
@@ -138,11 +139,9 @@ def list_messages(module: Module) -> list[Message]:
     messages = []
     for it, body in module.list_collectives():
         if it.collective and it.collective != "recv":  # into which nothing is put
-            shapes = [body[name].shape for name in it.operands if name in body]
-            dtypes = {dtype for shape in shapes for dtype, _ in parse_arrays(shape)}
-            messages.append(
-                Message(it.collective, "+".join(sorted(dtypes)), count_operands(it, body))
-            )
+            shapes = " ".join(body[name].shape for name in it.operands if name in body)
+            dtypes = "+".join(sorted({dtype for dtype, _ in parse_arrays(shapes)}))
+            messages.append(Message(it.collective, dtypes, count_operands(it, body)))
     return messages
 
 
@@ -176,13 +175,13 @@ def _count_matmuls(it: Instruction, module: Module) -> int:
 def count_traffic(module: Module) -> dict[str, int]:
     """Bytes that the entry computation reads and writes, by opcode.
 
-    A call is charged for what it runs, a collective for reading what is sent and writing what
-    arrives, an unknown opcode for all operands and the result. Loops and branches are skipped.
+    A collective is charged for what is sent and what arrives, an unknown opcode for all operands
+    and the result. Loops and branches are skipped.
     """
-    traffic: dict[str, int] = {}
+    traffic = Counter[str]()
     for opcode, size in _count_instructions(module, module.instruction_order):
-        traffic[opcode] = traffic.get(opcode, 0) + size
-    return traffic
+        traffic[opcode] += size
+    return dict(traffic)
 
 
 def _count_instructions(module: Module, body: Computation) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """The exchange of compiled train steps, and the work that overlaps it; needs no accelerator.
 
-    python -m experiments.speed compiled schedule --target tpu
-    python -m experiments.speed compiled schedule --target gpu
+    python -m experiments.speed schedule --target tpu
+    python -m experiments.speed schedule --target gpu
 
 docs/evidence/speed.md says what it does, and lists columns and fields. `overlapped` is the order of
 the work, not its duration. For 64 TPU chips, in the order in which JAX lists them, most
@@ -11,6 +11,7 @@ message in pieces (`2-osgp`).
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -135,22 +136,17 @@ def summarize(programs: Sequence[Record]) -> list[Record]:
     """The object in `runs` of `summary.json`: what programs share, and the worst of the others."""
     worst = min(programs, key=lambda program: program["matmuls_overlapped"])
     wrong = next((program for program in programs if not program["matches_schedule"]), worst)
-    shown = ("messages", "sent_bytes", "expected_bytes", "matches_schedule")
-    run = {
-        **{name: value for name, value in worst.items() if name != "step"},
-        "programs": len(programs),
-        **{name: wrong[name] for name in shown},
-        "fraction_overlapped": worst["matmuls_overlapped"] / max(1, worst["matmuls"]),
-    }
+    run = {name: value for name, value in worst.items() if name != "step"}
+    for name in ("messages", "sent_bytes", "expected_bytes", "matches_schedule"):
+        run[name] = wrong[name]
+    run["programs"] = len(programs)
+    run["fraction_overlapped"] = worst["matmuls_overlapped"] / max(1, worst["matmuls"])
     return [run]
 
 
 def format_messages(messages: Sequence[Record]) -> str:
     """A line per kind of message: count, opcode, type and bytes."""
-    counts: dict[str, int] = {}
-    for message in messages:
-        kind = "{opcode} {dtype} {bytes:,}".format(**message)
-        counts[kind] = counts.get(kind, 0) + 1
+    counts = Counter("{opcode} {dtype} {bytes:,}".format(**message) for message in messages)
     return "\n".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -36,28 +36,20 @@ TARGETS = (
 COMPILERS: dict[TargetKind, tuple[str, ...]] = {
     "tpu": ("libtpu",),
     "gpu": (
-        "jax-cuda12-plugin",
-        "jax-cuda12-pjrt",
-        "nvidia-cuda-nvcc-cu12",
-        "nvidia-nvshmem-cu12",
+        *("jax-cuda12-plugin", "jax-cuda12-pjrt"),
+        *("nvidia-cuda-nvcc-cu12", "nvidia-nvshmem-cu12"),
     ),
 }
 
 
 def find_missing_packages(kind: TargetKind) -> list[str]:
     """Packages of this kind's compiler that are not installed."""
-    return [package for package in COMPILERS[kind] if not _is_installed(package)]
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
+    installed = {distribution.metadata["Name"] for distribution in distributions()}
+    return [package for package in COMPILERS[kind] if package not in installed]
 
 
 def choose_targets(kinds: Sequence[TargetKind]) -> list[Target]:
-    """Targets of these kinds; without any, those of all kinds whose compiler is installed."""
+    """Targets of these kinds; without any, of all kinds whose compiler is installed."""
     every_kind: tuple[TargetKind, ...] = get_args(TargetKind)
     wanted = kinds or [kind for kind in every_kind if not find_missing_packages(kind)]
     for kind in wanted or every_kind:
@@ -134,7 +126,7 @@ def compute_loss(params: Any, examples: Any) -> jax.Array:
 
 
 def stack_shapes(tree: Any, mesh: Mesh) -> Any:
-    """The shapes of all nodes, `[N, ...]`, of those of one node, sharded over the mesh."""
+    """Makes the shapes of all nodes, `[N, ...]`, sharded over the mesh, from one node's."""
     sharding = NamedSharding(mesh, P("nodes"))
 
     def stack(x: Any) -> jax.ShapeDtypeStruct:

@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces joined by links that `tc` limits. Linux, as root.
 
-Each network namespace and link that is made here is named `gxs` and the number of the process that
-made it. The context removes them at its end; what a killed process has left, the next one removes.
+The names of namespaces and links begin with `gxs` and the number of the process that made them. The
+context removes them at its end; what a killed process has left, the next one removes.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ INTERFACE = "e0"  # inside a namespace
 QUEUE_SECONDS = 0.05  # packets that would wait longer are dropped
 BURST_SECONDS = 0.01
 MIN_BURST_BYTES = 66_000  # a packet that the kernel has not cut up yet
-HOST_FILES = Path("/etc/netns")  # a folder per namespace, with the files that replace those of /etc
+HOST_FILES = Path("/etc/netns")  # a folder per namespace, with files for /etc
 CREATED_NAME = re.compile(r"gxs(\d+)[bhn]\d*")
 RATE = BANDWIDTH._replace(low=1000.0)  # 8 kbit/s: tc sends a packet now and then at least
 

@@ -35,11 +35,7 @@ from experiments.speed.wire.rows import (
 from experiments.speed.wire.timed import ALL_LINKS, BUSY_HOSTS, COMPUTATION, SINGLE_LINK
 from gossipjax.cost_model import Method, Network, Workload, predict_step
 
-GOODPUTS = {
-    "goodput_all_links": ALL_LINKS,
-    "goodput_one_link": SINGLE_LINK,
-    "goodput_busy_hosts": BUSY_HOSTS,
-}
+CORES = os.cpu_count() or 1
 
 
 def measure_wire(options: WireOptions) -> None:
@@ -83,7 +79,7 @@ def measure_wire(options: WireOptions) -> None:
                 results.write_summary(
                     out,
                     dataclasses.asdict(options),
-                    {"kernel": platform.release(), "cores": os.cpu_count(), **describe_load()},
+                    {"kernel": platform.release(), "cores": CORES, **describe_load()},
                     runs,
                     configurations=tables,
                     left_out=left_out,
@@ -106,10 +102,7 @@ def summarize_configuration(
     """The entry of `configurations` in `summary.json`, from what each host has measured."""
     first = records[0]
     stream_bytes = first["stream_bytes"]
-    stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / (os.cpu_count() or 1)
-    goodputs = {
-        field: stream_bytes / find_stream_seconds(records, name) for field, name in GOODPUTS.items()
-    }
+    stream_cpu_seconds = sum_cpu_seconds(records, ALL_LINKS) / CORES
     return {
         "hosts": hosts,
         "bandwidth": bandwidth,
@@ -120,7 +113,9 @@ def summarize_configuration(
         **summarize_samples("computation_seconds", max_over_hosts(records, COMPUTATION)),
         "stream_bytes": stream_bytes,
         **summarize_samples("stream_seconds", max_over_hosts(records, ALL_LINKS)),
-        **goodputs,
+        "goodput_all_links": stream_bytes / find_stream_seconds(records, ALL_LINKS),
+        "goodput_one_link": stream_bytes / find_stream_seconds(records, SINGLE_LINK),
+        "goodput_busy_hosts": stream_bytes / find_stream_seconds(records, BUSY_HOSTS),
         "stream_cpu_seconds_per_byte": stream_cpu_seconds / (hosts * stream_bytes),
         "peak_memory_bytes": max(record["peak_memory_bytes"] for record in records),
     }
@@ -190,11 +185,10 @@ def sum_cpu_seconds(records: Sequence[Record], name: str) -> float:
 def compute_exchange_cpu_seconds(row: Row, records: Sequence[Record]) -> float:
     """Seconds for which the exchange of an iteration takes all cores: packing, copies, the kernel.
 
-    Processor time of all hosts beyond that of iterations without exchange, over the cores that they
-    share; 0 where noise makes that negative.
+    Processor time of all hosts, less that without exchange, over their cores.
     """
     extra = sum_cpu_seconds(records, row.name) - sum_cpu_seconds(records, COMPUTATION)
-    return max(0.0, extra / (os.cpu_count() or 1))
+    return max(0.0, extra / CORES)
 
 
 def compute_packing_seconds(
@@ -250,8 +244,8 @@ def predict_row(
         return None
     method = row.method
     hosts = configuration["hosts"]
-    # All hosts share the cores of one machine: the processor time of an exchange that runs beside
-    # the computation makes that longer.
+    # All hosts share the cores of one machine: the processor time of an exchange that runs during
+    # the computation makes the computation longer.
     workload = Workload(
         configuration["parameters"],
         computation_seconds + (cpu_seconds if row.overlaps else 0.0),
@@ -260,14 +254,14 @@ def predict_row(
     # The parameter server has one busy link, all others have all at once.
     field = "goodput_one_link" if row.algorithm == CENTRALIZED else "goodput_all_links"
     network = Network(configuration[field], name=configuration["bandwidth"] or "loopback")
-    # Packing, the processor time beyond that of plain streams, comes before the wire.
+    # Packing, which plain streams do not need, comes before the wire.
     copied = count_copied_bytes(method, workload, network, hosts)
     if copied and packing_seconds:
         network = dataclasses.replace(network, host_copy=copied / packing_seconds)
     alone = predict_step(method, workload, network, hosts)
     if not row.overlaps or row.is_in_buckets:  # whose messages begin later, and end alone
         return alone.seconds
-    # Beside computation streams are slower, and half of the cores are left for the packing.
+    # During computation streams are slower, and half of the cores are left for the packing.
     goodput = configuration["goodput_busy_hosts"]
     busy = dataclasses.replace(network, bandwidth=goodput, host_copy=network.host_copy / 2)
     beside = predict_step(method, workload, busy, hosts)

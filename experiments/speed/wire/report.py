@@ -91,19 +91,11 @@ def make_stream_row(configuration: Record) -> Record:
     scaled = sent / configuration["stream_bytes"]
     quantiles = ("", "_p10", "_p90")
     row = {f"seconds{x}": scaled * configuration[f"stream_seconds{x}"] for x in quantiles}
-    limits = dict.fromkeys(("limit_sum_seconds", "limit_max_seconds"), row["seconds"])
-    known = {"algorithm": "a TCP stream", "wire": "float32", "overlaps": False}
-    return (
-        known
-        | row
-        | limits
-        | {
-            "sent_bytes": sent,
-            "nic_bytes": None,
-            "ratio_to_limit": 1.0,
-            "modelled_ratio": None,
-        }
-    )
+    row |= dict.fromkeys(("limit_sum_seconds", "limit_max_seconds"), row["seconds"])
+    row |= {"algorithm": "a TCP stream", "wire": "float32", "overlaps": False}
+    return row | {
+        "sent_bytes": sent, "nic_bytes": None, "ratio_to_limit": 1.0, "modelled_ratio": None
+    }  # fmt: skip
 
 
 def report_stragglers(runs: Sequence[Record], console: Console) -> None:

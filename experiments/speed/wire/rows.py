@@ -1,7 +1,6 @@
 """The rows of the measurement: its options, what each algorithm sends, and when, by the cost model.
 
-The bytes of a row are those of its `gossipjax.cost_model.Method`, which is also what its modelled
-seconds are made from.
+The bytes and the modelled seconds of a row come from its `gossipjax.cost_model.Method`.
 """
 
 import dataclasses
@@ -28,22 +27,13 @@ from experiments.training.methods import (
 )
 from gossipjax.cost_model import Method, Workload, from_transform
 
-# Rows of this measurement only, beside those of `experiments.training.methods`.
+# Rows of this measurement only, not of `experiments.training.methods`.
 CENTRALIZED = "centralized"
 NEVER_WAIT = ("async-sgp", "async-adpsgd")
 DEFAULT_ALGORITHMS = (
-    "allreduce",
-    CENTRALIZED,
-    "dpsgd@ring",
-    "dpsgd@bipartite_exponential",
-    "sgp@one_peer_exponential",
-    "sgp@two_peer_exponential",
-    "sgp@complete/one_peer_exponential",
-    "sgp-cwa",
-    "1-osgp",
-    "2-osgp",
-    "async-sgp",
-    "async-adpsgd",
+    *("allreduce", CENTRALIZED, "dpsgd@ring", "dpsgd@bipartite_exponential"),
+    *("sgp@one_peer_exponential", "sgp@two_peer_exponential"),
+    *("sgp@complete/one_peer_exponential", "sgp-cwa", "1-osgp", "2-osgp", *NEVER_WAIT),
 )
 FLOATS: tuple[WireName, ...] = ("float32", "bfloat16")
 WIRES: dict[str, tuple[WireName, ...]] = {
@@ -83,7 +73,7 @@ class WireOptions(OutputOptions):
     """Seconds of computation per iteration, on all hosts at once, for which the batch is sized."""
     computation: tuple[Computation, ...] = ("computed", "slept")
     """computed: by the cores, which all hosts and their exchanges share. slept: a sleep of as many
-    seconds, as of a device of its own. One or both, each with its table."""
+    seconds, as if each host had a device. One or both, each with its table."""
     iterations: int = 12
     """Measured iterations of each row, at least 10."""
     algorithm: Annotated[tuple[str, ...], tyro.conf.arg(help=HELP)] = DEFAULT_ALGORITHMS
@@ -129,7 +119,7 @@ class Row(NamedTuple):
 
     @property
     def overlaps(self) -> bool:
-        """Whether the exchange can run beside the computation of the gradients."""
+        """Whether the exchange can run during the computation of the gradients."""
         return any(exchange.overlap or exchange.layers for exchange in self.method.exchanges)
 
     @property
@@ -188,8 +178,8 @@ def make_row(
 ) -> Row:
     """The named algorithm over `nodes` nodes, around plain SGD.
 
-    A hybrid topology switches after a third of the `steps`. Factors are of matrices of a model of
-    so many megabytes.
+    A hybrid topology switches after a third of the `steps`. Factors are of the matrices of a
+    model of this size.
 
     >>> row = make_row("1-osgp", "bfloat16", 4)
     >>> row.topology, row.overlaps, row.count_sent_bytes(0, 1_000_000)
@@ -201,7 +191,6 @@ def make_row(
         )
     codec: Any = FORMS[wire].wire
     sgd = optax.sgd(LEARNING_RATE)
-    topology = "complete"
     if algorithm == CENTRALIZED:
         method = from_transform(gx.allreduce(wire=codec), algorithm, "server")
         transform = optax.chain(average_at_center(codec), sgd)
@@ -213,12 +202,8 @@ def make_row(
         topology = ASYNCHRONOUS[algorithm].topology
     else:
         row = parse_name(algorithm).row
-        if row not in ALGORITHMS:
-            raise ValueError(
-                f"{algorithm} must be a name of the library's, whose messages the cost model knows."
-            )
-        if not ALGORITHMS[row].exchanges:
-            raise ValueError(f"{algorithm} exchanges nothing that could be measured.")
+        if row not in ALGORITHMS or not ALGORITHMS[row].exchanges:
+            raise ValueError(f"{algorithm} must be of the library, and exchange something.")
         made = make_method(algorithm, MethodOptions(nodes, steps, wire=wire), sgd)
         transform = made.transform
         topology = made.topology

@@ -1,5 +1,4 @@
-"""Examples per second beside slow nodes; computation is a sleep, as of a device that does not
-share these cores.
+"""Examples per second with slow nodes; computation is a sleep, as if each node had a device.
 
     python -m experiments.speed stragglers --slowness none 4x random
 
@@ -7,6 +6,7 @@ docs/evidence/speed.md says what it does, and lists the files, columns and field
 """
 
 import dataclasses
+import functools
 import os
 import statistics
 import time
@@ -71,7 +71,7 @@ class StragglerOptions(OutputOptions):
 
     @property
     def runs(self) -> list[tuple[str, str]]:
-        """Pairs of an algorithm and a slowness, those of an algorithm one after another."""
+        """Pairs of an algorithm and a slowness, sorted by algorithm."""
         return [(algorithm, name) for algorithm in self.algorithm for name in self.slowness]
 
     def draw_factors(self, slowness: str, steps: int) -> np.ndarray:
@@ -119,7 +119,7 @@ def compile_lockstep(worker: Worker, options: StragglerOptions, algorithm: str) 
 
 
 def join_nodes(worker: Worker, options: StragglerOptions, algorithm: str) -> Run:
-    """Runs of `gx.asynchronous`, each a job of its own."""
+    """Runs of `gx.asynchronous`, each of which is a job."""
 
     def run(number: int, seconds: np.ndarray) -> Record:
         """Until all nodes together have made N times its steps; a step that has begun ends."""
@@ -154,14 +154,15 @@ def report_progress(
 
 def make_runs(worker: Worker, options: StragglerOptions) -> None:
     """Makes all runs, each from a common start; writes what this node measured in each."""
-    run: Any = None
-    trained = None
+
+    @functools.cache
+    def make_run(algorithm: str) -> Run:
+        make = join_nodes if algorithm in NEVER_WAIT else compile_lockstep
+        return make(worker, options, algorithm)
+
     for number, (algorithm, slowness) in enumerate(options.runs):
         report_progress(worker, options, number, 0, "compiling")
-        if algorithm != trained:
-            make = join_nodes if algorithm in NEVER_WAIT else compile_lockstep
-            run = make(worker, options, algorithm)
-            trained = algorithm
+        run = make_run(algorithm)
         # As many steps as the node may make, which begin anew after the last.
         factors = options.draw_factors(slowness, options.steps * options.nodes)
         seconds = (options.compute_seconds * factors[:, worker.rank]).astype(np.float32)
@@ -169,7 +170,7 @@ def make_runs(worker: Worker, options: StragglerOptions) -> None:
 
 
 def measure_stragglers(options: StragglerOptions) -> None:
-    """Examples per second beside slow nodes."""
+    """Examples per second with slow nodes."""
     out = None
     with exit_on_error(lambda: out), links.exit_on_stop_signals():
         require_algorithms(options)
@@ -214,7 +215,7 @@ def measure_runs(options: StragglerOptions, out: Path, show: Callable[[str], Non
 def compute_ideal_ratio(factors: np.ndarray, is_lockstep: bool) -> float:
     """Examples per second over those without slow nodes, if only the computation takes time.
 
-    With factors `f`, `[T, N]`: in lockstep a step takes as long as that of its slowest node,
+    With factors `f`, `[T, N]`: in lockstep all steps take as long as the slowest node's,
     `T / sum_t max_i f[t, i]`. Where nobody waits, each node has its own pace,
     `mean_i T / sum_t f[t, i]`: with one node that is f times slower this is `(N - 1 + 1/f) / N`.
 

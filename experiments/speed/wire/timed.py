@@ -1,8 +1,7 @@
 """What one host does to time the rows: an MLP, and who trains it.
 
-In every iteration it runs all rows, one after another, so that noise affects all of them alike. All
-hosts start each run together, after a barrier that is not timed. The rows of asynchronous nodes
-come after that, each in one go.
+Every iteration runs all rows, one after another, so that noise affects all of them alike, each from
+a common start of all hosts. The rows of asynchronous nodes come after that, each in one go.
 """
 
 import resource
@@ -70,7 +69,7 @@ def compute_gradients(params: Any, batch: Batch) -> tuple[Any, None]:
 
 
 def sleep_gradients(params: Any, seconds: Any) -> tuple[Any, None]:
-    """Zeros in place of gradients, after sleeps of so many seconds, a third of them forward.
+    """Returns zeros instead of gradients, after sleeps of these seconds, a third of them forward.
 
     The last layers come first, as in a backward pass.
     """
@@ -131,8 +130,7 @@ class CalibratedModel:
     ) -> int:
         """Sizes the batch so that `compute` takes about `target_seconds`; returns its examples.
 
-        A part of the time does not depend on the batch, so that a size in proportion to the time
-        comes out too small at first, and is near the target after a few tries.
+        A part of the time does not depend on the batch, so that it takes a few tries.
         """
         if self.slept_seconds is not None:
             self._change_batch(1)
@@ -154,30 +152,6 @@ class CalibratedModel:
     def _change_batch(self, size: int) -> None:
         self.draw_batch(size)
         self.compute()  # compiles the program of this batch
-
-
-class RowTrainer:
-    """Trains a `CalibratedModel` by one row's algorithm."""
-
-    def __init__(self, model: CalibratedModel, tx: optax.GradientTransformationExtraArgs):
-        self._model = model
-        # Buckets of a layer each, as the cost model counts them.
-        options = {"nodes": model.nodes, "bucket_bytes": 4 * model.parameters // LAYERS}
-        self._train_step = gx.TrainStep(model.gradients, tx, **options)
-        self._tx = tx
-        self.start_anew()
-
-    def start_anew(self) -> None:
-        """Makes a new optimizer state, of no updates: the next step may be any."""
-        self._opt_state = self._model.nodes.run(self._tx.init, self._model.params)
-
-    def run_step(self, step: int) -> Any:
-        """Runs one iteration; returns the parameters and the optimizer state after it."""
-        model = self._model
-        model.params, self._opt_state, _ = self._train_step(
-            step, model.params, self._opt_state, model.batch
-        )
-        return model.params, self._opt_state
 
 
 def measure_rows(worker: Worker, options: WireOptions) -> None:
@@ -229,13 +203,24 @@ def measure_rows(worker: Worker, options: WireOptions) -> None:
 def compile_row(
     worker: Worker, model: CalibratedModel, row: Row, iterations: int
 ) -> Callable[[int], Any]:
-    """One iteration of a row, with every program compiled."""
-    trainer = RowTrainer(model, row.transform)
+    """Returns the iterations of a row by their number, with every program compiled."""
+    # Buckets of a layer each, as the cost model counts them.
+    bucket_bytes = 4 * model.parameters // LAYERS
+    train_step = gx.TrainStep(
+        model.gradients, row.transform, nodes=model.nodes, bucket_bytes=bucket_bytes
+    )
+    opt_state = model.nodes.run(row.transform.init, model.params)
+
+    def run_step(step: int) -> Any:
+        nonlocal opt_state
+        model.params, opt_state, _ = train_step(step, model.params, opt_state, model.batch)
+        return model.params, opt_state
+
     for step in sorted({row.canonical_step(step) for step in range(iterations)}):
         worker.report_progress(f"compiling {row.name}, step {step}")
-        jax.block_until_ready(trainer.run_step(step))
-    trainer.start_anew()
-    return trainer.run_step
+        jax.block_until_ready(run_step(step))
+    opt_state = model.nodes.run(row.transform.init, model.params)  # the next step may be any
+    return run_step
 
 
 def measure_asynchronous(

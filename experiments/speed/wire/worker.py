@@ -1,4 +1,4 @@
-"""A process among those of all hosts: barriers, gathered numbers, clocks and byte counters."""
+"""What a host's process does with the others: barriers, gathered numbers, clocks, bytes."""
 
 import json
 import socket
@@ -72,7 +72,7 @@ class Worker:
     ) -> Sample:
         """Times a call from a common start of all hosts, and counts the bytes that it sent.
 
-        Another call is repeated beside it in a thread, until it ends.
+        Another call, `beside`, is repeated in a thread until it ends.
         """
         has_ended = threading.Event()
 

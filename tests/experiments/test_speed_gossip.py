@@ -7,15 +7,15 @@ import jax
 import numpy as np
 import pytest
 
+from experiments.speed import gossip
 from experiments.speed.__main__ import main
-from experiments.speed.local import gossip
 
 
 def test_gossip_is_compared_with_the_step_without_it_and_with_that_by_hand(tmp_path, capsys):
     out = tmp_path / "out"
     methods = ["sgp", "dpsgd", "1-osgp", "quasi-global", "sgp/int8"]
     arguments = ["--nodes", "4", "--models", "mlp", "--batch-size-per-node", "2", "--turns", "2"]
-    main(["local", "gossip", *arguments, "--methods", *methods, "--out", str(out)])
+    main(["gossip", *arguments, "--methods", *methods, "--out", str(out)])
     runs = json.loads((out / "summary.json").read_text())["runs"]
     assert [run["method"] for run in runs] == methods
     for run in runs:

@@ -1,6 +1,6 @@
 """What gossip costs where nodes are simulated: a step with it over the same step without it.
 
-    python -m experiments.speed local gossip --nodes 8 32 128 256
+    python -m experiments.speed gossip --nodes 8 32 128 256
 
 docs/evidence/speed.md says what it does, and lists columns and fields.
 """
@@ -29,7 +29,8 @@ IMAGE_SHAPE = (28, 28, 1)
 CLASSES = 10
 RATE = 0.01
 PLAIN = "without gossip"
-WARM, STEPS = 9, 3  # steps before all turns, so that all rounds are compiled, and of a turn
+WARM = 9  # steps before all turns, so that all rounds are compiled
+STEPS = 3  # of a turn
 
 NodeCounts = tuple[
     Annotated[int, Check("an integer >= 2, so that models mix", lambda value: value >= 2)], ...
@@ -68,7 +69,8 @@ def make_simulated_method(name: str, nodes: int) -> Method:
     optimizer = optax.sgd(RATE, momentum=MOMENTUM)
     if algorithm == "quasi-global":
         options = dataclasses.replace(options, momentum="quasi-global")
-        algorithm, optimizer = "dpsgd-adapt-then-combine", optax.identity()
+        algorithm = "dpsgd-adapt-then-combine"
+        optimizer = optax.identity()
     return make_method(algorithm, options, optimizer)
 
 
@@ -106,7 +108,7 @@ def write_by_hand(name: str, nodes: int) -> ByHand | None:
 
 
 class Problem:
-    """A model and its data, on N simulated nodes; each of its loops has a state of its own."""
+    """A model and its data, on N simulated nodes; each of its loops has its own state."""
 
     def __init__(self, model_name: str, nodes: int, batch_size: int):
         model: Any = MODELS[model_name](classes=CLASSES)
@@ -184,7 +186,7 @@ def _feed_back(step: Callable[[int, Any], Any], state: Any) -> Loop:
 
 
 def measure_loops(loops: dict[str, Loop], turns: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """The seconds of the first step of each loop, and those of `turns` turns by name, `[turns]`."""
+    """Returns the seconds of each loop's first step, and of its turns, `[turns]`, by name."""
 
     def run(name: str, first: int, steps: int) -> float:
         start = time.perf_counter()

@@ -1,1 +1,0 @@
-"""Checks that run on this machine: simulated nodes."""
