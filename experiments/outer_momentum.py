@@ -45,7 +45,7 @@ from experiments.options import (
     require_different,
 )
 from experiments.results import Record
-from experiments.simulated import Task, average_nodes, hold_then_fall, make_task, make_trainer
+from experiments.simulated import Task, Trainer, average_nodes, hold_then_fall, make_task
 from experiments.tables import make_table
 
 HIDDEN = 32
@@ -94,13 +94,13 @@ def measure(options: OuterMomentumOptions, task: Task, every: int, momentum: flo
         sgd = optax.sgd(rate, momentum=momentum, nesterov=True)
         return gx.outer(inner, optax.chain(monitor, sgd), every=every)
 
-    start, advance = make_trainer(transform, options.nodes, task, options.batch_size_per_node)
-    each = jax.vmap(advance, (0, 0, 0, None, None, None))
+    trainer = Trainer(transform, options.nodes, task, options.batch_size_per_node)
+    each = jax.vmap(trainer.advance, (0, 0, 0, None, None, None))
     advance_all = jax.jit(each, donate_argnums=0)
     shape = len(options.outer_rate), len(options.seed)
     rates = jnp.repeat(jnp.array(options.outer_rate, jnp.float32), shape[1])
     seeds = jnp.tile(jnp.array(options.seed, jnp.uint32), shape[0])
-    carry = jax.jit(jax.vmap(start))(seeds)
+    carry = jax.jit(jax.vmap(trainer.start))(seeds)
     found: dict[str, list[np.ndarray]] = {"norm": [], "cosine": []}
     for first in range(0, options.steps, every):
         last = min(first + every, options.steps)

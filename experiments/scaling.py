@@ -47,12 +47,7 @@ from experiments.options import (
 )
 from experiments.perceptron import Images, compute_accuracy, compute_loss, load_images
 from experiments.results import Record
-from experiments.simulated import (
-    average_nodes,
-    hold_then_fall,
-    make_image_task,
-    make_trainer,
-)
+from experiments.simulated import Trainer, average_nodes, hold_then_fall, make_image_task
 from experiments.tables import make_table
 from experiments.tuning import tune
 
@@ -177,8 +172,8 @@ def measure(
         inner = task.make_optimizer(rate * hold_then_fall(part))
         return METHODS[method](schedule, inner, options.every)
 
-    start, advance = make_trainer(transform, nodes, task, batch_size)
-    start, advance = jax.jit(start), jax.jit(advance, donate_argnums=0)
+    trainer = Trainer(transform, nodes, task, batch_size)
+    start, advance = jax.jit(trainer.start), jax.jit(trainer.advance, donate_argnums=0)
 
     @functools.cache
     def train(rate: float, seed: int) -> Record:

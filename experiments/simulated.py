@@ -3,6 +3,7 @@
 All nodes draw their own batches from the same examples, with replacement.
 """
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,39 +67,40 @@ def make_task(name: str, hidden: int, fashion_mnist: Path | None, pool: int = 1)
     return make_image_task(load_images(fashion_mnist, pool), hidden)
 
 
-def make_trainer(
-    transform: Transform, nodes: int, task: Task, batch_size: int
-) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns `start(seed)`, and `advance(carry, rate, seed, first, last, steps)`.
+class Trainer(NamedTuple):
+    """Trains all nodes at once; its methods may be under `jit` and `vmap`.
 
-    A carry is the parameters `[N, ...]` of all nodes, and their states. `advance` makes the steps
-    `first` to `last - 1` of a run of `steps`. Both may be under `jit` and `vmap`.
+    A carry is the parameters `[N, ...]` of all nodes, and their states.
     """
 
-    def start(seed: jax.Array) -> Any:
-        model = task.init(jax.random.split(jax.random.key(seed))[1])
-        params = jax.tree.map(lambda x: jnp.broadcast_to(x, (nodes, *x.shape)), model)
-        return params, jax.vmap(transform(0.1, 0.0).init, axis_name="nodes")(params)
+    transform: Transform
+    nodes: int
+    task: Task
+    batch_size: int  # of a node
 
-    def advance(carry: Any, rate: Any, seed: Any, first: Any, last: Any, steps: Any) -> Any:
+    def start(self, seed: jax.Array) -> Any:
+        """Returns the carry at the start: all nodes have one model."""
+        model = self.task.init(jax.random.split(jax.random.key(seed))[1])
+        params = jax.tree.map(lambda x: jnp.broadcast_to(x, (self.nodes, *x.shape)), model)
+        return params, jax.vmap(self.transform(0.1, 0.0).init, axis_name="nodes")(params)
+
+    def advance(self, carry: Any, rate: Any, seed: Any, first: Any, last: Any, steps: Any) -> Any:
+        """Makes the steps `first` to `last - 1` of a run of `steps`."""
         key = jax.random.split(jax.random.key(seed))[0]
 
         def advance_one(k: jax.Array, carry: Any) -> Any:
-            tx = transform(rate, k / steps)
-
-            def step(params: Any, state: Any, key: jax.Array) -> Any:
-                batch = draw_batch(task.examples, batch_size, key)
-                grads = jax.grad(task.compute_loss)(params, batch)
-                updates, state = tx.update(grads, state, params, step=k)
-                return optax.apply_updates(params, updates), state
-
-            keys = jax.random.split(jax.random.fold_in(key, k), nodes)
+            keys = jax.random.split(jax.random.fold_in(key, k), self.nodes)
             params, state = carry
+            step = functools.partial(self._step, self.transform(rate, k / steps), k)
             return jax.vmap(step, axis_name="nodes")(params, state, keys)
 
         return jax.lax.fori_loop(first, last, advance_one, carry)
 
-    return start, advance
+    def _step(self, tx: Any, k: jax.Array, params: Any, state: Any, key: jax.Array) -> Any:
+        batch = draw_batch(self.task.examples, self.batch_size, key)
+        grads = jax.grad(self.task.compute_loss)(params, batch)
+        updates, state = tx.update(grads, state, params, step=k)
+        return optax.apply_updates(params, updates), state
 
 
 def draw_batch(examples: Batch, size: int, key: jax.Array) -> Batch:

@@ -62,7 +62,7 @@ from experiments.options import (
 )
 from experiments.program import exit_on_error
 from experiments.results import Record
-from experiments.simulated import Task, average_nodes, make_task, make_trainer
+from experiments.simulated import Task, Trainer, average_nodes, make_task
 from experiments.tuning import tune
 from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
 
@@ -151,11 +151,11 @@ def make_loss_finder(
         cosine = 0.5 * (1 + jnp.cos(jnp.pi * part))
         return make(nodes, task.make_optimizer(rate * cosine), options.every)
 
-    start, advance = make_trainer(transform, nodes, task, options.batch_size_per_node)
+    trainer = Trainer(transform, nodes, task, options.batch_size_per_node)
 
     @jax.jit
     def train(rate: jax.Array, steps: jax.Array, seed: jax.Array) -> jax.Array:
-        params, _ = advance(start(seed), rate, seed, 0, steps, steps)
+        params, _ = trainer.advance(trainer.start(seed), rate, seed, 0, steps, steps)
         return task.compute_loss(average_nodes(params), task.watched)
 
     return functools.partial(find_loss, train)

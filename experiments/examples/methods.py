@@ -1,4 +1,4 @@
-"""Methods of papers as functions of a schedule; docs/your_algorithm.md explains each."""
+"""Methods of papers as functions of a schedule; docs/your_algorithm.md explains them."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def gut(schedule, mu):
 
 
 def decentlam(schedule, rate, beta=0.9):
-    """DecentLaM: the pull of the neighbours is part of the momentum. Takes gradients."""
+    """DecentLaM: the neighbours' pull is a part of the momentum. Takes gradients."""
 
     def combine(x, g, node):
         mixed = node.mix(optax.tree.add_scale(x, -node.rate, g))
@@ -56,7 +56,13 @@ def decentlam(schedule, rate, beta=0.9):
         m = optax.tree.add_scale(pull, beta, node.kept["m"])
         return optax.tree.add_scale(x, -node.rate, m), {"m": m}
 
-    return gx.gossip(schedule, combine, keeps={"m": "average"}, takes_gradients=True, rate=rate)
+    return gx.gossip(
+        schedule,
+        combine,
+        keeps={"m": "average"},
+        takes_gradients=True,
+        rate=rate,
+    )
 
 
 def muffliato(schedule, K, noise, seed=0):
