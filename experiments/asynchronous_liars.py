@@ -124,7 +124,8 @@ def train(
     seed: int,
 ) -> Record:
     """Trains one job."""
-    parts = split_examples(np.asarray(images.train[1]), NODES, alpha, seed)
+    pixels, labels = map(np.asarray, images.train)
+    parts = split_examples(labels, NODES, alpha, seed)
     rng = random.Random(seed)
     draw = np.random.default_rng(seed)
     secret = secrets.token_hex(32)
@@ -158,7 +159,7 @@ def train(
         if place in nodes:
             rows = draw.choice(parts[place], BATCH)
             lies = case in LIES and place == LIAR
-            batch = jax.tree.map(lambda x, rows=rows: x[rows], images.train)
+            batch = (pixels[rows], labels[rows])
             nodes[place].step(LIES[case][1] if lies else gradients, batch, turn)
     honest = [node for place, node in nodes.items() if not (case in LIES and place == LIAR)]
 

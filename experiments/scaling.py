@@ -173,7 +173,8 @@ def measure(
         return METHODS[method](schedule, inner, options.every)
 
     trainer = Trainer(transform, nodes, task, batch_size)
-    start, advance = jax.jit(trainer.start), jax.jit(trainer.advance, donate_argnums=0)
+    start = jax.jit(trainer.start)
+    advance = jax.jit(trainer.advance, donate_argnums=0)
 
     @functools.cache
     def train(rate: float, seed: int) -> Record:

@@ -18,7 +18,7 @@ from tests.trainers.tunix_plain import LLAMA, gen_model_input, make_batches
 
 
 class GossipTrainer(PeftTrainer):
-    """Its model and optimizer are the average of all nodes when the trainer uses them."""
+    """When the trainer uses its model and optimizer, they are the nodes' average."""
 
     def with_gossip(self, make_tx, nodes, checkpoints, every):
         graph, state = nnx.split((self.model, self.optimizer))

@@ -90,7 +90,8 @@ UNEVEN = """--dataset mnist5k --model small_cnn --normalization group --nodes 16
 --log-every 50"""
 RATES = "--rates 0.025 0.05 0.1 --dirichlet-alpha 0.1 --jobs 1 --topology ring"
 PLAIN_RATES = "--rates 0.1 0.2 0.4 --dirichlet-alpha 0.1 --jobs 1 --topology ring"
-DPSGD, TRACKING = "dpsgd-adapt-then-combine", "gradient-tracking"
+DPSGD = "dpsgd-adapt-then-combine"
+TRACKING = "gradient-tracking"
 OWN = "experiments.uneven"
 CALLS = {  # name -> what is compared, and how its nodes train
     "gut-momentum": (
