@@ -71,7 +71,6 @@ THREADED = {
     "sgp": (gx.sgp(SCHEDULE, order=EARLY), "mesh"),
     "dpsgd": (gx.dpsgd(gx.topology.ring(N)), "several per device"),
     "adpsgd": (gx.adpsgd(gx.topology.bipartite_exponential(N), 2), "vmap"),
-    "d1d_psgd": (gx.d1d_psgd(N), "vmap"),
 }
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.collectives import StepLike, exchange_in_pairs
+from gossipjax.collectives import StepLike, exchange_along
 from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state
@@ -77,7 +77,7 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
         y = add(x, updates)
         sent = _relay(y, state.kept("messages"))
         arrived = tuple(
-            exchange_in_pairs(message, partners, wire)
+            exchange_along(message, partners, partners != np.arange(size), wire)
             for message, partners in zip(sent, pairs, strict=True)
         )
         count, total = functools.reduce(_sum, arrived)

@@ -16,7 +16,6 @@ import optax
 from gossipjax import launch, meshes
 from gossipjax.collectives import node_mean
 from gossipjax.exchanges.chain import start_at, step_plan, wire_of_first_average
-from gossipjax.exchanges.model import apply_updates
 from gossipjax.exchanges.plan import Plan
 from gossipjax.exchanges.transform import require_transform
 from gossipjax.nodes import Nodes, as_nodes, donate_on_accelerators
@@ -28,11 +27,16 @@ from gossipjax.renamed import renamed
 from gossipjax.step import offloaded
 from gossipjax.step.beside import Exchanger, UpdateBeside
 from gossipjax.step.buckets import UpdateInBuckets
-from gossipjax.step.gradients import Gradients, check_gradients
+from gossipjax.step.gradients import (
+    ExtraArgs,
+    Gradients,
+    UpdateOfNode,
+    check_gradients,
+    make_update,
+)
 from gossipjax.step.mass_check import MassCheck
 from gossipjax.topology.schedule import require_int
 
-ExtraArgs = Callable[[Any], dict[str, Any]]
 MAX_PROGRAMS = 32  # of one train step, if it is not told otherwise; beyond it, the step is traced
 
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
@@ -148,8 +152,7 @@ class TrainStep:
                 "gradients are averaged in one program with the update, got True."
             )
         self._gradients = check_gradients(gradients)
-        self._tx = require_transform(tx, "tx")
-        self._extra_args = _agree(extra_args, self.nodes)
+        self._update = make_update(require_transform(tx, "tx"), _agree(extra_args, self.nodes))
         self._has_extra_args = extra_args is not None
         self._donated_inputs = donated_inputs
         self._local_argnums = argument_numbers(local_argnums)
@@ -275,12 +278,12 @@ class TrainStep:
     @functools.cached_property
     def _scanned(self) -> Program:
         """The program of K steps of all nodes; a node's inputs are `[K, ...]`."""
-        update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
+        take_step = _make_step(self._gradients, self._update)
 
         def run_steps(steps: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
             def run_step(carry: Any, now: Any) -> Any:
                 step, inputs = now
-                params, opt_state, aux = update(step, *carry, *inputs)
+                params, opt_state, aux = take_step(step, *carry, *inputs)
                 return (params, opt_state), aux
 
             carry, aux = jax.lax.scan(run_step, (params, opt_state), (steps, inputs))
@@ -422,9 +425,9 @@ class TrainStep:
         inputs = donate_on_accelerators(*(3 + number for number in self._donated_inputs))
         # A static step is part of the program, and so are its permutations; a traced one is data.
         by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
-        update_of_node = _make_update_of_node(self._gradients, self._tx, self._extra_args)
+        take_step = _make_step(self._gradients, self._update)
         fused = self.nodes.spmd(
-            offloaded.with_less(update_of_node) if offloads else update_of_node,
+            offloaded.with_less(take_step) if offloads else take_step,
             **by_step,
             donate_argnums=donated + inputs,
             # Here the arguments of `gradients`, except the parameters, stand two places later.
@@ -436,7 +439,7 @@ class TrainStep:
             del step  # the program takes its number
             return fused(*arguments)
 
-        arguments = self._gradients, self._tx, self.nodes, self._extra_args
+        arguments = self._gradients, self._update, self.nodes
         if is_beside:
             update = UpdateBeside(*arguments, plan, is_static, fused)
         elif self._has_thread and (wire := wire_of_first_average(opt_state, self.nodes.axis_name)):
@@ -480,19 +483,12 @@ def _agree(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
     return agree
 
 
-def _make_update_of_node(
-    gradients: Gradients, tx: optax.GradientTransformationExtraArgs, extra_args: ExtraArgs
-) -> Update:
+def _make_step(gradients: Gradients, update: UpdateOfNode) -> Update:
     """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` of one node."""
 
-    def update(
-        step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
-    ) -> tuple[optax.Params, optax.OptState, Any]:
-        # Gradients are taken at the user's parameters, whatever the algorithm. The update mixes:
-        # it calls `combine` of the algorithm's file, through `transform.py`, down to `ppermute`.
+    def take_step(step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any) -> Any:
+        # At the user's parameters, whatever the algorithm.
         grads, aux = gradients(params, *inputs)
-        told = extra_args(aux)
-        updates, opt_state = tx.update(grads, opt_state, params, step=step, **told)
-        return apply_updates(params, updates), opt_state, aux
+        return *update(step, params, opt_state, grads, aux), aux
 
-    return update
+    return take_step

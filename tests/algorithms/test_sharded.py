@@ -72,16 +72,14 @@ def compile_step(nodes, tx, params, state):
     return nodes.spmd(take_step).lower(params, state, params).compile().as_text()
 
 
-LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "osgp 1", "osgp 1, biased", "d1d_psgd")
+LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "osgp 1", "osgp 1, biased", "d1d_psgd", "gossip")
 LEFT_OUT = (*LIKE_ANOTHER, "allreduce, low_rank")  # which is refused
 CASES = [
     (name, FSDP_MESH, FSDP)
     for name in NO_VARIANTS
     if name not in LEFT_OUT and not ROWS[name].chooses  # a part chooses among its own values
 ]
-CASES += [
-    (name, make_mesh(2, fsdp=2, tensor=2), BOTH) for name in ("sgp", "osgp 2", "quasi_global")
-]
+CASES.append(("osgp 2", make_mesh(2, fsdp=2, tensor=2), BOTH))
 
 
 @pytest.mark.smoke
@@ -137,9 +135,6 @@ CHAINS = {
     ),
     "streaming": gx.outer(optax.sgd(0.1), optax.sgd(0.7), every=2, fragments=2, delay=1),
     "choco": optax.chain(optax.sgd(0.1), gx.choco(gx.topology.ring(4), gx.wire.float32(), 0.5)),
-    "weighted": optax.chain(
-        optax.sgd(0.1), gx.weighted([90, 10, 25, 75]), gx.sgp(gx.topology.directed_ring(4))
-    ),
     "over neighbours": gx.outer(
         optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.directed_ring(4))),
         optax.sgd(0.7),

@@ -14,7 +14,7 @@ from modes import make_mesh, run
 import gossipjax as gx
 from gossipjax.wire import decode_each, encode_each, encode_pieces
 
-N = 8
+N = 4
 DENSE = [gx.wire.bfloat16(), gx.wire.float16(), gx.wire.int8(), gx.wire.int4(block=16)]
 INTEGERS = [gx.wire.int8(), gx.wire.int4(), gx.wire.int8(block=8), gx.wire.int4(block=16)]
 SPARSE = [gx.wire.top_k(0.1), gx.wire.random_k(0.1)]
@@ -72,7 +72,7 @@ def test_the_words_of_pieces_are_those_of_the_whole(codec):
     np.testing.assert_array_equal(words, codec.encode(x, make_key()))
 
 
-@pytest.mark.parametrize("codec", [*INTEGERS, gx.wire.bfloat16(), gx.wire.top_k(0.5)], ids=str)
+@pytest.mark.parametrize("codec", [gx.wire.int8(), *DENSE[::3], gx.wire.top_k(0.5)], ids=str)
 def test_small_arrays_share_a_message_and_no_scale(codec):
     """Each is rounded as it is alone, but for other random numbers, in as many words."""
     rng = np.random.default_rng(0)
@@ -211,13 +211,11 @@ def test_random_k_takes_every_value_equally_often(fraction):
 @pytest.mark.parametrize(
     ("graph", "mode", "codec"),
     [
-        *(("irregular", "vmap", codec) for codec in (gx.wire.float16(), gx.wire.int8())),
+        ("irregular", "vmap", gx.wire.int8()),
         ("one peer", "vmap", gx.wire.int4(block=16)),
-        ("complete", "vmap", gx.wire.int8()),
         ("irregular", "shard_map_check_vma", gx.wire.int8()),
         ("complete", "shard_map_check_vma", gx.wire.float16()),
         ("complete", "pmap", gx.wire.int8()),
-        ("irregular", "shard_map", gx.wire.int8()),
     ],
     ids=str,
 )
