@@ -175,7 +175,7 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, inside, 
             return TrainState(step, take_params(params), optimizer.opt_state, others)
 
         step = 0
-        program = nodes.spmd(train_step, static_argnums=2)
+        program = nodes.spmd(train_step, shared_argnums=2)
         where = gx.state_specs(state, params, specs) if inside > 1 else None
         state = nodes.replicate(state, where, fold_in=True)
         with Checkpoints(tmp_path / str(start), every=stop) as checkpoints:
@@ -192,7 +192,7 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, inside, 
             state = nnx.state((model, optimizer))
             for step in range(start, stop):
                 x = np.random.default_rng(step).normal(size=(8, 4, 3)).astype("float32")
-                state, _ = program(state, x[:size], step)
+                state, _ = program(state, x[:size], np.int32(step))
             step = stop
         with Checkpoints(tmp_path / str(stop), every=stop) as checkpoints:
             checkpoints.after(pack(state))

@@ -63,19 +63,16 @@ class TrainStep:
 
     `TrainStep` reads schedule, overlap and wire from the optimizer state. On a mesh it compiles one
     program per distinct round, with a static `gx.canonical_step`, so XLA can run the exchange
-    during the computation. With more rounds than `max_programs`, `TrainStep` compiles one program
-    with a traced step. Simulated nodes also get one program with a traced step, if all rounds
-    exchange in the same way, because this program mixes as fast.
+    during the computation. With more rounds than `max_programs`, and for simulated nodes whose
+    rounds all exchange in the same way, it compiles one program with a traced step.
 
     On CPU, JAX does not overlap computation and exchange inside a program. If several processes
     have one device each, an exchange that needs no result of its step becomes a separate program on
-    a thread, with the same results up to rounding. `osgp` has such exchanges, and so have
-    algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order). The averages
-    of `outer` with a delay are of this kind too, around a chain without other collectives. If
-    `gx.allreduce` is first in the chain and keeps no error, several programs compute the gradients:
-    a thread averages those of the last layers during those of the layers before, in buckets as
-    PyTorch's DDP makes them. If a thread runs exchanges, call any other program with collectives by
-    `run`.
+    a thread, with the same results up to rounding: that of `osgp`, of algorithms that combine while
+    they adapt (`dpsgd`, `adpsgd`, `sgp` in that order), and of `outer` with a delay, around a chain
+    without other collectives. If `gx.allreduce` is first in the chain and keeps no error, a thread
+    averages the gradients of the last layers while those of the layers before are computed, in
+    buckets as PyTorch's DDP makes them. Call any other program with collectives by `run` then.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as
@@ -94,16 +91,14 @@ class TrainStep:
         large ones on long links.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
-        `offload_outer` has no effect without `gx.outer`, or if a thread dispatches the exchange, on
-        CPU.
+        It has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
       extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes from `aux`,
         such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. Except `node_weight`
         of `gx.weighted`, these arguments are averaged over the nodes, so that nodes decide alike.
-      check_mass: the number of steps between two checks, 0 for none. A check finds out if one node
-        alone has changed shared values: push-sum weights must add up to N, all nodes must have
-        counted the same updates, and no sum may change before the next call. A check also warns,
-        once, of nodes whose `aux` is not finite. Each check takes the time of one pass over the
-        model.
+      check_mass: the number of steps between two checks, 0 for none. Push-sum weights must add up
+        to N, all nodes must have counted the same updates, and no sum may change before the next
+        call. A check also warns, once, of nodes whose `aux` is not finite. It takes the time of one
+        pass over the model.
       donated_inputs: the numbers of `inputs` that come back, new, in `aux`; accelerators donate
         them.
 
