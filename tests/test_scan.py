@@ -24,7 +24,7 @@ CHAINS = {
     "adpsgd": optax.chain(MOMENTUM, gx.adpsgd(gx.topology.bipartite_exponential(N), DELAYS)),
     "allreduce": optax.chain(gx.allreduce(), MOMENTUM),
     "choco": optax.chain(MOMENTUM, gx.choco(RING, gx.wire.top_k(0.5), 0.4)),
-    "outer": gx.outer(optax.chain(MOMENTUM, gx.sgp(ONE_PEER)), optax.sgd(0.7), every=3),
+    "outer": gx.outer(optax.chain(MOMENTUM, gx.sgp(RING)), optax.sgd(0.7), every=3),
 }
 
 

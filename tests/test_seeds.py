@@ -14,7 +14,7 @@ SEEDS = jnp.arange(3)
 RATES = jnp.array([0.05, 0.1, 0.4])
 STEPS = 5
 SGD = optax.inject_hyperparams(optax.sgd)(learning_rate=0.0, momentum=0.9)
-TX = optax.chain(SGD, gx.sgp(gx.topology.one_peer_exponential(N)))
+TX = optax.chain(SGD, gx.sgp(gx.topology.ring(N)))
 TARGETS = jnp.asarray(np.random.default_rng(0).normal(size=(STEPS, N, 3)), jnp.float32)
 
 

@@ -45,7 +45,9 @@ Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 class _Programs(NamedTuple):
     """The compiled programs of a plan."""
 
-    update: Update  # `(step, number, params, opt_state, *inputs)`, by `fused` or with it
+    # A step as it is run, `(step, number, params, opt_state, *inputs)`: `fused`, or several
+    # programs.
+    update: Update
     fused: Program  # a step: `(number, params, opt_state, *inputs)`, `number` as `_number` makes it
     is_static: bool  # a program is compiled for each number
     offloads: bool  # `fused` takes only the state that its step needs
