@@ -200,19 +200,13 @@ def error(*parts):
 
 
 def test_methods_do_on_uneven_data_what_their_papers_say():
-    """Those that correct reach the optimum of all; local steps and momentum alone do not."""
+    """Those that correct reach the optimum of all; local steps alone do not."""
     ring = gx.topology.ring(8)
-    sometimes = gx.topology.random_rounds(ring, 1500, 0, probability=0.3)
-    every = ring.every(5, phase=4)
-    sgd, heavy = optax.sgd(0.05), optax.sgd(0.05, 0.9)
-    assert error(sgd, PAGE["proxskip"](sometimes, 0.3)) < 2e-5
-    assert error(sgd, PAGE["proxskip"](every, 0.2)) < 2e-5
+    sgd = optax.sgd(0.05)
+    assert error(sgd, PAGE["proxskip"](ring.every(5, phase=4), 0.2)) < 2e-5
     assert error(sgd, PAGE["kgt"](ring, 5)) < 2e-5
-    assert error(heavy, gx.gradient_tracking(ring)) < 2e-5
-    local = error(sgd, gx.dpsgd(every, order="adapt-then-combine"))
-    plain, momentum = error(sgd, gx.dpsgd(ring)), error(heavy, gx.dpsgd(ring))
-    assert local > plain > 0.1
-    assert momentum > 4 * plain  # rates are the same, so its steps are ten times as long
+    plain = error(sgd, gx.dpsgd(ring))
+    assert plain > 0.1
     assert error(PAGE["decentlam"](ring, 0.05)) < plain
     assert 1e-3 < error(sgd, PAGE["gut"](ring, 0.9)) < plain / 5  # a mu below 1 leaves a part
 
@@ -222,21 +216,3 @@ def test_what_gut_needs_of_the_eigenvalues():
         W = np.array([[1 + eigenvalue, 1 - eigenvalue], [1 - eigenvalue, 1 + eigenvalue]]) / 2
         tx = optax.chain(optax.sgd(0.01), PAGE["gut"](gx.topology.from_matrices(W), 0.9))
         assert (np.ptp(end(tx, np.ones(2), [0, 1], 300)) < 1) == is_stable
-
-
-def test_accelerated_rounds_average_better_than_as_many_plain_ones():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=16), jnp.float32)
-    ring = gx.topology.ring(16)
-
-    def spread(tx):
-        def step(x):
-            return x + tx.update(jnp.zeros(()), tx.init(x), x, step=0)[0]
-
-        return jax.vmap(step, axis_name="nodes")(x).std()
-
-    def mix(x, u, node):
-        for _ in range(8):
-            x = node.mix(x)
-        return x
-
-    assert spread(PAGE["muffliato"](ring, 8, 0.0)) < spread(gx.gossip(ring, mix)) / 3
