@@ -17,7 +17,7 @@ def make_mesh(nodes, inner=None, name="local"):
     return Mesh(devices.reshape(nodes, inner), ("nodes", name))
 
 
-def run(mode, fn, nodes, shared=(), jit=True):
+def run(mode, fn, nodes, shared=()):
     """`fn(*args)` per node -> a function of stacked arguments; `shared` ones have no node axis."""
 
     def axes(args, stacked, unstacked):
@@ -44,4 +44,4 @@ def run(mode, fn, nodes, shared=(), jit=True):
             check_vma=mode in ("shard_map_check_vma", SERVERS),
         )(*args)
 
-    return jax.jit(call) if jit and mode != "pmap" else call
+    return call if mode == "pmap" else jax.jit(call)

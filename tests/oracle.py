@@ -514,14 +514,6 @@ def adamw(learning_rate, b1=0.9, b2=0.999, eps=1e-8, decay=1e-4):
     return step
 
 
-def clipped(max_norm, optimizer):
-    def step(state, k, g, z):
-        norm = np.linalg.norm(g)
-        return optimizer(state, k, g * min(1.0, max_norm / norm), z)
-
-    return step
-
-
 def accumulated(every, optimizer):
     """The mean of `every` gradients at the last of as many steps; 0 at the others."""
 
@@ -648,18 +640,16 @@ def push_sum_outer(
     every=1,
     is_tracked=True,
     is_damped=False,
-    weights=None,
     move=None,
 ):
-    """Local steps from z to y; outer steps of the numerators x = w z: yields all they are made of.
+    """Local steps from z to y; outer steps of the numerators x = w z: yields all of these.
 
     Args:
       optimizer: as `sgd`, of `D = z - y`, `[N, D]`: each number by itself.
-      weights: `[N]`, at the start; 1 if not given.
       move: `(y, k) -> u`, instead of `updates`.
     """
-    w = np.ones(len(starts)) if weights is None else weights
-    x, y, anchor = w[:, None] * starts, starts, starts
+    w = np.ones(len(starts))
+    x = y = anchor = starts
     c = v = e = np.zeros_like(starts)
     state = {}
     for k, u in enumerate(updates):
@@ -678,7 +668,7 @@ def push_sum_outer(
             x, w = P @ (x + t), P @ w
             c = P @ t - v if is_tracked else c
             y = anchor = x / w[:, None]
-        yield {"y": y, "x": x, "w": w, "anchor": anchor, "c": c, "v": v, "e": e}
+        yield {"y": y, "x": x, "w": w, "anchor": anchor}
 
 
 def _inner_step(inner, matrices, k, x, w, u, messages, overlap):

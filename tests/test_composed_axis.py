@@ -20,22 +20,17 @@ from experiments.speed.compiled.hlo import parse_module
 N = 6
 SINGLE = gx.Nodes(mesh=make_mesh(N))
 BLOCKS = gx.Nodes(N, mesh=make_mesh(2))
-PLACEMENTS = [(4, 2), (6, 2), (8, 4), (12, 4), (4, 1), (16, 2)]
 # Where a device has one weight, XLA divides a model by it as a product with its reciprocal, and
 # fuses other operations. Without these passes the bits are the same, but compilation takes long.
 EXACT = {"xla_disable_hlo_passes": "fusion,algsimp"}
-NAMES = (
-    "allreduce",
-    "dpsgd",
-    "sgp",
-    "choco, random_k",
-    "osgp 2",
-    "adpsgd",
-    "easgd",
-    "gradient_tracking",
-    "quasi_global",
-)
-CASES = [(name, *PLACEMENTS[i % len(PLACEMENTS)]) for i, name in enumerate(NAMES)]
+CASES = [
+    ("allreduce", 4, 2),
+    ("sgp", 12, 4),
+    ("choco, random_k", 6, 2),
+    ("osgp 2", 8, 4),
+    ("adpsgd", 4, 1),
+    ("easgd", 8, 2),
+]
 
 
 def make_schedule(row, n, number):
@@ -79,8 +74,6 @@ def run_both(name, n, devices, options=None):
 
 @pytest.mark.parametrize(("name", "n", "devices"), CASES)
 def test_equals_a_node_per_device(name, n, devices):
-    if name == "easgd":
-        n, devices = 8, 2  # it is not stable on more nodes
     results, expected = run_both(name, n, devices)
     for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-6)

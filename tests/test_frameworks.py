@@ -96,24 +96,14 @@ def test_a_state_of_another_algorithm_is_not_read():
         flax.serialization.from_bytes(gx.sgp(SCHEDULE).init(PARAMS), saved.replace(b"p=0", b"p=1"))
 
 
-class TestBatches:
-    @pytest.mark.parametrize(
-        "nodes", [NODES, gx.Nodes(mesh=jax.make_mesh((N,), ("nodes",), devices=jax.devices()[:N]))]
-    )
-    def test_split(self, nodes):
-        batch = nodes.split({"x": jnp.arange(8), "keys": jax.random.split(KEY, 8)})
-        assert batch["x"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-        assert batch["keys"].shape == (N, 2)
-        assert batch["x"].sharding == nodes.put(np.zeros((N, 2))).sharding
-
-    def test_keys_differ_by_node_and_the_rest_does_not(self):
-        keys = jax.random.split(KEY, 2)
-        rows = NODES.replicate({"keys": keys, "step": 3, "rate": 0.5}, fold_in=True)
-        for node in range(N):
-            expected = jax.vmap(lambda key, i=node: jax.random.fold_in(key, i))(keys)
-            assert (rows["keys"][node] == expected).all()
-        assert (rows["step"].tolist(), rows["step"].dtype) == ([3] * N, jnp.int32)
-        assert rows["rate"].tolist() == [0.5] * N
+def test_keys_differ_by_node_and_the_rest_does_not():
+    keys = jax.random.split(KEY, 2)
+    rows = NODES.replicate({"keys": keys, "step": 3, "rate": 0.5}, fold_in=True)
+    for node in range(N):
+        expected = jax.vmap(lambda key, i=node: jax.random.fold_in(key, i))(keys)
+        assert (rows["keys"][node] == expected).all()
+    assert (rows["step"].tolist(), rows["step"].dtype) == ([3] * N, jnp.int32)
+    assert rows["rate"].tolist() == [0.5] * N
 
 
 MODELS = {
@@ -185,7 +175,7 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, inside, 
             return TrainState(step, take_params(params), optimizer.opt_state, others)
 
         step = 0
-        program = nodes.spmd(train_step, static_argnums=2)
+        program = nodes.spmd(train_step, shared_argnums=2)
         where = gx.state_specs(state, params, specs) if inside > 1 else None
         state = nodes.replicate(state, where, fold_in=True)
         with Checkpoints(tmp_path / str(start), every=stop) as checkpoints:
@@ -202,7 +192,7 @@ def test_an_optimizer_of_nnx_is_resumed_with_its_variables(take_params, inside, 
             state = nnx.state((model, optimizer))
             for step in range(start, stop):
                 x = np.random.default_rng(step).normal(size=(8, 4, 3)).astype("float32")
-                state, _ = program(state, x[:size], step)
+                state, _ = program(state, x[:size], np.int32(step))
             step = stop
         with Checkpoints(tmp_path / str(stop), every=stop) as checkpoints:
             checkpoints.after(pack(state))

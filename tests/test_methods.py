@@ -119,8 +119,11 @@ def follow(tx, move, params, inputs, steps=STEPS) -> Any:
     return jax.lax.scan(body, (params, tx.init(params)), jnp.arange(steps))[1]
 
 
-@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
-@pytest.mark.parametrize("name", ROWS)
+CASES = [(name, "vmap") for name in ROWS]
+CASES += [(name, "shard_map_check_vma") for name in ("ProxSkip", "K-GT", "DeMuon")]
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
 def test_a_method_of_the_page_equals_the_oracle_round_by_round(name, mode):
     make, expect = ROWS[name]
     _, starts, updates = make_problem(N, jnp.float32, STEPS)
@@ -144,8 +147,7 @@ def test_kgt_knows_the_round_from_the_static_step_of_a_training_loop():
         np.testing.assert_allclose(flatten(params), expected[0], rtol=1e-5, atol=3e-5)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
-def test_decaf_equals_the_oracle_in_the_products(mode):
+def test_decaf_equals_the_oracle_in_the_products():
     """The factors are unique up to a turn, so gradients are those of a loss of the product."""
     rng = np.random.default_rng(0)
     b, a, target = (rng.normal(size=(N, *shape)) for shape in ((5, 2), (2, 3), (5, 3)))
@@ -163,7 +165,7 @@ def test_decaf_equals_the_oracle_in_the_products(mode):
         return path["layer"]["b"] @ path["layer"]["a"]
 
     params = {"layer": {"b": jnp.float32(b), "a": jnp.float32(a)}}
-    products = run(mode, history, N)(params, jnp.float32(target))
+    products = run("shard_map_check_vma", history, N)(params, jnp.float32(target))
 
     def step(b, a):
         return [x + u for x, u in zip((b, a), move(b, a, target), strict=True)]
@@ -187,60 +189,28 @@ def end(tx, slopes, targets, steps=1500):
     return np.asarray(ends, np.float64)
 
 
-def error(*parts, n=8):
+def error(*parts):
     """The distance to the optimum of the sum, a root mean square over nodes with uneven data."""
     rng = np.random.default_rng(0)
-    slopes, targets = rng.uniform(0.5, 1.5, n), 3 * rng.normal(size=n)
+    slopes, targets = rng.uniform(0.5, 1.5, 8), 3 * rng.normal(size=8)
     optimum = (slopes * targets).sum() / slopes.sum()
     return np.sqrt(np.mean((end(optax.chain(*parts), slopes, targets) - optimum) ** 2))
 
 
 def test_methods_do_on_uneven_data_what_their_papers_say():
-    """Those that correct reach the optimum of all; local steps and momentum alone do not."""
+    """Those that correct reach the optimum of all; local steps alone do not."""
     ring = gx.topology.ring(8)
-    sometimes = gx.topology.random_rounds(ring, 1500, 0, probability=0.3)
-    every = ring.every(5, phase=4)
-    sgd, heavy = optax.sgd(0.05), optax.sgd(0.05, 0.9)
-    assert error(sgd, PAGE["proxskip"](sometimes, 0.3)) < 2e-5
-    assert error(sgd, PAGE["proxskip"](every, 0.2)) < 2e-5
+    sgd = optax.sgd(0.05)
+    assert error(sgd, PAGE["proxskip"](ring.every(5, phase=4), 0.2)) < 2e-5
     assert error(sgd, PAGE["kgt"](ring, 5)) < 2e-5
-    assert error(heavy, gx.gradient_tracking(ring)) < 2e-5
-    local = error(sgd, gx.dpsgd(every, order="adapt-then-combine"))
-    plain, momentum = error(sgd, gx.dpsgd(ring)), error(heavy, gx.dpsgd(ring))
-    assert local > plain > 0.1
-    assert momentum > 4 * plain  # rates are the same, so its steps are ten times as long
+    plain = error(sgd, gx.dpsgd(ring))
+    assert plain > 0.1
     assert error(PAGE["decentlam"](ring, 0.05)) < plain
     assert 1e-3 < error(sgd, PAGE["gut"](ring, 0.9)) < plain / 5  # a mu below 1 leaves a part
 
 
-def test_what_a_method_needs_of_the_eigenvalues():
-    """LED diverges on a torus, whose smallest eigenvalue is -0.6, and not on its lazy form."""
-    torus = gx.topology.torus(4, 4)
-    lazy = gx.topology.from_matrices((torus.matrices() + np.eye(16)) / 2)
-    led = [PAGE["proxskip"](graph.every(5, phase=4), 0.2) for graph in (torus, lazy)]
-    errors = [error(optax.sgd(0.05), method, n=16) for method in led]
-    assert not errors[0] < 1e3
-    assert errors[1] < 1e-4
-    for mu, wanted in ((0.9, -1 / 2.8), (0.5, -1 / 2)):
-        for eigenvalue, is_stable in ((wanted + 0.02, True), (wanted - 0.02, False)):
-            W = np.array([[1 + eigenvalue, 1 - eigenvalue], [1 - eigenvalue, 1 + eigenvalue]]) / 2
-            tx = optax.chain(optax.sgd(0.01), PAGE["gut"](gx.topology.from_matrices(W), mu))
-            assert (np.ptp(end(tx, np.ones(2), [0, 1], 300)) < 1) == is_stable
-
-
-def test_accelerated_rounds_average_better_than_as_many_plain_ones():
-    x = jnp.asarray(np.random.default_rng(0).normal(size=16), jnp.float32)
-    ring = gx.topology.ring(16)
-
-    def spread(tx):
-        def step(x):
-            return x + tx.update(jnp.zeros(()), tx.init(x), x, step=0)[0]
-
-        return jax.vmap(step, axis_name="nodes")(x).std()
-
-    def mix(x, u, node):
-        for _ in range(8):
-            x = node.mix(x)
-        return x
-
-    assert spread(PAGE["muffliato"](ring, 8, 0.0)) < spread(gx.gossip(ring, mix)) / 3
+def test_what_gut_needs_of_the_eigenvalues():
+    for eigenvalue, is_stable in ((-1 / 2.8 + 0.02, True), (-1 / 2.8 - 0.02, False)):
+        W = np.array([[1 + eigenvalue, 1 - eigenvalue], [1 - eigenvalue, 1 + eigenvalue]]) / 2
+        tx = optax.chain(optax.sgd(0.01), PAGE["gut"](gx.topology.from_matrices(W), 0.9))
+        assert (np.ptp(end(tx, np.ones(2), [0, 1], 300)) < 1) == is_stable

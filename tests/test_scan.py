@@ -1,4 +1,4 @@
-"""K steps in one program are K calls, for every core algorithm and wherever the nodes run."""
+"""K steps in one program are K calls, for each kind of algorithm and wherever the nodes run."""
 
 import jax
 import jax.numpy as jnp
@@ -16,30 +16,15 @@ RING = gx.topology.ring(N)
 DELAYS = np.random.default_rng(0).integers(0, 3, (2, N))
 
 
-def combine(x, u, node):
-    return node.mix(jax.tree.map(jnp.add, x, u))
-
-
-def after(optimizer, gossip):
-    return optax.chain(optimizer, gossip)
-
-
 MOMENTUM = optax.sgd(0.1, momentum=0.9)
 CHAINS = {
-    "sgp": after(MOMENTUM, gx.sgp(ONE_PEER)),
-    "sgp, random peers": after(MOMENTUM, gx.sgp(gx.topology.random_peer(N, 5, seed=0))),
-    "sgp, int8": after(MOMENTUM, gx.sgp(ONE_PEER, wire=gx.wire.int8(block=8))),
-    "osgp": after(MOMENTUM, gx.osgp(ONE_PEER, overlap=2)),
-    "dpsgd": after(MOMENTUM, gx.dpsgd(RING)),
-    "adpsgd": after(MOMENTUM, gx.adpsgd(gx.topology.bipartite_exponential(N), DELAYS)),
-    "d1d_psgd": after(MOMENTUM, gx.d1d_psgd(N)),
-    "allreduce": after(gx.allreduce(), MOMENTUM),
-    "easgd": after(MOMENTUM, gx.easgd(0.2, 2)),
-    "gossip": after(MOMENTUM, gx.gossip(ONE_PEER, combine)),
-    "choco": after(MOMENTUM, gx.choco(RING, gx.wire.top_k(0.5), 0.4)),
-    "quasi_global": gx.quasi_global(RING, 0.1),
-    "gradient_tracking": after(optax.sgd(0.1), gx.gradient_tracking(ONE_PEER)),
-    "outer": gx.outer(after(MOMENTUM, gx.sgp(ONE_PEER)), optax.sgd(0.7), every=3),
+    "sgp": optax.chain(MOMENTUM, gx.sgp(ONE_PEER)),
+    "sgp, int8": optax.chain(MOMENTUM, gx.sgp(ONE_PEER, wire=gx.wire.int8(block=8))),
+    "osgp": optax.chain(MOMENTUM, gx.osgp(ONE_PEER, overlap=2)),
+    "adpsgd": optax.chain(MOMENTUM, gx.adpsgd(gx.topology.bipartite_exponential(N), DELAYS)),
+    "allreduce": optax.chain(gx.allreduce(), MOMENTUM),
+    "choco": optax.chain(MOMENTUM, gx.choco(RING, gx.wire.top_k(0.5), 0.4)),
+    "outer": gx.outer(optax.chain(MOMENTUM, gx.sgp(RING)), optax.sgd(0.7), every=3),
 }
 
 

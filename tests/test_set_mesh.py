@@ -45,7 +45,7 @@ CASES = {
 
 
 def make_tx(nodes, size):
-    gossip = gx.osgp(gx.topology.one_peer_exponential(size))
+    gossip = gx.osgp(gx.topology.ring(size))
     if nodes.inner_axes:
         gossip = gx.sharded(gossip, {"w": P("fsdp")})
     return optax.chain(optax.sgd(0.1, momentum=0.9), gossip)

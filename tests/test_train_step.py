@@ -66,12 +66,11 @@ THREADED = {
     "osgp": (gx.osgp(SCHEDULE), "mesh"),
     "osgp 3, biased": (gx.osgp(SCHEDULE, 3, biased=True), "vmap"),
     "osgp, bfloat16": (gx.osgp(SCHEDULE, wire=jnp.bfloat16), "mesh"),
-    "osgp 2, int8": (gx.osgp(SCHEDULE, 2, wire=gx.wire.int8()), "vmap"),
+    "osgp 2, int8": (gx.osgp(SCHEDULE, 2, wire=gx.wire.int8(block=8)), "vmap"),
     "osgp 3, random": (gx.osgp(RANDOM, 3), "vmap"),
     "sgp": (gx.sgp(SCHEDULE, order=EARLY), "mesh"),
     "dpsgd": (gx.dpsgd(gx.topology.ring(N)), "several per device"),
     "adpsgd": (gx.adpsgd(gx.topology.bipartite_exponential(N), 2), "vmap"),
-    "d1d_psgd": (gx.d1d_psgd(N), "vmap"),
 }
 
 
@@ -187,7 +186,7 @@ WHOLE = jax.grad(loss_of_layers, has_aux=True)
         (jax.grad(partial(loss_of_layers, scans=True), has_aux=True), "vmap", None, None),
         (jax.grad(partial(loss_of_layers, talks=True), has_aux=True), "vmap", None, None),
         (jax.grad(partial(loss_of_layers, meets=True), has_aux=True), "mesh", None, None),
-        (WHOLE, "vmap", gx.wire.int8(), None),  # the codec's error is of the whole model
+        (WHOLE, "vmap", gx.wire.top_k(0.5), None),  # the codec's error is of the whole model
         (WHOLE, "vmap", None, (optax.clip(0.01),)),  # averages what it clips
     ],
 )
@@ -388,9 +387,9 @@ def test_an_error_in_the_thread_is_raised():
 
 def count_updates(tx, updates):
     """The state of `tx` after so many updates."""
-    state = gx.spmd(tx.init, nodes=4)(jnp.ones((4, 3)))
     return jax.tree_util.tree_map_with_path(
-        lambda path, x: jnp.full_like(x, updates) if "count" in str(path[-1]) else x, state
+        lambda path, x: jnp.full_like(x, updates) if "count" in str(path[-1]) else x,
+        tx.init(jnp.ones(3)),
     )
 
 
@@ -440,7 +439,7 @@ def test_a_loop_that_started_late_goes_on_where_it_was():
     tx = gx.outer(optax.chain(optax.sgd(0.1), gossip), optax.sgd(1.0), every=4)
     started = start_at(count_updates(tx, 0), 7)
     later = jax.tree.map(lambda x: x + 2 if x.dtype == jnp.int32 else x, started)
-    assert later.count[0] == 2
+    assert later.count == 2
     start_at(later, 9)
     with pytest.raises(ValueError, match="step must be 9 or more"):
         start_at(later, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -101,12 +102,13 @@ def adpsgd(
         latest = add(received.x, updates)
         upcoming = state.count + 1
         delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
-        params = _where(delay == 0, latest, x)
+        params = jax.tree.map(partial(jnp.where, delay == 0), latest, x)
         if state.extra is not None:
             history = state.kept("history")
             # The buffer holds models k - 1, ..., k - capacity; model k replaces the oldest.
             stale = jax.tree.map(lambda models: models[(upcoming - delay) % capacity], history)
-            params = _where(delay < 2, params, cast_like(stale, params))
+            stale = cast_like(stale, params)
+            params = jax.tree.map(partial(jnp.where, delay < 2), params, stale)
             history = jax.tree.map(
                 lambda models, model: models.at[state.count % capacity].set(model),
                 history,
@@ -122,10 +124,6 @@ def _repeat(leaf: Any, count: int) -> jax.Array:
     """`[...]` -> `[count, ...]`; zeros for a `jax.ShapeDtypeStruct`."""
     array = jnp.zeros_like(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
     return jnp.broadcast_to(array, (count, *array.shape))
-
-
-def _where(condition: jax.Array, if_true: Any, if_false: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
 @renamed(n="nodes")

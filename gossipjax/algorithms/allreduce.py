@@ -53,12 +53,11 @@ def allreduce(
     Args:
       axis_name: the mapped axis that is averaged over.
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, any codec, or
-        `gx.wire.low_rank(rank)`, which is PowerSGD. With a
-        type, each value is rounded once before the sum, which is float32 at least, and once after
-        the sum. All nodes get the same values, so equal models stay equal. Derivatives equal the
-        derivatives of the exact average. With an integer or sparse codec `C`, every node keeps an
-        error in its state, which is what the codec left out, and adds it to the next gradient
-        (error feedback):
+        `gx.wire.low_rank(rank)`, which is PowerSGD. With a type, each value is rounded once before
+        the sum, which is float32 at least, and once after the sum. All nodes get the same values,
+        so equal models stay equal. Derivatives equal the derivatives of the exact average. With an
+        integer or sparse codec `C`, every node keeps in its state what the codec left out, and adds
+        it to the next gradient (error feedback):
 
             e_i <- e_i + g_i;    q_i = C(e_i);    e_i <- e_i - q_i;    g_i <- (1/N) sum_j q_j
 

@@ -19,7 +19,7 @@ from gossipjax.collectives import (
     mix_encoded,
     require_doubly_stochastic,
 )
-from gossipjax.exchanges.model import add
+from gossipjax.exchanges.model import add, add_scaled
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.stability import follow_nodes
 from gossipjax.exchanges.state import GossipState, init_state
@@ -142,13 +142,13 @@ def _make(
         y, known, difference, count = operands
         if round_.is_identity:
             return y, known, difference
-        x = _add_scaled(y, gamma, difference) if copies == "previous" else y
+        x = add_scaled(y, gamma, difference) if copies == "previous" else y
         change = jax.tree.map(jnp.subtract, x, known)
         sent, mixed = mix_encoded(change, round_, route, route.make_key(count))
         known = jax.tree.map(jnp.add, known, sent)
         difference = jax.tree.map(lambda d, p, q: d + (p - q), difference, mixed, sent)
         if copies == "updated":
-            x = _add_scaled(y, gamma, difference)
+            x = add_scaled(y, gamma, difference)
         return x, known, difference
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
@@ -157,10 +157,6 @@ def _make(
         return Combined(x, state.keep(known=known, difference=difference))
 
     return gossip_transform("choco", plan, init, combine)
-
-
-def _add_scaled(y: Any, gamma: float, difference: Any) -> Any:
-    return jax.tree.map(lambda y, d: y + gamma * d, y, difference)
 
 
 @functools.lru_cache(64)

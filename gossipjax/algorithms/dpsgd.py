@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from gossipjax.collectives import StepLike, require_doubly_stochastic
-from gossipjax.exchanges.model import add, scale
+from gossipjax.exchanges.model import add, interpolate
 from gossipjax.exchanges.plan import ExchangePlan, Order
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import (
@@ -85,14 +84,9 @@ def dpsgd(
     ) -> Combined:
         c = strength(state.count) if callable(strength) else strength
         if plan.exchanges_early:
-            return Combined(add(_interpolate(x, received.x, c), updates), state)
+            return Combined(add(interpolate(x, received.x, 1 - c), updates), state)
         x = add(x, updates)
         mixed, _ = mix_once(x, None, state, step)
-        return Combined(_interpolate(x, mixed, c), state)
+        return Combined(interpolate(x, mixed, 1 - c), state)
 
     return gossip_transform("dpsgd", plan, partial(init_state, plan=plan), combine)
-
-
-def _interpolate(x: Any, mixed: Any, c: Any) -> Any:
-    """`(1 - c) x + c P x`: exactly `P x` at 1, and exactly `x` at 0."""
-    return add(scale(x, 1 - jnp.asarray(c)), scale(mixed, c))

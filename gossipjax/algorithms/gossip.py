@@ -43,7 +43,7 @@ class Node:
     """
 
     def __init__(self, state: GossipState, step: StepLike, rate: Any = None, seed: int = 0):
-        self.rate = rate(state.count) if callable(rate) else rate
+        self.rate: Any = rate(state.count) if callable(rate) else rate
         self.kept = {name: part.value for name, part in (state.extra or {}).items()}
         self.count = state.count
         self.step = step

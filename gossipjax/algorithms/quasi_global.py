@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from gossipjax.collectives import StepLike, require_doubly_stochastic
-from gossipjax.exchanges.model import add_scaled, interpolate, rate_at, scale, subtract
+from gossipjax.exchanges.model import add_scaled, interpolate, scale, subtract
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import GossipState, init_state, mix_once
 from gossipjax.exchanges.transform import Combined, gossip_transform
@@ -94,7 +94,7 @@ def quasi_global(
 
     def combine(x: Any, gradients: Any, state: GossipState, step: StepLike) -> Combined:
         old = state.kept("momentum")
-        eta = rate_at(rate, state.count)
+        eta = jnp.asarray(rate(state.count) if callable(rate) else rate)
         direction = add_scaled(gradients, momentum, old)
         if nesterov:
             direction = add_scaled(gradients, momentum, direction)

@@ -22,7 +22,7 @@ from gossipjax.collectives._exchange import (
     MAX_UNROLLED,
     as_varying,
     axis_size,
-    fold_in_node,
+    exchange_packed,
     gather_words,
     is_simulated,
     pairs_add_up,
@@ -236,21 +236,13 @@ def mean_of_encoded(
     node's `e`. If there is one node, or no more values than nodes, the average is exact. With
     "senders" each value is divided by the number of nodes that sent it and sent not 0.
     """
-    layout = Layout(tree)
-    key = fold_in_node(key, wire)
 
     def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> Any:
         assert wire.codec is not None
         return _mean_of_encoded(part, wire.axis_name, wire.codec, key, mean_over)
 
-    results = [
-        sharded_over_local(
-            partial(average, key=fold_in(key, i)), as_varying(buffer, wire.axis_name), wire
-        )
-        for i, buffer in enumerate(layout.pack(tree))
-    ]
-    means, errors = zip(*results, strict=True) if results else ((), ())
-    return layout.unpack(means), layout.unpack(errors)
+    mean, error = exchange_packed(average, vary(tree, wire.axis_name), wire, key, results=2)
+    return mean, error
 
 
 def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool = False) -> Any:
@@ -260,21 +252,16 @@ def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool 
     out is lost. Set `is_beside` if the average runs during other computation; see `mean_beside`.
     """
     axis_size(wire.axis_name)
-    layout = Layout(tree)
-    key = fold_in_node(key, wire)
 
-    def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> jax.Array:
+    def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
         if wire.codec is None and is_beside:
-            return mean_beside(part, wire.axis_name)
+            return [mean_beside(part, wire.axis_name)]
         if wire.codec is None or isinstance(wire.codec, FloatCodec):
-            return node_mean(part, wire.axis_name, wire.codec)
-        return _mean_of_encoded(part, wire.axis_name, wire.codec, key)[0]
+            return [node_mean(part, wire.axis_name, wire.codec)]
+        return [_mean_of_encoded(part, wire.axis_name, wire.codec, key)[0]]
 
-    averages = [
-        sharded_over_local(partial(average, key=fold_in(key, i)), buffer, wire)
-        for i, buffer in enumerate(layout.pack(tree))
-    ]
-    return layout.unpack(averages)
+    (mean,) = exchange_packed(average, tree, wire, key)
+    return mean
 
 
 def _mean_of_encoded(

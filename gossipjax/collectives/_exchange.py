@@ -351,14 +351,6 @@ def exchange_along(tree: Any, receivers: np.ndarray, is_message: np.ndarray, wir
     return layout.unpack([sharded_over_local(exchange, b, wire) for b in layout.pack(tree)])
 
 
-def exchange_in_pairs(tree: Any, partners: np.ndarray, wire: Wire) -> Any:
-    """Returns the tree of the node that this one is paired with, in full precision.
-
-    Nodes `i` and `partners[i]` exchange their trees; a node that is its own partner gets zeros.
-    """
-    return exchange_along(tree, partners, partners != np.arange(len(partners)), wire)
-
-
 def axis_size(axis_name: str) -> int:
     """The number of nodes on `axis_name`; raises `ValueError` if no such axis is bound."""
     try:
@@ -510,3 +502,21 @@ def sharded_over_local(apply: Callable[..., Any], buffer: jax.Array, wire: Wire)
     return jax.tree.map(
         lambda part: gather_words(part, local, tiled=True)[: buffer.size], apply(shard, wire=wire)
     )
+
+
+def exchange_packed(
+    exchange: Callable[..., Any], tree: Any, wire: Wire, key: jax.Array | None, results: int = 1
+) -> list[Any]:
+    """Exchanges a tree in one message per type; returns the trees that `exchange` makes of it.
+
+    `exchange(part, wire, key)` gets a part of a message, for each device its own, and returns as
+    many arrays like it as there are `results`.
+    """
+    layout = Layout(tree)
+    key = fold_in_node(key, wire)
+    made = [
+        sharded_over_local(partial(exchange, key=fold_in(key, number)), buffer, wire)
+        for number, buffer in enumerate(layout.pack(tree))
+    ]
+    by_result = zip(*made, strict=True) if made else [()] * results
+    return [layout.unpack(buffers) for buffers in by_result]

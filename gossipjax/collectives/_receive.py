@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gossipjax.collectives._buffers import Layout, upcast
+from gossipjax.collectives._buffers import upcast
 from gossipjax.collectives._exchange import (
     NodeRound,
     NodeSlot,
     StepLike,
-    fold_in_node,
+    axis_size,
+    exchange_packed,
     gather_rows,
     gather_words,
     permute,
-    sharded_over_local,
     vary,
 )
 from gossipjax.collectives._mixing import at_round
 from gossipjax.topology.schedule import Schedule
-from gossipjax.wire import Wire, decode_array, encode_array, fold_in
+from gossipjax.wire import Wire, decode_array, encode_array
 
 
 def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
@@ -32,26 +32,18 @@ def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None)
     Nodes send one message per type and slot, with any codec and any number of leaves. Without a
     codec they send `x`, float32 at least.
     """
-    layout = Layout(tree)
-    key = fold_in_node(key, wire)
-    results = [
-        sharded_over_local(partial(_mix_encoded, round_=round_, key=fold_in(key, i)), buffer, wire)
-        for i, buffer in enumerate(layout.pack(tree))
-    ]
-    sent, mixed = zip(*results, strict=True) if results else ((), ())
-    return layout.unpack(sent), layout.unpack(mixed)
 
+    def exchange(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
+        words = encode_array(part, wire.codec, key)
+        sent = decode_array(words, wire.codec, part)
+        mixed = [round_.select(round_.self_weights, part.dtype) * sent]
+        for slot in round_.slots:
+            received = _receive_slot(words, slot, round_, wire, part)
+            mixed.append(round_.select(slot.received_weights, part.dtype) * received)
+        return [sent, reduce(jnp.add, mixed)]
 
-def _mix_encoded(
-    part: jax.Array, wire: Wire, round_: NodeRound, key: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    words = encode_array(part, wire.codec, key)
-    sent = decode_array(words, wire.codec, part)
-    mixed = [round_.select(round_.self_weights, part.dtype) * sent]
-    for slot in round_.slots:
-        received = _receive_slot(words, slot, round_, wire, part)
-        mixed.append(round_.select(slot.received_weights, part.dtype) * received)
-    return sent, reduce(jnp.add, mixed)
+    sent, mixed = exchange_packed(exchange, tree, wire, key, results=2)
+    return sent, mixed
 
 
 def _receive_slot(
@@ -101,8 +93,6 @@ def receive(
 def _receive(
     round_: NodeRound, tree: Any, wire: Wire, key: jax.Array | None, slots: int
 ) -> Received:
-    layout = Layout(tree)
-    key = fold_in_node(key, wire)
     filler = NodeSlot(*np.broadcast_arrays(np.arange(round_.size), np.zeros((1, round_.size))))
     given = [*round_.slots, *[filler] * (slots - len(round_.slots))]
 
@@ -111,11 +101,7 @@ def _receive(
         heard = [_receive_slot(words, slot, round_, wire, part) for slot in round_.slots]
         return heard + [jnp.zeros_like(part)] * (slots - len(heard))
 
-    buffers = [
-        sharded_over_local(partial(hear, key=fold_in(key, number)), buffer, wire)
-        for number, buffer in enumerate(layout.pack(tree))
-    ]
-    trees = [layout.unpack(heard) for heard in zip(*buffers, strict=True)]
+    trees = exchange_packed(hear, tree, wire, key, slots)
     received = Received(
         jax.tree.map(lambda *heard: jnp.stack(heard), *trees),
         jnp.stack([round_.select(slot.received_weights, np.float32) for slot in given]),
@@ -129,8 +115,6 @@ def receive_all(tree: Any, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]
 
     Each node has N copies of the tree in memory.
     """
-    layout = Layout(tree)
-    key = fold_in_node(key, wire)
 
     def hear(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
         words = encode_array(part, wire.codec, key)
@@ -138,9 +122,6 @@ def receive_all(tree: Any, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]
         left_out = part - decode(words)
         return [left_out, *map(decode, gather_words(words, wire.axis_name))]
 
-    buffers = [
-        sharded_over_local(partial(hear, key=fold_in(key, number)), buffer, wire)
-        for number, buffer in enumerate(layout.pack(tree))
-    ]
-    left_out, *heard = [layout.unpack(parts) for parts in zip(*buffers, strict=True)]
+    results = 1 + axis_size(wire.axis_name)
+    left_out, *heard = exchange_packed(hear, tree, wire, key, results)
     return jax.tree.map(lambda *parts: jnp.stack(parts), *heard), left_out

@@ -1,5 +1,7 @@
 """DES-LOC: the parameters and each of Adam's moments are averaged at different intervals."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -82,10 +84,8 @@ def desloc(
     ) -> tuple[optax.Updates, DeslocState]:
         extra_args.pop("step", None)
         count = default_step(None, state.count, axis_name)
-        old = state.inner
-        for field, period in (("mu", mu_every), ("nu", nu_every)):
-            moments = [getattr(part, field) for part in _find(old, field)]
-            old = _replace(old, field, mix_at(moments, period, count))
+        old = _change_field(state.inner, "mu", partial(mix_at, period=mu_every, count=count))
+        old = _change_field(old, "nu", partial(mix_at, period=nu_every, count=count))
         change, new = inner.update(updates, old, params, **extra_args)
         moved = optax.tree.sub(mix_at(params, every, count), params)
         return optax.tree.add(moved, change), DeslocState(state.count + 1, new)
@@ -93,17 +93,13 @@ def desloc(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _find(state: Any, field: str) -> list[Any]:
-    """Finds the parts of an optimizer's state that have this field, in order."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda part: hasattr(part, field))
-    return [part for part in leaves if hasattr(part, field)]
+def _change_field(state: Any, field: str, change: Callable[[Any], Any]) -> Any:
+    """The state of an optimizer with a changed field, in each of its parts that has the field."""
 
+    def has_field(part: Any) -> bool:
+        return hasattr(part, field)
 
-def _replace(state: Any, field: str, values: list[Any]) -> Any:
-    """Returns the state with new values in this field, in the parts that `_find` finds."""
-    others = iter(values)
+    def change_part(part: Any) -> Any:
+        return part._replace(**{field: change(getattr(part, field))}) if has_field(part) else part
 
-    def replace(part: Any) -> Any:
-        return part._replace(**{field: next(others)}) if hasattr(part, field) else part
-
-    return jax.tree.map(replace, state, is_leaf=lambda part: hasattr(part, field))
+    return jax.tree.map(change_part, state, is_leaf=has_field)

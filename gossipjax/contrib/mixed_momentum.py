@@ -8,7 +8,7 @@ import optax
 
 from gossipjax.algorithms.gossip import Node, gossip
 from gossipjax.collectives import require_doubly_stochastic
-from gossipjax.exchanges.model import add_scaled, rate_at
+from gossipjax.exchanges.model import add_scaled
 from gossipjax.topology.schedule import Schedule
 
 
@@ -53,7 +53,7 @@ def mixed_momentum(
     def combine(x: Any, g: Any, node: Node) -> tuple[Any, dict[str, Any]]:
         m = add_scaled(g, momentum, node.kept["momentum"])
         d = add_scaled(g, momentum, m) if nesterov else m
-        x, m = node.mix((add_scaled(x, -rate_at(rate, node.count), d), m))
+        x, m = node.mix((add_scaled(x, -node.rate, d), m))
         return x, {"momentum": m}
 
     return gossip(
@@ -63,4 +63,5 @@ def mixed_momentum(
         axis_name=axis_name,
         takes_gradients=True,
         models=2,
+        rate=rate,
     )

@@ -10,7 +10,7 @@ import optax
 
 from gossipjax.algorithms.gossip import Node, Rule, gossip
 from gossipjax.collectives import require_doubly_stochastic
-from gossipjax.exchanges.model import add_scaled, interpolate, rate_at
+from gossipjax.exchanges.model import add_scaled, interpolate
 from gossipjax.topology.schedule import Schedule
 
 MIN_NORM = 1e-8  # is added to a norm that divides, as in the authors' code
@@ -73,7 +73,7 @@ def quasi_global_adam(
         local_mean = add_scaled(optax.tree.scale(weight, g), b1, mean)
         local_square = interpolate(square, jax.tree.map(jnp.square, g), b2)
         direction = jax.tree.map(divide, local_mean, local_square)
-        new = node.mix(add_scaled(x, -rate_at(rate, node.count), direction))
+        new = node.mix(add_scaled(x, -node.rate, direction))
         moved = optax.tree.sub(x, new)
         moved = optax.tree.scale(1 / (optax.tree.norm(moved) + MIN_NORM), moved)
         mean = interpolate(mean, moved, b1)
@@ -82,5 +82,11 @@ def quasi_global_adam(
 
     kept: dict[str, Rule] = {"mean": "average", "square": "average"}
     return gossip(
-        schedule, combine, keeps=kept, axis_name=axis_name, takes_gradients=True, models=1
+        schedule,
+        combine,
+        keeps=kept,
+        axis_name=axis_name,
+        takes_gradients=True,
+        models=1,
+        rate=rate,
     )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gossipjax.collectives import StepLike, exchange_in_pairs
+from gossipjax.collectives import StepLike, exchange_along
 from gossipjax.exchanges.model import add, zeros_like_model
 from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state
@@ -77,10 +77,10 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
         y = add(x, updates)
         sent = _relay(y, state.kept("messages"))
         arrived = tuple(
-            exchange_in_pairs(message, partners, wire)
+            exchange_along(message, partners, partners != np.arange(size), wire)
             for message, partners in zip(sent, pairs, strict=True)
         )
-        count, total = functools.reduce(_sum, arrived)
+        count, total = functools.reduce(optax.tree.add, arrived)
 
         def average(own: jax.Array, others: jax.Array) -> jax.Array:
             return (own * (size - count).astype(own.dtype) + others) / size
@@ -90,17 +90,13 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
     return gossip_transform("relay", plan, init, combine)
 
 
-def _sum(a: Any, b: Any) -> Any:
-    return jax.tree.map(jnp.add, a, b)
-
-
 def _relay(y: Any, received: Messages) -> Messages:
     """For every neighbour, the sum of this node's model and what all other neighbours sent."""
     one = PushSum(jnp.ones_like(received[0].weight), y)
     # Sums of the messages before and behind each neighbour, because a subtraction would round.
-    before = list(itertools.accumulate(received[:-1], _sum, initial=one))
-    behind = list(itertools.accumulate(reversed(received[1:]), _sum))[::-1]
-    return (*map(_sum, before[:-1], behind), before[-1])
+    before = list(itertools.accumulate(received[:-1], optax.tree.add, initial=one))
+    behind = list(itertools.accumulate(reversed(received[1:]), optax.tree.add))[::-1]
+    return (*map(optax.tree.add, before[:-1], behind), before[-1])
 
 
 def pair_neighbors(tree: Any) -> np.ndarray:

@@ -132,11 +132,6 @@ def interpolate(old: Any, new: Any, keep: Any) -> Any:
     return jax.tree.map(interpolate, old, new)
 
 
-def rate_at(rate: optax.ScalarOrSchedule, count: jax.Array) -> jax.Array:
-    """The learning rate after `count` updates."""
-    return jnp.asarray(rate(count) if callable(rate) else rate)
-
-
 def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
     """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
     return add(scale(tree, factor), gradients)

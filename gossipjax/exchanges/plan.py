@@ -127,10 +127,11 @@ class Plan:
         return False
 
     def lead(self, is_static: bool = True) -> int | None:
-        """How many steps before the step that uses it an exchange can start.
+        """How many steps an exchange can start before the step that uses it.
 
-        It is then a program that runs during these steps, and during that step's gradients. None if
-        it needs the step's update, or, for a step that is traced, if the step's number decides.
+        The exchange is then a separate program, which runs during these steps and during the
+        gradients of the step that uses it. None if it needs the update of that step, or if the step
+        is traced and its number decides.
         """
         return None
 
@@ -195,8 +196,8 @@ class ExchangePlan(Plan):
     models: float | None = 1  # trees like the parameters that a step sends; None if not known
     takes_gradients: bool = False
     moves_by_zeros: bool = False
-    # Whether it moves a model by any update and then mixes it, also with parts that it keeps: outer
-    # steps can then be its updates.
+    # Whether any update may move a model before it is mixed, whatever else the state keeps. The
+    # updates can then be the steps of an outer optimizer.
     mixes_any_update: bool = dataclasses.field(default=False, compare=False)
     # `models` of both messages of `gx.wire.low_rank`, which `init` counts.
     factors: tuple[float, float] | None = dataclasses.field(default=None, compare=False)

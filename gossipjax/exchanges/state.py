@@ -202,7 +202,7 @@ class GossipState(NamedTuple):
         # What is mixed, and not the rest of the state, which may be large.
         residual = None if plan.overlap else self.residual
         state = self._replace(residual=residual, extra=None, plan=plan)
-        run = partial(GossipState.start_parts, pieces=state.split_messages())
+        run = partial(GossipState._start_parts, pieces=self._split_messages())
         if specs is None:
             return run(state, params, step)
         like = self.in_flight.x if params is None else params
@@ -211,18 +211,18 @@ class GossipState(NamedTuple):
         out_specs = PushSum(weight, specs.of(like, like))
         return on_shards(run, specs, axis_name, specs.of(args, like), out_specs)(*args)
 
-    def split_messages(self) -> list[Fragment]:
+    def _split_messages(self) -> list[Fragment]:
         """The leaves of a message that travel in each step of an overlap, about as many bytes each.
 
-        How leaves are sharded inside a node does not matter, because only whole leaves are counted.
+        Whole leaves are counted, also where a device of a node has parts of them.
         """
         if not self.overlap:
             return []
         leaves = jax.tree.leaves(self.in_flight.x)
         return split_leaves(leaves, max(1, min(self.overlap, len(leaves))))
 
-    def start_parts(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
-        """`start` on one device of a node, or on the whole node; `pieces` of `split_messages`."""
+    def _start_parts(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
+        """`start` on one device of a node, or on the whole node; `pieces` of `_split_messages`."""
         if not self.overlap:
             x, weight = mix_once(numerators(params, self), self.weight, self, step)
             return PushSum(weight, x)

@@ -163,22 +163,18 @@ def exchange_on_parts(
         if specs is None:
             return update(updates, state, params, **extra_args)
         specs.require(updates, inner_axes(axis_name), may_repeat=True)
-        known = [extra_args.get(name) for name in ("step", "received", "skip_exchange")]
-        # Cut by whole leaves, before each device sees its parts of them.
-        pieces = None
-        if isinstance(state, GossipState) and state.overlap:
-            pieces = state.split_messages()
+        step, received = (extra_args.get(name) for name in ("step", "received"))
+        skips = bool(extra_args.get("skip_exchange"))
+        if isinstance(state, GossipState) and state.overlap and received is None and not skips:
+            # Here, as messages are cut by whole leaves, of which each device has a part.
+            step = default_step(step, state.count, axis_name)
+            received = state.start(step, params, specs)
 
-        def run(
-            updates: Any, state: Any, params: Any, step: Any, received: Any, skip_exchange: Any
-        ) -> Any:
-            if pieces is not None and received is None and not skip_exchange:
-                step = default_step(step, state.count, axis_name)
-                received = state.start_parts(None, step, pieces)
-            arguments = {"received": received, "skip_exchange": bool(skip_exchange)}
-            return update(updates, state, params, step=step, **arguments)
+        def run(updates: Any, state: Any, params: Any, step: Any, received: Any) -> Any:
+            options = {"step": step, "received": received, "skip_exchange": skips}
+            return update(updates, state, params, **options)
 
-        args = (updates, state, params, *known)
+        args = (updates, state, params, step, received)
         in_specs = specs.of(args, updates)
         return on_shards(run, specs, axis_name, in_specs, in_specs[:2])(*args)
 

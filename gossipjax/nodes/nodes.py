@@ -367,8 +367,7 @@ class Nodes:
         You can use `one` to get one ordinary model from an average. The result is bound to no
         device, so you can use it with arrays on any devices, such as a batch for evaluation that is
         sharded over all of them. On a mesh with axes inside the nodes the model stays sharded over
-        these axes. With `require_equal=False` you get the row of
-        the first node, without a check.
+        these axes. With `require_equal=False` you get the row of the first node, without a check.
 
         Raises:
           ValueError: if the rows of a leaf differ: if real numbers, or the real or imaginary parts

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import optax
 
 from gossipjax.exchanges.chain import exchange
-from gossipjax.exchanges.model import apply_updates
 from gossipjax.exchanges.plan import Plan
 from gossipjax.nodes import Nodes, donate_on_accelerators
 from gossipjax.nodes.program import Program
-from gossipjax.step.gradients import Gradients
+from gossipjax.step.gradients import Gradients, UpdateOfNode
 
 
 class Exchanger:
@@ -41,9 +39,8 @@ class UpdateBeside(Exchanger):
     def __init__(
         self,
         gradients: Gradients,
-        tx: optax.GradientTransformationExtraArgs,
+        update: UpdateOfNode,
         nodes: Nodes,
-        extra_args: Callable[[Any], dict[str, Any]],
         plan: Plan,
         is_static: bool,
         fused: Program,
@@ -51,17 +48,8 @@ class UpdateBeside(Exchanger):
         def start(step: Any, params: optax.Params, opt_state: optax.OptState) -> Any:
             return exchange(opt_state, step, params=params)
 
-        def update(
-            step: Any, params: Any, opt_state: Any, grads: Any, received: Any, aux: Any
-        ) -> tuple[optax.Params, optax.OptState]:
-            told = extra_args(aux)
-            updates, opt_state = tx.update(
-                grads, opt_state, params, step=step, received=received, **told
-            )
-            return apply_updates(params, updates), opt_state
-
-        def update_alone(step: int, params: Any, opt_state: Any, grads: Any) -> Any:
-            return tx.update(grads, opt_state, params, step=step)
+        def update_alone(step: int, params: Any, opt_state: Any) -> Any:
+            return update(step, params, opt_state, params, None)
 
         super().__init__()
         lead = plan.lead(is_static)
@@ -91,7 +79,7 @@ class UpdateBeside(Exchanger):
     ) -> tuple[optax.Params, optax.OptState, Any]:
         """One step; `number` is its number as the programs take it."""
         if self.is_beside is None:  # in the first update nothing is received
-            arguments = 0, params, opt_state, params
+            arguments = 0, params, opt_state
             self.is_beside = not self._update_alone.has_collective(self._axis_name, *arguments)
         if not self.is_beside:
             return self._fused(number, params, opt_state, *inputs)
@@ -104,7 +92,7 @@ class UpdateBeside(Exchanger):
             # The update may have collectives, which must not overtake the exchange on some
             # processes.
             received = pending.result()
-            params, opt_state = self._update(number, params, opt_state, grads, received, aux)
+            params, opt_state = self._update(number, params, opt_state, grads, aux, received)
         if self._lead:  # what was sent in this step can travel before the next call
             self._start_exchange(step + 1 + self._lead, params, opt_state)
         return params, opt_state, aux

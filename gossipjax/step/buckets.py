@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -14,13 +13,12 @@ from jax.extend.core import Literal
 from jax.extend.core.primitives import conv_general_dilated_p, dot_general_p
 
 from gossipjax.collectives import node_mean
-from gossipjax.exchanges.model import apply_updates
 from gossipjax.nodes import Nodes
 from gossipjax.nodes.cutting import Part, Traced, cut, trace, variables
 from gossipjax.nodes.equations import programs_in
 from gossipjax.nodes.program import Program
 from gossipjax.step.beside import Exchanger
-from gossipjax.step.gradients import Gradients
+from gossipjax.step.gradients import Gradients, UpdateOfNode
 from gossipjax.wire import Wire
 
 FIRST_BYTES = 2**20  # of the first bucket, at least: the wire is idle until it is full
@@ -38,21 +36,14 @@ class UpdateInBuckets(Exchanger):
     def __init__(
         self,
         gradients: Gradients,
-        tx: optax.GradientTransformationExtraArgs,
+        update: UpdateOfNode,
         nodes: Nodes,
-        extra_args: Callable[[Any], dict[str, Any]],
         wire: Wire,
         bucket_bytes: int,
         fused: Program,
     ):
         def average(bucket: list[jax.Array]) -> list[jax.Array]:
             return node_mean(bucket, wire.axis_name, wire.codec)
-
-        def update(params: Any, opt_state: Any, means: Any, aux: Any) -> Any:
-            updates, opt_state = tx.update(
-                means, opt_state, params, step=0, received=means, **extra_args(aux)
-            )
-            return apply_updates(params, updates), opt_state
 
         super().__init__()
         self._gradients = gradients
@@ -61,7 +52,7 @@ class UpdateInBuckets(Exchanger):
         self._is_exact = wire.codec is None
         self._fused = fused
         self._average = nodes.spmd(average)
-        self._update = nodes.spmd(update)
+        self._update = nodes.spmd(update, static_argnums=0)
         self._cuts: dict[Any, _Cut | None] = {}  # by what is known of the arguments
 
     def __call__(
@@ -82,16 +73,17 @@ class UpdateInBuckets(Exchanger):
         pending: list[Future[list[jax.Array]]] = []
         rest: list[jax.Array] = []
         for bucket in cut.buckets:
-            values = [known[var] for var in bucket.part.reads]
-            grads, rest, writes = bucket.program(values)
-            bucket.part.note(known, grads + rest, writes)
-            pending.append(self._submit(grads))
+            results, writes = bucket.program([known[var] for var in bucket.part.reads])
+            bucket.part.note(known, results, writes)
+            count = len(bucket.leaves)
+            pending.append(self._submit(results[:count]))
+            rest = results[count:]
         means: list[Any] = [None] * sum(len(bucket.leaves) for bucket in cut.buckets)
         for bucket, future in zip(cut.buckets, pending, strict=True):
             for leaf, mean in zip(bucket.leaves, future.result(), strict=True):
                 means[leaf] = mean
         grads, aux = jax.tree.unflatten(cut.structure, means + rest)
-        return *self._update(params, opt_state, grads, aux), aux
+        return *self._update(0, params, opt_state, grads, aux, grads), aux
 
     def _submit(self, bucket: list[jax.Array]) -> Future[list[jax.Array]]:
         run = self._average.prepare(bucket)
@@ -123,22 +115,15 @@ class UpdateInBuckets(Exchanger):
         wanted = [[traced.results[leaf] for leaf in leaves] for leaves in leaves_of_buckets]
         wanted[-1] += traced.results[count:]
         buckets = [
-            _Bucket(self._make_program(part, len(leaves)), part, leaves)
+            _Bucket(self._nodes.spmd(part.run), part, leaves)
             for part, leaves in zip(cut(traced, wanted), leaves_of_buckets, strict=True)
         ]
         return _Cut(buckets, traced.arguments, traced.structure)
 
-    def _make_program(self, part: Part, count: int) -> Program:
-        def run(values: list[jax.Array]) -> Any:
-            results, writes = part.run(values)
-            return results[:count], results[count:], writes
-
-        return self._nodes.spmd(run)
-
 
 class _Bucket(NamedTuple):
-    program: Program  # `(values) -> (gradients, in the last one also aux, what later parts read)`
-    part: Part
+    program: Program  # of the part
+    part: Part  # whose results are gradients, in the last one also aux
     leaves: list[int]  # whose gradients they are
 
 

@@ -1,4 +1,4 @@
-"""The gradients of one node: their check, and their sum over the parts of a large batch."""
+"""The two halves of a node's step: gradients, also of a large batch in parts, and the update."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import optax
 
 from gossipjax.collectives import accumulation_dtype, cast_like
-from gossipjax.exchanges.model import add
+from gossipjax.exchanges.model import add, apply_updates
 from gossipjax.exchanges.transform import require_like
 from gossipjax.nodes.arguments import require_numbers
 from gossipjax.topology.schedule import require_int
 
 Gradients = Callable[..., tuple[optax.Updates, Any]]
+ExtraArgs = Callable[[Any], dict[str, Any]]
+UpdateOfNode = Callable[..., tuple[optax.Params, optax.OptState]]
 
 
 def check_gradients(gradients: Gradients) -> Gradients:
@@ -44,6 +46,23 @@ def check_gradients(gradients: Gradients) -> Gradients:
         return result
 
     return checked
+
+
+def make_update(tx: optax.GradientTransformationExtraArgs, extra_args: ExtraArgs) -> UpdateOfNode:
+    """Makes `update(step, params, opt_state, grads, aux, received=None) -> (params, opt_state)`.
+
+    `received` is an exchange that another program has made. Without it, the update exchanges: it
+    calls `combine` of the algorithm's file, through `exchanges/transform.py`, down to `ppermute`.
+    """
+
+    def update(
+        step: Any, params: Any, opt_state: Any, grads: Any, aux: Any, received: Any = None
+    ) -> tuple[optax.Params, optax.OptState]:
+        options = {"step": step, "received": received, **extra_args(aux)}
+        updates, opt_state = tx.update(grads, opt_state, params, **options)
+        return apply_updates(params, updates), opt_state
+
+    return update
 
 
 def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:

@@ -16,7 +16,6 @@ import optax
 from gossipjax import launch, meshes
 from gossipjax.collectives import node_mean
 from gossipjax.exchanges.chain import start_at, step_plan, wire_of_first_average
-from gossipjax.exchanges.model import apply_updates
 from gossipjax.exchanges.plan import Plan
 from gossipjax.exchanges.transform import require_transform
 from gossipjax.nodes import Nodes, as_nodes, donate_on_accelerators
@@ -28,11 +27,16 @@ from gossipjax.renamed import renamed
 from gossipjax.step import offloaded
 from gossipjax.step.beside import Exchanger, UpdateBeside
 from gossipjax.step.buckets import UpdateInBuckets
-from gossipjax.step.gradients import Gradients, check_gradients
+from gossipjax.step.gradients import (
+    ExtraArgs,
+    Gradients,
+    UpdateOfNode,
+    check_gradients,
+    make_update,
+)
 from gossipjax.step.mass_check import MassCheck
 from gossipjax.topology.schedule import require_int
 
-ExtraArgs = Callable[[Any], dict[str, Any]]
 MAX_PROGRAMS = 32  # of one train step, if it is not told otherwise; beyond it, the step is traced
 
 Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
@@ -41,7 +45,9 @@ Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 class _Programs(NamedTuple):
     """The compiled programs of a plan."""
 
-    update: Update  # `(step, number, params, opt_state, *inputs)`, by `fused` or with it
+    # A step as it is run, `(step, number, params, opt_state, *inputs)`: `fused`, or several
+    # programs.
+    update: Update
     fused: Program  # a step: `(number, params, opt_state, *inputs)`, `number` as `_number` makes it
     is_static: bool  # a program is compiled for each number
     offloads: bool  # `fused` takes only the state that its step needs
@@ -59,19 +65,16 @@ class TrainStep:
 
     `TrainStep` reads schedule, overlap and wire from the optimizer state. On a mesh it compiles one
     program per distinct round, with a static `gx.canonical_step`, so XLA can run the exchange
-    during the computation. With more rounds than `max_programs`, `TrainStep` compiles one program
-    with a traced step. Simulated nodes also get one program with a traced step, if all rounds
-    exchange in the same way, because this program mixes as fast.
+    during the computation. With more rounds than `max_programs`, and for simulated nodes whose
+    rounds all exchange in the same way, it compiles one program with a traced step.
 
     On CPU, JAX does not overlap computation and exchange inside a program. If several processes
     have one device each, an exchange that needs no result of its step becomes a separate program on
-    a thread, with the same results up to rounding. `osgp` has such exchanges, and so have
-    algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order). The averages
-    of `outer` with a delay are of this kind too, around a chain without other collectives. If
-    `gx.allreduce` is first in the chain and keeps no error, several programs compute the gradients:
-    a thread averages those of the last layers during those of the layers before, in buckets as
-    PyTorch's DDP makes them. If a thread runs exchanges, call any other program with collectives by
-    `run`.
+    a thread, with the same results up to rounding: that of `osgp`, of algorithms that combine while
+    they adapt (`dpsgd`, `adpsgd`, `sgp` in that order), and of `outer` with a delay, around a chain
+    without other collectives. If `gx.allreduce` is first in the chain and keeps no error, a thread
+    averages the gradients of the last layers while those of the layers before are computed, in
+    buckets as PyTorch's DDP makes them. Call any other program with collectives by `run` then.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, such as
@@ -90,16 +93,14 @@ class TrainStep:
         large ones on long links.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
-        `offload_outer` has no effect without `gx.outer`, or if a thread dispatches the exchange, on
-        CPU.
+        It has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
       extra_args: `extra_args(aux) -> dict`, arguments of `tx.update` that a node makes from `aux`,
         such as `{"value": aux["loss"]}` for `optax.contrib.reduce_on_plateau`. Except `node_weight`
         of `gx.weighted`, these arguments are averaged over the nodes, so that nodes decide alike.
-      check_mass: the number of steps between two checks, 0 for none. A check finds out if one node
-        alone has changed shared values: push-sum weights must add up to N, all nodes must have
-        counted the same updates, and no sum may change before the next call. A check also warns,
-        once, of nodes whose `aux` is not finite. Each check takes the time of one pass over the
-        model.
+      check_mass: the number of steps between two checks, 0 for none. Push-sum weights must add up
+        to N, all nodes must have counted the same updates, and no sum may change before the next
+        call. A check also warns, once, of nodes whose `aux` is not finite. It takes the time of one
+        pass over the model.
       donated_inputs: the numbers of `inputs` that come back, new, in `aux`; accelerators donate
         them.
 
@@ -148,8 +149,7 @@ class TrainStep:
                 "gradients are averaged in one program with the update, got True."
             )
         self._gradients = check_gradients(gradients)
-        self._tx = require_transform(tx, "tx")
-        self._extra_args = _agree(extra_args, self.nodes)
+        self._update = make_update(require_transform(tx, "tx"), _agree(extra_args, self.nodes))
         self._has_extra_args = extra_args is not None
         self._donated_inputs = donated_inputs
         self._local_argnums = argument_numbers(local_argnums)
@@ -275,12 +275,12 @@ class TrainStep:
     @functools.cached_property
     def _scanned(self) -> Program:
         """The program of K steps of all nodes; a node's inputs are `[K, ...]`."""
-        update = _make_update_of_node(self._gradients, self._tx, self._extra_args)
+        take_step = _make_step(self._gradients, self._update)
 
         def run_steps(steps: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
             def run_step(carry: Any, now: Any) -> Any:
                 step, inputs = now
-                params, opt_state, aux = update(step, *carry, *inputs)
+                params, opt_state, aux = take_step(step, *carry, *inputs)
                 return (params, opt_state), aux
 
             carry, aux = jax.lax.scan(run_step, (params, opt_state), (steps, inputs))
@@ -422,9 +422,9 @@ class TrainStep:
         inputs = donate_on_accelerators(*(3 + number for number in self._donated_inputs))
         # A static step is part of the program, and so are its permutations; a traced one is data.
         by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
-        update_of_node = _make_update_of_node(self._gradients, self._tx, self._extra_args)
+        take_step = _make_step(self._gradients, self._update)
         fused = self.nodes.spmd(
-            offloaded.with_less(update_of_node) if offloads else update_of_node,
+            offloaded.with_less(take_step) if offloads else take_step,
             **by_step,
             donate_argnums=donated + inputs,
             # Here the arguments of `gradients`, except the parameters, stand two places later.
@@ -436,7 +436,7 @@ class TrainStep:
             del step  # the program takes its number
             return fused(*arguments)
 
-        arguments = self._gradients, self._tx, self.nodes, self._extra_args
+        arguments = self._gradients, self._update, self.nodes
         if is_beside:
             update = UpdateBeside(*arguments, plan, is_static, fused)
         elif self._has_thread and (wire := wire_of_first_average(opt_state, self.nodes.axis_name)):
@@ -480,19 +480,12 @@ def _agree(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
     return agree
 
 
-def _make_update_of_node(
-    gradients: Gradients, tx: optax.GradientTransformationExtraArgs, extra_args: ExtraArgs
-) -> Update:
+def _make_step(gradients: Gradients, update: UpdateOfNode) -> Update:
     """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` of one node."""
 
-    def update(
-        step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any
-    ) -> tuple[optax.Params, optax.OptState, Any]:
-        # Gradients are taken at the user's parameters, whatever the algorithm. The update mixes:
-        # it calls `combine` of the algorithm's file, through `transform.py`, down to `ppermute`.
+    def take_step(step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any) -> Any:
+        # At the user's parameters, whatever the algorithm.
         grads, aux = gradients(params, *inputs)
-        told = extra_args(aux)
-        updates, opt_state = tx.update(grads, opt_state, params, step=step, **told)
-        return apply_updates(params, updates), opt_state, aux
+        return *update(step, params, opt_state, grads, aux), aux
 
-    return update
+    return take_step

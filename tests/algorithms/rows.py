@@ -172,7 +172,7 @@ ROWS = {
     "choco, previous copies": make_choco_row(
         gx.wire.top_k(0.3), take_largest, copies="previous", is_variant=True
     ),
-    "choco, random_k": make_choco_row(RANDOM_K, draw_values),
+    "choco, random_k": make_choco_row(RANDOM_K, draw_values, is_variant=True),
     "sgp, damped": Row(
         partial(gx.sgp, damped=True),
         partial(oracle.sgp, is_damped=True),
@@ -249,7 +249,7 @@ ROWS["allreduce, low_rank"] = ROWS["allreduce"]._replace(
     conserves_mass=False,  # the rest waits
 )
 # Of messages that are narrow, the sender keeps what rounding leaves over.
-for name in ("dpsgd", "sgp", "osgp 2", "osgp 1", "adpsgd", "d1d_psgd"):
+for name in ("dpsgd", "sgp", "osgp 2", "adpsgd"):
     row = ROWS[name]
     ROWS[f"{name}, bfloat16"] = row._replace(
         transform=partial(row.transform, wire="bfloat16"),
@@ -258,5 +258,3 @@ for name in ("dpsgd", "sgp", "osgp 2", "osgp 1", "adpsgd", "d1d_psgd"):
     )
 NO_VARIANTS = [name for name, row in ROWS.items() if not row.is_variant]
 WITH_STATE = [name for name in NO_VARIANTS if ROWS[name].has_state]
-
-WITH_MASS = [name for name in WITH_STATE if ROWS[name].conserves_mass]

@@ -82,8 +82,9 @@ FRAGMENTS = {  # the two layers of both leaves, or the leaves: messages of one b
 }
 
 
-@pytest.mark.parametrize("weights", [None, "counted"])
-@pytest.mark.parametrize("fragments", FRAGMENTS, ids=["layers", "leaves"])
+@pytest.mark.parametrize(
+    ("fragments", "weights"), [*zip(FRAGMENTS, ("counted", None), strict=True)], ids=str
+)
 def test_fragments_equal_the_oracle_step_by_step(fragments, weights):
     start, updates = make_data()
 

@@ -37,10 +37,12 @@ HYBRIDS = {
 
 
 @pytest.mark.parametrize(
-    ("overlap", "style", "mode"),
-    [(1, "static", "shard_map_check_vma"), (3, "traced", "vmap")],
+    ("hybrid", "overlap", "style", "mode"),
+    [
+        *((hybrid, 3, "traced", "vmap") for hybrid in HYBRIDS),
+        ("one peer, then all-reduce", 1, "static", "shard_map_check_vma"),
+    ],
 )
-@pytest.mark.parametrize("hybrid", HYBRIDS)
 def test_messages_are_delivered_over_a_switch(hybrid, overlap, style, mode):
     """A message of the last round before the switch arrives by that round's edges.
 

@@ -18,46 +18,34 @@ SCHEDULES = {
     "ring": topology.ring(N),
     "one peer": topology.one_peer_exponential(N),
     "pairs": topology.random_pairs(N, 16, seed=0),
-    "exponential": topology.exponential(N),
-    "bipartite": topology.bipartite_exponential(N),
-    "one peer of 32": topology.one_peer_exponential(32),
     "random peer": topology.random_peer(N, 64, seed=1),
 }
-HEAVY_BALL = {"momentum": 0.9}
 NESTEROV = {"momentum": 0.9, "nesterov": True}
 SLOWMO = {"momentum": 0.5}
 # The schedule, the outer rate, its momentum, pull, mix -> whether nodes drift apart.
 OUTER = {
     ("directed ring", 0.7, "nesterov", 1.0, 0.0): True,
     ("directed ring", 0.7, "slowmo", 1 / 0.7, 0.0): True,  # NoLoCo
-    ("directed ring", 1.0, "none", 1.0, 0.0): False,
     ("directed ring", 1.0, "slowmo", 1.0, 0.25): True,
     ("directed ring", 1.0, "slowmo", 1.0, 0.5): False,
     ("ring", 0.7, "nesterov", 1.0, 0.0): False,
     ("ring", 2.5, "none", 1.0, 0.0): True,
     ("one peer", 0.7, "nesterov", 1.0, 0.0): True,
     ("pairs", 0.7, "slowmo", 1 / 0.7, 0.0): False,  # NoLoCo's own
-    ("pairs", 0.7, "heavy ball", 1.0, 0.0): True,
-    ("bipartite", 0.7, "nesterov", 1.0, 0.0): True,
 }
 # The gossip, its schedule, the outer rate with Nesterov's 0.9 -> whether nodes diverge. By a NumPy
-# simulation, tracking on the cycle of hops is stable up to 0.35, 0.25, 0.18 for 8, 16, 32 nodes.
+# simulation, tracking on the cycle of hops is stable up to 0.25 for 16 nodes.
 OVER_GOSSIP = {
     ("tracking", "one peer", 0.25): False,
     ("tracking", "one peer", 0.36): True,
-    ("tracking", "one peer of 32", 0.18): False,
-    ("tracking", "pairs", 0.7): False,
-    ("tracking", "directed ring", 0.002): False,
     ("tracking", "directed ring", 0.01): True,
-    ("tracking", "random peer", 0.7): True,
     ("tracking, damped", "random peer", 0.7): False,
-    ("sgp", "directed ring", 0.7): False,
     ("sgp", "one peer", 0.7): False,
     ("sgp", "random peer", 0.7): True,
     ("sgp, damped", "random peer", 0.7): False,
     ("sgp", "ring", 0.7): True,
 }
-MOMENTUM = {"heavy ball": HEAVY_BALL, "nesterov": NESTEROV, "slowmo": SLOWMO, "none": {}}
+MOMENTUM = {"nesterov": NESTEROV, "slowmo": SLOWMO, "none": {}}
 REFUSED = "must be stable, so that nodes come to agree"
 
 
@@ -136,7 +124,7 @@ def test_over_gossip_it_is_refused_where_its_oracle_diverges(case):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("name", list(SCHEDULES)[:6])
+@pytest.mark.parametrize("name", ["directed ring", "one peer", "pairs"])
 def test_quasi_global_momentum_is_refused_where_its_oracle_diverges(name, nesterov):
     schedule = SCHEDULES[name]
     starts = np.random.default_rng(0).normal(size=(N, 1))

@@ -72,16 +72,14 @@ def compile_step(nodes, tx, params, state):
     return nodes.spmd(take_step).lower(params, state, params).compile().as_text()
 
 
-LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "osgp 1", "osgp 1, biased", "d1d_psgd")
+LIKE_ANOTHER = ("dpsgd, adapt-then-combine", "osgp 1", "osgp 1, biased", "d1d_psgd", "gossip")
 LEFT_OUT = (*LIKE_ANOTHER, "allreduce, low_rank")  # which is refused
 CASES = [
     (name, FSDP_MESH, FSDP)
     for name in NO_VARIANTS
     if name not in LEFT_OUT and not ROWS[name].chooses  # a part chooses among its own values
 ]
-CASES += [
-    (name, make_mesh(2, fsdp=2, tensor=2), BOTH) for name in ("sgp", "osgp 2", "quasi_global")
-]
+CASES.append(("osgp 2", make_mesh(2, fsdp=2, tensor=2), BOTH))
 
 
 @pytest.mark.smoke
@@ -137,9 +135,6 @@ CHAINS = {
     ),
     "streaming": gx.outer(optax.sgd(0.1), optax.sgd(0.7), every=2, fragments=2, delay=1),
     "choco": optax.chain(optax.sgd(0.1), gx.choco(gx.topology.ring(4), gx.wire.float32(), 0.5)),
-    "weighted": optax.chain(
-        optax.sgd(0.1), gx.weighted([90, 10, 25, 75]), gx.sgp(gx.topology.directed_ring(4))
-    ),
     "over neighbours": gx.outer(
         optax.chain(optax.sgd(0.1), gx.sgp(gx.topology.directed_ring(4))),
         optax.sgd(0.7),
@@ -199,20 +194,11 @@ def test_pieces_of_leaves_that_are_cut_over_the_devices_of_a_node_gather_nothing
         nodes.run(tx.init, nodes.put(coarse, specs))
 
 
-def of_whole(function):
-    """A transform of a function of whole arrays."""
-    return optax.stateless_with_tree_map(lambda u, _: function(u))
-
-
 OPTIMIZERS = {
     "clip_by_global_norm": optax.clip_by_global_norm(0.5),
     "adafactor": optax.adafactor(0.1, min_dim_size_to_factor=2, momentum=0.9),
-    "muon": optax.contrib.muon(0.1, ns_steps=1),
-    "lamb": optax.lamb(0.1),
     "add_noise": optax.add_noise(0.1, 0.5, jax.random.key(0)),
-    "vdot": of_whole(lambda u: u / (1 + jnp.vdot(u, u))),
-    "cumsum": of_whole(lambda u: jnp.cumsum(u, axis=0)),
-    "place": of_whole(lambda u: u * jnp.arange(u.size, dtype=u.dtype).reshape(u.shape)),
+    "cumsum": optax.stateless_with_tree_map(lambda u, _: jnp.cumsum(u, axis=0)),
     "accumulated": optax.MultiSteps(optax.lamb(0.1), 1).gradient_transformation(),
     "injected": optax.inject_hyperparams(optax.adamw)(0.1),
     "masked": optax.masked(optax.clip_by_global_norm(0.5), {"kernel": True, "bias": False}),
@@ -223,9 +209,8 @@ def test_optimizers_inside_sharded_see_whole_arrays():
     """Norms, factors, orders and random numbers of a part would be other ones, without a word."""
     gossip = gx.sgp(gx.topology.directed_ring(2))
     chains = {name: optax.chain(tx, gossip) for name, tx in OPTIMIZERS.items()}
-    slow = OPTIMIZERS["vdot"]
-    for name in ("clip_by_global_norm", "adafactor", "muon"):
-        chains[f"outer, {name}"] = gx.outer(OPTIMIZERS[name], slow, 1, reset_inner=True)
+    slow = optax.clip_by_global_norm(0.1)
+    chains["outer, adafactor"] = gx.outer(OPTIMIZERS["adafactor"], slow, 1, reset_inner=True)
     params, updates = make_values(2, SHAPES)
     params = jax.tree.map(lambda x: np.broadcast_to(x[:1], x.shape), params)
     updates = jax.tree.map(lambda x: x[0], updates)

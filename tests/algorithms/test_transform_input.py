@@ -1,16 +1,22 @@
-"""States of others are refused; the frame keeps residuals."""
+"""What `init` and `update` are given: parameters, states of others, and rates."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracle
 import pytest
 from algorithms.rows import NO_VARIANTS, ROWS, WITH_STATE
+from modes import run
+from promotion import promoting
 
 import gossipjax as gx
 
 N = 4
 RING = gx.topology.ring(N)
+LAZY_RING = gx.topology.from_matrices(oracle.lazy_ring(N))
 
 
 def update_with(tx, state_params, params, updates):
@@ -42,24 +48,45 @@ def test_init_of_shapes(name):
 
 
 def test_the_state_of_every_other_algorithm_is_refused_by_name():
-    """Each row of the matrix is given the state of each other one: equal, or a `ValueError`."""
-    n = 4
-    schedule = gx.topology.from_matrices(oracle.lazy_ring(n))  # that of d2's row
-    transforms = {name: ROWS[name].transform(schedule) for name in NO_VARIANTS}
-    z = jnp.ones(3)
-    states = {name: tx.init(z) for name, tx in transforms.items()}
-    results = {}
-    for name, tx in transforms.items():
-        for other, state in states.items():
+    """Each row of the matrix is given the state of each row after it."""
+    transforms = {name: ROWS[name].transform(LAZY_RING) for name in NO_VARIANTS}
+    states = {name: tx.init(jnp.ones(3)) for name, tx in transforms.items()}
+    for name, other in itertools.combinations(NO_VARIANTS, 2):
 
-            def update(x, tx=tx, state=state):
-                return tx.update(x, state, x, step=0)[0]
+        def update(x, tx=transforms[name], state=states[other]):
+            return tx.update(x, state, x, step=0)[0]
 
-            try:
-                jax.eval_shape(jax.vmap(update, axis_name="nodes"), jnp.ones((n, 3)))
-                results[name, other] = "accepted"
-            except ValueError as error:
-                results[name, other] = str(error)
-    accepted = [pair for pair, result in results.items() if result == "accepted"]
-    assert accepted == [(name, name) for name in transforms]
-    assert all("the state of " in results[pair] for pair in results.keys() - set(accepted))
+        with pytest.raises(ValueError, match="the state of "):
+            jax.eval_shape(jax.vmap(update, axis_name="nodes"), jnp.ones((N, 3)))
+
+
+class TestTheRate:
+    def take_steps(self, tx, steps):
+        def run_steps(x):
+            state = tx.init(x)
+            for k in range(steps):
+                updates, state = tx.update(x, state, x, step=k)
+                x = x + updates
+            return x, state
+
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(N, 3)), jnp.float32)
+        return run("vmap", run_steps, N)(x)
+
+    def test_injected(self):
+        """As programs set it: a traced scalar, as all other numbers are then."""
+        injected = promoting(optax.inject_hyperparams(gx.quasi_global)(LAZY_RING, rate=0.1))
+        x, state = self.take_steps(injected, 2)
+        expected, _ = self.take_steps(gx.quasi_global(LAZY_RING, 0.1), 2)
+        np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-5)
+        gossip = gx.gossip_state(state)
+        assert gossip is not None
+        assert gossip.schedule == LAZY_RING
+
+    def test_zero_in_a_warm_up_leaves_the_momentum_as_it_is(self):
+        warm_up = optax.linear_schedule(0.0, 0.1, 1)
+        momenta = []
+        for steps in (1, 2):
+            x, state = self.take_steps(gx.quasi_global(LAZY_RING, warm_up), steps)
+            assert np.isfinite(x).all()
+            momenta.append(np.abs(state.extra["momentum"].value).max())
+        assert momenta[0] == 0 < 1e-3 < momenta[1]

@@ -14,7 +14,7 @@ from modes import make_mesh, run
 import gossipjax as gx
 from gossipjax.wire import decode_each, encode_each, encode_pieces
 
-N = 8
+N = 4
 DENSE = [gx.wire.bfloat16(), gx.wire.float16(), gx.wire.int8(), gx.wire.int4(block=16)]
 INTEGERS = [gx.wire.int8(), gx.wire.int4(), gx.wire.int8(block=8), gx.wire.int4(block=16)]
 SPARSE = [gx.wire.top_k(0.1), gx.wire.random_k(0.1)]
@@ -72,7 +72,7 @@ def test_the_words_of_pieces_are_those_of_the_whole(codec):
     np.testing.assert_array_equal(words, codec.encode(x, make_key()))
 
 
-@pytest.mark.parametrize("codec", [*INTEGERS, gx.wire.bfloat16(), gx.wire.top_k(0.5)], ids=str)
+@pytest.mark.parametrize("codec", [gx.wire.int8(), *DENSE[::3], gx.wire.top_k(0.5)], ids=str)
 def test_small_arrays_share_a_message_and_no_scale(codec):
     """Each is rounded as it is alone, but for other random numbers, in as many words."""
     rng = np.random.default_rng(0)
@@ -211,13 +211,11 @@ def test_random_k_takes_every_value_equally_often(fraction):
 @pytest.mark.parametrize(
     ("graph", "mode", "codec"),
     [
-        *(("irregular", "vmap", codec) for codec in (gx.wire.float16(), gx.wire.int8())),
+        ("irregular", "vmap", gx.wire.int8()),
         ("one peer", "vmap", gx.wire.int4(block=16)),
-        ("complete", "vmap", gx.wire.int8()),
         ("irregular", "shard_map_check_vma", gx.wire.int8()),
         ("complete", "shard_map_check_vma", gx.wire.float16()),
         ("complete", "pmap", gx.wire.int8()),
-        ("irregular", "shard_map", gx.wire.int8()),
     ],
     ids=str,
 )
@@ -272,7 +270,7 @@ class TestAllreduce:
     @pytest.mark.parametrize(
         ("mode", "codec", "n", "length"),
         [
-            *(("vmap", codec, 3, 33) for codec in (gx.wire.int8(block=8), *SPARSE)),
+            ("vmap", gx.wire.top_k(0.1), 3, 33),
             ("vmap", gx.wire.int8(block=8), 1, 33),
             ("vmap", gx.wire.top_k(0.1), 8, 5),
             ("shard_map_check_vma", gx.wire.int8(block=8), 3, 33),
@@ -305,29 +303,14 @@ class TestAllreduce:
             np.testing.assert_allclose(means[0], g.mean(axis=0), rtol=1e-6, atol=1e-6)
         assert int(state.count[0]) == 4
 
-    @pytest.mark.parametrize("codec", [gx.wire.int8(block=8), *SPARSE], ids=str)
+    @pytest.mark.parametrize("codec", [gx.wire.int8(block=8), gx.wire.top_k(0.1)], ids=str)
     def test_what_is_not_finite_is_that_of_one_step(self, codec):
         tx = gx.allreduce(wire=codec)
         g = jnp.ones((2, 20)).at[1, 3].set(jnp.nan)
         update: Any = gx.spmd(tx.update, nodes=2)
         mean, state = update(g, gx.spmd(tx.init, nodes=2)(g))
-        assert codec == gx.wire.random_k(0.1) or not np.isfinite(mean).all()  # if it was sent
+        assert not np.isfinite(mean).all()
         for _ in range(3):
             mean, state = update(jnp.ones((2, 20)), state)
             assert np.isfinite(mean).all()
             assert np.isfinite(state.error).all()
-
-    def test_top_k_equals_its_definition(self):
-        n = 3
-        tx = gx.allreduce(wire=gx.wire.top_k(0.2))
-        g = np.random.default_rng(0).normal(size=(5, n, 20)).astype(np.float32)
-        update: Any = gx.spmd(tx.update, nodes=n)
-        state = gx.spmd(tx.init, nodes=n)(jnp.zeros((n, 20)))
-        error = np.zeros((n, 20))
-        for k in range(5):
-            mean, state = update(jnp.asarray(g[k]), state)
-            error += g[k]
-            sent = np.stack([oracle.largest(e, 4) for e in error])
-            error -= sent
-            np.testing.assert_allclose(mean[0], sent.mean(axis=0), rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(state.error, error, rtol=1e-5, atol=1e-6)

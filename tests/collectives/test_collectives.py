@@ -40,7 +40,7 @@ def test_mix_applies_the_matrix_to_numerators_and_weight(mode):
         np.testing.assert_allclose(weight, P @ w, rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_a_nan_travels_along_edges_only(mode):
     """A filler must not carry it: 0 * NaN is NaN. Node 2 sends one message, and fillers."""
     program = run(mode, lambda x, w: gx.mix(x, w, IRREGULAR, 0), 4)
@@ -119,7 +119,7 @@ def test_types_and_shapes_are_kept(mode):
 @pytest.mark.parametrize(
     ("mode", "graph", "wire"),
     [
-        *((mode, "pairs", None) for mode in MODES),
+        *((mode, "pairs", None) for mode in MODES[:3]),
         ("shard_map", "pairs", jnp.bfloat16),
         ("shard_map", "two peers", jnp.bfloat16),
         ("shard_map", "one pair is missing", None),
@@ -155,8 +155,9 @@ def test_pairs_may_exchange_as_groups(mode, graph, wire, monkeypatch):
         assert all(len(pair) == 2 for pairs in groups for pair in pairs)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_check_vma"])
-@pytest.mark.parametrize("nodes", [3, 4])
+@pytest.mark.parametrize(
+    ("mode", "nodes"), [("vmap", 3), ("shard_map", 4), ("shard_map_check_vma", 3)]
+)
 def test_narrow_averages_may_exchange_by_hops(mode, nodes, monkeypatch):
     """As on a CPU over several processes: the same values as those of an all-to-all."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(nodes, 33)), jnp.float32)
@@ -315,7 +316,8 @@ def test_leaves_that_are_sharded_over_an_explicit_axis_are_refused(mode):
 @pytest.mark.parametrize(
     ("mode", "n", "length"),
     [
-        *(("vmap", *shape) for shape in ((1, 3), (2, 5), (3, 2), (8, 33))),
+        ("vmap", 1, 3),
+        ("vmap", 2, 5),
         ("shard_map_check_vma", 3, 2),
         ("shard_map", 8, 33),
     ],
@@ -328,7 +330,7 @@ def test_a_mean_along_a_ring(mode, n, length):
     np.testing.assert_allclose(means[0], x.mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_check_vma", "pmap"])
+@pytest.mark.parametrize("mode", ["vmap", "shard_map", "shard_map_check_vma"])
 def test_what_all_nodes_have_alike_does_not_travel(mode):
     """One bit of one value on one node is seen, and then all get the mean."""
     x = np.tile(np.array([0.1, 3.0, -0.0], np.float32), (4, 1))
