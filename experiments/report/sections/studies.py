@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -42,7 +43,9 @@ def find_outer(scale: Scale, results: Results) -> Findings:
     del scale
     rows = list_rows(results.get(OUTER, MISSING).runs)
     best = {(row["every"], row["momentum"]): row for row in pick_best(rows)}
-    figures: dict[str, Any] = {name: {} for name in ("gains", "effective", "naive", "diloco")}
+    figures: dict[str, Any] = {
+        name: {} for name in ("gains", "effective", "naive", "limits", "diloco")
+    }
     for (every, momentum), row in best.items():
         if (every, 0.0) not in best:
             continue
@@ -55,6 +58,8 @@ def find_outer(scale: Scale, results: Results) -> Findings:
             figures["effective"][title] = exact(math.log2(ratio))
             ratio = row["outer_rate"] / (1 - momentum) / plain["outer_rate"]
             figures["naive"][title] = exact(math.log2(ratio))
+            ratio = find_limit(rows, every, momentum) / find_limit(rows, every, 0.0)
+            figures["limits"][title] = exact(math.log2(ratio))
         if momentum == 0.9:
             tries = [r for r in rows if (r["every"], r["momentum"]) == (every, momentum)]
             near = min(tries, key=lambda r: abs(math.log(r["outer_rate"] / 0.7)))
@@ -79,6 +84,14 @@ def find_outer(scale: Scale, results: Results) -> Findings:
     return Findings(
         read_claims(OUTER, figures), [read_table(OUTER, table)], [drawn] if rows else []
     )
+
+
+def find_limit(rows: Sequence[Record], every: int, momentum: float) -> float:
+    """Returns the largest effective rate of a cell whose loss is within 0.1 of the cell's best."""
+    cell = [row for row in rows if (row["every"], row["momentum"]) == (every, momentum)]
+    losses = [float(np.mean(row["loss"])) for row in cell]
+    near = (row for row, loss in zip(cell, losses, strict=True) if loss < min(losses) + 0.1)
+    return max(row["effective"] for row in near)
 
 
 OUTER_SECTION = read_section(name=OUTER, list_runs=list_outer_runs, find=find_outer)
