@@ -140,7 +140,11 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
         + (f" The machine: {origin['machine']}." if origin["machine"] else ""),
         f"**{count_verdicts(chapters)}.**",
     ]
-    nulls = ["## What did not hold, or could not be judged"]
+    nulls = [
+        "## What did not hold, or could not be judged",
+        "The sections say what is known of the causes. Where a claim is not judged, the spread "
+        "over the seeds leaves it open.",
+    ]
     for chapter in chapters:
         if chapter.findings is None:
             continue
@@ -149,12 +153,9 @@ def format_results(chapters: Sequence[Chapter], origin: Record) -> str:
             blocks.append(f"*`--section {chapter.section.name}`*")
         causes = []
         for claim in chapter.findings.claims:
-            if judge(claim) is None:
-                causes.append(
-                    f"- {claim.statement} **Not judged:** the spread leaves the claim open."
-                )
-            elif not judge(claim):
-                causes.append(f"- {claim.statement} **No.** {claim.if_not}")
+            if not judge(claim):
+                verdict = HOLDS[judge(claim)].capitalize()
+                causes.append(f"- {claim.statement} **{verdict}.**")
         if causes:
             title = chapter.section.title
             nulls.append(f"**[{escape(title)}](#{make_anchor(title)})**")
