@@ -53,6 +53,13 @@ class Run(NamedTuple):
     is_alone: bool = False  # whether it measures time, so that nothing else may run
     version: str = ""  # version of other software that it runs; "" if there is none
 
+    def list_arguments(self, out: Path) -> list[str]:
+        """Returns the arguments with `--out`, before those that `compare` gives to its own runs."""
+        given = self.arguments
+        is_divided = self.program == "compare" and "--" in given
+        end = given.index("--") if is_divided else len(given)
+        return [*given[:end], "--out", f"{out}", *given[end:]]
+
     @property
     def module(self) -> str:
         """The module that `python -m` runs."""
@@ -478,7 +485,7 @@ class Batch:
             path = Path(sys.executable).parent, os.environ.get("PATH", os.defpath)
             began = time.monotonic()
             status = self._processes.run(
-                [sys.executable, "-m", run.module, *run.arguments, "--out", f"{folder}"],
+                [sys.executable, "-m", run.module, *run.list_arguments(folder)],
                 folder / LOG,
                 # A command `python` is the Python that runs this program.
                 os.environ | environment | {"PATH": os.pathsep.join(map(str, path))},
