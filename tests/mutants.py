@@ -152,11 +152,11 @@ gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | a hung node takes all weight | return is_over and self.may_change => return False
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k takes_no_more | halves that go back count as given | parcel.mass is not None and parcel.text != RETURNED: => parcel.mass is not None:
 gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k taken_back | what was withdrawn counts when it comes | peer.applied = message.number => peer.applied = message.number - (message.kind == "withdraw")
-gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or loses_what" | a withdrawn average stays | self._undo(peer) => pass
+gossipjax/asynchronous/_participant.py | asynchronous/test_protocol.py -k "mass_is_kept or loses_what" | a withdrawn average stays | self._undo_average(peer) => pass
 gossipjax/asynchronous/_post.py | asynchronous/test_protocol.py -k loses_what | one bad path holds all shares up | if p.progress > bad and p.since > slow] => if True]
 gossipjax/asynchronous/_post.py | asynchronous/test_protocol.py -k far_slower | a slow path holds all shares up | if p.progress > bad and p.since > slow] => if p.progress > bad]
 gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k eldest_says | anybody ends the job | if living and min(living) in self._verdicts: => if self._verdicts:
-gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k do_not_hear | the eldest forgets whom it does not hear | or any(self._list_indirect()) => or False
+gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k do_not_hear | the eldest forgets whom it does not hear | or any(self._list_unheard()) => or False
 gossipjax/asynchronous/_ending.py | asynchronous/test_protocol.py -k "many_nodes_end or models_meet" | all decide the end | if eldest is None or self._members.identity < eldest.identity: => if True:
 gossipjax/asynchronous/_membership.py | asynchronous/test_uneven.py -k has_left | nodes count alike | return self.weight / max( => return 1.0 or max(
 gossipjax/asynchronous/_membership.py | asynchronous/test_protocol.py -k healed_partition | of two sides each pair decides | 2 * len(places) <= len(self.steps), min(side), life => False, life, life

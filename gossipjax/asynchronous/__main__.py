@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Shows a table, by rich if that is installed; what is not known of a node is a dash."""
+    """Prints a table of the nodes, by rich if that is installed; an unknown value is a dash."""
     lines = [[*COLUMNS], *([make_cell(value) for value in row.values()] for row in rows)]
     try:
         from rich.console import Console
@@ -75,7 +75,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def make_cell(value: Any) -> str:
-    """Makes the text of a value.
+    """Returns the text of a cell of the table, for a value of any type.
 
     >>> make_cell(2400), make_cell(0.54321), make_cell(None)
     ('2,400', '0.543', '-')

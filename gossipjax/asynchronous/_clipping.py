@@ -10,25 +10,30 @@ import numpy as np
 
 from gossipjax.asynchronous._messages import CHECKED, Mass
 
-FIRST = 2  # shares in the life of a node that only say how far apart models are
+FIRST = 2  # shares at the start of a life that bring weight and tell distances, but no model
 REMEMBERED = 9  # distances of each node
 Distances = tuple[float, ...]  # of the model, and of its momentum if that travels
 
 
 def measure(mass: Mass, own: Mass, models: int) -> Distances:
-    """Returns `|x / w - z|` for z of `own`, for each of the models in a mass."""
+    """Returns how far a mass's model (and momentum) is from the node's own: `|x / w - z|`."""
     squares = np.zeros(models)
     with np.errstate(over="ignore", invalid="ignore"):
         for number, buffers in enumerate(zip(mass.x, own.x, strict=True)):
             for i in range(0, len(buffers[0]), CHECKED):
                 a, b = (np.asarray(x[i : i + CHECKED], np.float32) for x in buffers)
                 apart = a * np.float32(1 / mass.w) - b * np.float32(1 / own.w)
+                # The first half of the buffers is the model, and the second half its momentum.
                 squares[number * models // len(mass.x)] += apart @ apart
     return tuple(np.nan_to_num(np.sqrt(squares), nan=np.inf, posinf=np.inf).tolist())
 
 
 def pull(mass: Mass, own: Mass, distances: Distances, limits: Distances) -> tuple[Mass, Distances]:
-    """Returns `w (z + part (x / w - z))` for z of `own`, and the parts; without if all are 1."""
+    """Pulls the model (and the momentum) of a mass towards z, the node's own, if it is too far.
+
+    Returns `w (z + part (x / w - z))` with `part = min(1, limit / distance)`, and the part of each
+    model. If all are near enough, returns the mass as it is, and no parts.
+    """
     parts = tuple(r / d if d > r else 1.0 for d, r in zip(distances, limits, strict=True))
     if min(parts) == 1:
         return mass, ()
@@ -41,10 +46,11 @@ def pull(mass: Mass, own: Mass, distances: Distances, limits: Distances) -> tupl
 
 
 def find_limits(known: Iterable[Sequence[Distances]], clip: float, models: int) -> Distances:
-    """Returns `clip` times the running norms, from the last distances of each other node.
+    """Returns how far a received model may be, from the last distances of each other node.
 
-    A running norm is the median over the nodes of the median of each. So neither one large share
-    nor one node that sends often moves it far. The lower of two counts.
+    The limit is `clip` times the median over the nodes of the median of each node's distances. So
+    neither one large share nor one node that sends often moves it far. Of two middle values the
+    lower counts. The limit is 0 until there are `FIRST` distances.
     """
     known = [distances for distances in known if distances]
     if sum(map(len, known)) < FIRST:
@@ -54,7 +60,10 @@ def find_limits(known: Iterable[Sequence[Distances]], clip: float, models: int) 
 
 
 def pull_finals(masses: Sequence[Mass], clip: float, models: int) -> list[Mass]:
-    """Pulls final models to `clip` times their median distance from the median of each value."""
+    """Pulls final models that are far from the middle, the median of each value over the nodes.
+
+    The limit is `clip` times the median of their distances from the middle.
+    """
     columns = zip(*([np.asarray(x) / mass.w for x in mass.x] for mass in masses), strict=True)
     middle = Mass(tuple(np.median(column, axis=0) for column in columns), 1.0)
     distances = [measure(mass, middle, models) for mass in masses]

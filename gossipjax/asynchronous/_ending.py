@@ -23,7 +23,9 @@ class Ending:
         # The final mass of each life, once it is known, and its version.
         self.finals: dict[Identity, tuple[int, Mass]] = {}
         self.is_ended = False  # whether `finals` are the masses that count, the same on all nodes
-        self.is_cut_off = False  # whether final masses did not arrive, here or at the others
+        # Whether this node has no part in the end, because final masses did not arrive, from the
+        # others here or from here at the others.
+        self.is_cut_off = False
         self.is_finished = False  # whether it makes no more steps and sends no more shares
         self.is_leaving = False
         self.is_averaging = False  # whether the program waits in `Node.average`
@@ -31,12 +33,14 @@ class Ending:
         self._members = members
         self._post = post
         self._holder = holder
-        self._since: float | None = None  # when all were drained, as the eldest said
-        self._verdicts: dict[Identity, View] = {}  # what each peer said that counts
-        self._told: Any = None  # what the eldest last heard about the end
+        # When the eldest said that no share is on its way any more; None before.
+        self._drained_since: float | None = None
+        # Of each peer that says that training is over, the view that says which masses count.
+        self._verdicts: dict[Identity, View] = {}
+        self._last_told: Any = None  # what this node last told the eldest about its end
 
     def finish(self) -> None:
-        """Makes no more steps, and tells the other nodes."""
+        """Notes that this node makes no more steps, and tells the other nodes at once."""
         self.is_finished = True
         self._members.next_beat = self._members.now
 
@@ -55,13 +59,14 @@ class Ending:
         return [p for p in peers if not p.view.is_finished] if self._holder.total.w else []
 
     def go_on(self) -> None:
-        """Goes on to leave, or to agree with the others on the end."""
+        """Makes the next step, at each tick, of leaving or of agreeing on the end."""
         if self.is_leaving:
             self._go_on_leaving()
         elif self.is_finished and not (self.is_ended or self.is_cut_off):
             self._go_on_ending()
 
     def _go_on_leaving(self) -> None:
+        """Hands the mass to one heir when nothing is on its way, and then says goodbye to all."""
         if any(peer.parcel for peer in self._members.peers.values()):
             return
         heirs = self.list_heirs()
@@ -71,7 +76,7 @@ class Ending:
             return
         self.said_goodbye = True
         for peer in self._members.peers.values():
-            self._post.put("bye", peer, None)
+            self._post.put("bye", peer, mass=None)
 
     # The end of all.
 
@@ -83,57 +88,61 @@ class Ending:
         return self.is_finished and not is_sending
 
     def learn(self, peer: Peer, view: View) -> None:
-        """Learns from a peer's view how far it is with the end."""
-        if view.is_ending and self._since is None:
-            self._since = self._members.now
+        """Learns from a peer's view whether all are drained, and which final masses count."""
+        if view.is_ending and self._drained_since is None:
+            self._drained_since = self._members.now
         if view.is_ended:
             self._verdicts[peer.identity] = view
 
     def _go_on_ending(self) -> None:
-        """Exchanges final masses, once the eldest says that all are drained and who counts."""
+        """Exchanges final masses with the others, and ends when the eldest says which count.
+
+        The eldest is the smallest identity. It decides, so that all nodes end with the same masses.
+        """
         peers = self._members.peers.values()
         deaths = self._members.deaths
-        near = [peer for peer in peers if not peer.fails]
-        eldest = min(near, key=lambda peer: peer.identity, default=None)
-        # Where nodes are many, some hear late that an elder one is dead.
-        living = [peer.identity for peer in near if peer.identity.life not in deaths]
+        reachable = [peer for peer in peers if not peer.lacks_final]
+        eldest = min(reachable, key=lambda peer: peer.identity, default=None)
+        # Among many nodes, some hear late that an elder node is dead. So the word of a younger one
+        # is believed if all that are elder have been declared dead.
+        living = [peer.identity for peer in reachable if peer.identity.life not in deaths]
         if living and min(living) in self._verdicts:
             self._end(self._verdicts[min(living)])
             return
-        if 2 * len(near) < len(peers):
+        if 2 * len(reachable) < len(peers):  # most peers have not received the final mass
             self.is_cut_off = True
             self.leave()
             return
-        if self._since is not None and self._is_drained:
-            self._send_finals(near)
+        if self._drained_since is not None and self._is_drained:
+            self._send_finals(reachable)
         if eldest is None or self._members.identity < eldest.identity:
-            self._decide(near)
+            self._decide(reachable)
         else:
             knows_all = len(self.finals) > len(peers)
-            tells = (eldest.identity, self._is_drained, self._since, knows_all)
-            if tells != self._told or self._members.now >= self._members.next_beat:
-                self._told = tells
+            tells = (eldest.identity, self._is_drained, self._drained_since, knows_all)
+            if tells != self._last_told or self._members.now >= self._members.next_beat:
+                self._last_told = tells
                 eldest.owe_view()
 
-    def _decide(self, near: list[Peer]) -> None:
-        """As the eldest, says that all are drained, and later that the masses all know count.
+    def _decide(self, reachable: list[Peer]) -> None:
+        """Says, as the eldest, when all are drained, and when all know the final masses that count.
 
-        When a node tells its final mass, everything that it sent has arrived. So a node that knows
-        the final masses of all nodes will get no more.
+        A node tells its final mass when everything that it sent has arrived. So no mass can change
+        any more when all nodes know the final masses of all nodes.
         """
         members = self._members
-        if not (self._is_drained and all(peer.view.is_drained for peer in near)):
+        if not (self._is_drained and all(peer.view.is_drained for peer in reachable)):
             return
-        if not near and members.now - members.reborn < self._members.patience:
-            return  # it knows nobody yet
-        if self._since is None:
-            self._since = members.now
+        if not reachable and members.now - members.reborn < self._members.patience:
+            return  # this life has just begun, and has not heard the others yet
+        if self._drained_since is None:
+            self._drained_since = members.now
         else:
-            lives = [members.identity, *(peer.identity for peer in near)]
+            lives = [members.identity, *(peer.identity for peer in reachable)]
             if (
                 not self.finals.keys() >= {*lives}
-                or any(not self._knows_all(peer) for peer in near)
-                or any(self._list_indirect())
+                or any(not self._knows_all(peer) for peer in reachable)
+                or any(self._list_unheard())
             ):
                 return
             self.is_ended = True
@@ -141,10 +150,11 @@ class Ending:
             peer.owe_view()
 
     def _knows_all(self, peer: Peer) -> bool:
+        """Whether a peer knows the same final masses, in the same versions, as this node."""
         return sorted(peer.view.finals) == sorted(self._list_versions())
 
     def _end(self, view: View) -> None:
-        """Takes over the masses that count; has no part in the end if one is missing."""
+        """Ends with the masses that a view says count; is cut off if it lacks one of them."""
         counts = dict(view.finals)
         finals = self.finals.items()
         kept = {who: final for who, final in finals if counts.get(who.life) == final[0]}
@@ -156,28 +166,31 @@ class Ending:
             self._members.next_beat = self._members.now
 
     def _list_versions(self) -> tuple[tuple[str, int], ...]:
+        """Lists the lives whose final mass this node knows, with its version."""
         return tuple((who.life, version) for who, (version, _) in self.finals.items())
 
-    def _send_finals(self, near: list[Peer]) -> None:
-        """Tells each peer the final mass of this life, and of lives whose end it does not know."""
+    def _send_finals(self, reachable: list[Peer]) -> None:
+        """Sends each peer the final mass of this node, and those of nodes that it does not hear."""
         own = self._members.identity
         total = self._holder.total
         version, said = self.finals.get(own, (0, None))
+        # A share that came back has changed the mass: then this is its next version.
         if said is None or (said.w, said.exponent) != (total.w, total.exponent):
             self.finals[own] = version + 1, self._holder.read()
-        for peer in near:
+        for peer in reachable:
             origins = (own, *self._list_lacking(peer)) if peer.parcel is None else ()
             for origin in origins:
                 version, final = self.finals[origin]
-                if peer.parcel is None and peer.finals.get(origin.life) != version:
-                    peer.finals[origin.life] = version
+                if peer.parcel is None and peer.sent_finals.get(origin.life) != version:
+                    peer.sent_finals[origin.life] = version
                     self._post.put("final", peer, final, origin=origin, version=version)
 
     def _list_lacking(self, peer: Peer) -> list[Identity]:
-        """Lists the ends that a peer does not know, by its view, nor can hear from others."""
+        """Lists the lives whose final masses a peer lacks, and that it does not hear itself."""
         own = self._members.identity
-        late = self._members.now - (self._since or self._members.now)
-        # A path between two others may be bad: the eldest passes on what is late, as it hears all.
+        late = self._members.now - (self._drained_since or self._members.now)
+        # The path between two others may be bad. After a while the eldest, which hears all nodes,
+        # passes on the final masses that should have come over such a path.
         is_eldest = own < min(peer.view.members, default=own)
         passes_all = is_eldest and late > (STUCK + 1) * self._members.patience
         heard = {own} if passes_all else {*peer.view.members, peer.identity}
@@ -192,25 +205,25 @@ class Ending:
             self.finals[origin] = version, mass
 
     def forget_final(self, origin: Identity) -> None:
-        """Sets the final mass of a life to nothing, because its process has begun another life."""
+        """Sets the final mass of a life to 0, because its process has begun another life."""
         if origin in self.finals and not self.is_ended:
             mass = self.finals[origin][1]
             self.finals[origin] = OVER, mass - mass
             self._members.next_beat = self._members.now
 
     def mark(self, view: View) -> View:
-        """Adds to a view of this node how far it is with the end."""
+        """Returns a view of this node with the fields that tell others how far its end is."""
         return view._replace(
             finals=self._list_versions(),
             is_finished=self.is_finished,
             is_drained=self._is_drained,
-            is_ending=self._since is not None,
+            is_ending=self._drained_since is not None,
             is_ended=self.is_ended,
         )
 
     def explain_missing(self) -> list[str]:
-        """Says for each node whose end is not known to all nodes yet why it is not."""
-        reasons = [f"place {who.place}: not heard here" for who in self._list_indirect()]
+        """Says, for each node for which the end still waits, why it does."""
+        reasons = [f"place {who.place}: not heard here" for who in self._list_unheard()]
         members = self._members
         for peer in sorted(members.peers.values(), key=lambda peer: peer.identity.place):
             place = peer.identity.place
@@ -228,7 +241,7 @@ class Ending:
             reasons.append(f"place {place}: {reason}")
         return reasons
 
-    def _list_indirect(self) -> Iterator[Identity]:
+    def _list_unheard(self) -> Iterator[Identity]:
         """Yields the lives that only a peer hears, and whose end this node does not know."""
         members = self._members
         told = {who for peer in members.peers.values() for who in peer.view.members}

@@ -24,22 +24,29 @@ class Founding:
     """Gets mass for a node that has none, and says who founds the job.
 
     A node brings a model only where nobody holds mass: a second model would draw the others back.
-    What a node brings while it does not hear all is a branch.
+    If it does not hear all nodes then, the job may go on without it, so its mass is a branch. A
+    branch is given up when its node hears of the job, or of an older branch.
     """
 
-    def __init__(self, settings: Settings, members: Membership, holder: Holding, add: JournalAdd):
-        self.joined_at: int | None = None  # the clock of who gave, until the loop has taken note
-        # When the branch began to which the mass belongs, in microseconds since 1970; 0 is the job.
+    def __init__(
+        self, settings: Settings, members: Membership, holder: Holding, journal: JournalAdd
+    ):
+        # The clock of the node that gave mass, until the training loop has set its schedules to it.
+        self.joined_at: int | None = None
+        # The branch to which the mass belongs: when it began, in microseconds since 1970; 0 is the
+        # job itself.
         self.branch = 0
         self._members = members
         self._holder = holder
-        self._journal = add
+        self._journal = journal
         self._num_nodes = settings.num_nodes
         self._is_founder = bool(settings.is_founder)
+        # Since when this node has had no mass; None while it has some.
         self._wants_since = None if settings.is_founder else members.now
-        self._estate: tuple[Estate, Mass] | None = None  # a model for the case that nobody gives
-        self._last_beg = members.now - settings.patience
-        add("found" if settings.is_founder else "join", members.identity.life, 0, None)
+        # A model to go on with if nobody gives mass, and where it is from.
+        self._reserve: tuple[Estate, Mass] | None = None
+        self._last_ask = members.now - settings.patience
+        journal("found" if settings.is_founder else "join", members.identity.life, 0)
 
     @property
     def wants_mass(self) -> bool:
@@ -48,34 +55,35 @@ class Founding:
 
     @property
     def may_go_on_alone(self) -> bool:
-        """Whether it has a model other than a first one, to go on with if nobody gives mass."""
-        return self._estate is not None and self._estate[0] is not Estate.FIRST
+        """Whether this node could go on alone: with a model that was saved or given up."""
+        return self._reserve is not None and self._reserve[0] is not Estate.FIRST
 
     def bring(self, mass: Mass, steps: int = 0, clock: int = 0, branch: int = 0) -> None:
-        """Keeps a model, a first one or a saved one, for a job in which no node holds mass.
+        """Keeps a model in reserve, for the case that no node of the job holds mass.
 
-        With a saved model, `steps` are the steps that all lives of this node had made by then.
+        A saved model has `steps` above 0: the steps that all lives of this node had made when it
+        was saved, with the clock and the branch of then. A first model has none.
         """
         self.branch = branch
-        self._estate = (Estate.SAVED if steps else Estate.FIRST), mass
+        self._reserve = (Estate.SAVED if steps else Estate.FIRST), mass
         self._members.learn_steps(self._members.identity.place, steps)
         self._members.clock = clock
 
     def want(self, given_up: Mass | None = None) -> None:
-        """Begins to want mass, and keeps the mass that it gave up in case nobody gives any.
+        """Begins to want mass, after this node gave up its own; that may stay in reserve.
 
-        A node that wanted mass before keeps the model that it had for that case.
+        A node that already wanted mass keeps the model that it has in reserve.
         """
         self._is_founder = False
         if self._wants_since is None:
             self._wants_since = self._members.now
-            self._estate = None if given_up is None else (Estate.GIVEN_UP, given_up)
+            self._reserve = None if given_up is None else (Estate.GIVEN_UP, given_up)
 
     def has_founded_before(self, made: int) -> bool:
-        """Whether this founder, which made these steps, has learned that its place made more.
+        """Whether this founder has learned that its place has made more than the `made` steps.
 
-        An earlier life made them. It founded the job, and its model is in what the others hold: a
-        second founder would add another model.
+        An earlier life made the others. It founded the job, and its model is in what the other
+        nodes hold. If this life founded the job again, it would add a second model.
         """
         if not self._is_founder or self._members.own_steps <= made:
             return False
@@ -88,7 +96,7 @@ class Founding:
         return True
 
     def is_outdated(self, view: View) -> bool:
-        """Whether it holds a branch, and hears of the job, or of an older branch."""
+        """Whether this node holds a branch, and the view is of the job, or of an older branch."""
         if self.wants_mass or view.wants_mass or self.branch <= view.branch:
             return False
         self._members.note(
@@ -99,36 +107,43 @@ class Founding:
         return True
 
     def admit(self, clock: int, branch: int) -> None:
-        """Has got a share, with the clock of who gave it, and the branch that it belongs to."""
+        """Takes note of a share; the first one gives a node without mass its clock and branch."""
         if self.wants_mass:
             self.branch = branch
             self._members.clock = self.joined_at = clock
-            self._journal("admit", self._members.identity.life, clock, None)
+            self._journal("admit", self._members.identity.life, clock)
             self._end_want()
 
     def _end_want(self) -> None:
-        self._wants_since = self._estate = None
+        self._wants_since = self._reserve = None
         self._members.next_beat = self._members.now  # others may send it shares from now on
 
-    def _beg(self, peer: Peer) -> None:
-        """Asks one node at a time for half of its mass, unless both may found the job together."""
-        founds_too = peer.wanted and self._estate and self._estate[0] is not Estate.GIVEN_UP
+    def _ask_for_half(self, peer: Peer) -> None:
+        """Asks a node that holds mass for half of it, at most one node in a beat.
+
+        If the peer has just founded the job, this node may found it, too, with its own model. So it
+        asks only when it has waited for that in vain.
+        """
+        founds_too = (
+            peer.came_without_mass and self._reserve and self._reserve[0] is not Estate.GIVEN_UP
+        )
         if founds_too and not self._is_calm():
             return
-        if self._members.now - self._last_beg >= self._members.patience / BEATS:
-            self._last_beg = self._members.now
+        if self._members.now - self._last_ask >= self._members.patience / BEATS:
+            self._last_ask = self._members.now
             peer.owe_view(begs=True)
 
     def found(self) -> None:
-        """If nobody is left to give mass, takes the old mass back or brings a model."""
-        if self._estate is None or not self._may_bring(self._estate[0]):
+        """If no node can give mass, goes on with the model in reserve, if there is one."""
+        if self._reserve is None or not self._may_bring(self._reserve[0]):
             return
-        kind, mass = self._estate
+        kind, mass = self._reserve
         is_back = kind is Estate.GIVEN_UP
         self._journal("revive" if is_back else "found", self._members.identity.life, 0, mass)
         self._is_founder = not is_back
-        if kind is Estate.SAVED:  # an older branch stays one
-            # Where nobody has said how many nodes there are, those that are heard are all.
+        if kind is Estate.SAVED:
+            # With all nodes it is the job. Else it stays the branch that it was, or begins one. If
+            # the number of nodes is not known, those that are heard count as all.
             is_job = self._all_are_heard() if self._num_nodes else bool(self._members.peers)
             self.branch = 0 if is_job else self.branch or time.time_ns() // 1000
         self._holder.add(mass)
@@ -137,23 +152,25 @@ class Founding:
         self._end_want()
 
     def _all_are_heard(self) -> bool:
-        # Long enough ago that the node met last has heard that this one holds nothing.
+        """Whether this node hears all nodes of the job, and all have heard that it has no mass."""
         is_known = self._members.now - self._members.met > self._members.patience / BEATS
         return 0 < self._num_nodes <= len(self._places()) and is_known
 
     def _places(self) -> set[int]:
+        """Returns the places of this node and of all nodes that it hears."""
         others = {peer.identity.place for peer in self._members.peers.values()}
         return others | {self._members.identity.place}
 
     def _may_bring(self, kind: Estate) -> bool:
+        """Whether no node holds mass, as far as known, so that this one may use its reserve."""
         peers = self._members.peers.values()
         all_are_heard = self._all_are_heard()
         # Nodes that were heard without mass found the job together, each with its model.
-        nobody_had = all(peer.wanted for peer in peers)
+        nobody_had = all(peer.came_without_mass for peer in peers)
         nobody_gives = nobody_had and self._is_calm()
         is_new = not any(self._members.steps.values())
         match kind:
-            case Estate.GIVEN_UP:  # who declared it dead goes on with the job, unless it died, too
+            case Estate.GIVEN_UP:  # the node that declared it dead goes on, unless it died, too
                 return self._is_calm() and not self._members.list_members()
             case Estate.SAVED:
                 return nobody_gives or (all_are_heard and nobody_had)
@@ -163,15 +180,15 @@ class Founding:
                 return is_new and nobody_gives and 2 * len(self._places()) > self._num_nodes
 
     def _is_calm(self) -> bool:
-        """Whether it has wanted mass for long, and met no other node meanwhile."""
+        """Whether this node has wanted mass, and met no new node, for longer than the patience."""
         since = self._wants_since
         calm_since = None if since is None else max(since, self._members.met)
         return calm_since is not None and self._members.now - calm_since > self._members.patience
 
     def learn(self, peer: Peer, view: View) -> None:
-        """Learns from a view whether a peer has mass, and whether it waits for some."""
-        peer.wanted |= view.wants_mass
+        """Learns from a view whether a peer has mass to give, or waits for some from here."""
+        peer.came_without_mass |= view.wants_mass
         if self.wants_mass and not view.wants_mass:
-            self._beg(peer)
+            self._ask_for_half(peer)
         else:
-            peer.waits = view.wants_mass and (view.begs or peer.waits)
+            peer.awaits_half = view.wants_mass and (view.begs or peer.awaits_half)

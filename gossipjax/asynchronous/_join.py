@@ -62,8 +62,8 @@ def join(
         `params`; for other nodes, the guide says which.
       patience: the seconds of silence after which another node is declared dead.
       max_received: how many shares this node takes, 1 or more, before it sends a share itself. The
-        node answers each further share with half of its mass. A node counts in full as long as
-        other nodes are faster by less than this factor.
+        node answers each further share with half of its mass, so a slow node does not gather all
+        the weight. A node counts in full if the others are faster by less than this factor.
       wire: the form of shares: `jnp.bfloat16`, `gx.wire.int8()` or `int4()`. The sender keeps what
         rounding leaves over.
       secret: a text of 16 characters or more. Only nodes with the same secret can connect. The
@@ -78,14 +78,16 @@ def join(
         applied; `raise` raises an error, and `skip` goes on and counts the step.
       node_weight: n, how much this node counts, in a unit that all nodes share, such as its number
         of examples. Give it to all nodes or to none. A step (of `outer`, an outer step) then moves
-        the mass by `n / max n` of its update, the maximum over the living nodes that train. So
-        with SGD the nodes minimize `sum_i n_i f_i / sum_i n_i`, the mean loss over all examples of
-        those that live, and the average model moves `mean n / max n` times as fast.
-      clip: c, 1 or more, says how far a received model may be; the same for all nodes. A share
-        `(x, w)` of which `d = |x / w - z|` is above `r`, c times the running norm of the distances
-        so far, comes as `w (z + (x / w - z) r / d)`, and of momentum alike. The first 2 shares of a
-        life bring weight alone. That costs accuracy where nodes exchange seldom, so the default is
-        not to clip. `average` pulls final models alike, to the median of each value.
+        the mass by `n / max n` of its update, with the maximum over the living nodes that train.
+        With SGD, the nodes so minimize `sum_i n_i f_i / sum_i n_i`, where `f_i` is the mean loss
+        over the examples of living node i. The average model moves `mean n / max n` times as fast.
+      clip: c, 1 or more, says how far a received model may be; the same for all nodes. The limit r
+        is c times the usual distance: the median over the nodes of the median of their last
+        distances. A share `(x, w)` at the distance `d = |x / w - z| > r` from the node's model z is
+        pulled to `w (z + (x / w - z) r / d)`, and its momentum likewise. The first 2 shares of a
+        life bring weight alone. Clipping costs accuracy where nodes exchange seldom, so by default
+        nothing is clipped. `average` pulls final models in the same way, towards the median over
+        the nodes of each value.
 
     Returns:
       The node. A thread of it receives messages from now on.

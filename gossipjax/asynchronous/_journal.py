@@ -39,14 +39,15 @@ class Journal:
         self._life = {"process": uuid.uuid4().hex, **more}
         self._path = path
         self._file: IO[bytes] | None = None
-        self._missing = 0
+        self._missing = 0  # lines that could not be written
         self._lines: queue.Queue[Line | None] = queue.Queue()  # to write; None ends the thread
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             # There is no buffer, so lines stay that a process wrote before it was killed.
             self._file = path.open("ab+", buffering=0)
             self._file.seek(-min(MAX_LINE_BYTES, self._file.tell()), os.SEEK_END)
-            last = self._file.read().rpartition(b"\n")[2]  # was cut off when a process was killed
+            # A killed process may have left a part of a line at the end.
+            last = self._file.read().rpartition(b"\n")[2]
             self._file.truncate(self._file.tell() - len(last))
             threading.Thread(target=self._run, name="journal", daemon=True).start()
 
@@ -55,8 +56,14 @@ class Journal:
         self._life |= identity._asdict()
         self._put({"event": "life"} | self._life)
 
-    def add(self, event: str, peer: str, number: int, mass: Mass | None, part: Any = 1.0) -> None:
-        """Adds an event; a `part` of 1 is left out. Of a share that was clipped it is the parts."""
+    def add(
+        self, event: str, peer: str, number: int, mass: Mass | None = None, part: Any = 1.0
+    ) -> None:
+        """Adds an event of this life, with the peer, number and mass of the message if it has one.
+
+        `part` says by which part of an update the mass moved, or, of a clipped share, the part of
+        each distance that was kept. A part of 1 is not written.
+        """
         names = {"life": self._life["life"], "peer": peer, "number": number}
         line: Line = {"event": event, "time": time.time()} | names
         line |= {} if part == 1 else {"part": part}
@@ -71,8 +78,9 @@ class Journal:
             return done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
     def _put(self, line: Line) -> None:
+        """Gives a line to the thread that writes; counts it as missing if too many wait already."""
         if self._lines.qsize() >= MAX_WAITING:
-            self._miss("it takes nothing")
+            self._count_missing("it takes nothing")
         elif self._file is not None:
             self._lines.put(line)
 
@@ -85,6 +93,7 @@ class Journal:
         self._lines.task_done()
 
     def _write(self, file: IO[bytes], line: Line) -> None:
+        """Writes a whole line, or nothing of it."""
         data = json.dumps(line).encode() + b"\n"
         try:
             size = file.seek(0, os.SEEK_END)
@@ -93,9 +102,10 @@ class Journal:
                 file.truncate(size)
                 raise OSError(f"only {written} of {len(data)} bytes were written")
         except OSError as error:
-            self._miss(error)
+            self._count_missing(error)
 
-    def _miss(self, reason: object) -> None:
+    def _count_missing(self, reason: object) -> None:
+        """Counts a line that is lost; the next line that is written says how many are."""
         self._missing += 1
         if self._missing == 1:
             with contextlib.suppress(UserWarning):  # the node goes on even if warnings are errors
@@ -155,7 +165,7 @@ class Account(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """How much weight is missing (negative) or too much; 0 up to rounding."""
+        """The weight that was found less the weight that was founded: 0 up to rounding."""
         found = sum(self.living.values()) + self.in_flight + self.dead + self.written_off
         return float(found - self.founded)
 
@@ -177,11 +187,11 @@ def account(journals: Iterable[Path]) -> Account:
     >>> account([]).difference
     0.0
     """
-    held: dict[str, Fraction] = defaultdict(Fraction)
-    last: dict[int, str] = {}
+    held: dict[str, Fraction] = defaultdict(Fraction)  # life -> its weight
+    last: dict[int, str] = {}  # place -> its last life
     sent: set[Parcel] = set()
     received: dict[Parcel, Fraction] = {}
-    returned: set[Parcel] = set()
+    returned: set[Parcel] = set()  # that their sender took back
     sums: dict[str, Fraction] = defaultdict(Fraction)  # event -> weight
     for line in (line for path in journals for line in read_journal(path)):
         life = line["life"]
@@ -216,6 +226,8 @@ def account(journals: Iterable[Path]) -> Account:
             f"the journals must have what life {sender} sent as number {number} to {receiver}, got "
             "none: give those of all nodes, whole."
         )
+    # What was applied and also taken back is subtracted twice from what is in flight. Only a life
+    # that was declared dead can have applied it, so it is taken off the weight of the dead.
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
     in_flight = sums["share"] + sums["grant"] + sums["hand over"] + doubled
     in_flight -= sums["receive"] + sums["return"]

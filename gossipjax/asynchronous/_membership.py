@@ -34,14 +34,16 @@ UNKNOWN = View(wants_mass=True)  # of a node that has not told yet what it holds
 
 @dataclasses.dataclass
 class Parcel:
-    """A message on its way to a peer, which is sent again until the peer answers it."""
+    """A message to a peer, which this node repeats until the peer acknowledges it."""
 
     message: Message
     since: float  # when it was first sent
-    step: int  # the local steps of this node at that time
+    step: int  # how many local steps this node had made at that time
     repeated: float  # when it was last sent
     progress: float  # when it was first sent, or a piece of it acknowledged
-    is_stuck: bool = False  # whether it is taken back, because this is long ago
+    # Whether this node has withdrawn it, because there was no progress for long. It stays here
+    # until the peer says that it will not apply it, or that it has.
+    is_stuck: bool = False
 
 
 @dataclasses.dataclass
@@ -55,24 +57,26 @@ class Peer:
     beat: int = 0  # how often it has said that it lives, as far as known
     sent: int = 0  # number of the newest parcel to it
     parcel: Parcel | None = None  # the newest parcel, until it is acknowledged
-    seconds: float = 0.0  # of its parcels with a mass, mostly the newest; 0 is unknown
+    # How long a parcel with a mass takes to be acknowledged: a smoothed time; 0 is unknown.
+    message_seconds: float = 0.0
     applied: int = 0  # number of the newest parcel from it
     reply: Message | None = None  # the acknowledgement of that parcel
-    # After this node was stopped for a while: the number that the peer must send back before its
-    # parcels count; 0 is none.
+    # After this node was stopped for a while, it may be dead to this peer without knowing it. So it
+    # sends this number, and drops the peer's parcels until that has sent it back; 0 is none.
     query: int = 0
-    # Life -> the version of what that held at the end, which this peer was sent.
-    finals: dict[str, int] = dataclasses.field(default_factory=dict)
-    fails: bool = False  # whether the final mass of this node did not arrive there
-    wanted: bool = False  # whether it was heard before it held mass
-    waits: bool = False  # whether it asked for half of this node's mass, and has none yet
+    # Life -> the version of its final mass that this node has sent to this peer.
+    sent_finals: dict[str, int] = dataclasses.field(default_factory=dict)
+    lacks_final: bool = False  # whether the final mass of this node did not arrive there
+    came_without_mass: bool = False  # whether it was heard before it held mass
+    awaits_half: bool = False  # whether it asked for half of this node's mass, and has none yet
     # How far its last shares were from this node's model, before they were clipped.
     distances: tuple[tuple[float, ...], ...] = ()
-    owed: dict[str, Any] | None = None  # a view, by the end of this tick: what it says to this one
+    # The fields of a view that are for this peer alone; None if no view is due to it in this tick.
+    owed_view: dict[str, Any] | None = None
 
     def owe_view(self, **says: Any) -> None:
-        """Sends a view at the end of this tick, once even if called often: views are large."""
-        self.owed = (self.owed or {}) | says
+        """Lets the peer get a view at the end of this tick: one, however often this is called."""
+        self.owed_view = (self.owed_view or {}) | says
 
 
 class Membership:
@@ -82,10 +86,12 @@ class Membership:
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
         self.weight = settings.node_weight or 1.0
         self.figure = "none"  # as in a view
-        # Place -> its `node_weight`, its newest figure, and whether that is its last.
+        # Place -> its `node_weight`, the number that it last gave `Node.mean`, and whether it gave
+        # it after the end.
         self.figures: dict[int, tuple[float, float, bool]] = {}
-        self.clock = 0  # the step of its schedules; a new node takes the clock of the giver
-        # Who lives and was given this place before: a former life is silent, or names another.
+        # The step of the optimizer's schedules. A new node takes that of the node that gives mass.
+        self.clock = 0
+        # Another living process with the same place. A former life of this node would be silent.
         self.twin: Identity | None = None
         self.notes: dict[str, str] = {}  # problems of which the program is warned, once each
         # Address -> when it was last named; those that were given are tried for ever.
@@ -107,11 +113,11 @@ class Membership:
         return [peer.identity for peer in self.peers.values() if not peer.view.wants_mass]
 
     @property
-    def part(self) -> float:
-        """The part of an update by which this node moves its mass.
+    def update_factor(self) -> float:
+        """The factor of this node's updates: its `node_weight` over the largest of all nodes.
 
-        A slow node holds more weight, so all nodes count alike without it. A part above 1 would let
-        long outer steps diverge.
+        Without `node_weight` it is 1, and all nodes count alike. It never exceeds 1, because larger
+        updates would let long outer steps diverge.
         """
         views = [peer.view for peer in self.peers.values()]
         others = [v.node_weight for v in views if not (v.wants_mass or v.is_finished)]
@@ -125,8 +131,8 @@ class Membership:
     def begin_life(self, identity: Identity) -> None:
         """Begins a new life, which knows no other life yet, and no death.
 
-        What it had taken back from the dead it gives up with its mass, so it must not tell others
-        of these deaths.
+        The former life took back what it had sent to the dead. That is given up with its mass, so
+        the new life must not tell others of these deaths.
         """
         self.identity = identity
         self.contacts |= {peer.identity.address: self.now for peer in self.peers.values()}
@@ -149,7 +155,7 @@ class Membership:
         self.stepped[self.identity.place] = self.now
 
     def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
-        """Notes that a life has sent a piece of a message, or has acknowledged one."""
+        """Notes that a life has sent a piece of a message, or (`has_arrived`) got one."""
         if life in self.peers:
             peer = self.peers[life]
             peer.heard = peer.spoke = now
@@ -157,7 +163,7 @@ class Membership:
                 peer.parcel.repeated = peer.parcel.progress = now
 
     def meet(self, sender: Identity) -> Peer:
-        """Begins to hear a life."""
+        """Adds a life that this node hears for the first time to its peers; returns the peer."""
         self._met.add(sender.place)
         self._note_contacts([sender])
         self.met = self.now
@@ -176,7 +182,7 @@ class Membership:
         for place, count in view.steps:
             self.learn_steps(place, count)
         peer.beat = max(peer.beat, view.beat)
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # "none" before the node has called `mean`
             figure, _, is_last = view.figure.partition(" ")
             self.figures[peer.identity.place] = view.node_weight, float(figure), bool(is_last)
         self._note_contacts(view.members)
@@ -188,21 +194,23 @@ class Membership:
         for declarer, life, age in view.deaths:
             if age < MEMORY * self.patience and self.has_room(self.deaths):
                 self._note_death(declarer, life, self.now - age)
+        # Of two that live at one place, the one that began later notices, and ends with an error.
         if peer.identity.place == self.identity.place and view.beat > self._beats:
             self.twin = peer.identity
 
     def _note_contacts(self, others: Iterable[Identity]) -> None:
+        """Notes the addresses of other lives, at which this node may call them later."""
         for other in others:
             if self.has_room(self.contacts) or other.address in self.contacts:
                 self.contacts[other.address] = self.now
         self.contacts.pop(self.identity.address, None)
 
     def has_room(self, known: dict[Any, Any]) -> bool:
-        """Whether it may learn more of a kind, as memory and views are limited."""
+        """Whether this dictionary may grow. Strangers may tell anything, and memory is limited."""
         return len(known) < min(len(self._met) + MAX_UNMET, MAX_PLACES)
 
     def learn_steps(self, place: int, count: int) -> None:
-        """Learns that the lives of a place have made so many steps."""
+        """Learns that the lives of a place have together made `count` steps."""
         has_room = place in self.steps or self.has_room(self.steps)
         # A count near the largest in a message could not grow any more.
         if has_room and self.steps.get(place, -1) < count < MAX_STEPS:
@@ -210,12 +218,12 @@ class Membership:
             self.stepped[place] = self.now
 
     def note(self, about: str, text: str) -> None:
-        """Notes a problem, once, of which the program is then warned."""
+        """Notes a problem, of which the next step warns the program; `about` is noted once."""
         if len(self.notes) < MAX_REASONS:
             self.notes.setdefault(about, text)
 
     def note_alone(self, how: str) -> None:
-        """Notes that this node hears nobody, and goes on."""
+        """Notes that this node hears nobody and goes on; `how` says with which model."""
         self.note(
             "alone",
             f"no other node was heard for {self.patience:g} s, so this one goes on alone{how}. If "
@@ -227,9 +235,10 @@ class Membership:
     # Which lives are dead.
 
     def outlives(self, other: Identity, members: Iterable[Identity]) -> bool:
-        """Whether this life goes on if it and another declared each other dead.
+        """Whether this life, and not `other`, goes on if each has declared the other dead.
 
-        The decision is the same for all lives that either of the two hears.
+        `other` hears `members`. The side with more than half of all places goes on, else the side
+        with the smallest identity. All lives on both sides decide alike.
         """
 
         def rank(life: Identity, others: Iterable[Identity]) -> tuple[bool, Identity, Identity]:
@@ -241,7 +250,7 @@ class Membership:
         return rank(self.identity, own) < rank(other, members)
 
     def is_dead_to_others(self, view: View, is_finished: bool) -> bool:
-        """Whether, by a view, a life has declared this life dead and goes on in place of it."""
+        """Whether a view says that this life is dead, so that it must give up its mass."""
         for declarer in (who for who, life, _ in view.deaths if life == self.identity.life):
             if declarer.life not in self.declared:
                 return True
@@ -255,7 +264,7 @@ class Membership:
         return False
 
     def declare_dead(self, peer: Peer) -> None:
-        """Does not hear a life any more, and tells the others that it is dead."""
+        """Removes a peer, ignores its life from now on, and tells the others that it is dead."""
         life = peer.identity.life
         del self.peers[life]
         self.declared.add(life)
@@ -264,11 +273,12 @@ class Membership:
             self.note_alone("")
 
     def _note_death(self, declarer: Identity, life: str, time: float) -> None:
+        """Notes who declared a life dead and when; of several declarers the smallest stays."""
         if life not in self.deaths or declarer < self.deaths[life][0]:
             self.deaths[life] = declarer, time
 
     def notice_absence(self, now: float) -> None:
-        """If this process was stopped for a while, asks the others if it is dead to them."""
+        """Sets the time; after a long gap (a suspended machine), asks the others if it is dead."""
         absence = now - self.now
         self.now = now
         if absence <= self.patience / 2:
@@ -283,9 +293,9 @@ class Membership:
     # What this node tells others.
 
     def beat(self) -> tuple[list[str], list[str]]:
-        """Tells the nodes that it hears that it lives, and forgets deaths of which all have heard.
+        """Tells peers that this node lives, and forgets old deaths, of which all have heard.
 
-        Returns silent addresses to call, and the addresses that it forgets, as nothing comes.
+        Returns the addresses to call, from which nothing is heard, and those that it gives up.
         """
         for peer in self._take_turns(list(self.peers.values())):
             peer.owe_view()
@@ -309,7 +319,7 @@ class Membership:
         return [others[(first + i) % len(others)] for i in range(NEIGHBORS)]
 
     def make_view(self) -> View:
-        """Makes a view of who lives, without what it says about this node."""
+        """Makes a view of who lives; the caller adds what this node does and wants."""
         deaths = self.deaths.items()
         return View(
             members=tuple(peer.identity for peer in self.peers.values()),

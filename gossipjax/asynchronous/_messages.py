@@ -41,14 +41,14 @@ KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "bye", "withdraw", *
 class Mass:
     """A numerator with its weight. Masses are added and divided, and their sum stays the same."""
 
-    # Arrays, or numbers, of any type, in units of `2^exponent`. Where momentum travels, the second
-    # half of them is that, times the weight.
+    # The numerator: arrays, or numbers, of any type, in units of `2^exponent`. Where momentum
+    # travels, the second half of them is the momentum, times the weight.
     x: tuple[Any, ...]
     w: Any  # the push-sum weight, in the same units; the model is `x / w`
-    # As the weight of a job decays with its deaths, nodes choose units in which theirs is near 1.
-    # No bit of the model changes by that.
+    # Weight is lost when nodes die. So nodes choose units in which their weight is near 1, which
+    # changes no bit of the model.
     exponent: int = 0
-    # Whether nobody else has the arrays of `x`, so that who is given it may change them.
+    # Whether nothing else uses the arrays of `x`, so that who gets this mass may overwrite them.
     is_fresh: bool = dataclasses.field(default=False, compare=False)
 
     def at(self, exponent: int) -> Mass:
@@ -59,7 +59,7 @@ class Mass:
         return Mass(tuple(a * factor for a in self.x), self.w * factor, exponent)
 
     def __add__(self, other: Mass) -> Mass:
-        # In the units of the larger; a mass without weight takes any units.
+        # The sum is in the larger units, and a mass without weight has no say in that.
         exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
         one, two = (mass.at(max(exponents)) for mass in (self, other))
         x = tuple(a + b for a, b in zip(one.x, two.x, strict=True))
@@ -80,11 +80,11 @@ class Mass:
         return self.w * self._factor(exponent)
 
     def _factor(self, exponent: int) -> float:
-        return 2.0 ** min(self.exponent - exponent, 1000)
+        return 2.0 ** min(self.exponent - exponent, 1000)  # 2^1024 is no float
 
     @property
     def bare(self) -> Mass:
-        """The weight, without the numerator."""
+        """The same mass without its numerator, for whoever needs the weight only."""
         return dataclasses.replace(self, x=())
 
     @property
@@ -126,8 +126,9 @@ class View(NamedTuple):
 
 
 VIEW_FORMS = get_type_hints(View)
-# Why a message is dropped, by the form that a value lacks; of all other forms it is the view.
-NONE: dict[Any, str] = {
+# Why a message is dropped, by the form that one of its values should have. Values of all other
+# forms are parts of a view.
+REASONS: dict[Any, str] = {
     int: "with a number that is none",
     str: "with a name that is none",
     Identity: "with an identity that is none",
@@ -161,22 +162,22 @@ class Message(NamedTuple):
 
 
 class MessageError(Exception):
-    """Bytes are not a message of this job. The text says why."""
+    """The bytes that arrived are not a message of this job. The text says why."""
 
 
 class MisfitError(MessageError):
-    """A node does not fit into this job: why, and what this node has in place of that."""
+    """The sender does not fit into this job. Its arguments are the reason, and what would fit."""
 
 
 class Format(NamedTuple):
     """The properties that all messages of a job share."""
 
     header: dict[str, Any]  # job, model, algorithm and wire, and the version of the protocol
-    # Of each buffer how it travels in a share, its size, and the type in which a node holds it.
+    # For each buffer: how it travels in a share, its size, and the type in which a node holds it.
     buffers: tuple[tuple[Wire, int, np.dtype], ...]
 
     def list_forms(self, is_narrow: bool) -> list[tuple[Wire, int, np.dtype]]:
-        """Returns how each buffer travels in a message, its size and its type."""
+        """Returns how each buffer travels (coded only if `is_narrow`), its size and its type."""
         return [(wire if is_narrow else None, size, dtype) for wire, size, dtype in self.buffers]
 
 
@@ -216,20 +217,20 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
     is_narrow = header.get("is_narrow") is True
     text = header.get("text")
     if not isinstance(text, str) or len(text) > MAX_TEXT or not text.isprintable():
-        raise MessageError(NONE[str])
+        raise MessageError(REASONS[str])
     try:
         mass = _read_mass(kind, header.get("weight"), frames[1:], job, is_narrow)
     except MessageError as error:
         if kind not in WITH_MASS:
             raise
-        mass = None  # the parcel is refused, so that its mass returns
+        mass = None  # the receiver refuses a parcel without mass, so its sender takes the mass back
         text = str(error)
     view = _read_view(header.get("view")) if kind == "view" else None
     names = ("number", "applied", "steps", "final")
     number, applied, steps, version = (read_as(int, header.get(name)) for name in names)
     sender = read_as(Identity, header.get("sender"))
     origin = None if header.get("origin") is None else read_as(Identity, header["origin"])
-    return Message(
+    return Message(  # in the order of its fields
         kind, sender, receiver, number, mass, view, applied, steps, is_narrow, text, origin, version
     )
 
@@ -245,6 +246,7 @@ def read_json(frame: Any) -> Any:
 def _read_mass(
     kind: str, weight: object, frames: Sequence[Any], job: Format, is_narrow: bool
 ) -> Mass | None:
+    """Returns the mass of a message, None if its kind has none; raises `MessageError` if wrong."""
     if kind not in WITH_MASS and not (kind == "answer" and weight is not None):
         if frames:
             raise MessageError("of another shape")
@@ -263,7 +265,8 @@ def _read_mass(
     if [len(frame) for frame in frames] != [count_bytes(*form) for form in forms]:
         raise MessageError("of another shape")
     x = tuple(read_frame(frame, *form) for frame, form in zip(frames, forms, strict=True))
-    # An answer contains a change, whose weight may be 0. A model must have weight.
+    # An answer contains a change, whose weight may be 0, so its values must be finite as they are.
+    # Of all others `x / w` must be finite. Without weight there is no model, and x must be 0.
     unit = 1.0 if kind == "answer" else w
     if not all(is_finite(buffer, unit) if unit else not buffer.any() for buffer in x):
         raise MessageError("with NaN or infinity")
@@ -279,6 +282,7 @@ def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
 
 
 def _read_view(view: object) -> View:
+    """Returns a view that has each field in its form; raises `MessageError` for anything else."""
     if isinstance(view, dict) and view.keys() == VIEW_FORMS.keys():
         read = View(**{name: read_as(form, view[name]) for name, form in VIEW_FORMS.items()})
         if len(read.members) == len(read.beats):
@@ -307,7 +311,7 @@ def read_as(form: Any, value: Any) -> Any:
     match value:
         case [place, life, str() as address] if form is Identity and is_address(address):
             return Identity(read_as(int, place), read_as(str, life), address)
-    raise MessageError(NONE.get(form, "with a view that is none"))
+    raise MessageError(REASONS.get(form, "with a view that is none"))
 
 
 def read_numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -334,26 +338,26 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
 
 
 def choose_wires(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[Wire, ...]:
-    """The forms in which buffers of these types travel."""
+    """Returns the form in which each buffer travels: the codec, if it applies to its type."""
     if wire is None:
         return tuple(None for _ in dtypes)
     codec = require_codec(wire, "wire")
     if codec.is_sparse:
         raise ValueError(
-            f"wire must be a floating-point type, int8() or int4(), got {codec}: of a share no "
-            "value may be left out."
+            f"wire must be a floating-point type, int8() or int4(), got {codec}: a "
+            "share must contain every value."
         )
     return tuple(codec if codec.applies_to(dtype) else None for dtype in dtypes)
 
 
 def make_key(wires: Sequence[Wire], place: int, step: int) -> jax.Array | None:
-    """Returns the random key for rounding after a step of a node, if rounding is random."""
+    """Returns the key for rounding what a node sends after a step; None if nothing is random."""
     seeds = [wire.seed for wire in wires if wire and wire.needs_key]  # pyright: ignore[reportAttributeAccessIssue]
     return fold_in(fold_in(jax.random.key(seeds[0]), place), step) if seeds else None
 
 
 class Words:
-    """A buffer that a codec has encoded. As an array it has the values that arrive."""
+    """A buffer that a codec has encoded, for the wire. As an array it is what arrives: decoded."""
 
     def __init__(self, words: np.ndarray, codec: Codec, size: int, dtype: np.dtype):
         self.words = words
@@ -375,13 +379,13 @@ def _decode(words: Any, codec: Codec, size: int, dtype: np.dtype) -> jax.Array:
 
 
 def as_bytes(x: Any, wire: Wire, dtype: np.dtype) -> memoryview:
-    """Returns the frame of a buffer, without a copy if its form allows."""
+    """Returns the bytes of a buffer for its frame; copies only to change its type or layout."""
     array = np.ascontiguousarray(x, dtype) if wire is None else x.words
     return array.view(np.uint8).data
 
 
 def count_bytes(wire: Wire, size: int, dtype: np.dtype) -> int:
-    """Returns the number of bytes of a frame."""
+    """Returns the number of bytes of the frame of a buffer."""
     if wire is None:
         return size * dtype.itemsize
     return wire.count_words(jax.ShapeDtypeStruct((size,), dtype)) * wire.word.itemsize

@@ -27,7 +27,7 @@ SCHEDULED = {  # names, as not all of these types are public
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
-    """Returns the model: `x / w`, plus its own movement since its last outer step."""
+    """Returns the model `x / w` like `like`, plus the local updates `moved` since an outer step."""
     z = [b / jnp.asarray(w, b.dtype) for b in x[: len(layout.dtypes)]]
     z = z if moved is None else [a + b for a, b in zip(z, moved, strict=True)]
     return cast_like(layout.unpack(z), like)
@@ -35,13 +35,13 @@ def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
 
 @functools.partial(jax.jit, static_argnums=1)
 def make_numerator(params: Any, outer: Outer | None) -> tuple[Any, ...]:
-    """Returns new buffers, of a model with weight 1, and of momentum if it travels."""
+    """Returns copies of the parameters, the numerator at weight 1, and zeros for a momentum."""
     x = tuple(map(jnp.copy, Layout(params).pack(params)))
     return x + tuple(map(jnp.zeros_like, x)) if outer and outer.momentum else x
 
 
 def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> None:
-    """Raises `ValueError` if an update needs other nodes, which it cannot reach here."""
+    """Raises `ValueError` if `tx` needs a collective in its update, which no other node joins."""
     try:
         jax.eval_shape(tx.update, params, opt_state, params)
     except (NameError, ValueError) as error:  # errors of JAX and of `axis_size`
@@ -55,7 +55,7 @@ def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any)
 
 
 def set_schedules(opt_state: Any, step: int) -> Any:
-    """Sets the counts of optax's schedules, except in `MultiSteps`, whose count stays."""
+    """Sets the counts of optax's schedules to a step; those inside `MultiSteps` stay."""
 
     def put(state: Any) -> Any:
         if type(state).__name__ not in SCHEDULED:
@@ -80,10 +80,11 @@ def update(
     opt_state: Any,
     *inputs: Any,
 ) -> Any:
-    """Returns `(moved + u, opt_state, aux, is_finite)` for the update u; `moved` may be None.
+    """Computes a node's update u; returns `(moved + u, opt_state, aux, is_finite)`.
 
-    If u is not finite, 0 is added and `opt_state` stays. Nodes in one process that have the same
-    `tx` and `gradients` share one compiled program.
+    `moved` is the sum of the updates since the last outer step; without outer steps it is None, and
+    the result u. If u is not finite, 0 takes its place and `opt_state` stays. Nodes in one process
+    that have the same `tx` and `gradients` share one compiled program.
     """
     like = jax.tree.unflatten(structure, leaves)
     layout = Layout(like)
@@ -110,12 +111,14 @@ def add(x: tuple[Any, ...], change: tuple[Any, ...]) -> tuple[Any, ...]:
 def move(
     x: tuple[Any, ...], moved: tuple[Any, ...], w: Any, outer: Outer | None
 ) -> tuple[Any, ...]:
-    """Moves a numerator x by p, the node's own movement, which is in units of the model.
+    """Moves a numerator x by `moved`, p: what the node's local steps have changed in its model.
 
-    Returns `x + w p`. With an outer step, `m <- b m - w p; x <- x + rate (w p - b m)`.
+    Returns `x + w p`. With an outer step, computes `m <- b m - w p`, and with this new momentum m
+    `x <- x + rate (w p - b m)`, and returns x followed by m.
     """
-    m = x[len(moved) :]
+    m = x[len(moved) :]  # empty if no momentum travels
     x = x[: len(moved)]
+    # From here on p is in units of the numerator: w p.
     p = tuple(jnp.asarray(w, b.dtype) * b for b in moved)
     if outer is None:
         return add(x, p) + m
@@ -136,10 +139,11 @@ def advance(
     wires: tuple[Wire, ...] | None,
     key: Any = None,
 ) -> tuple[Any, Any]:
-    """Adds what has arrived, and moves; with `wires`, also halves the sum.
+    """Adds the mass that has arrived to x, and moves it; with `wires`, also halves the result.
 
-    Returns the half to keep, in the memory of `moved`, and the words of the half to send. None
-    stands for the words of a buffer that travels as it is: both halves then use the same memory.
+    Returns the half to keep, in the memory of `moved`, which is donated, and the half to send, as
+    words of the codecs. A buffer that travels as it is has no words, but None: its two halves are
+    equal, and share their memory. Without `wires`, returns the whole, and None.
     """
     if arrived is not None:
         x = add(x, arrived)
@@ -179,13 +183,13 @@ class Holding:
         """Adds a mass at the next merge; narrow values are widened first."""
         if not self.total.w:  # a mass without weight takes any units
             self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
-        # In units that are far too small for what has come, the sum could overflow.
+        # If what has arrived is far larger than the units of this mass, the sum could overflow.
         elif mass.exponent > self.mass.exponent + MAX_DIGITS:
             self.mass = self.merge().at(mass.exponent)
         mass = mass.at(self.mass.exponent)
         x = tuple(np.asarray(a, own.dtype) for a, own in zip(mass.x, self.mass.x, strict=True))
         mass = dataclasses.replace(mass, x=x)
-        if self._change is not None:  # the sum is in the memory of one that is fresh
+        if self._change is not None:  # the sum overwrites one of the two that is fresh, if any is
             one, two = sorted((self._change, mass), key=lambda m: m.is_fresh)
             pairs = zip(one.x, two.x, strict=True)
             x = tuple(np.add(a, b, out=b if two.is_fresh else None) for a, b in pairs)
@@ -193,13 +197,13 @@ class Holding:
         self._change = mass
 
     def halve(self) -> Mass:
-        """Takes out half of the mass and returns it, in the memory of the half that stays."""
+        """Takes out half of the mass and returns it; both halves share the same arrays."""
         self.mass = self.read() / 2  # on the host: the next step takes it to the device
         self._change = None
         return self.mass
 
     def take(self) -> Mass:
-        """Takes out the whole mass and returns it on the host; rounding leaves nothing."""
+        """Takes out the whole mass and returns it on the host; exactly 0 stays."""
         mass = self.read()
         zeros = tuple(jnp.zeros_like(x) for x in self.mass.x)
         self.mass = Mass(zeros, 0.0, self.mass.exponent)
@@ -213,7 +217,7 @@ class Holding:
             self.mass = dataclasses.replace(self.total, x=x)
             self._change = None
         digits = math.log2(self.mass.w) if self.mass.w > 0 else 0
-        if abs(digits) >= MAX_DIGITS:  # in other units the weight is near 1
+        if abs(digits) >= MAX_DIGITS:  # changes the units, so that the weight is near 1 again
             self.mass = self.mass.at(self.mass.exponent + round(digits))
         return self.mass
 
@@ -230,10 +234,10 @@ class Holding:
         key: Any = None,
         part: float = 1.0,
     ) -> Mass | None:
-        """Adds what has arrived, and moves the mass by a part of the node's own movement.
+        """Adds what has arrived, and moves the mass by `part` times `moved`, the local updates.
 
-        With `wires`, the types of the wire, half of the sum is taken out and returned on the host,
-        if it is finite.
+        With `wires`, takes out half of the result to be sent, and returns it on the host. Returns
+        None without `wires`, or if the half is not finite.
         """
         total = self.total
         arrays = None if self._change is None else self._change.x

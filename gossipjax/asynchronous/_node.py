@@ -38,9 +38,9 @@ from gossipjax.collectives import Layout
 from gossipjax.exchanges.transform import require_transform
 from gossipjax.step.gradients import Gradients
 
-MAX_GRADIENTS = 8  # different functions that a node compiles without a warning
+MAX_GRADIENTS = 8  # different `gradients` functions that a node compiles without a warning
 AVERAGE_SECONDS = 600.0
-PROBE_SECONDS = 2.0  # of silence, before a node sees whether all others refuse it
+PROBE_SECONDS = 2.0  # of silence, after which a node looks whether all others refuse it
 
 
 class Statistics(NamedTuple):
@@ -97,6 +97,7 @@ class Node:
         if restored is not None:
             x, opt_state = restored.state
             saved = {"steps": restored.step, **restored.metadata}
+            # The job may go on without this node, so it does not found one at once.
             settings = dataclasses.replace(settings, is_founder=None)
         self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._settings = settings
@@ -108,13 +109,13 @@ class Node:
         self._participant = Participant(
             settings, self._holding, self._make_life, self._journal.add, time.monotonic()
         )
-        if settings.is_founder is None:
+        if settings.is_founder is None:  # the node goes on with its model if nobody gives mass
             estate = Mass(tuple(map(np.asarray, x)), 1.0)
             self._participant.founding.bring(estate, **saved)
-        self._part = 1.0  # `Membership.part`, at the end of the last step
+        self._update_factor = 1.0  # that of `Membership`, at the end of the last step
         self._is_open = True
-        self._in_block = False
-        self._warned = 0  # number of notes of which it has warned
+        self._in_block = False  # whether the program uses the node in a `with` block
+        self._warned = 0  # how many of the notes the program has been warned of
         self._service.start(self._participant, self._journal.has_written)
 
     def __repr__(self) -> str:
@@ -133,19 +134,21 @@ class Node:
         sizes = tuple(self._layout.sizes) * self._settings.algorithm.models
         dtypes = tuple(self._layout.dtypes) * self._settings.algorithm.models
         buffers = tuple(zip(self._wires, sizes, dtypes, strict=True))
-        # A floating-point codec is named by its type, as a buffer that travels as it is.
+        # A floating-point codec has the name of its type, the same as that of a buffer of this type
+        # that travels as it is: both sides then send the same bytes.
         names = [getattr(wire or dtype, "dtype", wire or dtype) for wire, _, dtype in buffers]
         header = {"version": VERSION, "job": self._settings.job, "model": model}
         return Format(header | {"algorithm": algorithm, "wire": " ".join(map(str, names))}, buffers)
 
     def _make_life(self) -> Identity:
+        """Makes the identity of a new life, which begins without local updates."""
         self._moved = self._make_moved()
         identity = Identity(self.place, secrets.token_hex(8), self.address)
         self._journal.begin_life(identity)
         return identity
 
     def _make_moved(self) -> tuple[jax.Array, ...] | None:
-        """Makes the buffers of the model's own movement since its last outer step, all 0."""
+        """Makes zeros to add up the local updates until the next outer step; None without those."""
         layout = self._layout
         return self._outer and tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
 
@@ -215,30 +218,32 @@ class Node:
         for text in list(self._participant.members.notes.values())[self._warned :]:
             self._warned += 1
             warnings.warn(text, stacklevel=2)
+        # If the last step failed, the others did not wait for this one: now they must again.
         self._participant.ending.is_finished = self._participant.ending.is_averaging
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
         result = self._update(gradients, mass.x, mass.w, moved, self.opt_state, *inputs)
         moved, self.opt_state, aux, is_finite = result
-        # This waits for the device. Without the lock: messages are taken in meanwhile.
+        # This waits for the device, without the lock, so that messages are taken in meanwhile.
         is_finite = bool(is_finite)
         fails = not (is_finite or self._settings.nonfinite == "skip")
         with self._service.lock:
             self._steps += 1
             self._skipped += not is_finite
             participant = self._participant
-            # Else the node was declared dead during the step, and has given up its old mass.
+            # If its life is another now, the node was declared dead during the step, and has given
+            # up the mass that the step has updated: then the update is dropped.
             if participant.life == life:
                 participant.members.count_step()
-                self._part = participant.members.part
+                self._update_factor = participant.members.update_factor
                 if is_finite:
-                    self._journal.add("end", life, self._steps - 1, None, part=self._part)
+                    self._journal.add("end", life, self._steps - 1, part=self._update_factor)
                 self._moved = moved if self._outer else None
                 if not is_finite and not self._holding.is_finite():
                     participant.give_up("write off", keeps=False)
                 elif self._steps % (self._outer.every if self._outer else 1) == 0:
                     self._send(moved)
-            if fails:  # until its next step: the others need not wait for one that may never come
+            if fails:  # the others need not wait for its next step, which may never come
                 participant.ending.finish()
         self._service.wake()
         if fails:
@@ -251,7 +256,7 @@ class Node:
         return aux
 
     def _begin(self) -> tuple[Mass, Any, str]:
-        """Waits until the node holds mass; returns it, the node's own movement, and the life."""
+        """Waits until the node holds mass; returns it, the local updates, and the life of both."""
         while True:
             self.wait_for_mass()
             launch.advance(self._steps)
@@ -259,7 +264,7 @@ class Node:
                 founding = self._participant.founding
                 if not founding.wants_mass:  # it may have been given up meanwhile
                     if founding.joined_at is not None:
-                        # Schedules go on at the step of the node that gave.
+                        # The optimizer's schedules go on at the step of the node that gave mass.
                         self.opt_state = set_schedules(self.opt_state, founding.joined_at)
                         founding.joined_at = None
                     mass = self._holding.merge()
@@ -268,7 +273,7 @@ class Node:
                     return mass, self._moved, life
 
     def _save(self) -> None:
-        """Saves if a save is due, and ends after SIGTERM."""
+        """Saves if a save is due; after SIGTERM raises `Preempted`."""
         steps = self.steps
         if self._saves.is_due(steps):
             with self._service.lock:
@@ -280,6 +285,7 @@ class Node:
         self._end_if_asked()
 
     def _end_if_asked(self) -> None:
+        """Raises `Preempted` if a signal has asked this process to end."""
         if self._saves.is_asked_to_end:
             with self._service.lock:
                 has_heir = bool(self._participant.ending.list_heirs())
@@ -314,6 +320,7 @@ class Node:
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
         key = make_key(self._wires, self.place, 0)
+        # A step needs another program if mass has arrived, and if it sends a share: compiles all.
         for arrays, wires in itertools.product((None, arrived), (None, self._wires)):
             advance.lower(mass.x, arrays, moved, 1.0, self._outer, wires, key).compile()
         add.lower(mass.x, arrived).compile()
@@ -369,7 +376,7 @@ class Node:
             )
 
     def _send(self, moved: Any) -> None:
-        """Moves the mass by the node's own movement, and sends as the algorithm says."""
+        """Moves the mass by the local updates `moved`; sends if the peer has the last message."""
         participant = self._participant
         averages = self._settings.algorithm.averages
         turn = self._steps // self._outer.every if self._outer else self._steps
@@ -377,13 +384,13 @@ class Node:
         is_free = peer is not None and participant.may_send(peer, is_share=not averages)
         now = time.monotonic()
         if self._outer:
-            self._journal.add("outer", participant.life, self._steps - 1, None, part=self._part)
+            self._journal.add("outer", participant.life, self._steps - 1, part=self._update_factor)
         wires = self._wires if is_free and not averages else None
         # From place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
-        half = self._holding.move(moved, self._outer, wires, key, self._part)
+        half = self._holding.move(moved, self._outer, wires, key, self._update_factor)
         self._moved = self._make_moved()
-        self._kept += peer is not None and not is_free
+        self._kept += peer is not None and not is_free  # as a statistic
         if peer is None or not is_free:
             return
         if averages:
@@ -395,13 +402,13 @@ class Node:
             self._sent += 1
 
     def _finish(self) -> None:
-        """Moves the mass by the node's own movement since the last outer step, without momentum."""
+        """Moves the mass by the local updates since the last outer step, without momentum."""
         moved = self._moved
         self._moved = self._make_moved()
         participant = self._participant
         if moved is not None and participant.may_change:
-            self._journal.add("finish", participant.life, self._steps, None, part=self._part)
-            self._holding.move(moved, None, None, part=self._part)
+            self._journal.add("finish", participant.life, self._steps, part=self._update_factor)
+            self._holding.move(moved, outer=None, wires=None, part=self._update_factor)
 
     def average(self, timeout: float | None = AVERAGE_SECONDS) -> Any:
         """Ends the training of this node; returns the average model of all living nodes.

@@ -27,7 +27,7 @@ class Observer:
         self._sockets = Sockets("127.0.0.1:0", secret, PATIENCE)
         self.close = self._sockets.close
         self._address = address
-        self._nodes: dict[int, dict[str, Any]] = {}  # by place
+        self._nodes: dict[int, dict[str, Any]] = {}  # place -> what was last told of its node
         self._over: dict[str, str] = {}  # life -> how it ended
 
     def look(self, seconds: float) -> list[dict[str, Any]]:
@@ -45,11 +45,12 @@ class Observer:
                         self._learn(json.loads(answer), time.monotonic())
                         silent.discard(address)
             time.sleep(POLL_SECONDS)
-        for address in silent:  # its name may lead elsewhere by now
+        for address in silent:  # its name may have another number by now: connects anew then
             self._sockets.look_after(address)
         return [self._make_row(self._nodes[place]) for place in sorted(self._nodes)]
 
     def _learn(self, report: dict[str, Any], now: float) -> None:
+        """Notes what a node has answered: about itself, and about others if that is newer."""
         self._note(report["node"] | {"heard": now, "answered": now})
         self._over |= report["over"]
         for other in report["others"]:
@@ -59,14 +60,16 @@ class Observer:
                 self._note(other | {"heard": heard})
 
     def _note(self, said: dict[str, Any]) -> None:
+        """Updates what is known of a node, and its steps in the last seconds, for the rate."""
         node = self._nodes.setdefault(said["place"], {"steps": 0, "counts": deque()})
-        said["steps"] = max(said["steps"], node["steps"])  # who tells may have heard little
+        said["steps"] = max(said["steps"], node["steps"])  # another node may tell an old number
         node.update(said)
         node["counts"].append((said["heard"], said["steps"]))
         while said["heard"] - node["counts"][0][0] > RATE_SECONDS:
             node["counts"].popleft()
 
     def _make_row(self, node: dict[str, Any]) -> dict[str, Any]:
+        """Makes a row of the table; a node that does not answer has no rate and no weight."""
         now = time.monotonic()
         ago = now - node["heard"]
         since, before = node["counts"][0]

@@ -18,16 +18,17 @@ from gossipjax.asynchronous._post import RETURNED, JournalAdd, Post
 from gossipjax.asynchronous._settings import Settings
 from gossipjax.asynchronous.algorithms import Choose
 
-MAX_ON_WAY = 2  # no share is sent where this times the weight on its way exceeds what is held
-MIN_KEPT = 8  # an average is declined where less than this part of the weight might be left
-HOARDS = "takes more than it gives"
+MAX_ON_WAY = 2  # no share is sent while this times the weight on its way exceeds what is held
+MIN_KEPT = 8  # an average is declined if less than 1 / 8 of the weight might be left after it
+HOARDS = "takes more than it gives"  # why a node refuses a share: it must give first
 
 
 class Participant:
     """The side of one node in the protocol: acts on messages and on time, and moves the mass.
 
     `members` knows who lives, `post` sends, `founding` gets mass when there is none, and `ending`
-    leaves or agrees on the end. None of these four knows the participant.
+    leaves or agrees on the end. None of these four knows the participant. `holder` has the mass,
+    `new_life` makes the identity of each life, and `journal` adds a line for each event.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class Participant:
         self.post = Post(self.members, journal)
         self.founding = Founding(settings, self.members, holder, journal)
         self.ending = Ending(self.members, self.post, holder)
-        self.is_ready = False  # to begin
-        self.is_compiling = False
+        self.is_ready = False  # whether the program has called `Node.wait_for_members`
+        self.is_compiling = False  # as `describe` says, so that users know why no step is made
         self._holder = holder
         self._new_life = new_life
         self._journal = journal
         self._settings = settings
-        self._received = 0  # shares since a node last acknowledged a parcel of this node
+        # Shares that were taken since a node last acknowledged a mass from here: after
+        # `max_received` of them, this node must give.
+        self._received_shares = 0
 
     @property
     def life(self) -> str:
@@ -63,11 +66,13 @@ class Participant:
     # What the training loop asks for.
 
     def all_are_ready(self, count: int) -> bool:
-        """Whether `count` nodes, with this one, are ready to begin, or a node has begun."""
+        """Whether `count` nodes, with this one, are ready to begin, or another has begun."""
         peers = self.members.peers.values()
         views = [peer.view for peer in peers if peer.view.is_ready]
         has_begun = any(self.members.steps.get(peer.identity.place) for peer in peers)
-        return has_begun or min([len(views), *(len(view.members) for view in views)]) + 1 >= count
+        # Each of them must hear as many others, so that all begin at the same time.
+        num_heard = min([len(views), *(len(view.members) for view in views)])
+        return has_begun or num_heard + 1 >= count
 
     def describe(self) -> str:
         """Says what this node does, or what it waits for."""
@@ -110,7 +115,7 @@ class Participant:
         """Returns the node to which an algorithm sends at a turn, among those that it reaches."""
         peers = self.members.peers.values()
         reachable = [p.identity for p in peers if not (p.view.wants_mass or self.post.shuns(p))]
-        seconds = {peer.identity: peer.seconds for peer in peers if peer.seconds}
+        seconds = {peer.identity: peer.message_seconds for peer in peers if peer.message_seconds}
         return choose(reachable, self.members.identity, turn, seconds)
 
     def may_send(self, identity: Identity, is_share: bool) -> bool:
@@ -118,9 +123,10 @@ class Participant:
         peer = self.members.peers.get(identity.life)  # None for this node itself
         if peer is None or peer.view.wants_mass or peer.view.is_finished:
             return False
-        return self.post.is_free(peer) and (self._spares_share() or not is_share)
+        return self.post.is_free(peer) and (self._can_spare_share() or not is_share)
 
-    def _spares_share(self) -> bool:
+    def _can_spare_share(self) -> bool:
+        """Whether little enough of this node's mass is on its way for another share."""
         # A mass on its way gets no updates, and needs memory. So at most two thirds of what a node
         # has may be on their way.
         total = self._holder.total
@@ -149,7 +155,7 @@ class Participant:
         sender = message.sender
         if sender.life == self.life:
             post.drop("of this node itself")
-        elif message.receiver is None and message.kind != "view":
+        elif message.receiver is None and message.kind != "view":  # only a call is for anybody
             post.drop("for nobody")
         elif message.receiver not in (None, self.life):
             post.drop("of an earlier life")
@@ -161,8 +167,8 @@ class Participant:
         elif sender.life in members.declared:
             self._answer_the_dead(message)
         elif message.receiver is None and sender.life not in members.peers:
-            # A call. Nothing of it is remembered before its sender, who may be anybody, names this
-            # life, which none can guess.
+            # A call, perhaps of a stranger. It is answered, and not remembered. Only who receives
+            # the answer can name this life, and becomes a peer by that.
             post.say(sender, "view", view=self._make_view())
         else:
             peer = members.peers.get(sender.life) or members.meet(sender)
@@ -171,17 +177,19 @@ class Participant:
             self._dispatch(peer, message)
 
     def _dispatch(self, peer: Peer, message: Message) -> None:
+        """Acts on a message of a peer by its kind; each parcel is applied once and in order."""
         if message.kind == "view" and message.view is not None:
             self._learn(peer, message.view)
         elif message.kind == "dead":
             self.give_up()
         elif message.kind == "gone":
-            self._bury(message, peer.identity.address)
+            self._bury_former_life(message, peer.identity.address)
         elif message.kind in ("ack", "answer", "refuse"):
-            self._settle(peer, message)
+            self._act_on_answer(peer, message)
             self._give()  # mass that was promised to a peer can be spared now
         elif peer.view is UNKNOWN:
-            # One of the two may belong to a branch, whose mass must not get into the job.
+            # The sender or this node may hold a branch, whose mass must not get into the job. The
+            # view of the sender tells, and is still to come.
             self.post.drop("of a node that has not told yet what it holds")
         elif peer.query:
             # This node was stopped for a while. If it was declared dead meanwhile, the sender has
@@ -191,23 +199,28 @@ class Participant:
         elif message.number == peer.applied and peer.reply is not None:
             # The reply was lost, so the same one goes out again: nothing is added twice.
             if message.kind == "withdraw":
-                self._undo(peer)
+                self._undo_average(peer)
             self.post.drop("doubled")
             self.post.send(peer, peer.reply)
         elif self.ending.said_goodbye and message.kind != "bye":
-            self.post.drop("after goodbye")  # nobody would add it up; its sender takes it back
+            self.post.drop("after goodbye")  # this mass would be lost; its sender takes it back
         elif message.number == peer.applied + 1:
             self._apply(peer, message)
         else:
             self.post.drop("out of order")
 
     def _apply(self, peer: Peer, message: Message) -> None:
+        """Applies the next parcel of a peer, or refuses it, and acknowledges that.
+
+        A node that has taken too many shares must answer a share with half of its mass. If it
+        cannot send that half now, it refuses the share.
+        """
         if message.kind == "bye" and not self._take_leave(peer, message):
             return
         peer.applied = message.number
         reply = Message("ack", self.members.identity, peer.identity.life, message.number)
         owes_half = message.kind == "share" and self._owes_half(message)
-        may_send = owes_half and self.post.is_free(peer) and self._spares_share()
+        may_send = owes_half and self.post.is_free(peer) and self._can_spare_share()
         text = HOARDS if owes_half and not may_send else message.text
         if message.kind != "bye" and (message.mass is None or text == HOARDS):
             self.post.drop(text)
@@ -228,9 +241,9 @@ class Participant:
             self.post.put("share", peer, self._holder.halve(), event="grant", text=RETURNED)
 
     def _clip(self, peer: Peer, mass: Mass) -> tuple[Mass, Distances]:
-        """Pulls a share that is too far; returns it, and the parts of its distances if it was."""
+        """Pulls a share nearer if its model is too far; returns what `pull` returns."""
         clip = self._settings.clip
-        if clip is None or not (self._holder.total.w and mass.w):  # who has nothing takes it
+        if clip is None or not (self._holder.total.w and mass.w):  # else nothing to compare
             return mass, ()
         own = self._holder.read()
         models = self._settings.algorithm.models
@@ -243,13 +256,18 @@ class Participant:
         return mass, parts
 
     def _owes_half(self, message: Message) -> bool:
-        """Whether it must answer a share with half of its mass, as it took more than it gave."""
-        # A half that comes back does not count, or two nodes that hang would never have to give.
-        self._received += message.text != RETURNED
-        is_over = self._received > self._settings.max_received and message.text != RETURNED
+        """Counts a share; returns whether it is one too many, so that this node owes a half."""
+        # A node that hangs sends such a half, too. So a half counts neither as taken here, nor as
+        # given in `_act_on_answer`: else a node that hangs would seem to give.
+        self._received_shares += message.text != RETURNED
+        is_over = self._received_shares > self._settings.max_received and message.text != RETURNED
         return is_over and self.may_change
 
     def _average(self, peer: Peer, message: Message) -> Mass | None:
+        """Averages with the asker; returns the change here, which the asker subtracts from its own.
+
+        Returns None, which declines, if that could leave this node without enough weight.
+        """
         assert message.mass is not None
         mine = self._holder.read()
         # If two nodes ask each other at once and both answer, they swap models and do not average.
@@ -257,7 +275,7 @@ class Participant:
         crosses = peer.parcel is not None and peer.parcel.message.kind == "ask"
         is_won = crosses and self.members.identity < peer.identity
         if is_won or not self._is_affordable(mine, message.mass.weight_at(mine.exponent)):
-            self._journal("decline", peer.identity.life, message.number, None)
+            self._journal("decline", peer.identity.life, message.number)
             return None
         change = (message.mass - mine) / 2
         self._journal("average", peer.identity.life, message.number, change)
@@ -265,7 +283,7 @@ class Participant:
         return change
 
     def _is_affordable(self, mine: Mass, weight: Any) -> bool:
-        """Whether enough weight is left after an average with `weight`, and after all pending asks.
+        """Whether enough of `mine` is left after an average with `weight`, and all pending asks.
 
         An answer to an ask takes at most half of the mass that this node held when it asked.
         """
@@ -274,8 +292,8 @@ class Participant:
         promised = sum(ask.mass.weight_at(mine.exponent) for ask in asks if ask.mass is not None)
         return (mine.w + weight) / 2 - promised / 2 >= mine.w / MIN_KEPT > 0
 
-    def _undo(self, peer: Peer) -> None:
-        """Undoes an average whose answer did not arrive, because the asker will not apply it."""
+    def _undo_average(self, peer: Peer) -> None:
+        """Undoes the newest average of a peer, which has withdrawn its ask without an answer."""
         assert peer.reply is not None
         change = peer.reply.mass
         total = self._holder.total
@@ -285,15 +303,16 @@ class Participant:
             self._holder.add(-change)
             peer.reply = peer.reply._replace(kind="refuse", mass=None, text="not answered in time")
 
-    def _settle(self, peer: Peer, message: Message) -> None:
-        parcel = self.post.settle(peer, message)
-        if parcel is None:
+    def _act_on_answer(self, peer: Peer, message: Message) -> None:
+        """Acts on what a peer says about the parcel that this node has sent to it."""
+        parcel = self.post.close_parcel(peer, message)
+        if parcel is None:  # the answer came twice or too late
             return
         if message.kind == "refuse":
             self.post.drop(f"refused by place {peer.identity.place}: {message.text}")
             self._take_back(parcel)
         elif parcel.mass is not None and parcel.text != RETURNED:
-            self._received = 0
+            self._received_shares = 0
         life = peer.identity.life
         if parcel.kind == "bye":
             del self.members.peers[life]
@@ -301,15 +320,16 @@ class Participant:
             self._journal("averaged", life, message.number, -message.mass)
             self._holder.add(-message.mass)
         elif parcel.kind == "ask":
-            self._journal("declined", life, message.number, None)
+            self._journal("declined", life, message.number)
 
     def _take_back(self, parcel: Message) -> None:
-        """Adds the mass of a parcel that its receiver has not applied, and will never apply."""
+        """Adds back the mass of a share that its receiver has not applied and will never apply."""
         if parcel.kind == "share" and parcel.mass is not None:
             self._journal("return", str(parcel.receiver), parcel.number, parcel.mass)
             self._holder.add(parcel.mass)
 
     def _learn(self, peer: Peer, view: View) -> None:
+        """Acts on a view: gives up the mass if this life is dead or must not go on, else learns."""
         made = self.members.own_steps
         self.members.learn(peer, view)
         self.ending.learn(peer, view)
@@ -330,18 +350,19 @@ class Participant:
         if self.founding.wants_mass or ending.is_leaving or ending.finals:
             return
         for peer in self.members.peers.values():
-            may_send = peer.waits and self.post.is_free(peer) and self._spares_share()
+            may_send = peer.awaits_half and self.post.is_free(peer) and self._can_spare_share()
             if may_send and self._is_affordable(self._holder.total, 0):
-                peer.waits = False  # it asks again if it still has no mass
+                peer.awaits_half = False  # it asks again if it still has no mass
                 self.post.put("share", peer, self._holder.halve(), event="grant")
 
     # Which nodes die, or leave.
 
     def _answer_the_dead(self, message: Message) -> None:
+        """Tells a life that this one has declared dead so; gives up if the other goes on."""
         sender = message.sender
         view = message.view or View()
         is_mutual = self.life in {life for _, life, _ in view.deaths}
-        # If both gave up, all mass of a job of two would be lost.
+        # Two may have declared each other dead. If both gave up, a job of two would lose its mass.
         if is_mutual and not self.members.outlives(sender, view.members):
             self.give_up()
             return
@@ -350,34 +371,35 @@ class Participant:
             self.post.say(sender, "dead")
 
     def _declare_dead(self, peer: Peer) -> None:
+        """Declares a peer dead, and takes back the share that it has not acknowledged."""
         self.members.declare_dead(peer)
         self.post.gone.append(peer.identity.address)
-        # Of this life the peer applies nothing more. If it lives and has applied the share, it
-        # gives up the share with all that it holds: it learns of its death before it is heard.
+        # If the peer lives and has applied the share, nothing is counted twice: it is told of its
+        # death before it is heard again, and then gives up all that it holds.
         if peer.parcel is not None:
             self._take_back(peer.parcel.message)
 
-    def _bury(self, message: Message, address: str) -> None:
-        """Declares a life dead, because another life says that it has the address now."""
+    def _bury_former_life(self, message: Message, address: str) -> None:
+        """Declares a life dead, because another life, at its address, says that it has begun."""
         peer = self.members.peers.get(message.text)
         if peer is not None and peer.identity.address == address:
             self._declare_dead(peer)
             self.ending.forget_final(peer.identity)
 
     def give_up(self, event: str = "give up", keeps: bool = True) -> None:
-        """Begins a new life without mass, and may keep the old mass in case nobody gives any."""
+        """Begins a new life without mass; `keeps` the old mass in reserve, if nobody gives any."""
         mass = self._holder.take()
         self._journal(event, self.life, 0, mass)
         self.founding.want(mass if keeps else None)
         self.ending.forget_final(self.members.identity)
         self.members.begin_life(self._new_life())
-        self._journal("join", self.life, 0, None)
+        self._journal("join", self.life, 0)
 
     def _take_leave(self, peer: Peer, message: Message) -> bool:
-        """Says goodbye to a node that leaves; False if an answer to it is still on its way."""
+        """Forgets a node that says goodbye; returns False if it still owes this node an answer."""
         parcel = None if peer.parcel is None else peer.parcel.message
         if parcel is not None and parcel.number > message.applied:
-            self._take_back(parcel)  # it leaves without it
+            self._take_back(parcel)  # it leaves without having applied this parcel
         elif parcel is not None and parcel.kind == "ask":
             # It has answered this ask and changed its mass, but the answer is not here yet. If
             # it left now, this node could not make the opposite change.
@@ -390,7 +412,7 @@ class Participant:
     # Time, and what is sent.
 
     def tick(self, now: float) -> None:
-        """Declares silent lives dead, repeats parcels, and tells others that this node lives."""
+        """Does what is due by now: repeats parcels, finds the dead, tells that this node lives."""
         members = self.members
         members.notice_absence(now)
         for peer in self.post.repeat():
@@ -407,21 +429,25 @@ class Participant:
         self._send_views(calls)
 
     def _send_views(self, calls: list[str]) -> None:
-        """Sends the views that it owes before all else, as a peer needs them to take the rest."""
-        owing = [(p, p.owed) for p in self.members.peers.values() if p.owed is not None]
+        """Sends the views that are due, and `calls`, before all else in the outbox.
+
+        A peer drops parcels of a node of which it has got no view yet.
+        """
+        owing = [(p, p.owed_view) for p in self.members.peers.values() if p.owed_view is not None]
         if not (owing or calls):
             return
         later = self.post.outbox
         self.post.outbox = []
         view = self._make_view()
         for peer, says in owing:
-            peer.owed = None
+            peer.owed_view = None
             self.post.say(peer.identity, "view", view=view._replace(query=peer.query, **says))
         call = Message("view", self.members.identity, None, view=view)
         self.post.outbox += [(address, call) for address in calls]
         self.post.outbox += later
 
     def _make_view(self) -> View:
+        """Makes the view that says what this node knows, does and wants."""
         view = self.members.make_view()
         view = view._replace(
             wants_mass=self.founding.wants_mass,

@@ -11,7 +11,7 @@ from gossipjax.asynchronous._messages import Identity, Mass, Message
 
 # In units of patience: a parcel without progress for so long is taken back.
 STUCK = 2
-SLOW = 8  # times as long as on the fastest path a share counts as on its way
+SLOW = 8  # a share counts as on its way for this many times the time on the fastest path
 MAX_SHUNNED = 16 * MEMORY  # in units of patience: for how long a peer gets no parcel, at most
 MIN_SECONDS = 1e-4  # shortest time of a message that clocks can measure
 TAKEN_BACK = "taken back by its sender"
@@ -26,16 +26,16 @@ class Post:
         self.outbox: list[tuple[str, Message]] = []  # messages to send, by address
         self.gone: list[str] = []  # addresses for which waiting messages can be dropped
         self.dropped: dict[str, int] = {}  # reason -> messages that were not acted upon
-        self.acknowledged = 0  # messages with a mass
-        self.staleness = 0  # local steps that these were on their way, in total
+        self.acknowledged = 0  # parcels with a mass that were acknowledged
+        self.staleness = 0  # the sum of the local steps during which each of these was on its way
         self._members = members
         self._journal = journal
-        # Addresses to which parcels did not come: until when these get none, and for how long. A
-        # node that begins another life there is not fed at once again.
+        # Addresses at which parcels did not arrive: until when these get none, and for how long in
+        # all. A node that begins another life at the same address gets none either.
         self._shunned: dict[str, tuple[float, float]] = {}
 
     def send(self, peer: Peer, message: Message) -> None:
-        """Sends a message, which the peer may lose."""
+        """Puts a message to a peer into the outbox; it may get lost on its way."""
         message = message._replace(steps=self._members.own_steps)
         self.outbox.append((peer.identity.address, message))
 
@@ -61,7 +61,10 @@ class Post:
         since: float | None = None,
         **more: Any,
     ) -> None:
-        """Sends a parcel, after a line of the journal if it moves a mass."""
+        """Sends a parcel, which is repeated until the peer acknowledges it.
+
+        A share or an ask is in the journal first, as `event`. `since` is when it was made.
+        """
         members = self._members
         peer.sent += 1
         receiver = peer.identity.life
@@ -78,10 +81,14 @@ class Post:
         return peer.parcel is None and not self.shuns(peer)
 
     def list_moving(self) -> list[Mass]:
-        """Returns the shares on their way, except shares that one bad or slow path holds up."""
+        """Returns the shares on their way, without those that a bad or slow path holds up.
+
+        A node sends no more shares while these are many, and one path must not stop it.
+        """
         now = self._members.now
         peers = self._members.peers.values()
-        fastest = min((peer.seconds for peer in peers if peer.seconds), default=math.inf)
+        known = [peer.message_seconds for peer in peers if peer.message_seconds]
+        fastest = min(known, default=math.inf)
         slow = now - max(SLOW * fastest, self._members.patience / BEATS)
         bad = now - self._members.patience / 2
         parcels = [peer.parcel for peer in peers if peer.parcel]
@@ -89,18 +96,23 @@ class Post:
         return [one.mass for one in moving if one.kind == "share" and one.mass is not None]
 
     def shuns(self, peer: Peer) -> bool:
-        """Whether parcels do not reach a peer, as far as this node knows."""
+        """Whether a peer gets no parcels for now, because the last ones did not reach it."""
         until, _ = self._shunned.get(peer.identity.address, (0.0, 0.0))
         is_stuck = peer.parcel is not None and peer.parcel.is_stuck
         return is_stuck or self._members.now < until
 
-    def settle(self, peer: Peer, message: Message) -> Message | None:
-        """Takes note of an answer; returns the parcel that it answers, if it counts."""
+    def close_parcel(self, peer: Peer, message: Message) -> Message | None:
+        """Ends the parcel that a peer has now acknowledged, answered or refused, and returns it.
+
+        Returns None, and changes nothing, if the message came twice or too late.
+        """
         parcel = peer.parcel
         if parcel is None or parcel.message.number != message.number:
             self.drop("doubled")
             return None
-        # The peer has undone this average, or undoes it when the withdrawal arrives.
+        # This node has withdrawn its ask for an average, as no answer came. This late answer has a
+        # mass: the change that the peer made when it averaged. The peer undoes that change when the
+        # withdrawal arrives, so this node must not make the opposite change.
         if parcel.is_stuck and message.mass is not None:
             self.drop("an answer that came too late")
             return None
@@ -109,20 +121,23 @@ class Post:
             self.acknowledged += 1
             self.staleness += self._members.own_steps - parcel.step
             self._shunned.pop(peer.identity.address, None)
+            # A running mean, in which the newest time counts half.
             took = max(peer.spoke - parcel.since, MIN_SECONDS)
-            peer.seconds = (peer.seconds + took) / 2 if peer.seconds else took
+            former = peer.message_seconds or took
+            peer.message_seconds = (former + took) / 2
         return parcel.message
 
     def repeat(self) -> list[Peer]:
-        """Repeats parcels, or takes them back; returns the peers that are silent for too long."""
+        """Repeats late parcels, or withdraws them; returns peers that are silent for too long."""
         now = self._members.now
         silent: list[Peer] = []
         for peer in self._members.peers.values():
             parcel = peer.parcel
             since = peer.heard
-            if parcel is not None:  # only what the peer itself says can acknowledge it
+            # A peer must speak itself if it has a parcel. Else it is enough if others hear it.
+            if parcel is not None:
                 since = max(peer.spoke, parcel.since)
-                # A peer that speaks, but does not answer the withdrawal, dies too.
+                # A peer that speaks, but does not answer a withdrawal, counts as silent, too.
                 if parcel.is_stuck:
                     since = min(since, parcel.progress + (STUCK + 1) * self._members.patience)
             if now - since > self._members.patience:
@@ -137,11 +152,11 @@ class Post:
         return silent
 
     def _withdraw(self, peer: Peer, parcel: Parcel) -> None:
-        """Takes back a parcel that does not arrive, by a small message, which may arrive.
+        """Asks a peer by a small message, which may arrive, not to apply a parcel that does not.
 
-        The peer refuses the parcel, or says that it has acted upon it, so the parcel counts once.
+        The peer then refuses the parcel, or says that it has applied it. So the parcel counts once.
         """
-        peer.fails |= parcel.message.kind == "final"
+        peer.lacks_final |= parcel.message.kind == "final"
         place, _, address = peer.identity
         if not parcel.is_stuck:
             parcel.is_stuck = True
@@ -155,5 +170,5 @@ class Post:
                 "packets, lower the MTU of both machines.",
             )
             self.drop(f"not acknowledged by place {place} at {address}")
-            self.gone.append(address)  # the pieces that are still to be sent
+            self.gone.append(address)  # so that no more pieces of it are sent
         self.say(peer.identity, "withdraw", number=parcel.message.number, text=TAKEN_BACK)

@@ -21,7 +21,7 @@ KEPT = 2  # complete checkpoints
 
 @jax.jit
 def divide(x: tuple[Any, ...], w: Any, moved: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    """Returns the model with its own movement, and its momentum, in units of the model."""
+    """Returns the model with its local updates, and the momentum if any, divided by the weight."""
     x = x if moved is None else move(x, moved, w, None)
     return tuple(b / jnp.asarray(w, b.dtype) for b in x)
 
@@ -30,10 +30,12 @@ class Saves:
     """The checkpoints of a node, each with `(x / w, opt_state)`. A restored node has weight 1."""
 
     def __init__(self, folder: Path | None, every: int, x: tuple[Any, ...], opt_state: Any):
-        # A step of the place, its `(x, opt_state)`, and `clock`, the step of the schedules in
-        # `opt_state`, with `branch`, to which the mass belonged, which 0.4.0 did not save.
+        # The newest checkpoint, or None. Its step counts the steps of the place, and its state is
+        # `(x, opt_state)`. Its metadata are `clock`, the step of the schedules in `opt_state`, and
+        # `branch`, to which the mass belonged (0.4.0 did not save it).
         self.restored: Any = None
-        self.block: Any = contextlib.nullcontext()  # in which the node is used
+        # A context that is open while the program uses the node in a `with` block.
+        self.block: Any = contextlib.nullcontext()
         self.checkpoints: Any = None
         self._every = every
         if folder is None:
@@ -54,6 +56,7 @@ class Saves:
             yield
 
     def _ask_to_end(self, number: int, frame: Any) -> None:
+        """Handles a signal: the next step saves and ends. A second Ctrl-C interrupts at once."""
         if self.is_asked_to_end and number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         self.checkpoints.is_preempted = True
@@ -64,11 +67,11 @@ class Saves:
         return self.checkpoints is not None and self.checkpoints.is_preempted
 
     def is_due(self, steps: int) -> bool:
-        """Whether to save after these steps."""
+        """Whether the node must save now: at every `every`-th step, or to end."""
         return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
 
     def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, rest: Any) -> None:
-        """Begins to write, unless there is no mass; returns when the arrays are on the host."""
+        """Begins to write a checkpoint if the node has mass; returns when the arrays are copied."""
         if mass.w:
             state = divide(mass.x, mass.w, moved), opt_state
             self.checkpoints.save(steps, state, rest)

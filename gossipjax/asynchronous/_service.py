@@ -54,26 +54,29 @@ class Service:
                 "an asynchronous node needs pyzmq, which is not installed: pip install pyzmq."
             ) from error
         patience = settings.patience
-        # Held while the protocol or what the node holds is used.
+        # Held by whoever uses the protocol or the mass of the node; notified after each exchange.
         self.lock = threading.Condition(threading.RLock())
         self.sent_bytes = 0  # of messages with a mass
         self.misfits: dict[str, str] = {}  # address -> why the node there refuses this one
-        # Address -> since when the node there says that it hears this one, which hears nothing.
-        self.one_way: dict[str, float] = {}
+        # Address -> since when the node there says that it hears this node, while this node hears
+        # nothing of it. Then messages pass in one direction only.
+        self.hears_us_since: dict[str, float] = {}
         self._sockets = Sockets(settings.listen, settings.secret, patience)
         self.address = self._sockets.address
         self.wake = self._sockets.wake  # makes the thread send the outbox now
-        max_bytes = MAX_HEADER_BYTES + sum(count_bytes(*form) for form in job.list_forms(False))
+        forms = job.list_forms(is_narrow=False)  # the longest that buffers can have
+        max_bytes = MAX_HEADER_BYTES + sum(count_bytes(*form) for form in forms)
         self._transfers = Transfers(self.address, patience, max_bytes, self._sockets.send)
-        self._strangers: dict[str, float] = {}  # strangers, and when they were answered
-        self._held: list[tuple[str, Message]] = []  # until the journal is written
+        self._strangers: dict[str, float] = {}  # address of a stranger -> when it was answered
+        # Messages with a mass, by address, that are sent once the journal on disk has them.
+        self._awaiting_journal: list[tuple[str, Message]] = []
         self._settings = settings
         self._job = job
         self._interval = patience / TICKS
-        self._doing = ""  # what the node waits for
-        self._notice = 0.0  # when a line says so
+        self._last_doing = ""  # what the node did at the last tick, as `Participant.describe` says
+        self._next_notice = 0.0  # when a line tells the user that it still does the same
         self._is_closed = False
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # which ended the thread
         self._thread = threading.Thread(target=self._run, name="gossip", daemon=True)
 
     def start(self, node: Participant, has_written: Callable[[float], bool]) -> None:
@@ -83,9 +86,9 @@ class Service:
         self._thread.start()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Waits until a condition of the node holds; tries it after every event.
+        """Waits until a condition holds, tried after each exchange; returns whether it does.
 
-        A caller waits for other nodes, so the launcher is told that this process advances.
+        This is a wait for other nodes, so the launcher is told that this process is not stuck.
         """
 
         def is_over() -> bool:
@@ -116,25 +119,28 @@ class Service:
                 self.lock.notify_all()
 
     def _exchange(self, arrived: list[list[Any]]) -> None:
+        """Lets the protocol act on what has arrived and on the time, and sends its outbox."""
         node = self._node
         now = time.monotonic()
+        # Lives from which a piece came, or (True) the acknowledgement of one.
         heard: list[tuple[str | None, bool]] = []
-        # Every number is checked here, before the lock, for which a step would have to wait.
+        # This checks every number of a model, so it is done before the lock, for which steps wait.
         messages = [m for one in arrived if (m := self._read(*one, now=now, heard=heard))]
         with self.lock:
-            for _, message in self._held:  # no path is to blame for what has not left yet
+            # No path is to blame for messages that have not left yet: they are not late.
+            for _, message in self._awaiting_journal:
                 peer = node.members.peers.get(str(message.receiver))
                 if peer is not None and peer.parcel is not None:
                     peer.parcel.repeated = peer.parcel.progress = now
             for life, has_arrived in heard:
                 node.members.note_progress(life, now, has_arrived)
             for message in messages:
-                with self._survive():
+                with self._count_errors():
                     node.receive(message, now)
             node.tick(now)
-            self._tell(node.describe(), now)
-            for peer in node.members.peers.values() if self.one_way else ():
-                self.one_way.pop(peer.identity.address, None)
+            self._print_wait(node.describe(), now)
+            for peer in node.members.peers.values() if self.hears_us_since else ():
+                self.hears_us_since.pop(peer.identity.address, None)
             outbox = node.post.outbox
             node.post.outbox = []
             gone = node.post.gone
@@ -144,33 +150,34 @@ class Service:
         for address in gone:
             self._sockets.forget(address)
             self._transfers.forget(address)
-        # What leaves is in the journal, or a kill would spoil the account. While the disk freezes,
-        # all that has no mass goes on.
-        outbox = self._held + outbox
-        self._held = [item for item in outbox if item[1].mass is not None]
-        if self._held and not self._has_written(self._interval):
+        # A message with a mass leaves after its line in the journal is written: else a killed node
+        # would have sent weight of which no journal tells. While the disk freezes, these messages
+        # wait, and all others leave.
+        outbox = self._awaiting_journal + outbox
+        self._awaiting_journal = [item for item in outbox if item[1].mass is not None]
+        if self._awaiting_journal and not self._has_written(self._interval):
             outbox = [item for item in outbox if item[1].mass is None]
         else:
-            self._held = []
+            self._awaiting_journal = []
         for address, message in outbox:
-            with self._survive():
+            with self._count_errors():
                 self._note_stranger(address, now)
                 self._send(address, message, now)
         self._transfers.tick(now)
 
-    def _tell(self, doing: str, now: float) -> None:
-        """Says in a line what the node waits for, if it takes long."""
+    def _print_wait(self, doing: str, now: float) -> None:
+        """Prints what the node waits for if it does so for long, and again each minute."""
         reason = doing.split(":")[0]
-        if reason != self._doing:
-            self._doing = reason
-            self._notice = now + NOTICE_SECONDS
-        elif now >= self._notice and reason.startswith(("compiles", "waits")):
-            self._notice = now + REPEAT_SECONDS
+        if reason != self._last_doing:
+            self._last_doing = reason
+            self._next_notice = now + NOTICE_SECONDS
+        elif now >= self._next_notice and reason.startswith(("compiles", "waits")):
+            self._next_notice = now + REPEAT_SECONDS
             print(f"gossipjax: node {self._settings.place} {doing}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def _survive(self) -> Iterator[None]:
-        """Counts an error that one message raises, so that the node goes on."""
+    def _count_errors(self) -> Iterator[None]:
+        """Turns an error that one message raises into a count of dropped ones: the node goes on."""
         try:
             yield
         except MessageError as error:
@@ -181,8 +188,12 @@ class Service:
     def _read(
         self, route: Any, *frames: Any, now: float, heard: list[tuple[str | None, bool]]
     ) -> Message | None:
-        """Returns the message in these frames, or in the pieces of which they are the last."""
-        with self._survive():
+        """Returns the message in these frames, or the one of which they are the last piece.
+
+        Returns None for other pieces, which it notes in `heard`, for what it answers at once (an
+        observer, a node of another job), and for what is no message.
+        """
+        with self._count_errors():
             if bytes(frames[0][:2]) == LOOK:
                 with self.lock:
                     report = self._node.report()
@@ -204,13 +215,15 @@ class Service:
                 said = f"{self.address} {reason}, not {own[:MAX_TEXT]!r}"
                 self._sockets.answer(bytes(route), said.encode())
                 return None
-            if message.receiver is None:  # its sender may be one whom this node cannot reach
+            # A call is answered over its own connection, too. So its sender knows that this node
+            # hears it, even if this node cannot connect to it.
+            if message.receiver is None:
                 self._sockets.answer(bytes(route), self.address.encode())
             return message
         return None
 
     def _note_stranger(self, address: str, now: float) -> None:
-        """If many strangers were answered, drops what waits for the one answered first."""
+        """Notes a stranger that is answered, and forgets the oldest one if these are too many."""
         if address in self._node.members.contacts:
             return
         self._strangers.pop(address, None)
@@ -222,7 +235,7 @@ class Service:
                 self._sockets.forget(first)
 
     def _look_after(self, address: str, now: float) -> None:
-        """Reads what the node at a silent address has answered to earlier calls."""
+        """Reads answers of a silent address to earlier calls: who is there, or why it refuses."""
         for answer in self._sockets.look_after(address):
             who, _, reason = answer[:MAX_ANSWER_BYTES].decode(errors="replace").partition(" ")
             with self.lock:
@@ -230,8 +243,8 @@ class Service:
                 others = {peer.identity.address for peer in members.peers.values()}
                 if reason.isprintable() and reason:
                     self.misfits[address] = reason
-                elif who not in others | {self.address}:  # else it is heard by another name
-                    since = self.one_way.setdefault(address, now)
+                elif who not in others | {self.address}:  # else this is another name of a peer
+                    since = self.hears_us_since.setdefault(address, now)
                     if now - since > self._settings.patience:
                         members.note(
                             f"one way {address}",
@@ -240,6 +253,7 @@ class Service:
                         )
 
     def _send(self, address: str, message: Message, now: float) -> None:
+        """Sends a message, a large one in pieces."""
         if message.receiver is None:
             self._look_after(address, now)
         frames = encode(message, self._job)
@@ -249,14 +263,15 @@ class Service:
             key = message.receiver, message.kind, message.number
             is_sent = self._transfers.put(address, message.sender.life, key, frames)
         else:
-            # Where a path loses full packets, the small ones that say that a node lives still pass.
-            is_sent = self._sockets.send(address, frames, has_mass and size > PACKET)
+            # A mass that fills packets has a connection for itself. On a path that loses large
+            # packets, the small messages, which say that a node lives, then still pass.
+            is_sent = self._sockets.send(address, frames, is_bulk=has_mass and size > PACKET)
         self.sent_bytes += size * (has_mass and is_sent)
 
     # Why nobody gives mass.
 
     def is_refused(self) -> bool:
-        """Whether it does not help to wait: all nodes refuse this one, or are of another job."""
+        """Whether waiting is useless: all known nodes have another secret, or another job."""
         if self._node.founding.may_go_on_alone or not self._node.members.contacts:
             return False
         return all(way_out in (FIT, COMPARE) for _, way_out in self._ask_all())
@@ -296,7 +311,7 @@ class Service:
                 yield f"{address} answers, but has nothing to give", None
             elif obstacle := sockets.find_obstacle(address):
                 yield obstacle
-            elif address in self.one_way:
+            elif address in self.hears_us_since:
                 yield f"the node at {address} hears this one, {UNREACHED} {self.address}", OPEN
             else:
                 yield f"{address} listens, but does not speak with this node", None

@@ -81,7 +81,9 @@ class Settings:
 
 
 def may_connect(address: str, secret: str | None) -> bool:
-    """Whether nodes may use this address without a secret, as only this machine can reach it.
+    """Whether a node may connect to an address, or listen there.
+
+    Without a secret, it may only if no other machine can reach the address.
 
     >>> may_connect("127.0.0.1:5000", None), may_connect("192.0.2.1:5000", None)
     (True, False)

@@ -1,7 +1,7 @@
 """The ZeroMQ sockets of a node: one that listens, and two for each address that it sends to.
 
 For each address, one socket sends pieces of models and the other small messages, so that a sign of
-life never waits behind a model. For the numbers of names, threads ask.
+life never waits behind a model. Threads ask name servers for the numeric addresses of names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 from gossipjax.asynchronous._messages import read_numeric
 from gossipjax.asynchronous._settings import COMPARE, may_connect
 
-HANDSHAKE_MS = 2000  # a connection that has not said by then that it speaks ZeroMQ is closed
+HANDSHAKE_MS = 2000  # after which a connection is closed that has not begun as ZeroMQ does
 RECONNECT_MS = 100
 MAX_RECONNECT_MS = 2000
 PROBE_MS = 1000
@@ -62,9 +62,11 @@ class Sockets:
         self._keys = None if secret is None else make_keys(secret)
         if self._keys:
             self._context.curve_publickey, self._context.curve_secretkey = self._keys
+        # (address, is_bulk) -> the socket that sends to it.
         self._outgoing: dict[tuple[str, bool], zmq.Socket[bytes]] = {}
         self._numbers: dict[str, str | None] = {}  # address -> where its sockets connect
-        # Over a connection to it, a node can answer whom it cannot reach: so this is no PULL.
+        # A ROUTER can answer on the connection on which a message came, even if this node cannot
+        # connect to its sender.
         self._incoming = self._context.socket(zmq.ROUTER)
         self._incoming.maxmsgsize = MAX_FRAME_BYTES + (ENCRYPTION_BYTES if self._keys else 0)
         self._incoming.handshake_ivl = HANDSHAKE_MS
@@ -88,12 +90,17 @@ class Sockets:
         self._poller.register(self._wake_receiver, zmq.POLLIN)
 
     def _bind(self, numbers: str) -> str:
+        """Listens at a numeric address, and returns it."""
         self._incoming.ipv6 = numbers.startswith("[")
         self._incoming.bind(f"tcp://{numbers}")
         return numbers
 
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
-        """Sends frames, which must not change afterwards; False if too many frames wait."""
+        """Sends frames, which must not change afterwards; returns False if they were dropped.
+
+        Frames are dropped if too many wait already, or while the number of the address is unknown.
+        Pieces of models are `is_bulk`.
+        """
         key = address, is_bulk
         try:
             if key not in self._outgoing:
@@ -112,6 +119,7 @@ class Sockets:
         return True
 
     def _make_sender(self, numbers: str) -> zmq.Socket[bytes]:
+        """Makes a socket that can connect to a numeric address; the caller lets it connect."""
         socket = self._context.socket(zmq.DEALER)
         socket.ipv6 = numbers.startswith("[")
         socket.reconnect_ivl = RECONNECT_MS
@@ -121,15 +129,15 @@ class Sockets:
         return socket
 
     def look_after(self, address: str) -> list[bytes]:
-        """Returns what a silent node has answered; connects anew if its name leads elsewhere.
+        """Returns what a silent node has answered; drops its sockets if its name has a new number.
 
-        If the name of this node leads elsewhere, the node listens there, too. Threads ask for the
-        names, so a call takes no time, and a later call sees what is new.
+        If the name of this node has a new number, the node listens there, too. Threads ask for the
+        names, so a call takes no time, and a later call sees what they have found.
         """
         if self.find_numbers(address, is_silent=True) != self._numbers.get(address):
             self.forget(address)
         own = self.find_numbers(self.address, is_silent=True)
-        with contextlib.suppress(zmq.ZMQError):  # perhaps it is no address of this machine
+        with contextlib.suppress(zmq.ZMQError):  # if it is no address of this machine
             if own not in (self._bound, None):
                 self._bound = self._bind(own)
         return self.read_answers(address)
@@ -161,9 +169,9 @@ class Sockets:
         return None
 
     def _is_refused_at(self, numbers: str) -> bool | OSError:
-        """Whether a node is there and another handshake with it fails, or why nobody listens.
+        """Whether the node at a numeric address refuses this secret, or why nobody listens there.
 
-        Any thread may ask.
+        It tries with a connection of its own, so any thread may call it.
         """
         host, _, port = numbers.rpartition(":")
         try:
@@ -173,7 +181,7 @@ class Sockets:
         greeting = b""
         with connection, contextlib.suppress(OSError):
             greeting = connection.recv(len(GREETING))
-        # A tunnel lets everybody in, and then closes what it cannot pass on yet.
+        # Something else listens, such as a tunnel whose other end is not there yet.
         if greeting != GREETING:
             return False
         with self._make_sender(numbers) as sender:
@@ -185,7 +193,7 @@ class Sockets:
             return bool(is_refused)
 
     def forget(self, address: str) -> None:
-        """Drops what waits to be sent to an address."""
+        """Closes the sockets to an address, with all that waits there; `send` makes new ones."""
         self._numbers.pop(address, None)
         for is_bulk in (True, False):
             socket = self._outgoing.pop((address, is_bulk), None)
@@ -193,7 +201,10 @@ class Sockets:
                 socket.close(linger=0)
 
     def receive(self, seconds: float) -> list[list[Any]]:
-        """Waits until something arrives or `wake` is called; returns it, each after its route."""
+        """Waits until something arrives or `wake` is called; returns the messages that arrived.
+
+        Each is a list of frames, of which the first is the route for `answer`.
+        """
         ready = dict(self._poller.poll(int(1000 * seconds)))
         if self._wake_receiver in ready:
             self._wake_receiver.recv()
@@ -230,7 +241,7 @@ def make_keys(secret: str) -> tuple[bytes, bytes]:
 
 
 def find_numbers(address: str) -> tuple[str, ...]:
-    """Returns an address in numbers, for each number of its name; those of IPv4 come first.
+    """Asks for the numeric addresses of `host:port`, which may be several; those of IPv4 first.
 
     >>> find_numbers("127.0.0.1:5000")
     ('127.0.0.1:5000',)
@@ -242,20 +253,20 @@ def find_numbers(address: str) -> tuple[str, ...]:
 
 
 class Names:
-    """Knows the numbers of names by the last good answer.
+    """Remembers the numeric addresses of names.
 
-    A name is asked for again when a connection to it is made, or when the node there is silent, but
-    once in `seconds` at most.
+    `find` never waits. It returns the last good answer, and lets a thread ask again, for each name
+    at most once in `seconds`.
     """
 
     def __init__(self, seconds: float, secret: str | None):
         self._seconds = seconds
         self._secret = secret
         self._answers: dict[str, tuple[str, ...]] = {}  # address -> the same in numbers
-        self._asked: dict[str, float] = {}
+        self._asked: dict[str, float] = {}  # address -> when the last answer came
 
     def find(self, address: str, is_silent: bool = False) -> str | None:
-        """Returns where to connect for an address; None if it may not, or nobody has said."""
+        """Returns the numeric address to connect to; None if it is forbidden or not known yet."""
         if not may_connect(address, self._secret):
             return None
         if read_numeric(address) is not None:
@@ -263,12 +274,13 @@ class Names:
         since = time.monotonic() - self._asked.get(address, -math.inf)
         if since > self._seconds:
             self._asked[address] = math.inf  # until there is an answer
-            # If a name has several numbers, the next one has its turn where this one was tried.
+            # If a name has several numbers and the node at this one is silent, tries the next one.
             arguments = address, is_silent and since < 2 * self._seconds
             threading.Thread(target=self._ask, args=arguments, daemon=True).start()
         return self._answers.get(address, (None,))[0]
 
     def _ask(self, address: str, takes_next: bool) -> None:
+        """Asks for the numbers of a name; the one in use stays first, unless `takes_next`."""
         with contextlib.suppress(OSError, UnicodeError):
             found = find_numbers(address)
             last = self._answers.get(address, found)[0]

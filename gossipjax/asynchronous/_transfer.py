@@ -38,16 +38,16 @@ Send = Callable[[str, list[Any], bool], bool]
 
 @dataclasses.dataclass
 class _Stream:
-    """A message on its way."""
+    """A message that is sent in pieces, and how much of it has arrived."""
 
     life: str  # the life of the sender
     key: tuple[str | None, str, int]  # the life of its receiver, its kind, and its number
-    number: int
+    number: int  # of this transfer; later ones of the same process have larger numbers
     buffers: list[memoryview]
-    acknowledged: int = 0
-    sent: int = 0
-    # When the measurement of the rate that goes on began, and what was acknowledged before; the
-    # rest of a message is measured anew after a connection broke.
+    acknowledged: int = 0  # bytes that have arrived
+    sent: int = 0  # bytes that were sent
+    # When the measurement of the rate began, None if there is none, and how much was acknowledged
+    # by then. After a connection broke, the rest of the message is measured anew.
     since: float | None = None
     before: int = 0
 
@@ -56,7 +56,7 @@ class _Stream:
         self.total = sum(self.lengths)
 
     def cut(self, start: int, end: int) -> list[memoryview]:
-        """Returns a piece, which may contain parts of several buffers."""
+        """Returns the bytes from `start` to `end`, as views of the buffers that contain them."""
         at = 0
         parts = []
         for buffer in self.buffers:
@@ -79,10 +79,10 @@ class _Queue:
 class _Arrival:
     """A message that arrives from a life."""
 
-    number: int
+    number: int  # of the transfer
     buffer: np.ndarray | None  # None when the message is complete
-    received: int = 0
-    moved: float = 0.0
+    received: int = 0  # bytes
+    moved: float = 0.0  # when the last piece came
 
 
 class Transfers:
@@ -100,7 +100,7 @@ class Transfers:
     def put(
         self, address: str, life: str, key: tuple[str | None, str, int], frames: Sequence[Any]
     ) -> bool:
-        """Sends a message in pieces; False if the message is on its way already."""
+        """Sends a message of `life`, named by `key`, in pieces; False if it is on its way."""
         queue = self._queues.setdefault(address, _Queue())
         # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
         if any(stream.key == key for stream in queue.streams):
@@ -109,11 +109,11 @@ class Transfers:
         header += b" " * (-len(header) % ALIGNMENT)  # JSON ignores spaces
         buffers = [memoryview(frame).cast("B") for frame in (header, *frames[1:])]
         queue.streams.append(_Stream(life, key, next(self._numbers), buffers))
-        self._go_on(address, queue, time.monotonic())
+        self._send_pieces(address, queue, time.monotonic())
         return True
 
     def forget(self, address: str) -> None:
-        """Drops what is on its way to an address."""
+        """Drops the messages to an address that have not arrived whole."""
         self._queues.pop(address, None)
 
     def tick(self, now: float) -> None:
@@ -126,7 +126,7 @@ class Transfers:
                 if now - queue.moved > max(self._patience, MAX_SLOWNESS * seconds):
                     stream.since = None  # lost pieces say nothing about the rate
                     stream.sent = stream.acknowledged
-                self._go_on(address, queue, now)
+                self._send_pieces(address, queue, now)
         for life, arrival in list(self._arrivals.items()):
             if now - arrival.moved > 10 * self._patience:
                 del self._arrivals[life]
@@ -134,9 +134,10 @@ class Transfers:
     def receive(
         self, frames: Sequence[Any], now: float
     ) -> tuple[str | None, list[Any] | None] | None:
-        """Takes a piece of a message, or the acknowledgement of a piece; None for other frames.
+        """Takes a piece of a message, or the acknowledgement of a piece.
 
-        Returns the life that was heard, if it is known, and the frames of a message that is whole.
+        Returns None for all other frames. Else returns the life that was heard by that, if it is
+        known, and the frames of the message, if this was its last piece.
         """
         kind = bytes(frames[0][:1])
         if kind not in (PIECE, PROGRESS):
@@ -149,11 +150,14 @@ class Transfers:
                 kind == PIECE and is_address(address) and 0 < len(lengths) <= MAX_BUFFERS
             ):
                 read_as(tuple[int, ...], [number, offset, *lengths])
-                return read_as(str, life), self._take(said, frames[1:], now)
+                return read_as(str, life), self._add_piece(said, frames[1:], now)
         raise MessageError("a piece that is none")
 
-    def _go_on(self, address: str, queue: _Queue, now: float) -> None:
-        """Sends pieces of the first message as long as few are on their way."""
+    def _send_pieces(self, address: str, queue: _Queue, now: float) -> None:
+        """Sends pieces of the first message of a queue, up to a window of pieces on their way.
+
+        A piece is so small that many pass within the patience: each shows that the node lives.
+        """
         if not queue.streams:
             return
         stream = queue.streams[0]
@@ -170,14 +174,18 @@ class Transfers:
             said = [self._address, stream.life, stream.number, stream.sent, stream.lengths]
             end = min(stream.sent + size, stream.total)
             parts = stream.cut(stream.sent, end)
-            if not self._send(address, [PIECE + json.dumps(said).encode(), *parts], True):
+            frames = [PIECE + json.dumps(said).encode(), *parts]
+            if not self._send(address, frames, True):  # is bulk
                 return
             stream.sent = end
 
     def _acknowledge(
         self, address: str, life: str, number: int, offset: int, now: float
     ) -> str | None:
-        """Notes an acknowledgement; returns the life that receives, None if there is none."""
+        """Notes that a message has arrived up to `offset`, and sends more of it.
+
+        Returns the life that receives it; None if this message is not on its way.
+        """
         queue = self._queues.get(address)
         if queue is None or not queue.streams:
             return None
@@ -188,17 +196,17 @@ class Transfers:
             return stream.key[0]
         queue.moved = now
         measured = offset - stream.before
-        if measured >= FIRST_PIECE:  # less says more about the delay of a path than about its rate
+        if measured >= FIRST_PIECE:  # the time of fewer bytes is mostly the delay of the path
             queue.rate = measured / max(now - (stream.since or 0.0), MIN_SECONDS)
         stream.acknowledged = offset
         stream.sent = max(stream.sent, offset)
         if offset == stream.total:
             queue.streams.popleft()
-        self._go_on(address, queue, now)
+        self._send_pieces(address, queue, now)
         return stream.key[0]
 
-    def _take(self, said: Sequence[Any], parts: Sequence[Any], now: float) -> list[Any] | None:
-        """Adds a piece to its message; returns the frames of the message when it is whole."""
+    def _add_piece(self, said: Sequence[Any], parts: Sequence[Any], now: float) -> list[Any] | None:
+        """Adds a piece to its message and acknowledges it; returns the frames if it is whole."""
         address, life, number, offset, lengths = said
         total = sum(lengths)
         arrival = self._arrivals.get(life)
@@ -206,7 +214,8 @@ class Transfers:
             if total > self._max_bytes:
                 raise MessageError("too large")
             if offset or not self._has_room(total, life, now):
-                return None  # the sender repeats the piece
+                return None  # no room, or the first piece is lost: it is repeated
+            # The frames must begin at a multiple of ALIGNMENT.
             room = np.empty(total + ALIGNMENT, np.uint8)
             start = -room.ctypes.data % ALIGNMENT
             arrival = self._arrivals[life] = _Arrival(number, room[start : start + total])
@@ -223,7 +232,7 @@ class Transfers:
                 arrival.received = end
         # Also for a piece that came twice or too early: the sender learns where to go on.
         progress = [self._address, life, number, arrival.received]
-        self._send(address, [PROGRESS + json.dumps(progress).encode()], False)
+        self._send(address, [PROGRESS + json.dumps(progress).encode()], False)  # is not bulk
         if buffer is None or not arrival.received == len(buffer) == total:
             return None
         arrival.buffer = None
@@ -231,9 +240,10 @@ class Transfers:
         return [buffer.data[end - size : end] for end, size in zip(ends, lengths, strict=True)]
 
     def _has_room(self, size: int, life: str, now: float) -> bool:
-        """Whether another message may arrive, because memory is limited.
+        """Whether there is memory for another message: for one of any size, or several small ones.
 
-        A message that does not go on holds up no other, because its sender may be a stranger.
+        A message that makes no progress does not count, because its sender may be a stranger, who
+        could hold up all others by it.
         """
         others = [a for other, a in self._arrivals.items() if other != life]
         moving = [a.buffer for a in others if now - a.moved <= 2 * self._patience]

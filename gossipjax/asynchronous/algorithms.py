@@ -14,7 +14,7 @@ Graph = Literal["exponential", "random", "rate"]
 Peers = Sequence[Identity]
 Seconds = Mapping[Identity, float]
 Choose = Callable[[Peers, Identity, int, Seconds], Identity | None]
-RATE_FLOOR = 0.1  # the part of the draws that are uniform
+RATE_FLOOR = 0.1  # with `rate`, the part of the draws that are uniform
 
 
 class Outer(NamedTuple):
@@ -78,7 +78,7 @@ def sgp(*, graph: Graph = "exponential", seed: int = 0) -> Algorithm:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR
       2019, arXiv:1811.10792v1, section 5.1.
     """
-    return Algorithm("sgp", False, _make_graph("sgp", graph, seed))
+    return Algorithm("sgp", averages=False, choose=_make_graph("sgp", graph, seed))
 
 
 def adpsgd(*, graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
@@ -106,7 +106,8 @@ def adpsgd(*, graph: Literal["bipartite", "complete"] = "complete", seed: int = 
     """
     if graph not in ("bipartite", "complete"):
         raise ValueError(f"graph of adpsgd must be 'bipartite' or 'complete', got {graph!r}.")
-    return Algorithm("adpsgd", True, functools.partial(choose_randomly, seed, graph))
+    choose = functools.partial(choose_randomly, seed, graph)
+    return Algorithm("adpsgd", averages=True, choose=choose)
 
 
 def outer(
@@ -119,16 +120,18 @@ def outer(
 ) -> Algorithm:
     """Our asynchronous outer optimizer: nodes send shares rarely, and momentum travels with them.
 
-    After every H local steps (`H = every`), which together have moved its model by p, a node makes
-    a step with Nesterov's momentum. The node then sends half of its `(x, w, m)` to one peer, which
-    adds this share between two of its own steps:
+    A node holds a numerator x, a weight w and a momentum m. After every H local steps (`H =
+    every`), which together have moved its model by p, it makes an outer step with Nesterov's
+    momentum:
 
-        m <- b m - w p;    x <- x + rate (w p - b m);    p <- 0
+        m <- b m - w p;    x <- x + rate (w p - b m), with the new m;    p <- 0
 
-    The model of a node is `z = x / w + p`. There is no server, and no node waits for another. Each
-    part of the momentum moves the weight with which it travels, so nothing is applied twice. If all
-    nodes mixed exactly, this would be DiLoCo with SGD as the outer optimizer. At the end of its
-    training a node adds p without momentum.
+    It then sends half of its `(x, w, m)` to one peer, which adds this share between two of its own
+    steps. The model of a node is `z = x / w + p`. There is no server, and no node waits for
+    another. The momentum is split together with the weight, so each share of it acts only on the
+    mass with which it travels, and nothing is applied twice. If all nodes mixed exactly, this would
+    be DiLoCo with SGD as the outer optimizer. At the end of its training a node adds p without
+    momentum.
 
     Args:
       every: H, the number of local steps from one outer step to the next.
@@ -149,10 +152,12 @@ def outer(
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum of outer must be from 0 to below 1, got {momentum!r}.")
     rule = Outer(every, float(learning_rate), float(momentum))
-    return Algorithm("outer", False, _make_graph("outer", graph, seed), rule)
+    choose = _make_graph("outer", graph, seed)
+    return Algorithm("outer", averages=False, choose=choose, outer=rule)
 
 
 def _make_graph(name: str, graph: str, seed: int) -> Choose:
+    """Returns the function that chooses the peer of a step on a graph; `name` is for the error."""
     if graph not in get_args(Graph):
         raise ValueError(f"graph of {name} must be one of {get_args(Graph)}, got {graph!r}.")
     if graph == "exponential":
@@ -174,10 +179,10 @@ def choose_exponential(peers: Peers, own: Identity, step: int, seconds: Seconds)
 def choose_randomly(
     seed: int, graph: str, peers: Peers, own: Identity, step: int, seconds: Seconds
 ) -> Identity | None:
-    """Draws the peer of a step; the seed, the node's place and the step decide it.
+    """Draws the peer of a step from the seed, the node's place and the step.
 
-    With the graph `rate`, the probability of a peer is proportional to 1 / seconds. A peer that was
-    not measured counts as the fastest.
+    With the graph `rate`, the probability of a peer is proportional to 1 / seconds, the time that a
+    message to it takes. A peer that was not measured counts as the fastest.
     """
     if graph == "bipartite":
         peers = [peer for peer in peers if peer.place % 2] if own.place % 2 == 0 else []

@@ -125,6 +125,7 @@ class Checkpoints:
         self._timeout = timeout
         self._is_read_only = read_only
         self._is_shared = shared
+        # Whether each process has only its part of a checkpoint in its folder.
         self._has_parts = not shared and jax.process_count() > 1
         self._store = Folder(self.folder, shared)
         self._lock = FolderLock(self.folder)
@@ -139,11 +140,11 @@ class Checkpoints:
         self._last_step: int | None = None  # the newest step that was saved or restored
         self._problem: str | None = None  # why the last write failed, if it did
         self._is_entered = False
-        self._damaged: set[int] = set()  # steps that the next save renames
-        self._must_write = True  # no write may fail before one has succeeded
+        self._damaged: set[int] = set()  # steps of damaged checkpoints, which the next save renames
+        self._must_write = True  # whether a failed write is an error: until one has succeeded
         self.is_preempted = False
-        self._at_exit = contextlib.ExitStack()
-        self._writer = Writer(timeout, not self._has_parts)
+        self._at_exit = contextlib.ExitStack()  # what the `with` block undoes at its end
+        self._writer = Writer(timeout, shared=not self._has_parts)
 
     def __enter__(self) -> Checkpoints:
         self._is_entered = True
@@ -160,10 +161,11 @@ class Checkpoints:
                 self.close()
                 if self._every is not None and any_process(self.is_preempted):
                     self.is_preempted = True
-            # The others may go on, so this process asks them nothing, and completes its part.
+            # This process ends by an error, and the others may go on. So it asks them nothing, but
+            # completes its part of the checkpoint that is being written.
             elif (failure := self._writer.wait()) is not None:
                 warnings.warn(f"{self._describe(failure)}: older ones are untouched.", stacklevel=2)
-        # SIGTERM came after the last step, for example in the last write. All is written now.
+        # SIGTERM may have come after the last step, for example in the last write.
         if kind is None and self.is_preempted:
             raise Preempted(max(self._store.local_steps(), default=None), self.folder)
 
@@ -223,14 +225,15 @@ class Checkpoints:
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> tuple[TrainState, ResizeReport | None] | None:
+        """Returns the newest checkpoint as a state of this run; warns if parts of it are lost."""
         make_like = functools.partial(make_template, state, nodes, make_tx)
-        restored, kept, lost = self._restore(make_like, None)
+        restored, kept, lost = self._restore(make_like, step=None)
         if restored is None:
             return None
-        gone: set[int] = set()
+        lost_nodes: set[int] = set()
         if kept is not None:
-            gone = {*range(restored.metadata.get("nodes", nodes.size))}.difference(kept)
-        reasons = [f"nodes {sorted(gone)} that saved it are in no folder"] * bool(gone)
+            lost_nodes = {*range(restored.metadata.get("nodes", nodes.size))}.difference(kept)
+        reasons = [f"nodes {sorted(lost_nodes)} that saved it are in no folder"] * bool(lost_nodes)
         if lost:
             where = f"checkpoint of step {restored.step} in their folders, as {self.folder}"
             reasons.insert(0, f"processes {sorted(lost)} have no {where}")
@@ -284,8 +287,8 @@ class Checkpoints:
             raise ValueError(f"read_only must be False for a save in {self.folder}, got True.")
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
-        leaves = as_arrays(meshes.on_auto_axes(state), not self._has_parts)
-        self._store.each(self._lock.acquire)  # again, after `close`
+        leaves = as_arrays(meshes.on_auto_axes(state), shared=not self._has_parts)
+        self._store.each(self._lock.acquire)  # `close` has released it
         self._finish_write()
         manifest = Manifest(step, leaf_specs(state), metadata)
         with meet_within(self._timeout):
@@ -296,19 +299,20 @@ class Checkpoints:
         launch.advance()
 
     def _begin_write(self, leaves: list[Any], manifest: Manifest) -> None:
+        """Makes the folder of a checkpoint, and lets the writer write into it."""
         step = manifest.step
         steps = self._store.steps()
         # The last step of a run may be a multiple of `every`, too.
         if step == self._last_step and step in steps:
             return
         later = [other for other in steps if other >= step and other not in self._damaged]
-        if later:  # a later resume would take them
+        if later:  # a resumed run would start from them, and not from this one
             raise ValueError(
                 f"step must be after all checkpoints in {self.folder}, got {step}, and there are "
                 f"{later}: resume from the newest, remove or rename what you do not want, or save "
                 "in another folder."
             )
-        if self._has_parts:
+        if self._has_parts:  # the manifest says which nodes are in this folder, and of which save
             save = broadcast_text(uuid.uuid4().hex)
             part = {"nodes": held_nodes(leaves), "whole": held_nodes(leaves, is_whole=True)}
             part |= {"save": save, "is_first": not steps}
@@ -316,7 +320,7 @@ class Checkpoints:
         self._last_step = step
         try:
             self._store.begin(step, steps, self._damaged)
-        except OSError as error:  # on all processes
+        except OSError as error:  # `begin` raises it on all processes
             self._writer.failure = error
             return
         self._damaged = set()
@@ -375,7 +379,11 @@ class Checkpoints:
     def _restore(
         self, like: Any, step: int | None
     ) -> tuple[Restored | None, list[int] | None, set[int]]:
-        """Also returns nodes as `read_checkpoint`, and the processes that have no part."""
+        """Reads the newest checkpoint that is not damaged, or that of a step.
+
+        Also returns the nodes that `read_checkpoint` found, if it had to look for them, and the
+        processes that have no part of the checkpoint.
+        """
         if not self._is_read_only:
             self._store.each(self._lock.acquire)
         self._finish_write()
@@ -407,7 +415,10 @@ class Checkpoints:
         raise OSError(f"no checkpoint in {self.folder} can be read ({reasons}).")
 
     def _finish_write(self, warns: bool = True) -> None:
-        """Waits for a write in progress. If it failed on any process, cleans up and says so."""
+        """Waits for a write in progress. If it failed on any process, removes what it wrote.
+
+        The first write and, without a `with` block, each write then raises `OSError`; others warn.
+        """
         launch.advance(slow=True)
         is_writing = self._writer.thread is not None
         failure = self._writer.wait()
@@ -429,6 +440,7 @@ class Checkpoints:
             warnings.warn(f"{problem}: the run continues, older ones are untouched.", stacklevel=3)
 
     def _describe(self, failure: Exception | None) -> str:
+        """Says why the newest checkpoint was not written; None is a failure of another process."""
         return (
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
             f"({first_line(failure)})"
@@ -437,7 +449,7 @@ class Checkpoints:
 
 def _require_folder(folder: str | Path, what: str) -> AnyPath:
     """Returns an absolute path; raises `ValueError` if `folder` is empty or another address."""
-    if str(folder).startswith("gs://"):  # what other jobs write there, gcsfs would not see
+    if str(folder).startswith("gs://"):  # without its cache, gcsfs sees what other jobs write
         fsspec_settings.setdefault("gcs", {}).setdefault("use_listings_cache", False)
         return epath.Path(folder)
     if not folder or ":/" in str(folder):  # paths shorten s3:// to s3:/

@@ -13,7 +13,10 @@ from gossipjax.sharding import ShardedState
 
 
 def as_arrays(tree: Any, shared: bool) -> list[Any]:
-    """Returns every leaf of a state as an array: JAX's unchanged, and copies of all others."""
+    """Returns the leaves of a state as arrays: those of JAX unchanged, all others as copies.
+
+    With `shared=False`, each process writes its own part of each array, so all must have one.
+    """
     arrays = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = f"state{jax.tree_util.keystr(path)}"
@@ -41,7 +44,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         specs.append([jax.tree_util.keystr(path), list(array.shape), str(array.dtype)])
     nodes = _find_exchanging(tree)
-    # As in every version: first the states that wrap nothing, then the others.
+    # Older checkpoints have this order: first the states that wrap no other, then the others.
     for path, node in sorted(nodes, key=lambda item: item[1].inner is not None):
         path = jax.tree_util.keystr(path)
         specs += [[f"{path}{name}", [], value] for name, value in node.plan.settings().items()]
@@ -49,7 +52,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
 
 
 def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
-    """Finds all states that exchange, those inside of others too; returns paths and states."""
+    """Returns the path and the state of every part of a tree that exchanges, nested ones, too."""
 
     def is_inside(part: Any) -> bool:
         return part is not tree and isinstance(part, Exchanging)
@@ -64,7 +67,8 @@ def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
 def unwrap(tree: Any) -> Any:
     """Replaces each `ShardedState` and each Variable in a tree by what it contains.
 
-    `nnx.Optimizer` puts each array of a state in a Variable, and `tx.init` does not.
+    So the structures of two states can be compared: `nnx.Optimizer` puts each array of a state in a
+    Variable, and `tx.init` does not.
     """
 
     def is_wrapper(part: Any) -> bool:
@@ -102,6 +106,7 @@ def _without_variable(spec: list[Any]) -> list[Any]:
 
 
 def _describe(spec: list[Any] | None) -> str:
+    """Returns the text of a spec for an error; None is the end of the list."""
     if spec is None:
         return "nothing more"
     path, shape, kind = spec
@@ -109,17 +114,19 @@ def _describe(spec: list[Any] | None) -> str:
 
 
 def is_on_all_processes(leaf: Any) -> bool:
-    """Whether every process has, or may have, a part of an array on its devices."""
+    """Whether an array is on devices of several processes, and not of this one alone."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is not None and not sharding.is_fully_addressable
 
 
 def held_nodes(leaves: list[Any], is_whole: bool = False) -> list[int]:
-    """Returns the nodes (rows of the first array) of which this process has a part, or all."""
+    """Returns the nodes, rows of the first array, of which this process has a part, or all."""
     first = next((leaf for leaf in leaves if leaf.shape), None)
     if first is None:
         return []
-    nodes: dict[bool, set[int]] = {True: set(), False: set()}  # by whether they are here
+    here: set[int] = set()
+    elsewhere: set[int] = set()
     for device, index in first.sharding.devices_indices_map(first.shape).items():
-        nodes[device.process_index == jax.process_index()].update(range(first.shape[0])[index[0]])
-    return sorted(nodes[True] - nodes[False] if is_whole else nodes[True])
+        nodes = here if device.process_index == jax.process_index() else elsewhere
+        nodes.update(range(first.shape[0])[index[0]])
+    return sorted(here - elsewhere if is_whole else here)

@@ -13,19 +13,22 @@ from pathlib import Path, PurePath
 
 NAME = ".lock"
 
-_files: dict[Path, int] = {}  # of this process: the system does not refuse it its own lock
+# Folder -> the open lock file of this process. The system would let one process lock a file twice,
+# so this also refuses a second `FolderLock` of the same folder.
+_files: dict[Path, int] = {}
 
 
 class FolderLock:
-    """The lock of a folder, for this process.
+    """A lock by which one job at a time may write into a folder.
 
     The operating system frees the lock when the process ends, however it ends, also if a forked
-    child lives on. The file stays. A bucket has no locks.
+    child lives on. The file stays. A bucket has no locks, so there `acquire` does nothing.
     """
 
     def __init__(self, folder: PurePath):
         self._folder = folder
-        self._close: weakref.finalize | None = None  # also if the program never releases it
+        # Closes the file, which frees the lock, at the latest when this object is collected.
+        self._close: weakref.finalize | None = None
 
     def acquire(self) -> None:
         """Takes the lock, unless it has it; raises `OSError` if another job has the folder.
@@ -44,7 +47,7 @@ class FolderLock:
                 stacklevel=4,
             )
             self.release()
-            if not self._folder.exists():  # in a file there is no lock
+            if not self._folder.exists():  # if a file has its name now, `_take` says so
                 self._folder.mkdir(parents=True)
         if problem := self._take(self._folder):
             self.release()
@@ -56,7 +59,7 @@ class FolderLock:
             self._close()
 
     def _take(self, folder: Path) -> str:
-        """Takes the lock, or returns why it cannot."""
+        """Takes the lock; returns an empty text, or why it cannot, as the end of an error."""
         job = f"process {os.getpid()} on {socket.gethostname()}"
         if folder in _files:
             return f"which {job} has open. Close it first; read_only=True only reads."
@@ -65,6 +68,7 @@ class FolderLock:
             _files[folder] = file
             self._close = weakref.finalize(self, lambda: os.close(_files.pop(folder)))
             if os.fstat(file).st_nlink > 1:
+                # A hard link may lead to a file that this must not overwrite.
                 raise OSError(errno.EMLINK, "it has another name")
         except OSError as error:
             return f"where {NAME} cannot be written ({error.strerror}). Remove what has this name."

@@ -114,7 +114,8 @@ def change_nodes(
         )
     others = _average_others(_weigh_models(opt_state, old), template)
 
-    # The gossip may be elsewhere in the new chain. All other arrays keep their order.
+    # Fills the state that `tx.init` made with old values. The gossip may be at another position in
+    # the new chain, and all other arrays have the same order.
     def resize(part: Any) -> Any:
         return _resize_gossip(old, part, model, new_params) if _is_gossip(part) else next(others)
 
@@ -143,7 +144,11 @@ def average_nodes(tree: Any, nodes: int) -> Any:
 
 
 def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) -> GossipState:
-    """Returns `new`, which `tx.init` made from the model, with the parts of `old` that survive."""
+    """Returns the state `new`, which `tx.init` made from the model, with what is kept of `old`.
+
+    That is the count, and the parts of `extra` whose rule is not "restart". `params` is the model
+    in its own types: residuals take what rounding left over.
+    """
     residual = None
     if new.residual is not None:
         parts = gossiped(model, new), gossiped(params, new)
@@ -157,6 +162,7 @@ def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) 
 
 
 def _resize_extra(old: Extra | None, new: Extra) -> Extra:
+    """Applies the rule of a part of `extra` to its old values; returns `new` if there are none."""
     if old is None or new.on_resize == "restart":
         return new
     # A part of this name in another algorithm may have another shape.
@@ -177,7 +183,10 @@ def _cast(leaf: Any, like: Any) -> Any:
 
 
 def _repeat(tree: Any, nodes: int) -> Any:
-    """Repeats `[...]` to `[M, ...]`, as views of one array; each node gets other keys."""
+    """Repeats the state of one node, `[...]`, to `[M, ...]`: views of one array, but other keys.
+
+    A part whose rule is "first" is the same on all nodes, keys included.
+    """
 
     def is_shared(part: Any) -> bool:
         return isinstance(part, Extra) and part.on_resize == "first"
@@ -195,6 +204,7 @@ def _repeat(tree: Any, nodes: int) -> Any:
 
 
 def _average_leaf(path: Any, leaf: Any) -> Any:
+    """Returns the mean over the nodes, of integers the maximum, and the keys of node 0."""
     if _holds_keys(path, leaf, 1):
         return leaf[0]
     if jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -202,7 +212,8 @@ def _average_leaf(path: Any, leaf: Any) -> Any:
     return np.asarray(leaf).max(axis=0)
 
 
-# Apply the rule of an algorithm's part; "restart" means the value that `tx.init` makes.
+# Rule of a part of `extra` -> the function of its path and array `[N, ...]` that applies it. By the
+# rule "restart", which is not here, a part takes the value that `tx.init` makes.
 ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
     "average": _average_leaf,
     "max": lambda path, leaf: np.asarray(leaf).max(axis=0),
@@ -211,13 +222,13 @@ ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, float]:
-    """Returns `z` in float64 and the sum of the weights, both with what is in flight."""
+    """Returns the model `z` in float64 and the sum of the weights, with all that is in flight."""
     part = gossiped(params, old)
     require_floats(part, "params")
     weights = np.ones(nodes) if old.weight is None else np.asarray(old.weight, np.float64)
     x = jax.tree.map(lambda leaf: _weighted_sum(leaf, weights), part)
     if old.residual is not None:
-        rest = arrange_like(x, old.residual)  # nnx.Optimizer puts it in Variables of its own
+        rest = arrange_like(x, old.residual)  # nnx.Optimizer has put its arrays in Variables
         x = jax.tree.map(lambda a, b: a + _weighted_sum(b, weights), x, rest)
     weight = weights.sum()
     if old.in_flight is not None:
@@ -231,7 +242,7 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
 
 
 def _weigh_models(opt_state: Any, old: GossipState) -> Any:
-    """Weighs the models that states keep by the weights of the old nodes."""
+    """Weighs models that states keep (an anchor, say), so that their plain mean is weighted."""
     if old.weight is None:
         return opt_state
     shares = np.asarray(old.weight, np.float64)
@@ -243,11 +254,12 @@ def _weigh_models(opt_state: Any, old: GossipState) -> Any:
 
 
 def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
+    """Returns `sum_i weights_i array_i` over the nodes i, in float64."""
     return np.tensordot(weights, np.asarray(array, np.float64), 1)
 
 
 def _average_others(opt_state: Any, template: Any) -> Iterator[Any]:
-    """Averages the arrays outside the gossip, in the types of `template`."""
+    """Returns the averages of the arrays outside the gossip, ordered and typed as in `template`."""
     old, new = map(_others, (opt_state, template))
     for old_item, new_item in itertools.zip_longest(old, new):
         actual = _describe(old_item, 1)
@@ -281,7 +293,7 @@ def _is_gossip(node: Any) -> bool:
 
 
 def _count_nodes(tree: Any) -> int:
-    """Returns the N of a node-stacked tree."""
+    """Returns N, the length of the first axis of all arrays; raises `ValueError` if they differ."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     axes = [(list(np.shape(leaf)[:1]), jax.tree_util.keystr(path)) for path, leaf in leaves]
     first, first_name = axes[0]
@@ -298,7 +310,7 @@ def _count_nodes(tree: Any) -> int:
 
 
 def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
-    """Whether a leaf holds PRNG keys: typed ones, or raw ones by type, name and last axis."""
+    """Whether a leaf, after `leading` axes, contains PRNG keys; raw ones are known by name."""
     if is_key(leaf):
         return True
     has_form = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS

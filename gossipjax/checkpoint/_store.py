@@ -37,10 +37,11 @@ except ImportError as error:
         "gossipjax.checkpoint.Checkpoints needs orbax: pip install orbax-checkpoint."
     ) from error
 
-TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"  # of what is there until a checkpoint is complete
-AnyPath = Path | epath.Path  # on a disk, or in a bucket: no locks, links or renames
-MANIFEST_FILE = Path("manifest", "metadata")
-NARROW = re.compile("float[48]|u?int[24]$")  # types of NumPy arrays that JAX brings
+TEMPORARY_SUFFIX = ".orbax-checkpoint-tmp"  # see `temporary`
+# A `pathlib.Path` is on a disk, all others are in a bucket, which has no locks, links or renames.
+AnyPath = Path | epath.Path
+MANIFEST_FILE = Path("manifest", "metadata")  # below the folder of a checkpoint, in a folder
+NARROW = re.compile("float[48]|u?int[24]$")  # types of 8 bits and less, which NumPy has from JAX
 READ_BYTES = 2**22
 RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds to wait before a failed read is tried again
 # A missing file, or a folder instead of a file, is damage and not a failure of the disk.
@@ -73,15 +74,16 @@ class Manifest(NamedTuple):
     # `save` that all processes made together, and whether it `is_first`: whether no checkpoint was
     # complete before it. None if one process has everything.
     part: dict[str, Any] | None = None
-    # CRC-32 of every file below `state`. None if gossipjax 0.4 wrote it: its checksum is not read.
+    # The CRC-32 of every file below `state`, by path. None if gossipjax 0.4 wrote the manifest: it
+    # had another checksum.
     files: dict[str, int] | None = None
 
     def own_part(self) -> dict[str, Any]:
-        """Returns the part of its process, with the number of all nodes as `size`."""
+        """Returns `part` and `size`, the number of all nodes; without a part it has all of them."""
         size = next((shape[0] for _, shape, _ in self.leaves if shape), 0)
         nodes = [*range(size)]
-        alone = {"save": "", "is_first": False, "nodes": nodes, "whole": nodes}
-        return {"whole": [], "size": size, **(self.part or alone)}
+        everything = {"save": "", "is_first": False, "nodes": nodes, "whole": nodes}
+        return {"whole": [], "size": size, **(self.part or everything)}
 
     def to_json(self) -> str:
         """Returns the text of the manifest's file: the manifest as a text, and its checksum."""
@@ -100,7 +102,7 @@ def parse_manifest(content: bytes) -> Manifest:
         if "files" not in fields:  # of gossipjax 0.4
             fields.pop("chain", None)  # a description of the chain
             del fields["checksum"]  # of the arrays
-            if part := fields.get("part"):
+            if part := fields.get("part"):  # it named the save by its checksums
                 fields["part"] = part | {"save": str(part["checksums"])}
         elif not fields["files"]:
             raise TypeError("it names no files")
@@ -110,7 +112,7 @@ def parse_manifest(content: bytes) -> Manifest:
 
 
 def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
-    """Returns `metadata`; raises `ValueError` with the key of what JSON cannot express."""
+    """Returns `metadata`; raises `ValueError` if JSON cannot express it, and names the entry."""
     if not isinstance(metadata, dict):
         raise ValueError(f"{name} must be a dict, got {reprlib.repr(metadata)}.")
     for key, value in metadata.items():
@@ -149,7 +151,7 @@ class Folder:
             raise OSError(problem)
 
     def local_steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints, as this process sees them."""
+        """Returns the steps of the complete checkpoints that this process sees in its folder."""
         paths = [path for path in self.path.glob("[0-9]*") if path.is_dir()]
         names = [path.name for path in paths if not temporary(path).exists()]
         return sorted(int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name))
@@ -161,25 +163,29 @@ class Folder:
     def agree(self) -> tuple[list[int], set[int]]:
         """Returns the steps of complete checkpoints, and the processes that have no part of them.
 
-        If folders are not shared, a save was complete if all of its nodes are here, or a process
-        that holds it has begun another save since. The processes that hold the newest such save
-        decide: a step counts if all of them have their parts of one save. All other processes are
-        new, have lost their disk, or come back with an old save. But if a folder is empty and the
-        others have only a first checkpoint, the job may have ended before it was complete, and
-        nothing counts.
+        If folders are not shared, each process has its part of each save. A save was complete if
+        all of its nodes are in some folder, or if a process that has a part of it has begun a later
+        save. The processes that have the newest complete save decide: a step counts if each of them
+        has its part of the same save. All other processes are new, have lost their disk, or come
+        back with an old save. But if a folder is empty and the others have only a first checkpoint,
+        the job may have ended before that was complete, and nothing counts.
         """
         if self.shared:  # the steps that process 0 sees
             return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
+        # For each process: step -> its part of the checkpoint of this step, None if it is damaged.
         offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(self._own_parts()))]
-        holders: dict[tuple[int, str], set[int]] = {}  # of each step and save
+        # (step, name of the save) -> the processes that have a part of it.
+        holders: dict[tuple[int, str], set[int]] = {}
         found = [(n, step, part) for n, offer in enumerate(offers) for step, part in offer.items()]
         for number, step, part in sorted(found, key=lambda item: item[2] is None):
-            # A damaged manifest names no save. Its step is skipped when it is read.
+            # A damaged manifest names no save, so it counts as all saves of its step. `restore`
+            # finds the damage, and takes an older step.
             same = [key for key in holders if key[0] == step] or [(step, "")]
             for key in [(step, part["save"])] if part else same:
                 holders.setdefault(key, set()).add(number)
 
         def is_complete(key: tuple[int, str]) -> bool:
+            """Whether all nodes of a save are there, or one of its processes saved again later."""
             parts = [offers[number][key[0]] or {"whole": [], "size": 0} for number in holders[key]]
             nodes = {node for part in parts for node in part["whole"]}
             is_former = any(key[0] < max(offers[number]) for number in holders[key])
@@ -190,7 +196,7 @@ class Folder:
         if not found or (not complete and is_first and not all(offers)):
             return [], set()
         newest = max(step for step, _ in complete or holders)
-        bases = [key for key in complete or holders if key[0] == newest]
+        bases = [key for key in complete or holders if key[0] == newest]  # one, if of one run
         if len(bases) > 1:
             steps = "; ".join(str([*offer]) for offer in offers)
             raise OSError(
@@ -203,7 +209,7 @@ class Folder:
         return steps, {*range(len(offers))} - base
 
     def _own_parts(self) -> list[tuple[int, dict[str, Any] | None]]:
-        """Returns each step and its manifest's entry for this part; None if it is damaged."""
+        """Returns the steps in this folder, each with `Manifest.own_part`, or None if damaged."""
         found = []
         for step in self.local_steps():
             try:
@@ -214,46 +220,52 @@ class Folder:
         return found
 
     def begin(self, step: int, steps: list[int], damaged: set[int]) -> None:
-        """Makes the folders of a checkpoint, and renames damaged ones to `STEP.corrupted`.
+        """Makes the folder of a new checkpoint, into which the writer then writes.
 
-        `steps` are those on which all processes have agreed.
+        Before that, renames damaged checkpoints to `STEP.corrupted`. `steps` are the steps of the
+        checkpoints that are complete in all processes.
         """
         path = self.path / str(step)
 
-        def make() -> None:
+        def prepare() -> None:
             self.remove_unfinished()
             for bad in damaged & {*self.local_steps()}:
                 target = self.path / f"{bad}.corrupted"
                 remove(target)
                 (self.path / str(bad)).rename(target)
-            if not self.shared:  # of what is newer, other processes do not have their parts
+            # Without a shared folder, this process may have its part of a newer checkpoint whose
+            # other parts are missing. It can never be restored, and its step will be written anew.
+            if not self.shared:
+                newest = max({*steps} - damaged, default=-1)
                 for other in self.local_steps():
-                    if other > max({*steps} - damaged, default=-1):
+                    if other > newest:
                         remove(self.path / str(other))
+            # All checkpoints of this step are gone by now, so this is something else.
             if path.exists() or os.path.islink(path):
                 raise FileExistsError(f"{path} is no checkpoint: move it away")
-            if not isinstance(path, Path):
+            if not isinstance(path, Path):  # in a bucket, an empty file says "not complete"
                 temporary(path).write_text("")
                 return
             (temporary(path) / "state").mkdir(parents=True)
             (temporary(path) / MANIFEST_FILE).parent.mkdir()
 
-        self.each(make)
+        self.each(prepare)
 
     def remove_unfinished(self) -> None:
-        """Removes what an interrupted write has left; call it by `each`."""
+        """Removes what interrupted writes have left; call it by `each`."""
         for unfinished in self.path.glob(f"*{TEMPORARY_SUFFIX}*"):
             with contextlib.suppress(OSError):
-                if not isinstance(unfinished, Path):
+                if not isinstance(unfinished, Path):  # a bucket has the data under the final name
                     remove(unfinished.with_name(unfinished.name.removesuffix(TEMPORARY_SUFFIX)))
                 remove(unfinished)
 
     def delete_all_but(self, count: int) -> None:
-        """Deletes all but the newest checkpoints; warns if one cannot be deleted."""
+        """Deletes all complete checkpoints but the newest `count`; warns if that fails."""
         steps = self.steps()
 
         def delete() -> None:
-            for step in reversed(self.local_steps()):  # what stays is often the oldest
+            # The newest first, because one that cannot be removed is often the oldest.
+            for step in reversed(self.local_steps()):
                 if step < steps[-count]:
                     remove(self.path / str(step))
 
@@ -279,12 +291,16 @@ def remove(path: AnyPath) -> None:
 
 
 def temporary(path: AnyPath) -> AnyPath:
-    """Returns what becomes a checkpoint at its end, or what marks it in a bucket until its end."""
+    """Returns the path of a checkpoint that is not complete.
+
+    On a disk it is the folder that is renamed to `path` at the end. In a bucket it is an empty
+    file, which is there until all below `path` is written.
+    """
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
 def sum_files(folder: AnyPath, part: str, known: Collection[str] = ()) -> dict[str, int]:
-    """Returns the CRC-32 of the files in a part of `folder`, by path, without `known` ones."""
+    """Returns the CRC-32 of the files below `part` in `folder`, by path, without `known` paths."""
     sums = {}
     for path in (folder / part).iterdir():
         name = f"{part}/{path.name}"
@@ -296,12 +312,14 @@ def sum_files(folder: AnyPath, part: str, known: Collection[str] = ()) -> dict[s
 
 
 def _require_file(path: AnyPath) -> AnyPath:
-    if path.exists() and not path.is_file():  # a pipe or a device never ends
+    """Returns a path; raises `DamagedError` if it is no file: to read a pipe might never end."""
+    if path.exists() and not path.is_file():
         raise DamagedError(f"{path.name} is not a file")
     return path
 
 
 def _sum_file(path: AnyPath) -> int:
+    """Returns the CRC-32 of a file."""
     number = 0
     with _require_file(path).open("rb") as file:
         while part := file.read(READ_BYTES):
@@ -314,11 +332,12 @@ def read_checkpoint(
 ) -> tuple[Restored, list[int] | None]:
     """Reads one checkpoint in the form of `like`.
 
-    If folders are not shared, and not each process has its part with its nodes, all processes get
-    the same NumPy arrays instead, of the nodes that somebody has. Processes in `lost` have none.
+    Usually each process reads its own nodes. If folders are not shared, and a process does not have
+    the nodes that it needs, all processes get the same NumPy arrays instead, of all nodes that are
+    in some folder. Processes in `lost` have no part of the checkpoint.
 
     Returns:
-      What was read, and the numbers of the nodes of such arrays, else None.
+      What was read, and the numbers of the nodes of such NumPy arrays, or None in the usual case.
     """
     folder = source.path / str(step)
     is_lost = jax.process_index() in lost
@@ -354,19 +373,21 @@ def read_checkpoint(
     if kept is None:
         arrays = _read_together(lambda: _read_arrays(folder, leaves), folder)
     else:
-        processes = [*kept.values()]
-        numbers = [node for node, process in kept.items() if process == jax.process_index()]
-        count = max(map(processes.count, processes)) - len(numbers)
-        own = _read_together(lambda: _read_rows(folder, leaves, numbers, count), folder)
-        places = [processes[:i].count(process) for i, process in enumerate(processes)]
-        rows = [each[processes, places] for each in gather_arrays(own)]
+        # Each process reads the nodes that it gives to all. So that these can be gathered, all
+        # processes give the same number of rows, some of them empty.
+        givers = [*kept.values()]  # for each node, the process that gives it
+        given = [node for node, process in kept.items() if process == jax.process_index()]
+        padding = max(map(givers.count, givers)) - len(given)
+        own = _read_together(lambda: _read_rows(folder, leaves, given, padding), folder)
+        positions = [givers[:i].count(process) for i, process in enumerate(givers)]
+        rows = [gathered[givers, positions] for gathered in gather_arrays(own)]
         arrays = [*map(_give_form, rows, leaves)]
     restored = Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
     return restored, None if kept is None else [*kept]
 
 
 def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
-    """Raises `DamagedError` if a file has another checksum; each process reads some of them."""
+    """Raises `DamagedError` if a file has another checksum; processes share the files to read."""
     files = sorted((manifest.files or {}).items())
     for name, number in files[jax.process_index() :: jax.process_count()] if shared else files:
         if _sum_file(folder / name) != number:
@@ -374,7 +395,8 @@ def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
 
 
 def _find_nodes(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dict[int, int] | None:
-    """Returns who has which saved node, by node; None if each process has just its own nodes."""
+    """Returns for each saved node a process that has it; None if each has just what it needs."""
+    # The nodes that this process needs.
     own = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
     if jax.process_count() == 1 and part["whole"] == [*range(part["size"])]:
         return None
@@ -391,14 +413,14 @@ def _find_nodes(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dic
     return dict(sorted(kept.items()))
 
 
-def _read_rows(folder: AnyPath, leaves: list[Any], nodes: list[int], more: int) -> list[Any]:
-    """Reads the rows of these nodes, as orbax reads whole arrays alone; adds `more` rows of 0."""
+def _read_rows(folder: AnyPath, leaves: list[Any], nodes: list[int], padding: int) -> list[Any]:
+    """Reads rows of some nodes, which orbax cannot, and adds `padding` rows of 0."""
     path = f"{folder}/state/"
     base = {"driver": "file", "path": path} if isinstance(folder, Path) else path
     arrays = []
     for i, leaf in enumerate(leaves):
         form = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
-        rows = np.zeros((len(nodes) + more, *form.shape[1:]), form.dtype)
+        rows = np.zeros((len(nodes) + padding, *form.shape[1:]), form.dtype)
         if nodes and np.size(rows):
             store = {"driver": "ocdbt", "base": base, "path": f"{i}/"}
             saved = tensorstore.open({"driver": "zarr", "kvstore": store}, open=True, read=True)
@@ -408,7 +430,7 @@ def _read_rows(folder: AnyPath, leaves: list[Any], nodes: list[int], more: int) 
 
 
 def _read_manifest(folder: AnyPath, lost: set[int]) -> Manifest:
-    """Reads the manifest in `folder`; a process that has lost its own gets another's."""
+    """Reads the manifest in `folder`; a process in `lost` gets that of another process."""
 
     def read() -> Manifest | None:
         if jax.process_index() in lost:
@@ -429,6 +451,7 @@ def _read_arrays(folder: AnyPath, leaves: list[Any]) -> list[Any]:
     """Reads the arrays of the checkpoint in `folder`, in the forms of `leaves`."""
     item = by_number(leaves)
     number = jax.process_index()
+    # With no other process: `_read_together` agrees on failures.
     alone = ocp.options.MultiprocessingOptions(primary_host=number, active_processes={number})
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     args = ocp.args.PyTreeRestore(item, restore_args=jax.tree.map(_restore_args, item))
@@ -438,7 +461,10 @@ def _read_arrays(folder: AnyPath, leaves: list[Any]) -> list[Any]:
 
 
 def _read_together(read: Callable[[], Any], folder: AnyPath) -> Any:
-    """Calls `read` in each process, again if the disk fails; all raise if one cannot read."""
+    """Calls `read` in each process, again if the disk fails; returns what it has read.
+
+    If a process cannot read, all raise: `DamagedError` if that is why, else `OSError`.
+    """
     item = None
     error: Exception | None = None
     for delay in (*RETRY_DELAYS, None):
@@ -464,11 +490,12 @@ def _read_together(read: Callable[[], Any], folder: AnyPath) -> Any:
 
 
 def by_number(leaves: list[Any]) -> dict[str, Any]:
-    """Returns the leaves by number, without empty ones, which orbax does not write."""
+    """Returns the leaves by their number in the state, without empty ones: orbax writes none."""
     return {str(i): leaf for i, leaf in enumerate(leaves) if np.size(leaf)}
 
 
 def _restore_args(leaf: Any) -> ocp.RestoreArgs:
+    """Says how orbax restores a leaf: with its sharding, or as a NumPy array if it has none."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None and is_key(leaf):  # NumPy has no type for keys
         sharding = SingleDeviceSharding(jax.local_devices()[0])
@@ -478,7 +505,7 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
 
 
 def _give_form(array: Any, leaf: Any) -> Any:
-    """Returns an array that was read, or None for an empty one, as `leaf` was."""
+    """Gives an array that was read (None: an empty one) the type and the devices of `leaf`."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)
     is_free = isinstance(leaf, jax.Array) and not leaf.committed
@@ -488,11 +515,12 @@ def _give_form(array: Any, leaf: Any) -> Any:
         return array if sharding is None else jax.device_put(array, None if is_free else sharding)
     if not is_key(leaf):
         return jax.device_put(np.asarray(array)) if is_free else array
-    data = jax.random.key_data(array) if is_key(array) else array  # in an own folder
+    data = jax.random.key_data(array) if is_key(array) else array  # `_read_rows` returns data
     data = jax.device_put(np.asarray(data)) if is_free else data
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(jnp.empty((), leaf.dtype)))
 
 
 def first_line(error: BaseException | None) -> str:
+    """Returns the first line of an error's text; None is an error of another process."""
     text = "by another process" if error is None else str(error).strip() or type(error).__name__
     return text.splitlines()[0][:500]

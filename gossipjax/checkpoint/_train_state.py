@@ -49,7 +49,7 @@ class Preempted(SystemExit):
 
 
 def require_make_tx(make_tx: Any) -> None:
-    """Raises `ValueError` unless `make_tx`, called days later, takes the metadata of a run."""
+    """Raises `ValueError` now if a resumed run could not call `make_tx` with its metadata."""
     try:
         inspect.signature(make_tx).bind({})
     except TypeError as error:
@@ -87,7 +87,8 @@ def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
     """Warns in one line of the settings of this run that differ from the saved ones."""
     if not (saved and isinstance(saved, dict)):
         return
-    was, now = map(_flatten, (saved, json.loads(json.dumps(settings))))  # as saved: lists
+    # JSON makes lists of tuples, as it did with the saved settings.
+    was, now = map(_flatten, (saved, json.loads(json.dumps(settings))))
     changes = [
         f"{key} was {was.get(key, 'not there')}, is {now.get(key, 'not there')}"
         for key in {**was, **now}
@@ -98,12 +99,14 @@ def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
 
 
 def _flatten(settings: dict[str, Any]) -> dict[str, str]:
+    """Returns the settings of nested dicts as texts, by names such as `model.depth`."""
     leaves = jax.tree_util.tree_leaves_with_path(settings, lambda part: not isinstance(part, dict))
     names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
     return {name: repr(value) for name, (_, value) in zip(names, leaves, strict=True)}
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
+    """Whether two trees have the same structure, shapes and types."""
     specs = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (one, other))
     return jax.tree.structure(one) == jax.tree.structure(other) and operator.eq(*specs)
 
@@ -113,14 +116,15 @@ def fit_state(
 ) -> tuple[TrainState, ResizeReport | None]:
     """Returns `restored` on the devices of `nodes`, resized if another run saved it.
 
-    It is also resized if it is not whole: if a node of that run, or the part of a process is lost.
+    It is also resized if it is not whole, because a node or the part of a process is lost. Then all
+    nodes start from the average model.
     """
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
     report = None
     params, opt_state, rest = restored.arrays
     if is_whole and _have_same_specs(*map(unwrap, (restored.arrays, state.arrays))):
         opt_state = arrange_like(state.opt_state, opt_state)
-        if isinstance(jax.tree.leaves(params)[0], jax.Array):  # they are on their devices
+        if isinstance(jax.tree.leaves(params)[0], jax.Array):  # they were read onto their devices
             return restored._replace(opt_state=opt_state), None
     else:
         params, opt_state, report = change_nodes(params, opt_state, make_tx(metadata), nodes.size)
@@ -131,6 +135,6 @@ def fit_state(
     if nodes.inner_axes:
         arrays = jax.tree.map(lambda x, like: put_global(x, like.sharding), arrays, state.arrays)
     else:
-        rows = np.array(nodes.local)
+        rows = np.array(nodes.local)  # the nodes of this process
         arrays = nodes.put(jax.tree.map(lambda x: x[rows], arrays))
     return TrainState(restored.step, *arrays, metadata=restored.metadata), report

@@ -18,7 +18,7 @@ from etils import epath
 
 from gossipjax.checkpoint._store import MANIFEST_FILE, AnyPath, Manifest, sum_files, temporary
 
-_numbers = itertools.count()  # of writes, the same in all processes
+_numbers = itertools.count()  # of writes: all processes count alike, and so name each barrier alike
 
 # `Writer.wait` returns these errors, of which orbax also logs traces of 50 lines each.
 logging.getLogger("absl").addFilter(lambda log: "_SignalingThread" not in log.getMessage())
@@ -33,8 +33,8 @@ class Writer:
 
     def __init__(self, timeout: float, shared: bool):
         self._timeout = math.ceil(timeout)
-        self.thread: threading.Thread | None = None  # which writes, until `wait`
-        self.failure: Exception | None = None  # which `wait` will return
+        self.thread: threading.Thread | None = None  # the thread that writes, until `wait`
+        self.failure: Exception | None = None  # why the write failed, as `wait` will return
         number = jax.process_index()
         self._processes = {*range(jax.process_count())} if shared else {number}
         self._primary = min(self._processes)
@@ -53,15 +53,17 @@ class Writer:
         )
 
     def write(self, path: AnyPath, arrays: dict[str, Any], manifest: Manifest) -> None:
-        """Copies the arrays, by their numbers, to the host, and begins to write them."""
+        """Copies the arrays to the host, and starts a thread that writes them below `path`."""
         self._name = f"gossipjax write {next(_numbers)}"
         folder = self._folder = epath.Path(temporary(path) if isinstance(path, Path) else path)
         futures: list[Any] = []
         try:
             save = self._handler.async_save(folder / "state", args=ocp.args.PyTreeSave(arrays))
-            with ThreadPoolExecutor(1) as pool:  # a notebook has a loop in this thread
+            # `asyncio.run` needs another thread: in a notebook, this one has a running loop.
+            with ThreadPoolExecutor(1) as pool:
                 futures = pool.submit(asyncio.run, save).result() or []
-        except Exception as error:  # the others wait for this process in their threads
+        # The others wait for this process in their threads. So it goes on to that wait, too.
+        except Exception as error:
             self.failure = error
         self.thread = threading.Thread(target=self._complete, args=(path, futures, manifest))
         self.thread.start()
@@ -75,6 +77,7 @@ class Writer:
         return failure
 
     def _complete(self, path: AnyPath, futures: list[Any], manifest: Manifest) -> None:
+        """Waits, in the thread, until all processes have written; the primary one then commits."""
         folder = self._folder
         number = jax.process_index()
         try:
@@ -84,7 +87,7 @@ class Writer:
                 if number != self._primary and self.failure is None:
                     sums = sum_files(folder, f"state/ocdbt.process_{number}")
                     (folder / f"files.{number}").write_text(json.dumps(sums))
-            finally:  # a process that failed does not let the others wait
+            finally:  # also after a failure, as the others wait here
                 ocp.multihost.sync_global_processes(
                     self._name, timeout=self._timeout, processes=self._processes
                 )
@@ -94,6 +97,10 @@ class Writer:
             self.failure = error
 
     def _commit(self, path: AnyPath, manifest: Manifest) -> None:
+        """Completes a checkpoint: writes the manifest, with all checksums, and renames the folder.
+
+        In a bucket nothing can be renamed, so there it removes the file that says "not complete".
+        """
         folder = self._folder
         self._handler.finalize(folder / "state")
         files: dict[str, int] = {}

@@ -31,6 +31,7 @@ __all__ = [
     "signal_handlers",
 ]
 
+# Name -> the module that has it, which imports JAX or starts processes.
 _LATER = {
     "MALLOC_ENVIRONMENT": "_job",
     "exit_process": "_initialize",

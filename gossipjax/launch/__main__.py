@@ -11,7 +11,7 @@ from gossipjax.launch._devices import divide_gpus
 from gossipjax.launch._job import supervise
 
 SLOW_SECONDS = 600.0  # for the start, and for anything that a program calls slow
-MINIMA = {"processes": 1, "local_devices": 1, "stall": 0.1}  # it looks ten times as often
+MINIMA = {"processes": 1, "local_devices": 1, "stall": 0.1}  # of all other numbers it is 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.processes is None:
-        return talk(parser, options)
+        return check_or_listen(parser, options)
     for name, value in vars(options).items():
         minimum = MINIMA.get(name, 0)
         if isinstance(value, int | float) and not value >= minimum:  # also refuses nan
@@ -42,8 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     return supervise(options)
 
 
-def talk(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Checks the path between two machines; returns the exit status."""
+def check_or_listen(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Checks the path to another machine, or answers its checks; returns the exit status."""
     with contextlib.suppress(KeyboardInterrupt):
         try:
             problem = check(options.check) if options.check else listen(options.listen)
@@ -56,6 +56,7 @@ def talk(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """Builds the parser of the command line of the launcher."""
     parser = argparse.ArgumentParser(
         prog="python -m gossipjax.launch",
         usage="%(prog)s --processes N [options] -- COMMAND ...\n"

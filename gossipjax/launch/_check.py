@@ -54,7 +54,7 @@ BLOCKED = (
 
 
 class End:
-    """An end of a connection, over which go lines of JSON, and blocks to measure by."""
+    """One end of a connection: exchanges values as lines of JSON, and blocks to measure by."""
 
     def __init__(self, connection: socket.socket):
         connection.settimeout(ANSWER_SECONDS)
@@ -65,21 +65,24 @@ class End:
         self._file = connection.makefile("rb")
 
     def say(self, value: Any) -> None:
+        """Sends a value as a line of JSON, which the other end reads by `hear`."""
         self._connection.sendall(json.dumps(value).encode() + b"\n")
 
     def hear(self) -> Any:
+        """Waits for a line of JSON, and returns its value."""
         return json.loads(self._file.readline(1 << 14))
 
     def ping(self) -> tuple[float, float]:
-        """Returns the seconds there and back, and by how many the other clock is ahead."""
+        """Returns the seconds there and back, and by how many seconds the other clock is ahead."""
         start = time.time()
         self.say(None)
-        there = self.hear()
+        other_clock = self.hear()
         now = time.time()
-        return now - start, there - (start + now) / 2
+        # The other end read its clock about halfway between.
+        return now - start, other_clock - (start + now) / 2
 
     def send(self) -> None:
-        """Sends blocks for `SEND_SECONDS`."""
+        """Sends blocks for `SEND_SECONDS`, for the other end to measure."""
         end = time.monotonic() + SEND_SECONDS
         while time.monotonic() < end:
             self._connection.sendall(MORE * BLOCK)
@@ -108,14 +111,14 @@ class End:
 
 
 def prove(nonce: str) -> str:
-    """Proves to have the secret; slow, so that who hears the proof cannot try a dictionary."""
+    """Returns a proof of the secret for a `nonce`; slow, so that nobody can try a dictionary."""
     secret = os.environ.get("GOSSIPJAX_SECRET", "").encode(errors="surrogateescape")
     key = hashlib.scrypt(secret, salt=b"gossipjax check", n=1 << 14, r=8, p=1)
     return hmac.new(key, nonce.encode(), "sha256").hexdigest()
 
 
 def listen(address: str) -> str:
-    """Answers checks until Ctrl-C; returns why it cannot."""
+    """Answers checks at an address until Ctrl-C; returns the reason if it cannot listen there."""
     host, port = parse_address(address)
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -135,7 +138,7 @@ def listen(address: str) -> str:
 
 
 def answer(end: End) -> None:
-    """Answers one check."""
+    """Answers one check, if the other machine proves that it has the secret; see `check`."""
     nonce = secrets.token_hex()
     end.say(nonce)
     is_same = hmac.compare_digest(end.hear(), prove(nonce))
@@ -150,7 +153,10 @@ def answer(end: End) -> None:
 
 
 def check(address: str) -> str | None:
-    """Prints what it finds on the way to an address, and what to type; returns why it cannot."""
+    """Checks the path to the machine that listens at an address, and prints what it finds.
+
+    Returns None, or the reason, and what to type, if no check was possible.
+    """
     host, port = parse_address(address)
     where = {"address": address, "host": host, "port": port}
     try:
@@ -162,7 +168,7 @@ def check(address: str) -> str | None:
     with connection, contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         end = End(connection)
         end.say(prove(end.hear()))
-        if not end.hear():
+        if not end.hear():  # the other machine has another secret
             return REFUSED.format(**where)
         delay, ahead = min(end.ping() for _ in range(PINGS))
         problem = BLOCKED
@@ -176,7 +182,10 @@ def check(address: str) -> str | None:
 def report(
     delay: float, ahead: float, rates: tuple[float, ...], own: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """Prints what was found, and what to type."""
+    """Prints what was found, and what to type: `own` and `other` are from `End.describe`.
+
+    `delay` and `ahead` are in seconds, and `rates`, there and back, in bits per second.
+    """
     advice = []
     there, back = (f"{rate / 1e6:.4g}" for rate in rates)
     print(f"delay      {1000 * delay:.1f} ms there and back")

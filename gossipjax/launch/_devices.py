@@ -9,19 +9,22 @@ from glob import glob
 
 from gossipjax.launch._process_info import process_from_scheduler
 
-JAX_FRACTION = 0.75  # of a GPU's memory, which a process of JAX takes at its start
-MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}  # at most one
+JAX_FRACTION = 0.75  # the part of a GPU's memory that a process of JAX takes at its start
+# XLA reads either of them, and refuses both together.
+MEMORY_VARIABLES = {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"}
 
 
 def divide_gpus(
     num_processes: int, local_devices: int, *, asynchronous: bool
 ) -> list[dict[str, str]]:
-    """Returns the variables that give each process of the launcher its GPUs."""
+    """Returns, for each process that the launcher starts, the variables that give it its GPUs."""
     needed = num_processes * local_devices
     parts = [range(first, first + local_devices) for first in range(0, needed, local_devices)]
     gpus = visible_gpus(os.environ.get("JAX_PLATFORMS"))
-    # A single process uses all GPUs.
-    if gpus and num_processes > 1 and (local_devices if asynchronous else needed) > len(gpus):
+    # The nodes of an asynchronous job may share GPUs, so only those of one node must be different.
+    # A single process always uses all GPUs.
+    num_distinct = local_devices if asynchronous else needed
+    if gpus and num_processes > 1 and num_distinct > len(gpus):
         raise ValueError(
             f"{'' if asynchronous else '--processes times '}--local-devices must be at most "
             f"{len(gpus)}, the number of visible GPUs ({','.join(gpus)}), got {num_processes} and "
@@ -31,13 +34,15 @@ def divide_gpus(
         )
     if not gpus or num_processes == 1 or not asynchronous:
         return [{"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, part))} for part in parts]
-    # JAX reads JAX_LOCAL_DEVICE_IDS only when it joins processes, and it does not join nodes.
+    # Asynchronous nodes do not call `jax.distributed.initialize`, which is what reads
+    # JAX_LOCAL_DEVICE_IDS. So CUDA itself must show each node only its own GPUs.
     names = [",".join(gpus[number % len(gpus)] for number in part) for part in parts]
-    shared = {}
+    memory = {}
     if needed > len(gpus) and not MEMORY_VARIABLES & os.environ.keys():
-        fraction = JAX_FRACTION / -(-needed // len(gpus))
-        shared = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.3f}"}
-    return [{"CUDA_VISIBLE_DEVICES": name, **shared} for name in names]
+        nodes_per_gpu = -(-needed // len(gpus))  # rounded up
+        fraction = JAX_FRACTION / nodes_per_gpu
+        memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{fraction:.3f}"}
+    return [{"CUDA_VISIBLE_DEVICES": name, **memory} for name in names]
 
 
 def choose_gpu() -> int | None:

@@ -30,12 +30,12 @@ MAX_SHOWN = 8  # missing processes that a message names
 
 
 class _Hello(NamedTuple):
-    """What a process says of itself."""
+    """What a process says about itself when it connects to process 0."""
 
     process_id: int
     num_processes: int
     host: str
-    job: str  # and the attempt, so that no process of an earlier attempt takes part
+    job: str  # and the number of its restart: processes of an earlier attempt are refused by it
 
     @property
     def name(self) -> str:
@@ -46,23 +46,30 @@ Others = dict[int, tuple[socket.socket, _Hello]]  # by process_id, at process 0
 
 
 def meet(address: str, info: ProcessInfo, timeout: float) -> Connections:
-    """Waits until all processes have connected to process 0 at `address`; connections stay open.
+    """Waits until all processes have connected to process 0 at `address`.
+
+    Returns the connections, which stay open: process 0 has one to each other process, and these
+    have one to process 0.
 
     Raises:
       ConnectionError: in all processes, if one is missing or was started twice.
     """
     job = f"{find_job()!r}, restart {os.environ.get('GOSSIPJAX_RESTART') or 0}"
     hello = _Hello(*info, f"{socket.gethostname()} pid {os.getpid()}", job)
-    return (_join if info.process_id else _host)(address, hello, timeout)
+    if info.process_id == 0:
+        return _host(address, hello, timeout)
+    return _join(address, hello, timeout)
 
 
 def _join(address: str, hello: _Hello, timeout: float) -> Connections:
-    """Says who this process is to process 0, and waits for its answer."""
+    """Connects to process 0, says who this process is, and waits until process 0 has met all."""
     deadline = time.monotonic() + timeout
     start = f"process {hello.process_id} of {hello.num_processes}"
     while True:
         connection = reach(address, start, max(0.0, deadline - time.monotonic()))
+        # A little longer than process 0 itself waits, which then says who is missing.
         connection.settimeout(max(0.0, deadline - time.monotonic()) + 2 * LINE_SECONDS)
+        # What went wrong, unless process 0 says something else.
         error = (
             f"{start} connected to {address}, but what listens there does not expect it: process 0 "
             "has started without it, in an attempt that has not ended yet (or was another process "
@@ -82,7 +89,7 @@ def _join(address: str, hello: _Hello, timeout: float) -> Connections:
 
 
 def reach(address: str, start: str, timeout: float) -> socket.socket:
-    """Connects to process 0 as soon as it listens."""
+    """Connects to process 0 as soon as it listens; `start` names this process in an error."""
     deadline = time.monotonic() + timeout
     while True:
         seconds = max(RETRY_SECONDS, deadline - time.monotonic())
@@ -101,7 +108,7 @@ def reach(address: str, start: str, timeout: float) -> socket.socket:
 
 
 def _host(address: str, own: _Hello, timeout: float) -> Connections:
-    """Waits, as process 0, until all others have come, and answers them."""
+    """Waits, as process 0, until all others have connected; tells all of them, or why it failed."""
     others: Others = {}
     error = None
     try:
@@ -110,7 +117,7 @@ def _host(address: str, own: _Hello, timeout: float) -> Connections:
         error = str(found)
     # The port is free again before anybody is answered: JAX may listen there at once.
     for connection, _ in others.values():
-        _say(connection, own.name, error, True)
+        _answer(connection, own, error, is_final=True)
         if error is not None:
             connection.close()
     if error is not None:
@@ -119,7 +126,7 @@ def _host(address: str, own: _Hello, timeout: float) -> Connections:
 
 
 def _wait_for_all(address: str, own: _Hello, others: Others, timeout: float) -> None:
-    """Adds all who come to `others`; raises `ConnectionError` if a process is missing or wrong."""
+    """Adds all processes to `others`; raises `ConnectionError` if one is late or does not fit."""
     count = own.num_processes
     start = time.monotonic()
     problem = None
@@ -128,6 +135,7 @@ def _wait_for_all(address: str, own: _Hello, others: Others, timeout: float) -> 
         waiting = stack.enter_context(DefaultSelector())
         waiting.register(server, EVENT_READ)
         stack.callback(_close, waiting, math.inf)
+        # Prints who is missing after a while, and gives up after the timeout.
         for seconds in (min(NOTICE_SECONDS, timeout / 2), timeout):
             while time.monotonic() < start + seconds:
                 for connection in _find_speakers(waiting):
@@ -150,7 +158,7 @@ def _wait_for_all(address: str, own: _Hello, others: Others, timeout: float) -> 
 
 
 def _forget_left(others: Others) -> bool:
-    """Forgets processes that have left, and may be started again; returns whether there are any."""
+    """Removes processes that have ended, as they may be started again; returns whether any has."""
     left = [number for number, (connection, _) in others.items() if _has_left(connection)]
     for number in left:
         others.pop(number)[0].close()
@@ -158,7 +166,7 @@ def _forget_left(others: Others) -> bool:
 
 
 def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
-    """Accepts new connections, and yields those that speak; closes those that are silent long."""
+    """Accepts new connections; yields those that speak, and closes those long silent."""
     for key, _ in waiting.select(RETRY_SECONDS):
         connection: Any = key.fileobj
         if key.data is None:  # the server
@@ -171,7 +179,7 @@ def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
 
 
 def _close(waiting: BaseSelector, before: float) -> None:
-    """Closes the connections that came before this time and have said nothing."""
+    """Closes the connections that were made before this time and have said nothing."""
     for connection, since in [(key.fileobj, key.data) for key in waiting.get_map().values()]:
         if since is not None and since < before and isinstance(connection, socket.socket):
             waiting.unregister(connection)
@@ -192,7 +200,7 @@ def _welcome(connection: socket.socket, own: _Hello, others: Others) -> None:
             f"{hello.name} is of job {hello.job}, and not {own.job}, as process 0: give all "
             "processes the same GOSSIPJAX_JOB and GOSSIPJAX_RESTART."
         )
-        _say(connection, own.name, error, False)
+        _answer(connection, own, error, is_final=False)
         connection.close()
         return
     former, named = others.get(hello.process_id, (None, own))
@@ -209,18 +217,25 @@ def _welcome(connection: socket.socket, own: _Hello, others: Others) -> None:
             f"there are two processes {hello.process_id} of {own.num_processes}, {named.host} "
             f"and {hello.host}: give each another process_id"
         )
-        _say(former, own.name, error, True)
+        _answer(former, own, error, is_final=True)
         former.close()
         raise ConnectionError(error)
 
 
+def _answer(connection: socket.socket, own: _Hello, error: str | None, *, is_final: bool) -> None:
+    """Tells a process that all have come, or an error; it tries again unless that is final."""
+    _say(connection, own.name, error, is_final)
+
+
 def _say(connection: socket.socket, *values: Any) -> None:
-    with contextlib.suppress(OSError):  # whoever hears nothing knows it
+    """Sends values as a line of JSON."""
+    with contextlib.suppress(OSError):  # the other end notices that nothing came
         connection.sendall(json.dumps(values).encode() + b"\n")
 
 
 def _hear(connection: socket.socket) -> list[Any]:
-    with connection.makefile("rb", buffering=0) as lines:  # not more than this line
+    """Waits for a line of JSON, and returns its values."""
+    with connection.makefile("rb", buffering=0) as lines:  # a buffer would swallow what follows
         return json.loads(lines.readline(1 << 14))
 
 
@@ -235,7 +250,7 @@ def _hear_hello(connection: socket.socket) -> _Hello | None:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether a process has closed its connection: after its hello only the end can be read."""
+    """Whether a process has ended: it says no more after its hello, so only the end can be read."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))
@@ -247,9 +262,10 @@ def bind_address(address: str) -> str:
 
 
 def listen(address: str, num_processes: int, deadline: float) -> socket.socket:
-    """Listens at the coordinator's address, once this machine knows its name.
+    """Listens, as process 0, at the coordinator's address.
 
-    In Kubernetes that takes some seconds.
+    Tries again until `deadline` while this machine does not know its own name yet: in Kubernetes
+    that takes some seconds.
     """
     where = bind_address(address)
     host, port = parse_address(where)

@@ -19,7 +19,7 @@ from gossipjax.launch._devices import choose_gpu, visible_gpus
 from gossipjax.launch._hello import MAX_SHOWN, bind_address, meet, reach
 from gossipjax.launch._process_info import (
     ProcessInfo,
-    describe_gloo,
+    find_gloo_problem,
     process_from_arguments,
     process_from_scheduler,
     require_address,
@@ -30,9 +30,9 @@ from gossipjax.launch._signals import final_errors
 
 MEETING_SECONDS = 60.0  # for the other processes to come
 HEARTBEAT_SECONDS = 30.0  # until a process that is not heard counts as dead
-LOSS_SECONDS = 1.0  # after a collective has failed, the loss of a peer is known by then
-# What errors say that another process may have caused: of Gloo, and of JAX's coordinator.
-OF_OTHERS = ("Gloo", "unhealthy", "Barrier", "coordination service")
+LOSS_SECONDS = 1.0  # after a collective has failed, until the loss of a process is known, too
+# Texts in errors that the end of another process may have caused: of Gloo, or JAX's coordinator.
+CAUSED_BY_OTHERS = ("Gloo", "unhealthy", "Barrier", "coordination service")
 
 _initialized: ProcessInfo | None = None
 
@@ -91,7 +91,8 @@ def initialize(
     open_progress()  # so that the launcher can ask for the stacks of a process that hangs here
     timeout = seconds_from(initialization_timeout, "initialization_timeout", MEETING_SECONDS)
     heartbeat = seconds_from(heartbeat_timeout, "heartbeat_timeout", HEARTBEAT_SECONDS)
-    if _initialized is None and jax.distributed.is_initialized():  # the program did it
+    # The program may have called `jax.distributed.initialize` itself.
+    if _initialized is None and jax.distributed.is_initialized():
         _initialized = ProcessInfo(jax.process_index(), jax.process_count())
     requested = process_from_arguments(coordinator_address, num_processes, process_id)
     if _initialized is not None:
@@ -105,6 +106,7 @@ def initialize(
         _initialized = _initialize_detected(timeout, heartbeat)
         return _initialized
     info, address = requested
+    # Without an address, this process is a job by itself, for which JAX needs to be told nothing.
     if address is not None and info.num_processes > 1:
         if os.environ.get("GOSSIPJAX_SECRET"):
             warnings.warn(
@@ -117,12 +119,16 @@ def initialize(
         is_on_cpu = platforms.startswith("cpu") or not (platforms or visible_gpus(None))
         connections = meet(address, info, timeout)
         peers.kept = peers.Peers(info, connections)
+        # On CPUs, JAX communicates by Gloo, which may listen where others cannot reach it.
+        # Any connection shows where this machine is in the network of the job.
         connection = next(iter(connections.values()))[0]
-        problem = describe_gloo(connection, info.process_id) if is_on_cpu else None
+        problem = find_gloo_problem(connection, info.process_id) if is_on_cpu else None
         if problems := [text for text in peers.kept.gather("Gloo", problem, timeout) if text]:
-            peers.kept.leave()  # all end
+            peers.kept.leave()  # all processes raise this error, so none of them is lost
             raise ConnectionError(" ".join(problems[:MAX_SHOWN]))
-        if info.process_id:  # JAX would sleep for a second after a failed attempt
+        # Process 0 starts JAX's coordinator now, at the port at which all have met. The others wait
+        # until it listens: if JAX's first attempt to connect failed, it would sleep for a second.
+        if info.process_id:
             reach(address, f"process {info.process_id}", timeout).close()
         _initialize_jax(
             timeout,
@@ -132,7 +138,7 @@ def initialize(
             process_id=info.process_id,
             cluster_detection_method="deactivate",
             local_device_ids=local_device_ids,
-            # JAX would listen at every address of the machine.
+            # Without it, JAX would listen at every address of the machine.
             coordinator_bind_address=bind_address(address),
         )
     _initialized = info
@@ -140,6 +146,7 @@ def initialize(
 
 
 def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
+    """Lets JAX detect the job. If it finds none, this process is a job by itself."""
     scheduled = process_from_scheduler()
     # Only Open MPI 4 tells JAX an address; under Open MPI 5, JAX would ask for mpi4py.
     if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:
@@ -149,7 +156,7 @@ def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
     except ValueError as error:
         if "coordinator_address" not in str(error):
             raise
-        require_address()
+        require_address()  # JAX has found no job: of a scheduler with several processes, an error
         return ProcessInfo(0, 1)
     except Exception as error:
         if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -165,11 +172,11 @@ def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
 
 
 def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | None) -> None:
-    """Calls `jax.distributed.initialize`, and undoes its effects on how a process ends or fails."""
+    """Calls `jax.distributed.initialize`, but lets the process end at SIGTERM and at an error."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     former_handler = signal.getsignal(signal.SIGTERM)
-    # `shutdown_timeout_seconds` stays at five minutes: JAX aborts all if one ends so much later
-    # than another. That a process died before its end is found by the heartbeat, too.
+    # `shutdown_timeout_seconds` stays at five minutes: JAX aborts all processes if one ends later
+    # than another by more than that. A process that dies is found by the heartbeat, much sooner.
     try:
         jax.distributed.initialize(
             initialization_timeout=math.ceil(timeout),
@@ -191,11 +198,16 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
     def exit_after_report(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        # A collective fails a little before the loss of the peer is known, or after it.
-        is_of_others = any(name in str(error) for name in OF_OTHERS)
-        is_likely = is_of_others or isinstance(error, ConnectionError)
-        is_lost = peers.kept is not None and peers.kept.has_lost(LOSS_SECONDS if is_likely else 0)
-        if not (is_lost and is_likely):  # else the traceback of the collective adds nothing
+        """Reports an uncaught exception, and ends the process at once.
+
+        If another process has ended, `Peers` has said so, and a traceback of the collective that
+        failed by that adds nothing. It may fail a little before the loss is known.
+        """
+        names_others = any(text in str(error) for text in CAUSED_BY_OTHERS)
+        may_be_caused = names_others or isinstance(error, ConnectionError)
+        seconds = LOSS_SECONDS if may_be_caused else 0
+        is_lost = peers.kept is not None and peers.kept.has_lost(seconds)
+        if not (is_lost and may_be_caused):
             with contextlib.suppress(SystemExit):  # of `final_errors`
                 former_hook(kind, error, traceback)
         # JAX's shutdown would wait for the other processes.

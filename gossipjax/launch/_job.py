@@ -34,8 +34,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MAX_GRACE_AFTER_FAILURE = 5.0  # seconds: without the failed process the others cannot save
 MAX_DELAY_SECONDS = 30.0  # between two restarts
 STACK_SECONDS = 1.0  # time for processes to write their stacks, before they are ended
-STALL_STATUS = 124  # exit status of a process that was ended because it was stuck, as of `timeout`
-STABLE_SECONDS = 600.0  # after which a failure is not one of a series
+STALL_STATUS = 124  # counts as the exit status of a stuck process; `timeout` also exits with it
+STABLE_SECONDS = 600.0  # a group that ran for so long starts again after the first delay
 
 # For glibc: keep the memory that XLA frees, instead of fetching it from the kernel again, page by
 # page, for the buffers of the next step. A step with 20 MB of parameters on CPU: 45 ms instead of
@@ -60,7 +60,10 @@ def supervise(options: Namespace) -> int:
 
 
 def next_delay(former: float | None, first: float, ran_seconds: float) -> float:
-    """Returns the seconds before a restart, from those before the former restart, if any."""
+    """Returns the seconds to wait before a restart: twice the `former` delay, if there was one.
+
+    The delay begins at `first` again after a run of `STABLE_SECONDS`.
+    """
     if former is None or ran_seconds >= STABLE_SECONDS:
         return first
     return max(first, min(2 * former, MAX_DELAY_SECONDS))
@@ -75,10 +78,10 @@ class _Group:
         self.delay: float | None = None  # before the newest restart, in seconds
         self.start_time = time.monotonic()  # of the newest attempt, or of the next one
         self.kill_time = math.inf  # when the time of grace ends
-        self.workers: dict[int, Worker] = {}  # of this attempt, as far as they run
-        self.failed: int | None = None  # the rank of the process that failed first in it
-        self.status = 0  # of this process, as a shell reports it
-        self.is_over = False
+        self.workers: dict[int, Worker] = {}  # rank -> a process of this attempt that still runs
+        self.failed: int | None = None  # the rank of the process that failed first in this attempt
+        self.status = 0  # the exit status of that process, as a shell reports it
+        self.is_over = False  # whether nothing of the group runs or will be started
 
     def send_signal(self, number: int) -> None:
         for worker in self.workers.values():
@@ -99,13 +102,16 @@ class _Supervisor:
         self._watch = watch
         self._job = uuid.uuid4().hex
         self._secret = secrets.token_hex()
-        self._status = 0
-        self._signals: list[int] = []  # that this process has got
-        self._is_each: bool = options.asynchronous  # whether each process is a group by itself
+        self._status = 0  # that of the group that failed first for good
+        self._signals: list[int] = []  # signals that asked this process to stop the job
+        # In an asynchronous job, each process is a group by itself.
+        self._is_asynchronous: bool = options.asynchronous
         ranks = range(options.processes)
-        self._groups = [_Group([rank]) for rank in ranks] if self._is_each else [_Group(ranks)]
-        # All nodes of an asynchronous job keep their addresses.
-        self._addresses = [self._reserve_address() for _ in ranks] if self._is_each else []
+        groups = [[rank] for rank in ranks] if options.asynchronous else [ranks]
+        self._groups = [_Group(group) for group in groups]
+        # Asynchronous nodes keep their addresses when they are started again. Other processes get a
+        # new address of process 0 at each start.
+        self._addresses = [self._reserve_address() for _ in ranks] if options.asynchronous else []
 
     def run(self) -> int:
         """Runs all groups and passes their output on; returns the status of the job."""
@@ -135,7 +141,7 @@ class _Supervisor:
             log(f"{name}: the processes have {self._options.grace:g} s to exit")
 
     def _advance(self, group: _Group) -> None:
-        """Looks at a group, whose processes may have ended, or must be started or killed."""
+        """Starts or kills the processes of a group when it is time, and notes which have ended."""
         now = time.monotonic()
         if not group.workers:
             group.is_over = bool(self._signals)
@@ -143,13 +149,13 @@ class _Supervisor:
                 return
             group.failed = None
             group.kill_time = math.inf
-            if not self._is_each:
-                self._ports.close()  # that of the attempt before
+            if not self._is_asynchronous:
+                self._ports.close()  # frees the port of the attempt before
                 self._addresses = [self._reserve_address()]
             for rank in group.ranks:
                 environment = self._make_environment(rank, group.restarts)
                 group.workers[rank] = Worker(rank, self._options.command, environment)
-            if self._signals:  # that came meanwhile
+            if self._signals:  # one came while the processes were started
                 group.terminate(self._options.grace)
         if now >= group.kill_time:
             group.send_signal(signal.SIGKILL)
@@ -161,32 +167,32 @@ class _Supervisor:
             if self._watch is not None:
                 self._watch.forget(rank, group.ranks)
             if code != 0 and group.failed is None and not self._signals:
-                follows = "the others go on" if self._is_each else "stopping the others"
+                follows = "the others go on" if self._is_asynchronous else "stopping the others"
                 self._fail(group, rank, code if code > 0 else 128 - code)
                 log(worker.describe_failure(code, follows))
         if not group.workers:
             self._finish(group, now)
 
     def _finish(self, group: _Group, now: float) -> None:
-        """Decides what follows the end of all processes of a group."""
-        most = self._options.max_restarts
-        name = f"rank {group.failed}: " if self._is_each else ""
+        """Decides, when all processes of a group have ended, whether they are started again."""
+        max_restarts = self._options.max_restarts
+        name = f"rank {group.failed}: " if self._is_asynchronous else ""
         if group.failed is None or self._signals:
             group.is_over = True
-        elif group.status in FINAL or group.restarts == most:
+        elif group.status in FINAL or group.restarts == max_restarts:
             group.is_over = True
             self._status = self._status or group.status
-            if group.restarts < most:
+            if group.restarts < max_restarts:
                 log(f"{name}the program would fail again, so it is not started again")
         else:
             ran_seconds = now - group.start_time
             group.delay = next_delay(group.delay, self._options.restart_delay, ran_seconds)
             group.start_time = now + group.delay
             group.restarts += 1
-            log(f"{name}restart {group.restarts} of {most} in {group.delay:g} s")
+            log(f"{name}restart {group.restarts} of {max_restarts} in {group.delay:g} s")
 
     def _make_environment(self, rank: int, restarts: int) -> dict[str, str]:
-        """Makes a process's environment: the launcher's, with defaults and fixed values."""
+        """Makes the environment of a process: the launcher's, between defaults and fixed values."""
         options = self._options
         # NPROC is the size of XLA's thread pool on CPU. With no more threads than devices, the
         # devices that wait in a collective would leave no thread for the computations of others.
@@ -197,7 +203,7 @@ class _Supervisor:
             "NCCL_SOCKET_IFNAME": "lo",  # else it listens at this machine's address in the network
             **(MALLOC_ENVIRONMENT if options.keep_memory else {}),
         }
-        # The processes do not take part in a job in which the launcher may run.
+        # The launcher may itself run in a job, such as of Slurm. Its processes must not join that.
         others = {*COORDINATORS, *OURS, *JAX, *itertools.chain(*SCHEDULERS.values())}
         inherited = {name: value for name, value in os.environ.items() if name not in others}
         required = {
@@ -207,7 +213,7 @@ class _Supervisor:
             PROGRESS: "" if self._watch is None else self._watch.add(rank),
             **options.gpu_variables[rank],
         }
-        if self._is_each:
+        if self._is_asynchronous:
             defaults["GOSSIPJAX_SECRET"] = self._secret
             required |= {PLACE: str(rank), ADDRESSES: ",".join(self._addresses)}
         else:
@@ -216,12 +222,13 @@ class _Supervisor:
         return {**defaults, **inherited, **required}
 
     def _fail(self, group: _Group, rank: int, status: int) -> None:
+        """Notes that a process has failed, and stops the rest of its group."""
         group.failed = rank
         group.status = status
         group.terminate(min(self._options.grace, MAX_GRACE_AFTER_FAILURE))
 
     def _find_stalls(self, watch: Watch, groups: Sequence[_Group]) -> None:
-        """Kills processes that are stuck, which stops their group."""
+        """Lets processes that are stuck write their stacks, kills them, and stops their groups."""
         processes = watch.look()
         limits = self._options.stall, self._options.stall_slow
         for group in groups:
@@ -229,7 +236,7 @@ class _Supervisor:
             if group.failed is not None or not (found := find_stall(watched, *limits)):
                 continue
             ranks, reason = found
-            follows = "the others go on" if self._is_each else "stopping the job"
+            follows = "the others go on" if self._is_asynchronous else "stopping the job"
             log(describe_stall(watched, ranks, f"{reason}, {follows}"))
             for process in watched:
                 ask_for_stack(process, group.workers[process.rank].process_id)
@@ -239,11 +246,12 @@ class _Supervisor:
             self._fail(group, min(ranks, default=group.ranks[0]), STALL_STATUS)
 
     def _reserve_address(self) -> str:
-        """Returns a loopback address for one process, with a port that no other process gets."""
+        """Returns a loopback address with a free port, which no other process is given."""
         holder = self._ports.enter_context(socket.socket())
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
-        if sys.platform != "linux":  # elsewhere two sockets cannot share it
+        # On Linux the holder stays open, and the process can still listen there by SO_REUSEADDR.
+        if sys.platform != "linux":
             holder.close()
         return f"127.0.0.1:{port}"

@@ -22,9 +22,9 @@ def mesh(
 ) -> Mesh:
     """Makes a mesh, with Auto axes, of N nodes with L devices each from all processes' devices.
 
-    Devices are sorted by slice of a TPU job, and then by process. Each process must contain whole
-    nodes, or each node whole processes. The same is true of slices. Only a single process may leave
-    devices idle.
+    Devices are sorted by TPU slice, then by process, so that a node has neighboring devices. Each
+    process must contain whole nodes, or each node whole processes, and the same of slices. Only a
+    job of a single process may leave devices idle.
 
     Args:
       nodes: N, the number of nodes. The default is the largest N for the given devices.
@@ -63,7 +63,7 @@ def mesh(
     shape = (max(1, count // per_node) if nodes is None else nodes, *inner.values())
     needed = math.prod(shape)
     num_processes = len({device.process_index for device in available})
-    per_process = -(-needed // num_processes)
+    per_process = -(-needed // num_processes)  # rounded up, for the error
     if needed > count or (needed < count and (nodes is None or num_processes > 1)):
         raise ValueError(
             f"{' * '.join(('nodes', *inner))} must be the number of devices (or less, if a single "
@@ -77,10 +77,12 @@ def mesh(
     grid = np.array(available[:needed]).reshape(shape)
     for what, index in (("processes", attrgetter("process_index")), ("slices", _slice_index)):
         counts = Counter(map(index, available))
+        # For each node, the processes (or slices) that have its devices.
         parts = [set(map(index, node)) for node in grid.reshape(shape[0], -1)]
-        is_inside = all(len(part) == 1 for part in parts)
-        is_whole = sum(map(len, parts)) == len(counts)
-        if len(set(counts.values())) > 1 or not (is_inside or is_whole):
+        # Each node is inside one process (or slice), or no process is in more than one node.
+        nodes_are_inside = all(len(part) == 1 for part in parts)
+        nodes_are_whole = sum(map(len, parts)) == len(counts)
+        if len(set(counts.values())) > 1 or not (nodes_are_inside or nodes_are_whole):
             raise ValueError(
                 f"{what} must have the same number of devices, and contain whole nodes or be whole "
                 f"in a node, got {shape[0]} nodes of {per_node} devices and, by number, "
@@ -91,9 +93,9 @@ def mesh(
 
 
 def _slice_index(device: Any) -> int:
-    """Returns the number of the TPU slice; 0 if there is only one.
+    """Returns the number of a TPU's slice, else 0.
 
-    On GPUs, JAX numbers hosts in this way, and hosts may have different numbers of devices.
+    On GPUs, `slice_index` is the number of the host, and hosts may differ in size.
     """
     is_tpu = getattr(device, "platform", None) == "tpu"
     return (getattr(device, "slice_index", None) or 0) if is_tpu else 0

@@ -37,12 +37,14 @@ class ProcessInfo(NamedTuple):
 
 
 def process_from_arguments(
-    coordinator_address: str | None, num_processes: int | None, process_id: int | None
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
 ) -> tuple[ProcessInfo, str | None] | None:
-    """Finds the process information in arguments, else in variables.
+    """Finds the number of this process and of all, and the coordinator's address.
 
-    Also returns the coordinator's address, which is None only in a job of one process. Returns None
-    if there is no number, or if only JAX may know the address.
+    Arguments come before variables. The address is None only in a job of one process. Returns None
+    if nothing gives a number, or if a scheduler does but not the address, which JAX may detect.
     """
     our_address = coordinator_address or os.environ.get(COORDINATORS[0])
     address = our_address or os.environ.get(COORDINATORS[1]) or None
@@ -50,20 +52,23 @@ def process_from_arguments(
         parse_address(address)
     ours = tuple(map(int_from_env, OURS))
     if (num_processes or ours[1]) == 1 and not (process_id or ours[0]):
-        return ProcessInfo(0, 1), address  # a job by itself, perhaps inside of another one
+        return ProcessInfo(0, 1), address  # a job by itself, even if a scheduler has a larger one
     sources = [(ProcessInfo._fields, (process_id, num_processes)), (OURS, ours)]
     sources.append((JAX, tuple(map(int_from_env, JAX))))
     scheduled = process_from_scheduler()
     if scheduled is not None:
         sources.append((SCHEDULERS[scheduled[0]], scheduled[1]))
+    # All sources that give the number of this process, or of all processes, must agree.
     number, count = (
         _find_same({names[column]: values[column] for names, values in sources})
         for column in range(2)
     )
     if count == 1 and number in (None, 0):
         return ProcessInfo(0, 1), address
-    # JAX_COORDINATOR_ADDRESS alone is meant for JAX's own detection.
-    if not our_address and (count is number is None or (not address and scheduled is not None)):
+    # JAX_COORDINATOR_ADDRESS alone is meant for JAX's own detection, and a scheduler may know more.
+    is_unnumbered = count is None and number is None
+    lacks_address = scheduled is not None and not address
+    if not our_address and (is_unnumbered or lacks_address):
         return None
     if address is None or count is None or number is None:
         raise ValueError(
@@ -94,7 +99,7 @@ def _find_same(values: dict[str, int | None]) -> int | None:
 
 
 def require_address() -> None:
-    """Raises `ValueError` in a scheduler's job step of several processes."""
+    """Raises `ValueError` if a scheduler has started several processes, as no address is known."""
     scheduler, info, _ = process_from_scheduler() or ("", ProcessInfo(0, 1), None)
     if info.num_processes > 1:
         raise ValueError(
@@ -105,7 +110,7 @@ def require_address() -> None:
 
 
 def process_from_scheduler() -> tuple[str, ProcessInfo, int | None] | None:
-    """Finds the scheduler (Open MPI, Slurm) of this job step, and the numbers of this process."""
+    """Returns the scheduler that started this process, its numbers, and its number on the host."""
     for scheduler, variables in SCHEDULERS.items():
         process_id, num_processes, local_rank = map(int_from_env, variables)
         if num_processes is not None and process_id is not None:
@@ -157,7 +162,7 @@ def find_node() -> NodeInfo | None:
             )
         others = tuple(a for number, a in enumerate(addresses) if number != place)
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
-    requested = process_from_arguments(None, None, None)
+    requested = process_from_arguments()
     if requested is None:
         require_address()
         return None
@@ -191,22 +196,24 @@ def find_own_host(address: str) -> str:
     return f"[{own}]" if ":" in own else own
 
 
-def describe_gloo(connection: socket.socket, process_id: int) -> str | None:
-    """Says why others could not reach Gloo of this process, which has a connection to one of them.
+def find_gloo_problem(connection: socket.socket, process_id: int) -> str | None:
+    """Says why other processes could not reach Gloo on this machine; returns None if they can.
 
-    Gloo listens at the address of the machine's name, and JAX has no option for another.
+    Gloo listens at the address to which the name of the machine resolves, and JAX has no option for
+    another. `connection`, to another process, shows the address at which others reach it.
     """
     own, other = (
         place[0].removeprefix("::ffff:")
         for place in (connection.getsockname(), connection.getpeername())
     )
     name = socket.gethostname()
-    gloo = "no address"
+    gloo = "no address"  # where Gloo listens
     with contextlib.suppress(OSError):
         gloo = str(socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0][4][0])
-    # An IPv4 and an IPv6 address do not show whether they are in one network.
-    is_there = gloo == own or (":" in gloo) != (":" in own)
-    if is_there or own == other or own.startswith("127."):
+    # An IPv4 and an IPv6 address do not show whether they are in one network, so they pass.
+    may_be_reached = gloo == own or (":" in gloo) != (":" in own)
+    is_on_this_machine = own == other or own.startswith("127.")
+    if may_be_reached or is_on_this_machine:
         return None
     return (
         f"Gloo of process {process_id} would listen at {gloo}, to which the name of its machine, "

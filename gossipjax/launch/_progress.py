@@ -20,7 +20,7 @@ PROGRESS = "GOSSIPJAX_PROGRESS"  # environment variable of a process: the path o
 STACK_SIGNAL = signal.SIGUSR2  # a process then writes its stacks; Slurm's scripts use SIGUSR1
 NO_STEP = -1
 
-LAYOUT = struct.Struct("=4q")  # of a `Beat`
+LAYOUT = struct.Struct("=4q")  # of a `Beat` in the file
 
 
 class Beat(NamedTuple):
@@ -58,22 +58,23 @@ def advance(step: int | None = None, *, slow: bool = False) -> None:
         LAYOUT.pack_into(file, 0, os.getpid(), time.monotonic_ns(), step, slow)
 
 
-_files: list[mmap.mmap] = []  # that of this process, mapped into its memory
+_files: list[mmap.mmap] = []  # at most one: the file of this process, mapped into its memory
 os.register_at_fork(after_in_child=_files.clear)  # the child is not watched
 
 
 def open_progress() -> mmap.mmap | None:
-    """Returns the file of this process; None without a launcher that watches.
+    """Returns the file in which this process says that it advances; None if no launcher watches.
 
     From the first call on, the launcher can ask this process for its stacks. Programs that this
     process starts then do not inherit the variable, as they must not use the file.
     """
     if not _files and os.environ.get(PROGRESS):
-        with contextlib.suppress(OSError, KeyError):  # the launcher has ended, or in two threads
+        # The launcher may have ended, or another thread may have taken the variable.
+        with contextlib.suppress(OSError, KeyError):
             with open(os.environ.pop(PROGRESS), "r+b") as file:
                 _files.append(mmap.mmap(file.fileno(), LAYOUT.size))
             LAYOUT.pack_into(_files[0], 0, *Beat(os.getpid()))
-            if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:  # else the program itself uses it
+            if signal.getsignal(STACK_SIGNAL) == signal.SIG_DFL:  # else the program uses the signal
                 # A handler in C writes the stacks to stderr, however the program hangs.
                 faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
     return _files[0] if _files else None

@@ -49,8 +49,9 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iter
 def final_errors() -> Iterator[None]:
     """Lets the program end with status 78 (`EX_CONFIG`) if nobody catches a `ValueError` in it.
 
-    So who starts programs again, such as `until.sh` or the launcher, knows that first somebody must
-    change a setting. `initialize`, `asynchronous.join` and `Checkpoints.resume` use it.
+    This status tells what starts programs again, such as the launcher or `until.sh`, that another
+    start would fail, too, until somebody changes a setting. `initialize`, `asynchronous.join` and
+    `Checkpoints.resume` use it.
 
     >>> from gossipjax import launch
     >>> with launch.final_errors():
@@ -68,10 +69,11 @@ def final_errors() -> Iterator[None]:
         raise
 
 
-_former_hooks: list[Any] = []  # at most one
+_former_hooks: list[Any] = []  # the `sys.excepthook` that `_report` replaced, if it did
 
 
 def _report(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    _former_hooks[0](kind, error, traceback)  # in a job of several processes, it ends this one
+    """Reports an uncaught error as before, and exits with the status that `final_errors` set."""
+    _former_hooks[0](kind, error, traceback)  # in a job of several processes, it exits by itself
     if status := getattr(error, "exit_status", None):
         sys.exit(status)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gossipjax.launch._progress import LAYOUT, NO_STEP, STACK_SIGNAL, Beat
 
-MARGIN = 0.1  # part of the limit: processes that stopped within it stopped together
-MAX_LOOK_SECONDS = 0.5  # that count between two looks
+MARGIN = 0.1  # processes that stopped within this part of the limit count as stopped together
+MAX_LOOK_SECONDS = 0.5  # the most that counts from one look to the next, as after a suspension
 HOW_TO_ADVANCE = "the program must call gx.TrainStep or gossipjax.launch.advance() at every step"
 
 
@@ -28,6 +28,7 @@ class Watched:
 
     @property
     def has_advanced(self) -> bool:
+        """Whether the process has ever called `advance`."""
         return self.beat.nanoseconds > 0
 
     def is_overdue(self, seconds: float, slow_seconds: float) -> bool:
@@ -59,8 +60,10 @@ def find_stall(
     """
     if not processes or not all(process.is_overdue(seconds, slow_seconds) for process in processes):
         return None
+    # Who stopped until then counts as one of the first to stop.
     first = min(process.beat.nanoseconds for process in processes) + seconds * MARGIN * 1e9
-    step = min(process.beat.step for process in processes)  # NO_STEP if one says none
+    step = min(process.beat.step for process in processes)  # NO_STEP if one has named none
+    # Each reason says which processes are behind. The first that tells some from others counts.
     marks = {
         "not advancing since the start": [not p.has_advanced for p in processes],
         "behind the others in steps": [p.beat.step == step != NO_STEP for p in processes],
@@ -87,21 +90,21 @@ class Watch:
         self._processes: dict[int, Watched] = {}
 
     def add(self, rank: int) -> str:
-        """Returns the file of a process to be started, and forgets a former process."""
+        """Makes the file of a process that is about to start at a rank; returns its path."""
         path = self._folder / f"{rank}-{time.monotonic_ns()}"
         path.write_bytes(LAYOUT.pack(*Beat()))
         self._processes[rank] = Watched(rank, path, Beat())
         return str(path)
 
     def forget(self, rank: int, group: Sequence[int]) -> None:
-        """Forgets a process that has ended. The others of its group may have waited for it."""
+        """Forgets a process that has ended; its group may have waited for it, and gets new time."""
         del self._processes[rank]
         for process in self._processes.values():
             if process.rank in group:
                 process.quiet_seconds = 0.0
 
     def look(self) -> list[Watched]:
-        """Reads the last beats of the running processes, and returns these."""
+        """Reads what the running processes have last written; returns what is known of each."""
         now = time.monotonic()
         seconds = min(now - self._last_look, MAX_LOOK_SECONDS)
         self._last_look = now
@@ -124,13 +127,14 @@ def describe_stall(processes: Sequence[Watched], ranks: Sequence[int], reason: s
 
 
 def ask_for_stack(process: Watched, session: int) -> None:
-    """Lets a process write its stacks to stderr, which takes it a moment.
+    """Asks a process to write its stacks to stderr, which takes it a moment.
 
-    The caller must end it then, as it is continued if a signal has stopped it.
+    A process that a signal has stopped goes on by that, so the caller must then end it. `session`
+    is the id of the session that its worker leads.
     """
     number = process.beat.process_id
     with contextlib.suppress(OSError):
-        # It might be the number of another process: in a container, or after its end.
+        # By now, or in a container, this id may be of another process. That has another session.
         if os.getsid(number) == session:
             os.kill(number, STACK_SIGNAL)
             os.kill(number, signal.SIGCONT)

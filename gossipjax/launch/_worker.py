@@ -14,10 +14,12 @@ from typing import IO
 
 MAX_LINE_BYTES = 1 << 16  # longer lines are split
 LAST_LINES = 20  # lines of a failed process's output that are shown
-DRAIN_LOOKS = 40  # at a process that has exited, for its output: a clock may jump, as after a sleep
+# How often `poll` looks whether all output of a process that has exited has come. It counts looks,
+# as clocks jump when a machine wakes up.
+DRAIN_LOOKS = 40
 
-WRITING = threading.Lock()  # of output; the processes wait meanwhile, as at any full pipe
-CLOSED = set[int]()  # those of the descriptors 1 and 2 that nobody reads any more
+WRITING = threading.Lock()  # held while a line of output is written, so that lines stay whole
+CLOSED = set[int]()  # of the descriptors 1 and 2 of the launcher, those that nobody reads any more
 
 # In the group of each process a shell waits for the end of its input, which is the end of the
 # launcher, and then kills the group. It is no child of the program, which may wait for children.
@@ -34,6 +36,7 @@ def log(text: str) -> None:
 
 
 def write(descriptor: int, data: bytes) -> None:
+    """Writes all data to stdout (1) or stderr (2); notes in `CLOSED` if nobody reads them."""
     try:
         while data:
             data = data[os.write(descriptor, data) :]
@@ -62,18 +65,18 @@ class Worker:
             start_new_session=True,
         )
         os.close(read_end)
-        self.process_id = self._process.pid  # and that of its session
+        self.process_id = self._process.pid  # also the id of its session and group
         pipes = (self._process.stdout, 1), (self._process.stderr, 2)
         self._readers = [threading.Thread(target=self._forward, args=p, daemon=True) for p in pipes]
         for reader in self._readers:
             reader.start()
-        self._looks = DRAIN_LOOKS  # that are left for its output, after its end
+        self._looks = DRAIN_LOOKS  # how many are left, after the end of the process
         self._guard = select.poll()
-        self._guard.register(self._stdin, 0)  # finds only that it is no longer read
+        self._guard.register(self._stdin, 0)  # reports if the shell that reads it has ended
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process group, if the process has not exited."""
-        if self._process.returncode is None:  # else its number may be another's
+        if self._process.returncode is None:  # else another process may have its id by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process_id, number)
 
@@ -86,25 +89,27 @@ class Worker:
         if self._process.returncode is None:
             if not self._has_exited() and not self._guard.poll(0):
                 return None
-            self.send_signal(signal.SIGKILL)  # to the rest of its group, or if nothing guards it
+            # Kills the rest of its group. If the shell that guards the group has ended, the process
+            # itself, too.
+            self.send_signal(signal.SIGKILL)
             self._process.wait()
         self._looks -= 1
-        if (self._looks > 0 or WRITING.locked()) and any(
-            reader.is_alive() for reader in self._readers
-        ):
+        may_drain = self._looks > 0 or WRITING.locked()  # the launcher's own output may be full
+        if may_drain and any(reader.is_alive() for reader in self._readers):
             return None
-        os.close(self._stdin)  # a shell that still waits for its end kills the group
+        os.close(self._stdin)  # the shell that guards the group sees that, and kills what is left
         return self._process.returncode
 
     def _has_exited(self) -> bool:
+        """Whether the process has exited; where possible, it is not reaped by that."""
         if not hasattr(os, "waitid"):  # on macOS before Python 3.13
             return self._process.poll() is not None
-        # The process stays a zombie, so that no other group gets its number.
+        # The process stays a zombie, so that no other group gets its id before the group is killed.
         options = os.WEXITED | os.WNOWAIT | os.WNOHANG
         return os.waitid(os.P_PID, self.process_id, options) is not None
 
     def _forward(self, pipe: IO[bytes], descriptor: int) -> None:
-        """Passes lines on with the rank in front, and keeps the last lines."""
+        """Passes lines of output on with the rank in front; keeps the last ones for an error."""
         with pipe:
             while line := pipe.readline(MAX_LINE_BYTES):
                 self._last_lines.append(line)
@@ -112,7 +117,7 @@ class Worker:
                     write(descriptor, b"[%d] %s\n" % (self.rank, line.removesuffix(b"\n")))
 
     def describe_failure(self, code: int, consequence: str) -> str:
-        """Describes why the process failed, what follows, and the last lines of its output."""
+        """Says how the process failed, what follows from that, and what it printed last."""
         name = next((each.name for each in signal.Signals if each == -code), "unnamed")
         reason = f"exit status {code}" if code > 0 else f"{name}, signal {-code}"
         lines = [line.decode(errors="replace").rstrip() for line in list(self._last_lines)]

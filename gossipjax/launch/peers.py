@@ -1,4 +1,4 @@
-"""Keeps the connections of the meeting, so that processes can agree without a collective.
+"""Keeps the connections that `meet` has made, so that processes can agree without a collective.
 
 All other processes are connected to process 0. Any thread can use the connections, with a time-out,
 and learns which process is missing. That a process has died is for JAX's heartbeat to notice.
@@ -34,17 +34,19 @@ class Peers:
         self._info = info
         self._connections = connections
         self._changed = threading.Condition()
-        self._lost: str | None = None
+        self._lost: str | None = None  # the name of the first process that has ended
         self._is_over = False  # whether the program has ended, so that only JAX waits for others
         self._counts = collections.Counter[str]()  # number of calls of `gather`, by name
         self._values: dict[str, dict[int, Any]] = {}  # at process 0, the values that have arrived
-        self._answers: dict[str, Any] = {}
+        self._answers: dict[str, Any] = {}  # key of a call -> what process 0 has answered
         for number in connections:
             threading.Thread(target=self._read, args=(number,), daemon=True).start()
         atexit.register(self.leave)
 
     def gather(self, name: str, value: Any, timeout: float) -> list[Any]:
-        """Returns the values of all processes by number. All must call it with the same names.
+        """Returns the values that all processes give, in the order of their numbers.
+
+        All processes must make the same calls, with the same names, in the same order.
 
         Raises:
           TimeoutError: if a process has not called within `timeout` seconds.
@@ -58,7 +60,7 @@ class Peers:
         text = ""
         for limit in (min(NOTICE_SECONDS, timeout), timeout):
             if not self._wait_for(key, start + limit - time.monotonic()):
-                self._tell({"key": key})  # who is missing?
+                self._tell({"key": key})  # a message without a value asks who is missing
                 self._wait_for(f"missing in {key}", ANSWER_SECONDS)
                 missing = self._answers.pop(f"missing in {key}", "process 0")
                 text = (
@@ -87,6 +89,7 @@ class Peers:
             return bool(self._changed.wait_for(lambda: self._lost, seconds))
 
     def describe_loss(self) -> str:
+        """Says which process has ended, and what to do."""
         return (
             f"process {self._info.process_id} of {self._info.num_processes} ends: {self._lost} has "
             "ended or cannot be reached. Start all processes again; Checkpoints.resume continues "
@@ -94,6 +97,7 @@ class Peers:
         )
 
     def _read(self, number: int) -> None:
+        """Receives the messages of a process, in a thread; when they end, the process is lost."""
         connection, name = self._connections[number]
         with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
             for line in lines:
@@ -101,6 +105,7 @@ class Peers:
         self._lose(name)
 
     def _receive(self, number: int, message: dict[str, Any]) -> None:
+        """Acts on a message: of process 0, a loss or an answer; at process 0, a value."""
         with self._changed:
             match message:
                 case {"lost": str(name)}:
@@ -121,6 +126,7 @@ class Peers:
                     self._answer(f"missing in {key}", ", ".join(names))
 
     def _answer(self, key: str, answer: Any) -> None:
+        """Gives all processes, this one (process 0) included, the answer to a call."""
         self._answers[key] = answer
         self._changed.notify_all()
         self._send({"key": key, "answer": answer})
@@ -133,34 +139,38 @@ class Peers:
             self._send(message)
 
     def _send(self, message: dict[str, Any]) -> None:
+        """Sends a message over all connections."""
         line = json.dumps(message).encode() + b"\n"
         for connection, _ in self._connections.values():
             with self._changed, contextlib.suppress(OSError):  # the reading thread finds the loss
                 connection.sendall(line)
 
     def _wait_for(self, key: str, seconds: float) -> bool:
+        """Waits until a call is answered or a process is lost; returns False if neither comes."""
         with self._changed:
             return bool(
                 self._changed.wait_for(lambda: key in self._answers or self._lost, max(0, seconds))
             )
 
     def _lose(self, name: str) -> None:
+        """Notes and prints that a process has ended, unless this program has ended, too."""
         with self._changed:
             if self._lost is not None or self._is_over:
                 return
             self._lost = name
-            # While a collective or a barrier of JAX waits, Python cannot raise.
+            # A collective of JAX may wait for that process, and Python cannot raise meanwhile. So
+            # this is printed now.
             print(f"gossipjax: {self.describe_loss()}", file=sys.stderr, flush=True)
             self._changed.notify_all()
         if self._info.process_id == 0:
             self._send({"lost": name})
 
 
-kept: Peers | None = None  # the connections of this process, after the meeting
+kept: Peers | None = None  # the connections of this process, once `initialize` has made them
 
 
 def _find_line() -> str:
-    """Finds the line of the program, outside of this package, that waits."""
+    """Returns the line of the program, outside of gossipjax, at which this thread is."""
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(PACKAGE):
             return f"{frame.filename}:{frame.lineno} ({frame.line})"

@@ -125,7 +125,7 @@ class Process:
         number = next(self.network.lives)
         return Identity(self.place, f"life{number}", self.address)
 
-    def record(self, kind, life, number, mass, part=1.0):
+    def record(self, kind, life, number, mass=None, part=1.0):
         own = self.node.life if hasattr(self, "node") else None
         self.network.account.add(kind, (own, life, number), (life, own, number), mass)
 

@@ -15,7 +15,7 @@ from launching import TIMEOUT, free_address
 
 from gossipjax.launch import ProcessInfo, _hello
 from gossipjax.launch._hello import meet
-from gossipjax.launch._process_info import describe_gloo, parse_address
+from gossipjax.launch._process_info import find_gloo_problem, parse_address
 
 
 class Job:
@@ -257,7 +257,7 @@ def test_where_gloo_would_listen(own, other, gloo, is_refused, monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     connection: Any = SimpleNamespace(getsockname=lambda: (own, 1), getpeername=lambda: (other, 2))
-    problem = describe_gloo(connection, 1) or ""
+    problem = find_gloo_problem(connection, 1) or ""
     line = f"`10.99.0.2 {socket.gethostname()}`"
     shown = f"Gloo of process 1 would listen at {gloo}, .* Let {line} be the only"
     assert bool(re.match(shown, problem)) == bool(problem) == is_refused

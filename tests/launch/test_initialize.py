@@ -39,7 +39,7 @@ def test_each_engine_says_who_a_process_is(variables, fresh_process):
     fresh_process.setenv("JAX_PLATFORMS", "cpu")
     here, there = socket.socketpair()
     calls = []
-    fresh_process.setattr(_initialize, "describe_gloo", lambda *_: None)
+    fresh_process.setattr(_initialize, "find_gloo_problem", lambda *_: None)
     fresh_process.setattr(_initialize, "reach", lambda *_: socket.socket())
     fresh_process.setattr(peers, "kept", None)
     problems = iter([["Gloo of process 1 would"], [None]])
