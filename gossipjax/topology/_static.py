@@ -36,7 +36,8 @@ def make_weighted_round(
 ) -> Round:
     """Makes a round of weighted edges without self-loops; a node keeps the rest of its weight."""
     nodes = np.arange(n)
-    order = np.argsort(receivers, kind="stable")  # sums do not depend on the order of edges
+    # Sorted, so that the rounding of the sums does not depend on the order of the edges.
+    order = np.argsort(receivers, kind="stable")
     kept = 1 - np.bincount(senders[order], weights[order], n)
     return Round.from_entries(
         n,
@@ -56,8 +57,12 @@ def make_metropolis_round(n: int, receivers: np.ndarray, senders: np.ndarray) ->
 def _make_graph_schedule(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: Weights
 ) -> Schedule:
-    """Makes a schedule of one round over given edges, without self-loops and repeated edges."""
-    receivers, senders = np.divmod(np.unique((receivers * n + senders)[receivers != senders]), n)
+    """Makes a schedule of one round over the edges `[E]` from `senders` to `receivers`.
+
+    Self-loops are left out, and repeated edges count once.
+    """
+    edge_numbers = (receivers * n + senders)[receivers != senders]
+    receivers, senders = np.divmod(np.unique(edge_numbers), n)
     if weights == "uniform":
         nodes = np.arange(n)
         all_senders = np.concatenate([senders, nodes])
