@@ -76,7 +76,7 @@ class Faults:
         return int(np.max(self.delays))
 
     def arrives_at(self, step: int) -> np.ndarray:
-        """Whether a message of `j` to `i` arrives at this step if both are active; `[N, N]`."""
+        """Whether a message that `j` sends to `i` at this step arrives; bool `[N, N]`."""
         return self.arrives[step % len(self.arrives)]
 
     def active_at(self, step: int) -> np.ndarray:
@@ -89,12 +89,15 @@ class Faults:
 
     @property
     def death_steps(self) -> np.ndarray:
-        """The step at which each node dies, int32 `[N]`; the last one if it never dies."""
+        """The step at which each node dies, int32 `[N]`; 2^31 - 1 for a node that never dies."""
         return np.array([self.deaths.get(node, MAX_STEP) for node in range(self.size)], np.int32)
 
 
 def _read_table(table: Any, default: bool | int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the table as a read-only array; one number, or the default, becomes a single row."""
+    """Returns a field of `Faults` as a read-only table `[T, *shape]`, or raises `ValueError`.
+
+    None, which stands for the default, and one integer become a table of one row, for all steps.
+    """
     kind = np.dtype(type(default)).kind
     array = np.array(default if table is None else table)
     if array.dtype.kind == kind and array.ndim == 0 and (kind == "i" or table is None):
