@@ -12,7 +12,7 @@ from gossipjax.exchanges.transform import require_choice
 from gossipjax.topology.schedule import Round
 
 BACKWARD = 2 / 3  # of a step: the backward pass has two products per weight, the forward pass one
-COUNTED_VALUES = 2**20  # the size of the message of which a codec counts the bytes
+SAMPLE_SIZE = 2**20  # values of the message whose bytes a codec counts
 Kind = Literal["ring", "tree", "server"]
 Awaits = Literal["peers", "link", "nobody"]
 
@@ -60,7 +60,7 @@ class Exchange(plan.Exchange):
       every: the number of steps from one exchange to the next.
       phase: the first step that exchanges.
       late: the number of steps from the start of an exchange to the use of its result.
-      is_early: whether an exchange that is not late runs beside the computation of its step.
+      is_early: whether an exchange that is not late runs during the computation of its step.
       kind: how all nodes average: "ring" and "tree" are all-reduces, and "server" is a parameter
         server at node 0.
       layers: the number of layers of the model, or 0. With layers, an average sends a part for each
@@ -106,9 +106,7 @@ class Exchange(plan.Exchange):
         >>> Exchange(None, wire=gx.wire.int8()).bits
         8.125
         """
-        if self.wire is None:
-            return 32.0
-        return 8 * self.wire.count_bytes(COUNTED_VALUES) / COUNTED_VALUES
+        return 32.0 if self.wire is None else 8 * self.wire.count_bytes(SAMPLE_SIZE) / SAMPLE_SIZE
 
     def happens_at(self, step: int) -> bool:
         """Whether the nodes begin an exchange at the end of `step`."""
@@ -162,9 +160,8 @@ class Exchange(plan.Exchange):
         size = self.count_bytes(workload, nodes)
         if self.is_collective_at(step):
             parts = max(1, len(self.list_layers()))  # each part pays the latency
-            kind = self._collective_kind
-            part_seconds = _find_collective_seconds(kind, size / parts, network, nodes)
-            seconds = np.full(nodes, parts * part_seconds)
+            part = _find_collective_seconds(self._collective_kind, size / parts, network, nodes)
+            seconds = np.full(nodes, parts * part)
         else:
             # The messages of a node share its link, and each is copied through the host.
             seconds = network.message_seconds(size) + size / network.host_copy
@@ -224,17 +221,13 @@ class Exchange(plan.Exchange):
         return max(0.0, delay - min(self.overlap, self.every) * compute_seconds)
 
     def _find_largest_delay(self, seconds: float, compute_seconds: float) -> float:
-        """Returns by how many seconds a layer arrives too late for the next forward pass, at most.
-
-        Each layer is sent as soon as the backward pass has left it. Times begin with the backward
-        pass, which the next forward pass follows at once.
-        """
+        """Returns by how many seconds the latest layer comes too late for the next forward pass."""
         layers = self.list_layers()
         backward = BACKWARD * compute_seconds
         part = seconds / len(layers)
         order = np.arange(len(layers))
-        # The backward pass leaves the last layer first. The link carries one part after another:
-        # arrival[k] = max(ready[k], arrival[k - 1]) + part.
+        # Times count from the start of the backward pass, which leaves the last layer first. The
+        # link carries one part after another: arrival[k] = max(ready[k], arrival[k - 1]) + part.
         ready = (self.layers - layers) * backward / self.layers
         arrival = np.maximum.accumulate(ready - order * part) + (order + 1) * part
         needed = backward + layers * (compute_seconds - backward) / self.layers

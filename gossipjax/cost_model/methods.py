@@ -78,8 +78,8 @@ def from_transform(
       kind: how all nodes average: "ring", "tree" or "server".
       params: the parameters of the model, or their shapes, if the transform needs more of them than
         64 leaves, or averages factors of matrices. No array is made.
-      layers: the layers of the model in a backward pass that averages run beside; 0 if they do not.
-        Fragment f of p consists of the layers `f`, `f + p`, ...
+      layers: the number of layers of the model, if averages run during the backward pass, layer by
+        layer; else 0. Fragment f of p consists of the layers `f`, `f + p`, ...
       awaits: what a node that gossips waits for: "peers", or, if nodes are asynchronous, its "link"
         or "nobody".
       is_half_duplex: whether a node sends and receives in turn.

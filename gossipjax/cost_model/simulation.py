@@ -38,9 +38,8 @@ class Links:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sends the messages of a round; returns when each node has sent all, and received all.
 
-        From the time `begun[j]` on, node `j` sends a message to `slots[0][j]`, then to
-        `slots[1][j]`, and so on. Each is copied through the host and then takes the wire. With
-        `is_awaited` the receivers are at the same step, so messages wait for their links, too.
+        From the time `begun[j]` on, node `j` sends to `slots[0][j]`, then to `slots[1][j]`, and so
+        on. With `is_awaited` receivers are at the same step, so messages wait for their links, too.
         """
         sent = begun.copy()
         received = np.full(len(begun), -math.inf)
@@ -101,8 +100,7 @@ def _find_ends(
             # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends
             # and for what is sent to it, and AD-PSGD for its own link.
             if exchange.is_collective_at(step):
-                next_step = step + exchange.overlap + 1
-                both = [seconds[k % len(seconds)] for k in (step, next_step)]
+                both = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
                 duration = exchange.find_seconds(step, workload, network, len(time)).max()
                 done = links.reduce(exchange, time, both, duration)
             else:

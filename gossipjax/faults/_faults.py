@@ -19,7 +19,7 @@ class Faults:
     uninterrupted run. A table has a row per step, and begins again after its last row. Deaths are
     for ever. `independent_drops` and other functions of `gx.faults` draw tables.
 
-    - A message may be lost. `apply`, `sgp` and `dpsgd` say who then keeps its share.
+    - A message may be lost. Who keeps its share then is up to `apply`, `sgp` or `dpsgd`.
     - A node that is not active neither computes nor sends nor receives. The other nodes know
       which nodes are not active, and send them nothing. `inactive` stops the computation of a node
       that is not active; `apply`, `sgp` and `dpsgd` stop its messages.
@@ -117,6 +117,6 @@ def require_faults(faults: Faults, size: int, name: str) -> None:
     """Raises `ValueError` unless the faults are for this number of nodes."""
     if faults.size != size:
         raise ValueError(
-            f"the faults of {name} must be of as many nodes as the schedule, {size}, got "
+            f"the faults of {name} must have as many nodes as the schedule, {size}, got "
             f"{faults.size}."
         )

@@ -46,10 +46,9 @@ def inactive(
 
     No node may exchange with an inactive node: take a schedule of `gx.faults.apply` for the gossip
     in the chain, or `gx.faults.sgp` or `dpsgd`. `inactive` refuses algorithms that exchange with
-    all nodes or need a graph that never changes (`easgd`, `d2`, `choco`, `relay`). `gx.allreduce`
-    is not refused, because it leaves no trace in a chain, and goes on averaging the gradients of
-    all nodes, inactive nodes included. Put `inactive` inside `gx.outer`, whose averages wait for
-    all nodes.
+    all nodes or need a graph that never changes (`easgd`, `d2`, `choco`, `relay`). It does not
+    notice `gx.allreduce`, which goes on averaging the gradients of all nodes, inactive nodes
+    included. Put `inactive` inside `gx.outer`, whose averages wait for all nodes.
 
     Args:
       inner: the chain that is wrapped.

@@ -69,6 +69,7 @@ class Lying:
         object.__setattr__(self, "liars", tuple(map(int, self.liars)))
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """Calls the rule of this receiver, with a lie in place of each message of a liar."""
         is_liar = jnp.isin(senders, np.asarray(self.liars, np.int32)) & (weights > 0)
         is_honest = ~is_liar & (weights > 0)
         honest_weights = jnp.where(is_honest, weights, 0)

@@ -40,16 +40,16 @@ class Links:
         # All rounds use the same permutations of links. Only their weights differ.
         self._receivers = [slot.receivers for slot in slots]  # by sender
         self._is_edge = [slot.weights > 0 for slot in slots]
-        receivers = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]
+        receiver_of = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]
         matrices = (round_.matrix for round_ in schedule.rounds)
-        weights = np.stack([matrix[receivers, nodes] for matrix in matrices])
+        weights = np.stack([matrix[receiver_of, nodes] for matrix in matrices])
         self.weights = weights * np.array(self._is_edge) if slots else weights  # [R, L, N]
-        self._arrives = faults.arrives[:, receivers, nodes]  # [T, L, N]
-        self._delays = faults.delays[:, receivers, nodes].astype(np.int32)
-        self._active_receivers = faults.active[:, receivers]
-        self._deaths_of_receivers = faults.death_steps[receivers]  # [L, N]
+        self._arrives = faults.arrives[:, receiver_of, nodes]  # [T, L, N]
+        self._delays = faults.delays[:, receiver_of, nodes].astype(np.int32)
+        self._active_receivers = faults.active[:, receiver_of]
+        self._deaths_of_receivers = faults.death_steps[receiver_of]  # [L, N]
         self._faults = faults
-        self.count = len(receivers)  # L
+        self.count = len(receiver_of)  # L
         self.capacity = faults.max_delay + 1  # D + 1
         self.schedule = schedule
         self.wire = wire

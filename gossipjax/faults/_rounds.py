@@ -93,9 +93,9 @@ def apply(
         steps = math.lcm(length, len(cycle))
         if len(rounds) + steps > MAX_ROUNDS:
             raise ValueError(
-                f"the rounds of apply must be at most {MAX_ROUNDS}, got a period of {steps}, that "
-                "of the schedule and the tables together: draw tables whose numbers of steps are "
-                "multiples of one another."
+                f"the rounds of apply must be at most {MAX_ROUNDS}, got {steps} until schedule and "
+                "tables repeat together: draw tables whose numbers of steps are multiples of one "
+                "another."
             )
         segments.append(Segment(start, tuple(range(len(rounds), len(rounds) + steps))))
         sends = start * stride < faults.death_steps

@@ -42,15 +42,12 @@ def gilbert_elliott(
     bad_to_good: float = 0.5,
     good_to_bad: float = 0.5,
 ) -> np.ndarray:
-    """Draws which messages arrive: losses come in bursts.
+    """Draws which messages arrive, as `independent_drops` does, but losses come in bursts.
 
     Every sender is in a good or a bad state, and starts in either with probability 1/2. Before each
     step a sender changes its state with probability `good_to_bad` or `bad_to_good`. In the bad
     state each of its messages is lost with probability `rate`, in the good state none. In the long
     run a part of `rate good_to_bad / (good_to_bad + bad_to_good)` of all messages is lost.
-
-    Returns:
-      bool `[T, N, N]`, with the same meaning as in `independent_drops`.
 
     References:
       Gilbert, "Capacity of a Burst-Noise Channel", Bell System Technical Journal 1960, and Elliott
@@ -80,14 +77,11 @@ def _run_chains(start: np.ndarray, draws: np.ndarray, leave: float, enter: float
 def markov_activity(
     nodes: int, steps: int, seed: int, *, wake: float = 0.5, sleep: float = 0.5
 ) -> np.ndarray:
-    """Draws which nodes are active: each falls asleep and wakes at random.
+    """Draws which nodes are active, bool `[T, N]`: each falls asleep and wakes at random.
 
     All nodes are active at step 0. Before each later step, an active node falls asleep with
     probability `sleep`, and a sleeping node wakes with probability `wake`. In the long run a part
     of `wake / (wake + sleep)` of the nodes is active.
-
-    Returns:
-      bool `[T, N]`.
 
     >>> round(float(markov_activity(8, 9000, seed=0, wake=0.6, sleep=0.2).mean()), 2)
     0.75
@@ -120,13 +114,10 @@ def cyclic_activity(
 
 @renamed(n="nodes")
 def poisson_activity(nodes: int, steps: int, seed: int, *, mean: float = 1.0) -> np.ndarray:
-    """Draws which nodes are active: each sleeps for a random time between two active steps.
+    """Draws which nodes are active, bool `[T, N]`: each sleeps between two active steps.
 
     A node sleeps for a Poisson number of steps with the given `mean`. In the long run a part of
     `1 / (1 + mean)` of the nodes is active.
-
-    Returns:
-      bool `[T, N]`.
 
     >>> round(float(poisson_activity(4, 4000, seed=0, mean=1.0).mean()), 2)
     0.5

@@ -114,6 +114,7 @@ def sgp(
         return state._replace(in_flight=zeros, extra=extra)
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Sends this node's shares, and adds what arrives; `x` are the numerators."""
         on_the_way = state.kept(LINKS)
         mass = PushSum(state.weight, add(x, updates))
         shares = links.shares(step, state.count)
@@ -201,7 +202,7 @@ def dpsgd(
     require_faults(faults, schedule.size, "gx.faults.dpsgd")
     if faults.max_delay and len(schedule.rounds) > 1:
         raise ValueError(
-            "the schedule of gx.faults.dpsgd must have one round where messages are late, got "
+            "the schedule of gx.faults.dpsgd must have one round if messages are late, got "
             f"{len(schedule.rounds)} different ones and delays of up to {faults.max_delay} steps: "
             "take ring or exponential, or gx.faults.sgp."
         )
@@ -220,6 +221,7 @@ def dpsgd(
         return state._replace(extra={LINKS: Extra(on_the_way, "restart")})
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Sends this node's newest model, and moves towards the models that arrive."""
         on_the_way = state.kept(LINKS)
         y = add(x, updates)
         share = links.shares(step, state.count)
@@ -252,7 +254,7 @@ def dpsgd(
 class Account(NamedTuple):
     """Where the mass of all nodes is. Each part is a `PushSum` of numerators `x` and weights.
 
-        held + in_flight + lost = start + sum of the updates;    of the weights it is N
+        held + in_flight + lost = start + sum of the updates    (for the weights: N)
 
     Attributes:
       held: the mass that the nodes hold.

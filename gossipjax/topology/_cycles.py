@@ -100,8 +100,7 @@ def _build_hops_of_authors(n: int, peers: int) -> Schedule:
     stride = 1
     while stride < n:
         hops = [j * stride for j in range(1, peers + 1)]
-        # If two hops were equal modulo n, their difference, which also is a hop, would be a
-        # multiple of n. So this finds two messages to one node, too.
+        # This also finds hops that are equal modulo n: their difference is a hop, too.
         multiples = [hop for hop in hops if hop % n == 0]
         if multiples:
             raise ValueError(
@@ -201,8 +200,7 @@ def random_ring(nodes: int, rounds: int, seed: int) -> Schedule:
     drawn = []
     for _ in range(rounds):
         position = rng.permutation(n)  # of each node in the ring
-        node_at = np.argsort(position)
-        senders = node_at[(position[:, None] + (-1, 0, 1)) % n]
+        senders = np.argsort(position)[(position[:, None] + (-1, 0, 1)) % n]
         drawn.append(make_regular_round(np.sort(senders, axis=1)))
     return Schedule(drawn)
 
@@ -275,7 +273,7 @@ def random_peer(
     senders = np.tile(numbers, 1 + peers)
     drawn = []
     for _ in range(rounds):
-        if peers == 1:  # as before several peers were possible: a seed still draws the same graphs
+        if peers == 1:  # an older way to draw, kept so that a seed draws the same graphs
             chosen = rng.choice(hops, n)[None]
         else:
             chosen = rng.permuted(np.tile(hops, (n, 1)), axis=1)[:, :peers].T
@@ -316,8 +314,8 @@ def erdos_renyi(nodes: int, rounds: int, seed: int, *, probability: float) -> Sc
 def random_rounds(schedule: Schedule, rounds: int, seed: int, *, probability: float) -> Schedule:
     """At each step nodes exchange with the given probability; otherwise nobody sends.
 
-    If the nodes exchange at step `k`, they use the round that `schedule` has at step `k`.
-    `T = rounds` steps are drawn, and then repeat.
+    At step `k` they use the round of `schedule` at step `k`. `T = rounds` steps are drawn, and then
+    repeat.
 
     Args:
       probability: that nodes exchange at a step, above 0 and at most 1.
@@ -341,14 +339,11 @@ def random_rounds(schedule: Schedule, rounds: int, seed: int, *, probability: fl
     if others:
         raise ValueError(f"the schedule of random_rounds must not be piecewise, got {schedule}.")
     is_used = rng.random(rounds) < probability
+    idle = len(schedule.rounds)  # the index of the identity round, which is added below
+    steps = [first.cycle[k % len(first.cycle)] if is_used[k] else idle for k in range(rounds)]
     nodes = range(schedule.size)
     identity = Round.from_entries(schedule.size, nodes, nodes, 1)
-    all_rounds = [*schedule.rounds, identity]
-    cycle = [
-        first.cycle[k % len(first.cycle)] if is_used[k] else len(schedule.rounds)
-        for k in range(rounds)
-    ]
-    return Schedule(all_rounds, [Segment(0, tuple(cycle))])
+    return Schedule([*schedule.rounds, identity], [Segment(0, tuple(steps))])
 
 
 def require_probability(value: float, name: str) -> None:
@@ -424,7 +419,7 @@ def periodic(schedule: Schedule, every: int) -> Schedule:
     for start, cycle in schedule.segments:
         length = math.lcm(len(cycle), every)
         rounds = [cycle[k % len(cycle)] for k in range(length)]
-        # The step counts from 0, also in a segment that starts between two averages.
+        # Steps count from 0, not from the start of the segment.
         rounds[every - 1 - start % every :: every] = [average] * (length // every)
         segments.append(Segment(start, tuple(rounds)))
     return Schedule([*schedule.rounds, *complete(schedule.size).rounds], segments)

@@ -79,8 +79,8 @@ def _factorize(n: int, max_factor: int) -> tuple[int, ...] | None:
 def _build_hyper_hypercube(nodes: np.ndarray, base: int) -> list[Edges]:
     """Builds the rounds of algorithm 1, after which all `nodes` have their exact average.
 
-    The number of nodes is a product of factors, so an index is a list of digits, one digit for each
-    factor. Round `l` averages the nodes whose indices differ in digit `l` only.
+    An index has one digit for each factor of the number of nodes. Round `l` averages the nodes
+    whose indices differ in digit `l` only.
     """
     rounds = []
     stride = 1
@@ -100,10 +100,7 @@ def _run_in_parallel(graphs: Iterable[list[Edges]]) -> list[Edges]:
 
 
 def _split_by_base(nodes: np.ndarray, base: int) -> list[np.ndarray]:
-    """Splits nodes into parts `[a_l, base^p_l]`, whose rows algorithm 1 can average.
-
-    `a_l` are the digits above 0 of the number of nodes, `sum_l a_l base^p_l`.
-    """
+    """Splits `sum_l a_l base^p_l` nodes into parts `[a_l, base^p_l]`, one part per digit."""
     parts = []
     rest = nodes
     while len(rest):

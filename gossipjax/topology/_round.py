@@ -89,10 +89,7 @@ class Round:
     def _check_and_set(
         self, size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray, name: str
     ) -> None:
-        """Checks the entries of `P`, and stores those that are not 0, sorted by row and column.
-
-        `name` is what error messages call the round.
-        """
+        """Checks the entries of `P`, and stores those that are not 0, sorted by row and column."""
         nonzero = np.flatnonzero(weights)
         order = nonzero[np.lexsort((senders[nonzero], receivers[nonzero]))]
         receivers = receivers[order]
@@ -108,8 +105,8 @@ class Round:
         sums = np.bincount(senders, weights, size)
         if (abs(sums - 1) > TOLERANCE).any():
             j = int(np.argmax(abs(sums - 1)))
-            row_sums = np.bincount(receivers, weights, size)
             hint = ""
+            row_sums = np.bincount(receivers, weights, size)
             if (abs(row_sums - 1) <= TOLERANCE).all():
                 hint = (
                     " The rows sum to 1: pass the transpose. P[i, j] is the weight that receiver i "
@@ -225,9 +222,8 @@ def make_regular_round(senders: np.ndarray) -> Round:
 def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | None:
     """Says which node can never reach which other ("node 0 can never send to node 3"), or None.
 
-    A message may travel through other nodes, over all `rounds`. Dead nodes need not be reached. It
-    is enough to examine the first living node: if it reaches all others and all others reach it,
-    every node can reach every other.
+    Dead nodes need not be reached. The first living node is enough to examine: if it reaches all
+    others and all others reach it, every node can reach every other.
     """
     senders = np.concatenate([round_.senders for round_ in rounds])
     receivers = np.concatenate([round_.receivers for round_ in rounds])

@@ -72,7 +72,7 @@ def optimal_weights(graph: Any, *, min_self_weight: float = 0.0) -> np.ndarray:
     incidence[edges[:, 0], columns] = 1.0
     incidence[edges[:, 1], columns] = -1.0
     if np.linalg.matrix_rank(incidence) < n - 1:
-        raise ValueError(f"graph must connect all {n} nodes, got one of several parts.")
+        raise ValueError(f"graph must connect all {n} nodes, got a graph of several parts.")
     if n == 1:
         return np.ones((1, 1))
     edge_weights = cvxpy.Variable(len(edges))

@@ -94,10 +94,7 @@ def _get_lowest_bit(bits: int) -> int:
 def _complete_permutation(
     size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
 ) -> Slot:
-    """Adds edges of weight 0 to a partial permutation until every node sends and receives once.
-
-    A node that neither sends nor receives gets an edge to itself, which costs nothing.
-    """
+    """Adds edges of weight 0 until each node sends and receives; an idle node sends to itself."""
     receiver_of = np.full(size, -1, np.int32)
     receiver_of[senders] = receivers
     weight_of = np.zeros(size)
@@ -175,9 +172,8 @@ def plan_block_exchange(
 def _group_edges(devices: int, receivers: np.ndarray, senders: np.ndarray) -> Iterator[np.ndarray]:
     """Divides edges between devices into transfers; yields the indices of the edges, `[pairs, m]`.
 
-    `receivers` and `senders` `[E]` are devices; `senders` are sorted. If every device sends at
-    least m rows by the same hop, m rows of each device are one transfer. The remaining edges are
-    coloured, and the edges of a colour are one transfer of a single row.
+    Edges are sorted by sender. If every device sends at least m rows by the same hop, m rows of
+    each are one transfer. The remaining edges are coloured; each colour is a transfer of one row.
     """
     hops = (receivers - senders) % devices
     others = []

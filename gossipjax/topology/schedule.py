@@ -96,10 +96,7 @@ class Schedule:
             self._require_connected(segment)
 
     def _require_connected(self, segment: Segment) -> None:
-        """Raises `ValueError` if a living node can never reach another in a segment.
-
-        Otherwise the nodes would never agree.
-        """
+        """Raises `ValueError` if a living node cannot reach another, so that they never agree."""
         used = [self.rounds[k] for k in dict.fromkeys(segment.cycle)]
         dead = [node for node, step in self.deaths.items() if step <= segment.start]
         if (unreached := find_unreached(used, dead)) is not None:
@@ -169,8 +166,7 @@ class Schedule:
         start, cycle = self.segments[self._segment_index_at(step)]
         return cycle[(step - start) % len(cycle)]
 
-    def _segment_index_at(self, step: int) -> int:
-        """The index of the segment that `step` is in; steps before 0 are in the first."""
+    def _segment_index_at(self, step: int) -> int:  # 0 for steps before 0
         return max(0, bisect.bisect_right(self._starts, step) - 1)
 
     def round_at(self, step: int) -> Round:
@@ -237,10 +233,9 @@ class Schedule:
     def _find_canonical_steps(self, lookback: int) -> list[list[int]]:
         """For each segment, the canonical steps of its first `lookback + len(cycle)` steps.
 
-        The window of a step is the list of the rounds of the `lookback` steps before it and of the
-        step itself. Steps with the same window run the same program; the canonical step is the
-        first of them. From step `lookback` of a segment on, windows do not reach back into the
-        segment before, so from there on the canonical steps repeat after each cycle.
+        The window of a step is its round and the rounds of the `lookback` steps before it. Of all
+        steps with the same window, the first is canonical. Once windows lie within the segment,
+        canonical steps repeat after each cycle.
         """
         if len(self.segments) == 1:
             lookback = min(lookback, self.period - 1)  # longer windows contain no other round

@@ -85,9 +85,7 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
         for cycle, repeats, rest in cycles:
             uses += repeats * np.bincount(cycle, minlength=len(uses))
             uses += np.bincount(rest, minlength=len(uses))
-        moduli = [
-            _find_moduli(round_) ** n for round_, n in zip(schedule.rounds, uses, strict=True)
-        ]
+        moduli = [_find_moduli(r) ** n for r, n in zip(schedule.rounds, uses, strict=True)]
         return float(np.sort(np.prod(moduli, axis=0))[-2])
     _require_few_nodes(schedule)
     product = np.eye(schedule.size)
@@ -126,8 +124,7 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     # The average is exact once the rounds have mapped every vector whose sum is 0 to 0. Follow the
     # image of these vectors, a subspace that gets smaller.
     if all(map(_is_circulant, schedule.rounds)):
-        # All circulant matrices have the Fourier modes as eigenvectors. Keep the frequencies of
-        # those that span the subspace.
+        # The Fourier modes are eigenvectors of every round; keep those that span the subspace.
         frequencies = np.arange(1, schedule.size)
         return _count_steps_until_empty(schedule, frequencies, _map_frequencies, np.array_equal)
     _require_few_nodes(schedule)
@@ -141,9 +138,8 @@ def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> 
 
     `move(mix, values, step)` is one round of a linear algorithm without gradients, as in
     `follow_differences`; nodes come to agree if the factor is below 1. Start from random values
-    `[N, D]`. A power iteration finds a factor near 1 to about 1e-4. It ends sooner, and is less
-    exact, if the factor is far from 1. For a piecewise schedule the factor is the largest of its
-    segments.
+    `[N, D]`. A power iteration finds a factor near 1 to about 1e-4, and others less exactly, in
+    fewer rounds. For a piecewise schedule the factor is the largest of its segments.
 
     >>> import gossipjax as gx
     >>> start = np.random.default_rng(0).normal(size=(6, 1))
@@ -156,7 +152,7 @@ def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> 
     rounds = min(MAX_ROUNDS, MAX_WORK // start.size)
     factors = []
     for logs in follow_differences(schedule, move, start, rounds):
-        half = logs[len(logs) // 2 :]  # what decays slowest dominates only later
+        half = logs[len(logs) // 2 :]  # the first half contains differences that vanish sooner
         # Where nodes agree or diverge at once, there is one logarithm, or the last is not finite.
         has_slope = len(half) > 1 and np.isfinite(half).all()
         slope = np.polyfit(np.arange(len(half)), half, 1)[0] if has_slope else half[-1]
@@ -175,17 +171,17 @@ def follow_differences(
 
     In every round `values = move(mix, values, step)`, where `mix(x)` is `P x` of the round at
     `step`, for `x` of shape `[N, D]`. Each segment of a piecewise schedule begins at `start` and
-    repeats its cycle, so its result does not depend on the other segments. A segment that ends
-    within its first cycle never repeats: with `measure` only the rounds that it uses are run, and
-    without, the whole cycle is, as if it did not end.
+    repeats its cycle, so its result does not depend on the other segments. If a segment ends before
+    its first cycle does, only its rounds are run, or without `measure` the whole cycle again and
+    again, as if the segment did not end.
 
-    Without `measure`, `values` are an array `[N, D]`, and `move` must be linear: what all nodes
-    have in common is then removed after each round, and the norm of the rest is measured and set to
-    1. With `measure`, `values` may be anything, `move` need not be linear, and `measure(values)`
-    returns the size of the differences, or sizes `[S]` of S runs side by side.
+    Without `measure`, `values` are an array `[N, D]`, and `move` must be linear. After each round
+    the mean over the nodes is removed, and the norm of the rest is measured and set to 1. With
+    `measure`, `values` may be anything, `move` need not be linear, and `measure(values)` returns
+    the size of the differences, or sizes `[S]` of S runs at the same time.
 
-    A segment ends before `rounds` where the differences are surely too large: above 1e12, or not
-    finite. Without `measure`, it also ends where they are below e^-30.
+    The runs stop early if the differences are above 1e12 or not finite, so that nodes surely
+    diverge. Without `measure`, they also stop if the differences are below e^-30.
 
     Returns:
       For each segment `[R]`, or `[R, S]`, the logarithms after each of its R rounds.
@@ -194,8 +190,7 @@ def follow_differences(
     ends = [*(segment.start for segment in schedule.segments[1:]), math.inf]
     for (first, cycle), end in zip(schedule.segments, ends, strict=True):
         period = len(cycle)
-        ends_in_first_cycle = end - first < period
-        is_cut = measure is not None and ends_in_first_cycle
+        is_cut = measure is not None and end - first < period  # it ends in its first cycle
         values = start
         log_scale = 0.0  # by which `values` were divided
         logs = []
@@ -236,11 +231,7 @@ def _count_steps_until_empty(
     map_space: Callable[[Round, np.ndarray], np.ndarray],
     is_same_space: Callable[[np.ndarray, np.ndarray], bool],
 ) -> int | None:
-    """Counts the steps until the rounds have mapped a space of vectors to 0; None if they never do.
-
-    `map_space(round, space)` returns what a round leaves of the space, as an array of size 0 if it
-    leaves nothing.
-    """
+    """Counts the steps until `map_space`, round by round, leaves nothing of a space; else None."""
     ends = [*(segment.start for segment in schedule.segments[1:]), None]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         # What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles.
@@ -269,8 +260,7 @@ def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
     if round_.is_identity:
         return basis
     image = multiply_round(round_, basis)
-    # Removes rounding errors of the sums, which would not shrink as the vectors do.
-    image -= image.mean(axis=0)
+    image -= image.mean(axis=0)  # rounding errors, which would not shrink as the vectors do
     vectors, scales, _ = np.linalg.svd(image, full_matrices=False)
     return vectors[:, scales > TOLERANCE]
 
@@ -335,11 +325,7 @@ def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
 def _list_cycles(
     schedule: Schedule, steps: int
 ) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
-    """Yields which rounds the first `steps` steps use, segment by segment.
-
-    A segment uses its whole cycle a number of times, and then the first rounds of the cycle:
-    `(cycle, repeats, rest)`, with indices into `schedule.rounds`.
-    """
+    """Yields for each segment its cycle, its repeats in the first `steps` steps, and the rest."""
     ends = [*(segment.start for segment in schedule.segments[1:]), steps]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         repeats, rest = divmod(max(0, min(end, steps) - start), len(cycle))
@@ -350,6 +336,5 @@ def multiply_round(round_: Round, x: np.ndarray) -> np.ndarray:
     """Returns `P x` for the matrix `P` of a round and `x` `[N, D]`."""
     if len(round_.weights) > MAX_SPARSE_DEGREE * round_.size:
         return round_.matrix @ x
-    # The entries are sorted by row; `begins` are the first entries of the rows.
-    begins = np.flatnonzero(np.diff(round_.receivers, prepend=-1))
-    return np.add.reduceat(x[round_.senders] * round_.weights[:, None], begins)
+    row_starts = np.flatnonzero(np.diff(round_.receivers, prepend=-1))  # entries are sorted by row
+    return np.add.reduceat(x[round_.senders] * round_.weights[:, None], row_starts)
