@@ -90,12 +90,12 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"gossipjax.{name}")
     if name not in __all__:
-        old_names("")(name)
+        old_names("")(name)  # raises AttributeError
     value = getattr(importlib.import_module("gossipjax._public"), name)
-    globals()[name] = value
+    globals()[name] = value  # so the next use does not come here
     return value
 
 
 def __dir__() -> list[str]:
-    own = [name for name in globals() if name.startswith("__")]
-    return sorted({*own, *__all__})
+    dunder_names = [name for name in globals() if name.startswith("__")]
+    return sorted({*dunder_names, *__all__})

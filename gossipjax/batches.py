@@ -16,7 +16,8 @@ from gossipjax.processes import MEETING_SECONDS
 from gossipjax.topology.schedule import require_int
 
 T = TypeVar("T")
-_numbers = itertools.count()  # of inputs that end together: the same on all processes
+# Numbers the calls of `prefetch` with `together`, so that all processes give a call the same name.
+_call_numbers = itertools.count()
 
 
 def prefetch(
@@ -59,13 +60,13 @@ def prefetch(
                 "GOSSIPJAX_COORDINATOR_ADDRESS for gx.launch.initialize, or give all processes "
                 "equally many batches."
             )
-        items = _until_one_ends(iter(items), f"gx.prefetch {next(_numbers)}", peers.kept)
+        items = _until_one_ends(iter(items), f"gx.prefetch {next(_call_numbers)}", peers.kept)
     return _prefetch(iter(items), require_int(count, "count of prefetch", 1), waiting)
 
 
 def _until_one_ends(items: Iterator[T], name: str, others: peers.Peers) -> Iterator[T]:
+    """Yields items until a process has no more: all say before each item whether they have one."""
     end: Any = object()
-    # A process without further batches asks once more, so the others learn that it has ended.
     while all(others.gather(name, (item := next(items, end)) is not end, MEETING_SECONDS)):
         yield item
 
@@ -73,6 +74,7 @@ def _until_one_ends(items: Iterator[T], name: str, others: peers.Peers) -> Itera
 def _prefetch(
     items: Iterator[T], count: int, waiting: contextlib.AbstractContextManager[Any] | None
 ) -> Iterator[T]:
+    """Yields the items, of which a thread makes `count` in advance."""
     end = object()
     waiting = waiting or contextlib.nullcontext()
     executor = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -88,5 +90,6 @@ def _prefetch(
             ready.append(executor.submit(next, items, end))
             yield item  # pyright: ignore[reportReturnType]
     finally:
-        # Do not wait for the thread: any thread may collect garbage, also the one that reads.
+        # Do not wait for the thread. Of a generator that you leave early, this runs when garbage is
+        # collected, maybe in the thread itself, which would wait for its own end.
         executor.shutdown(wait=False, cancel_futures=True)

@@ -74,9 +74,10 @@ def layer_consensus_distance(
 
 
 def _squared_distances(params: optax.Params, axis_name: str, specs: Any) -> Any:
+    """The squared distance of each leaf to the node average, as a tree of scalars."""
     require_floats(params, "params")
     values = upcast(params)
-    average = clipped_node_mean(values, axis_name)
+    average = clipped_node_mean(values, axis_name)  # exact if all nodes have the same bits
     squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), values, average)
     if specs is None:
         return squares

@@ -36,8 +36,9 @@ def dirichlet_split(
 
     References:
       Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-      Classification", 2019, arXiv:1909.06335. There the classes of a node are drawn, and all nodes
-      have equally many examples; here, as in most papers since, the nodes of a class are drawn.
+      Classification", 2019, arXiv:1909.06335. There each node draws the proportions of its classes,
+      and all nodes have equally many examples. Here, as in most papers since, each class draws the
+      proportions of its nodes.
 
     >>> import numpy as np, gossipjax as gx
     >>> labels = np.repeat([0, 1, 2], 40)
@@ -66,7 +67,7 @@ def dirichlet_split(
         parts_by_class.append(np.split(examples, cuts))
     parts = [np.concatenate(part) for part in zip(*parts_by_class, strict=True)]
     for node in range(nodes):
-        while len(parts[node]) < min_size:
+        while len(parts[node]) < min_size:  # move one example from the node that has most
             largest = max(range(nodes), key=lambda other: len(parts[other]))
             moved, parts[largest] = np.split(parts[largest], [1])
             parts[node] = np.append(parts[node], moved)

@@ -47,7 +47,8 @@ class TrainState(flax.training.train_state.TrainState):
             scalar that is the same on all nodes. With None, the gossip counts its updates.
           **kwargs: fields to replace.
         """
+        # flax's method calls `tx.update` without a step: for this call, put the step into `tx`.
         update = functools.partial(optax.with_extra_args_support(self.tx).update, step=step)
-        given = self.replace(tx=optax.GradientTransformation(self.tx.init, update))
-        new = super(TrainState, given).apply_gradients(grads=grads, **kwargs)
+        with_step = self.replace(tx=optax.GradientTransformation(self.tx.init, update))
+        new = super(TrainState, with_step).apply_gradients(grads=grads, **kwargs)
         return new.replace(tx=self.tx)

@@ -22,12 +22,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def auto_mesh(mesh: Mesh) -> Mesh:
-    """The same devices and names of axes; all axes are Auto."""
+    """A mesh of the same devices and axes, in which all axes are Auto."""
     return Mesh(mesh.devices, mesh.axis_names)
 
 
 def has_explicit_axes(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether the types of arrays name an axis of the mesh."""
+    """Whether an axis of the mesh is Explicit, so that it appears in the types of arrays."""
     return AxisType.Explicit in mesh.axis_types
 
 
@@ -46,7 +46,7 @@ def unset_mesh() -> contextlib.AbstractContextManager[Any]:
 
 
 def apart_from_set_mesh(fn: Function) -> Function:
-    """Runs `fn` while no mesh is set; arrays of its result go to the mesh of the caller."""
+    """Decorates `fn`: it runs while no mesh is set, and its result moves to the caller's mesh."""
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def on_auto_axes(tree: Any) -> Any:
 
 
 def on_mesh(tree: Any, mesh: Mesh | None) -> Any:
-    """Returns arrays on the devices of `mesh` as arrays of `mesh`, with its kinds of axes."""
+    """Undoes `on_auto_axes` for arrays on the devices of `mesh`, if it has Explicit axes."""
     if mesh is None or not has_explicit_axes(mesh):
         return tree
     auto = auto_mesh(mesh)

@@ -54,8 +54,8 @@ def local_model(
 ) -> optax.Params:
     """This node's model after the local half of a step, before any exchange: `(x + u) / w`.
 
-    The paper plots the `consensus_distance` of this model, "after the gradient step and before the
-    gossip".
+    Assran et al. plot the `consensus_distance` of this model, "after the gradient step and before
+    the gossip".
 
     Args:
       params: the parameters in your loop.
@@ -127,9 +127,9 @@ def average_model(
     """Returns the average model `sum_i x_i / sum_i w_i` on every node; messages in flight count.
 
     The result has the types of the parameters. If weights differ, the result differs from the mean
-    of the `z_i`. If `params` is a stale model (`adpsgd`), the latest models are averaged; a center
-    is not counted. Parameters that a masked transform does not gossip stay this node's own. Inside
-    a node the result is sharded as the specs of `gx.sharded` say.
+    of the `z_i`. If `params` is a stale model (`adpsgd`), the latest models are averaged. The
+    center of `easgd` is not counted. Parameters that a masked transform does not gossip stay this
+    node's own. Inside a node the result is sharded as the specs of `gx.sharded` say.
 
     Call `average_model` only for the parameters, because it adds the messages in flight to its
     argument. For another tree, such as a moving average of the parameters, call
@@ -166,7 +166,7 @@ def average_model(
         except ValueError as error:
             if not is_masked:
                 raise
-            what = str(error).split(": ")[0]
+            what = str(error).split(": ")[0]  # without its advice, which does not fit here
             raise ValueError(
                 f"{what}, and a masked transform does not gossip them: nodes.run(gx.average_model, "
                 "params, opt_state) has the model of each node, [N, ...], and "
@@ -185,7 +185,7 @@ def average_model(
 
 
 def _without_variables(tree: Any) -> Any:
-    """Takes the arrays out of NNX variables, whose kinds differ in parameters and in states."""
+    """Replaces NNX variables by arrays: their kinds differ between parameters and states."""
 
     def is_variable(part: Any) -> bool:
         return hasattr(part, "get_value")
@@ -198,12 +198,12 @@ def _without_variables(tree: Any) -> Any:
 
 @functools.cache
 def on_axis(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
-    """Binds the axis; returns one function per axis, so that `Nodes.run` keeps its program."""
+    """Binds `axis_name` to `fn`. It is cached, because `Nodes.run` compiles each function once."""
     return functools.partial(fn, axis_name=axis_name)
 
 
 def require_inside(axis_name: str, call: str) -> None:
-    """Raises `ValueError` outside of a per-node function; says to make the `call` with `nodes`."""
+    """Raises `ValueError` outside of a per-node function; says to end the `call` with `nodes`."""
     try:
         axis_size(axis_name)
     except ValueError as error:
@@ -213,10 +213,10 @@ def require_inside(axis_name: str, call: str) -> None:
 def sum_mass(
     params: optax.Params, opt_state: optax.OptState, aux: Any, axis_name: str
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns three numbers `[3]`, and whether each node's `aux` is not finite, `[N]`.
+    """Computes what `gx.TrainStep` checks: three numbers `[3]`, and bool `[N]`, on every node.
 
     The numbers are the sum of the weights, the sum of all values of the numerators, and how far the
-    nodes' counts of updates differ.
+    nodes' counts of updates differ. The bools say whose `aux`, such as the loss, is not finite.
     """
     params, opt_state = _without_variables((params, opt_state))
     state = gossip_state(opt_state)
@@ -226,9 +226,10 @@ def sum_mass(
     numerator = sum(jnp.sum(leaf, dtype=dtype) for leaf in jax.tree.leaves(mass.x))
     floats = [leaf for leaf in jax.tree.leaves(aux) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in floats], True)
-    here = jnp.arange(axis_size(axis_name), dtype=jnp.int32) == jax.lax.axis_index(axis_name)
-    numbers = [mass.weight, jnp.asarray(numerator), *(here & ~jnp.asarray(is_finite)).astype(dtype)]
-    sums = node_sum(jnp.stack(numbers), Wire(axis_name))
+    # Each node fills in its own entry of `[N]`, so the sum over the nodes has all entries.
+    is_self = jnp.arange(axis_size(axis_name), dtype=jnp.int32) == jax.lax.axis_index(axis_name)
+    failed = (is_self & ~jnp.asarray(is_finite)).astype(dtype)
+    sums = node_sum(jnp.stack([mass.weight, jnp.asarray(numerator), *failed]), Wire(axis_name))
     # In integers: float32 cannot represent large counts exactly.
     count = jnp.asarray(0 if state is None else state.count)
     return jnp.append(sums[:2], node_spread(count, axis_name).astype(dtype)), sums[2:] > 0
@@ -236,7 +237,7 @@ def sum_mass(
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:
     """The sums of weights and numerators over the nodes and the messages in flight."""
-    axis_size(_axis_name(state, axis_name))
+    axis_size(_axis_name(state, axis_name))  # raises `ValueError` if the axis is missing
     return node_sum(_mass_of_node(params, state), Wire(_axis_name(state, axis_name)))
 
 
@@ -253,6 +254,7 @@ def _mass_of_node(params: optax.Params, state: GossipState | None) -> PushSum:
 
 
 def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipState | None:
+    """Returns `gossip_state(opt_state)`; raises `ValueError` if the arguments were swapped."""
     if gossip_state(params) is not None:
         raise ValueError(
             "params must be parameters, got an optimizer state: the order is (params, opt_state)."
@@ -261,4 +263,5 @@ def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipStat
 
 
 def _axis_name(state: GossipState | None, axis_name: str | None) -> str:
+    """Returns the given axis, else that of the transform, else the default "nodes"."""
     return axis_name or (Wire() if state is None else state.wire).axis_name

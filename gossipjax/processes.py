@@ -43,7 +43,7 @@ __all__ = [
 # How long processes wait for one that compiles or evaluates alone. After 30 s a line names it.
 MEETING_SECONDS = 1800.0
 
-_seconds = contextvars.ContextVar("seconds", default=MEETING_SECONDS)
+_max_waiting = contextvars.ContextVar("seconds", default=MEETING_SECONDS)  # see `meet_within`
 
 
 @contextlib.contextmanager
@@ -53,11 +53,11 @@ def meet_within(seconds: float) -> Iterator[None]:
     Use it for work that all processes do at the same time and that compiles and evaluates nothing,
     such as reading.
     """
-    token = _seconds.set(seconds)
+    token = _max_waiting.set(seconds)
     try:
         yield
     finally:
-        _seconds.reset(token)
+        _max_waiting.reset(token)
 
 
 def is_main_process() -> bool:
@@ -74,7 +74,7 @@ def all_processes(flag: bool, timeout: float | None = None) -> bool:
 
     If the processes met by `gx.launch.initialize`, they agree over the connections of that meeting.
     After 30 s of waiting, a line says which process is missing and in which call. If JAX found the
-    job by itself, a collective asks all processes, and waits without an end.
+    job by itself, a collective asks all processes, and waits without a limit.
 
     Raises:
       TimeoutError: if a process has not come within `timeout` seconds; the message names the
@@ -88,7 +88,7 @@ def all_processes(flag: bool, timeout: float | None = None) -> bool:
         return flag
     if peers.kept is None:
         return "False" not in gather_texts(str(bool(flag)))
-    return all(peers.kept.gather("all_processes", bool(flag), timeout or _seconds.get()))
+    return all(peers.kept.gather("all_processes", bool(flag), timeout or _max_waiting.get()))
 
 
 def any_process(flag: bool) -> bool:
@@ -128,7 +128,7 @@ def require_shared_folder(folder: Path) -> None:
     if is_main_process():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # A name that no file has, no link, and no file of another job.
+            # A file with a new name, which no other job has and which is no link.
             file, path = tempfile.mkstemp(prefix=".is_writable", dir=folder)
             os.close(file)
             name = Path(path).name
@@ -165,10 +165,10 @@ def gather_texts(text: str) -> list[str]:
     if jax.process_count() == 1:
         return [text]
     if peers.kept is not None:
-        return peers.kept.gather("gather_texts", text, _seconds.get())
+        return peers.kept.gather("gather_texts", text, _max_waiting.get())
     encoded = text.encode()
     sizes = gather_arrays(np.int32(len(encoded)))
-    # A number of bytes that is a power of two: texts of many lengths need few programs.
+    # Pad all texts to a power of two of bytes, so that texts of many lengths need few programs.
     width = 1 << int(sizes.max()).bit_length()
     rows = gather_arrays(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8))
     return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
@@ -180,6 +180,7 @@ def gather_arrays(tree: Any) -> Any:
     >>> gather_arrays(np.array([3, 4])).tolist()
     [[3, 4]]
     """
+    # A mesh with the first device of each process.
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([first[process] for process in sorted(first)]), ("processes",))
     rows = jax.tree.map(lambda array: np.asarray(array)[None], tree)
@@ -218,7 +219,7 @@ def put(rows: Any, mesh: Mesh | None, size: int, *, axis_name: str = "nodes") ->
     """
     require_rows(rows, len(local_nodes(mesh, size, axis_name=axis_name)), "rows")
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(rows)):
-        return jax.tree.map(jnp.asarray, rows)  # the program that takes them puts them
+        return jax.tree.map(jnp.asarray, rows)  # inside of a program, which places its arrays
     if mesh is None:
         return jax.device_put(rows)
     sharding = NamedSharding(mesh, P(axis_name))
@@ -255,11 +256,12 @@ def put_sharded(rows: Any, shardings: Any, size: int, *, axis_name: str = "nodes
     def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:
         leaf = np.asarray(leaf)
 
-        def part(index: Any) -> np.ndarray:
-            held = [nodes.index(node) for node in range(size)[index[0]]]
-            return leaf[(slice(held[0], held[-1] + 1), *index[1:])]
+        def read_part(index: Any) -> np.ndarray:
+            # `index` counts all N nodes, but `leaf` only has the rows of this process.
+            local_rows = [nodes.index(node) for node in range(size)[index[0]]]
+            return leaf[(slice(local_rows[0], local_rows[-1] + 1), *index[1:])]
 
-        return jax.make_array_from_callback((size, *leaf.shape[1:]), sharding, part)
+        return jax.make_array_from_callback((size, *leaf.shape[1:]), sharding, read_part)
 
     return jax.tree.map(functools.partial(_apply_to_data, put_leaf), rows, shardings)
 
@@ -270,7 +272,7 @@ def is_key(leaf: Any) -> bool:
 
 
 def _apply_to_data(move: Callable[..., jax.Array], leaf: Any, *args: Any) -> jax.Array:
-    """Returns `move(leaf, *args)`. NumPy has no PRNG keys, so of a key its data move."""
+    """Returns `move(leaf, *args)`. Of a PRNG key it moves the data, because NumPy has no keys."""
     if not is_key(leaf):
         return move(leaf, *args)
     data = move(jax.random.key_data(leaf), *args)
@@ -303,7 +305,7 @@ def put_replicated(tree: Any, mesh: Mesh | None) -> Any:
 
 
 def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
-    """Puts a host value that every process has whole.
+    """Puts an array or number that every process has whole on the devices, with this sharding.
 
     `jax.device_put` would gather the value over all processes to check that all have the same.
     """
@@ -318,7 +320,7 @@ def put_global(value: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def uncommit(x: jax.Array) -> jax.Array:
-    """A replicated array that is bound to no device, so JAX moves it where it is used."""
+    """Copies a replicated array to one that is not committed: JAX moves it where it is used."""
     if not x.committed:
         return x
 
@@ -340,7 +342,7 @@ def to_host(tree: Any) -> Any:
     if not leaves:
         return tree
     mesh = leaves[0].sharding.mesh
-    # Of models that are sharded inside a node, a device has one whole leaf at a time.
+    # A model that is sharded inside a node may not fit on a device: replicate leaf by leaf.
     groups = [leaves] if mesh.shape.get("nodes") == mesh.size else [[leaf] for leaf in leaves]
     with meshes.unset_mesh():
         copies = [
@@ -353,4 +355,5 @@ def to_host(tree: Any) -> Any:
 
 @functools.cache
 def _replicate(mesh: Mesh) -> Any:
+    """Makes a program that copies arrays to all devices; it is cached to compile only once."""
     return jax.jit(lambda leaves: leaves, out_shardings=NamedSharding(mesh, P()))

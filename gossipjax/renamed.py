@@ -1,4 +1,4 @@
-"""Names that gossipjax 0.5.0 changed: if you use an old one, the error says the new one."""
+"""Names that gossipjax 0.5.0 changed: who uses an old name gets an error with the new one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# An old name -> what to use in its place.
+# WENT: an old name, without "gx." -> what to use instead, as the end of the error.
 _IN_CONTRIB = ("adaptive_consensus", "d2", "deepsqueeze", "desloc", "mixed_momentum")
 _IN_CONTRIB += ("quasi_global_adam", "relay", "sparta")
 _IN_TOPOLOGY = ("rounds_to_exact_average", "second_singular_value", "spectral_gap")
@@ -45,22 +45,25 @@ WENT |= {
 
 
 def old_names(module: str) -> Callable[[str], NoReturn]:
-    """Makes the `__getattr__` of `gossipjax.{module}`; of gossipjax itself if `module` is ""."""
+    """Makes a `__getattr__` for `gossipjax.{module}`, or for gossipjax itself if `module` is "".
+
+    It raises `AttributeError`, which for an old name says what to use instead.
+    """
 
     def refuse(name: str) -> NoReturn:
-        dotted = f"{module}.{name}" if module else name
-        if dotted in WENT:
-            raise AttributeError(f"gx.{dotted} went: {WENT[dotted]}.")
-        full = f"gossipjax.{module}" if module else "gossipjax"
-        raise AttributeError(f"module {full!r} has no attribute {name!r}")
+        old_name = f"{module}.{name}" if module else name
+        if old_name in WENT:
+            raise AttributeError(f"gx.{old_name} went: {WENT[old_name]}.")
+        module_name = f"gossipjax.{module}" if module else "gossipjax"
+        raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
 
     return refuse
 
 
 def renamed(**new: str) -> Callable[[F], F]:
-    """Decorates a function: a call with an argument's old name says how to write it now.
+    """Decorates a function: a call with the old name of an argument raises an error with the new.
 
-    `new` maps an old name to the new name, or to the new name with its value.
+    `new` maps an old name to the new name, or to text such as `'order="adapt-then-combine"'`.
 
     Raises (when the function is called):
       TypeError: for an old name.
@@ -77,6 +80,7 @@ def renamed(**new: str) -> Callable[[F], F]:
         @functools.wraps(fn)
         def checked(*args: Any, **kwargs: Any) -> Any:
             for old in new.keys() & kwargs.keys():
+                # Of a class, the error names the class, as in the call.
                 call = fn.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
                 raise TypeError(f"{call} takes {new[old]} instead of {old} since gossipjax 0.5.0.")
             return fn(*args, **kwargs)

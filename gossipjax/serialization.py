@@ -1,4 +1,4 @@
-"""How `flax.serialization` writes data of a state that are not arrays: as text."""
+"""Lets `flax.serialization` save the static data in a state, such as specs and plans, as text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from gossipjax.topology.schedule import Schedule
 
 T = TypeVar("T")
 
-_kinds: list[type] = []  # those that flax was not told of yet
+_unregistered: list[type] = []  # marked dataclasses that flax does not know yet
 
 
 def written_by_flax(kind: type[T]) -> type[T]:
     """Marks a dataclass that is part of states; only its field `value` may contain arrays."""
-    _kinds.append(kind)
+    _unregistered.append(kind)
     return kind
 
 
 def register_with_flax() -> None:
-    """Tells `flax.serialization` how to write these kinds, if the program has imported it.
+    """Tells `flax.serialization` how to save the marked dataclasses, if flax is imported.
 
-    Functions that make a state call this one, because flax may not be installed.
+    It is called when a state is made, since flax may be imported after gossipjax, or not at all.
     """
     flax = sys.modules.get("flax.serialization")
     if flax is None:
@@ -30,30 +30,34 @@ def register_with_flax() -> None:
 
     def write(data: Any) -> Any:
         value = {"value": flax.to_state_dict(data.value)} if hasattr(data, "value") else {}
-        return {"static": describe(data), **value}
+        return {"static": _describe_static(data), **value}  # `read` compares the text
 
     def read(data: Any, saved: Any) -> Any:
-        if saved["static"] != describe(data):
+        expected = _describe_static(data)
+        if saved["static"] != expected:
             raise ValueError(
-                f"the state must be one of the same chain, with {describe(data)}, got one that was "
-                f"saved with {saved['static']}: restore it into tx.init(params) of that chain."
+                f"the state must be one of the same chain, with {expected}, got one that was saved "
+                f"with {saved['static']}: restore it into tx.init(params) of that chain."
             )
         if "value" not in saved:
             return data
         value = flax.from_state_dict(data.value, saved["value"], name="value")
         return dataclasses.replace(data, value=value)
 
-    while _kinds:
-        flax.register_serialization_state(_kinds.pop(), write, read)
+    while _unregistered:
+        flax.register_serialization_state(_unregistered.pop(), write, read)
 
 
-def describe(data: Any) -> str:
-    """Describes static data without their schedules, because a run may go on with another."""
+def _describe_static(data: Any) -> str:
+    """Describes the static fields of a dataclass as text, by which a saved state is compared.
+
+    It leaves out schedules, as a run may go on with another, and arrays, which are in `value`.
+    """
     names = [f.name for f in dataclasses.fields(data) if f.compare and f.name != "value"]
     fields = {name: getattr(data, name) for name in names}
-    said = [
-        f"{k}={describe(value) if dataclasses.is_dataclass(value) else value}"
-        for k, value in fields.items()
+    texts = [
+        f"{name}={_describe_static(value) if dataclasses.is_dataclass(value) else value}"
+        for name, value in fields.items()
         if not isinstance(value, Schedule)
     ]
-    return f"{type(data).__name__}({', '.join(said)})"
+    return f"{type(data).__name__}({', '.join(texts)})"

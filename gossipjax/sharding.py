@@ -26,7 +26,7 @@ from gossipjax.serialization import written_by_flax
 Path = tuple[Any, ...]
 
 WHOLE = PartitionSpec()
-MAX_COPIES = 1.5  # of a model over the devices of a node, on the average of its values
+MAX_COPIES = 1.5  # how often the devices of a node may have a value, on average over the model
 
 
 def is_spec(part: Any) -> bool:
@@ -35,14 +35,15 @@ def is_spec(part: Any) -> bool:
 
 
 def _leaves_by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[Path, Any]:
+    """The leaves of a tree by their paths, without flax's boxes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
     return {_without_box(path): leaf for path, leaf in leaves}
 
 
 def _without_box(path: Path) -> Path:
-    """The path of a parameter without the path inside flax's box around it.
+    """Returns the path of a parameter without the last keys `value`, which lead into flax's box.
 
-    `nnx.Optimizer` takes the boxes off for an update, and puts others around its state.
+    Paths are compared without, because `nnx.Optimizer` puts other boxes around its state.
     """
     while path and getattr(path[-1], "name", None) == "value":
         path = path[:-1]
@@ -59,6 +60,7 @@ def is_box(part: Any) -> bool:
 
 
 def spec_of_box(box: Any) -> PartitionSpec | None:
+    """Returns the spec with which flax has annotated a parameter; None if it has none."""
     if hasattr(box, "get_partition_spec"):
         return box.get_partition_spec()
     names = box.get_metadata("out_sharding", None)
@@ -66,7 +68,7 @@ def spec_of_box(box: Any) -> PartitionSpec | None:
 
 
 def _shorten(spec: PartitionSpec) -> PartitionSpec:
-    """Leaves out the axes at the end of the spec that are whole."""
+    """Leaves out None at the end of a spec, so that equal shardings have equal specs."""
     parts = list(spec)
     while parts and parts[-1] is None:
         parts.pop()
@@ -85,7 +87,8 @@ def axes_of(spec: PartitionSpec) -> list[str]:
 class Specs:
     """How the parameters are sharded inside a node, by path: static data of a state."""
 
-    by_path: tuple[tuple[Path, PartitionSpec], ...]  # over the inner axes
+    by_path: tuple[tuple[Path, PartitionSpec], ...]  # each spec is over the inner axes
+    # Of the parameters that the state was made for.
     shapes: tuple[tuple[Path, tuple[int, ...]], ...] = dataclasses.field(default=(), compare=False)
 
     @classmethod
@@ -107,12 +110,12 @@ class Specs:
         parts = jax.tree.leaves(params, is_leaf=is_box)
         if not any(map(is_box, parts)):
             raise ValueError(
-                "specs must be given where the parameters are not annotated by flax, as "
-                "nn.with_partitioning does, got parameters without: give a PartitionSpec for each, "
+                "specs must be given if the parameters are not annotated by flax, as "
+                "nn.with_partitioning does, got none annotated: give a PartitionSpec for each, "
                 "such as gx.fsdp_specs(params, mesh)."
             )
 
-        def spec_of(part: Any) -> Any:
+        def spec_of(part: Any) -> Any:  # one spec for each leaf inside a box
             spec = spec_of_box(part) if is_box(part) else None
             return jax.tree.map(lambda _: spec or PartitionSpec(), part)
 
@@ -149,7 +152,8 @@ class Specs:
         parameters, as `layer_fragments` cuts them, are sharded like the parameters.
         """
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
-        # Parameters that were picked out of a state keep its keys, which its moments do not have.
+        # Leave out keys with which all paths begin: the paths in an optimizer's state lack them, if
+        # `like` is a part of a larger tree.
         keys = zip(*[path[:-1] for path in shapes], strict=False)
         shared = len([*itertools.takewhile(lambda keys: len({*keys}) == 1, keys)])
         shapes = {path[shared:]: (shape, path) for path, shape in shapes.items()}
@@ -159,7 +163,7 @@ class Specs:
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):  # a key, a count
                 return others
             path = _without_box(path)
-            for start in range(len(path) + 1):
+            for start in range(len(path) + 1):  # ever shorter ends of the path
                 expected, param = shapes.get(path[start:], (None, None))
                 if expected is None or param not in self._spec_of:
                     continue
@@ -175,8 +179,8 @@ class Specs:
     def require(self, params: Any, sizes: Mapping[str, int], may_repeat: bool = False) -> None:
         """Raises `ValueError` unless these specs fit parameters and inner axes of these sizes.
 
-        `sizes` is empty if there is no mesh. With `may_repeat` most of the values may be whole on
-        several devices of a node.
+        Without a mesh `sizes` is empty, and only paths are checked. With `may_repeat`, several
+        devices of a node may have, and send, the same values.
         """
         leaves = _leaves_by_path(params)
         if not leaves:
@@ -195,7 +199,7 @@ class Specs:
             self._require_parts(leaves, sizes)
 
     def _require_parts(self, leaves: Mapping[Path, Any], sizes: Mapping[str, int]) -> None:
-        """Raises `ValueError` if most of the model would be sent several times."""
+        """Raises `ValueError` if devices of a node would send the same values too often."""
         copies = {}  # devices of a node that have the same part of a parameter
         for path in leaves:
             axes = axes_of(self._spec_of[path])
@@ -217,6 +221,7 @@ class Specs:
 def _require_fits(
     name: str, spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> None:
+    """Raises `ValueError` unless a spec names inner axes only, which divide the shape evenly."""
     if not sizes:
         return
     for axis in axes_of(spec):
@@ -236,7 +241,7 @@ def _require_fits(
 def _find_uneven(
     spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> int | None:
-    """How many devices share an axis of the array that they do not divide; None if none do."""
+    """Returns a number of devices that does not divide the axis sharded over them; else None."""
     for size, part in zip(shape, spec, strict=False):
         devices = math.prod(sizes[axis] for axis in axes_of(PartitionSpec(part)))
         if size % devices:
@@ -317,8 +322,8 @@ def fsdp_specs(params: Any, mesh: Mesh, *, axis_name: str = "fsdp") -> Any:
     return jax.tree.map(spec, params)
 
 
-# The specs of the `gx.sharded` that is being traced.
-_specs_here: ContextVar[Any] = ContextVar("specs", default=None)
+# The specs of the `gx.sharded` whose functions JAX is tracing. See `use_specs`.
+_specs_in_use: ContextVar[Any] = ContextVar("specs", default=None)
 
 
 class ShardedState(NamedTuple):
@@ -329,7 +334,7 @@ class ShardedState(NamedTuple):
 
 
 def shard_specs(opt_state: Any) -> Specs | None:
-    """The specs in the state of a chain; None if nothing in it is sharded."""
+    """The specs that `gx.sharded` has put into the state of a chain; None if there is none."""
     leaves = jax.tree.leaves(opt_state, is_leaf=_is_sharded)
     return next((part.specs for part in leaves if _is_sharded(part)), None)
 
@@ -339,9 +344,9 @@ def _is_sharded(part: Any) -> bool:
 
 
 def inner_axes(axis_name: str) -> dict[str, int]:
-    """The sizes of the axes inside a node that XLA partitions here; none outside of `gx.spmd`.
+    """The sizes of the axes inside a node that XLA partitions in the function being traced.
 
-    These axes are Auto, while the axis of the nodes is manual.
+    These axes are Auto, while the axis of the nodes is manual. Outside of `gx.spmd` there are none.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if axis_name not in mesh.manual_axes:
@@ -354,8 +359,8 @@ def require_whole(name: str, axis_name: str) -> None:
     axes = inner_axes(axis_name)
     if any(size > 1 for size in axes.values()):
         raise ValueError(
-            f"{name} must stand in gx.sharded where a node has further axes, got the axes {axes}: "
-            "as a message of the whole model it would gather what they shard. Write "
+            f"{name} must be inside gx.sharded if a node has further axes, got the axes {axes}: "
+            "by itself it would gather whole models, which these axes shard. Write "
             f"gx.sharded(gx.{name}(...), specs), with a PartitionSpec for each parameter."
         )
 
@@ -363,26 +368,26 @@ def require_whole(name: str, axis_name: str) -> None:
 def on_shards(
     fn: Callable[..., Any], specs: Specs, axis_name: str, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """Lets each device of a node run `fn` on its own parts, if XLA partitions the inside.
+    """Wraps `fn` so that each device of a node runs it on its parts, by an inner `shard_map`.
 
-    Inside `fn` all axes are then manual. If XLA does not partition the inside, `fn` runs on its
-    arguments unchanged. Integer arguments, such as static steps, stay known when traced.
+    Inside `fn` all axes are then manual, so it sends parts and never gathers a model. If a node has
+    no inner axes here, `fn` runs unchanged. Integers, such as static steps, stay integers.
     """
 
     def call(*args: Any) -> Any:
-        numbers = [i for i, arg in enumerate(args) if not isinstance(arg, int | np.integer)]
+        traced = [i for i, arg in enumerate(args) if not isinstance(arg, int | np.integer)]
 
         def run(*parts: Any) -> Any:
-            given = dict(zip(numbers, parts, strict=True))
+            part_of = dict(zip(traced, parts, strict=True))
             with use_specs(specs):
-                return fn(*(given.get(i, arg) for i, arg in enumerate(args)))
+                return fn(*(part_of.get(i, arg) for i, arg in enumerate(args)))
 
-        arrays = [args[i] for i in numbers]
+        arrays = [args[i] for i in traced]
         axes = inner_axes(axis_name)
         if axes:
             run = jax.shard_map(
                 run,
-                in_specs=tuple(in_specs[i] for i in numbers),
+                in_specs=tuple(in_specs[i] for i in traced),
                 out_specs=out_specs,
                 axis_names=set(axes),
                 check_vma=False,
@@ -393,10 +398,10 @@ def on_shards(
 
 
 def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) -> Any:
-    """Shards arrays that are like a parameter as the specs say, if XLA partitions the inside.
+    """Tells XLA to shard arrays that are like a parameter as the specs say.
 
-    Otherwise XLA chooses how results are sharded, and may choose whole ones. Arrays that are like
-    no parameter stay as they are. `like` is as in `Specs.of`.
+    Without it XLA may put whole results on every device. Arrays that are like no parameter stay as
+    they are, and so do all if a node has no inner axes here. `like` is as in `Specs.of`.
     """
     if specs is None or not inner_axes(axis_name):
         return tree
@@ -409,14 +414,14 @@ def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) 
 
 @contextlib.contextmanager
 def use_specs(specs: Specs) -> Iterator[None]:
-    """A context in which `specs_here` returns the specs to functions that are traced."""
-    token = _specs_here.set(specs)
+    """Within this context, `specs_here` returns these specs to the functions that JAX traces."""
+    token = _specs_in_use.set(specs)
     try:
         yield
     finally:
-        _specs_here.reset(token)
+        _specs_in_use.reset(token)
 
 
 def specs_here() -> Specs | None:
-    """The specs of the `gx.sharded` that traces a function, on whole arrays or on parts."""
-    return _specs_here.get()
+    """The specs of the `gx.sharded` around the function that JAX traces; None outside of any."""
+    return _specs_in_use.get()

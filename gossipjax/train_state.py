@@ -9,7 +9,7 @@ import optax
 from gossipjax.renamed import renamed
 
 
-class _Fields(NamedTuple):
+class _Fields(NamedTuple):  # a base class, because a NamedTuple cannot have its own `__new__`
     step: int
     params: optax.Params
     opt_state: optax.OptState
@@ -50,7 +50,7 @@ class TrainState(_Fields):
 
     @property
     def batch_stats(self) -> Any:
-        """The name of `rest` in gossipjax 0.4."""
+        """Old name of `rest`, from gossipjax 0.4. It raises `AttributeError`."""
         raise AttributeError("TrainState has no batch_stats since gossipjax 0.5: read `rest`.")
 
     @property

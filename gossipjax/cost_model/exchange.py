@@ -11,8 +11,8 @@ from gossipjax.exchanges import plan
 from gossipjax.exchanges.transform import require_choice
 from gossipjax.topology.schedule import Round
 
-BACKWARD = 2 / 3  # the backward pass has two products per weight, the forward pass one
-COUNTED = 2**20  # a codec counts the bits of a message of this size
+BACKWARD = 2 / 3  # of a step: the backward pass has two products per weight, the forward pass one
+SAMPLE_SIZE = 2**20  # values of the message whose bytes a codec counts
 Kind = Literal["ring", "tree", "server"]
 Awaits = Literal["peers", "link", "nobody"]
 
@@ -44,7 +44,7 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exchange(plan.Exchange):
-    """An exchange of a plan, and how it travels, which no plan says.
+    """What nodes send and when, as the plan of a transform says it, and how the messages travel.
 
     At every step `t` with `t mod every = phase`, the nodes begin an exchange when they have
     computed. After the computation of step `t + overlap` the nodes wait until the exchange has
@@ -60,13 +60,14 @@ class Exchange(plan.Exchange):
       every: the number of steps from one exchange to the next.
       phase: the first step that exchanges.
       late: the number of steps from the start of an exchange to the use of its result.
-      is_early: whether an exchange that is not late runs beside the computation of its step.
+      is_early: whether an exchange that is not late runs during the computation of its step.
       kind: how all nodes average: "ring" and "tree" are all-reduces, and "server" is a parameter
         server at node 0.
       layers: the number of layers of the model, or 0. With layers, an average sends a part for each
         layer when the backward pass has left the layer, and nodes wait for the part when the next
         forward pass reaches the layer. Each part pays the latency.
-      fragment: f of an average of one of `p = 1 / models` fragments: layers `f`, `f + p`, ...
+      fragment: the number f of the fragment that is averaged, if the model is cut into
+        `p = 1 / models` fragments. Fragment f consists of the layers `f`, `f + p`, ...
       awaits: with "peers", a node waits for the messages that are sent to it. With "link", a node
         waits until its own link is free. With "nobody", a node does not wait, and does not send if
         its link is busy. An average over all nodes begins when the slowest of them is ready.
@@ -76,7 +77,7 @@ class Exchange(plan.Exchange):
     [0.1, 0.1]
     """
 
-    models: float = dataclasses.field(default=1, kw_only=False)  # known here, and not None
+    models: float = dataclasses.field(default=1, kw_only=False)  # not None, as in some plans
     kind: Kind = "ring"
     layers: int = 0
     fragment: int = 0
@@ -105,7 +106,7 @@ class Exchange(plan.Exchange):
         >>> Exchange(None, wire=gx.wire.int8()).bits
         8.125
         """
-        return 32.0 if self.wire is None else 8 * self.wire.count_bytes(COUNTED) / COUNTED
+        return 32.0 if self.wire is None else 8 * self.wire.count_bytes(SAMPLE_SIZE) / SAMPLE_SIZE
 
     def happens_at(self, step: int) -> bool:
         """Whether the nodes begin an exchange at the end of `step`."""
@@ -135,7 +136,10 @@ class Exchange(plan.Exchange):
         return tuple(np.where(slot.weights > 0, slot.receivers, nodes) for slot in round_.slots)
 
     def count_bytes(self, workload: Workload, nodes: int) -> float:
-        """Returns the bytes of a message, or of an all-reduce that takes as long as the average."""
+        """Returns the bytes of a message of gossip, or of the values that an all-reduce averages.
+
+        If nodes gather, it returns the bytes of the all-reduce that takes equally long.
+        """
         size = workload.parameters * self.models * self.bits / 8
         # A node that gathers on a ring sends nodes - 1 messages, where an all-reduce sends
         # 2 (nodes - 1) / nodes of one.
@@ -156,7 +160,7 @@ class Exchange(plan.Exchange):
         size = self.count_bytes(workload, nodes)
         if self.is_collective_at(step):
             parts = max(1, len(self.list_layers()))  # each part pays the latency
-            part = _find_collective_seconds(self._collective, size / parts, network, nodes)
+            part = _find_collective_seconds(self._collective_kind, size / parts, network, nodes)
             seconds = np.full(nodes, parts * part)
         else:
             # The messages of a node share its link, and each is copied through the host.
@@ -178,7 +182,7 @@ class Exchange(plan.Exchange):
             "tree": math.ceil(math.log2(nodes)),  # the root sends down at every level
             "server": nodes - 1,
         }
-        return messages[self._collective] * size
+        return messages[self._collective_kind] * size
 
     def _count_messages(self, step: int, nodes: int) -> np.ndarray:
         """Counts the messages that each node sends at `step`, `[N]`."""
@@ -188,8 +192,8 @@ class Exchange(plan.Exchange):
         return count
 
     @property
-    def _collective(self) -> Kind:
-        """The kind of a step in which all nodes exchange together: gossip is then a ring."""
+    def _collective_kind(self) -> Kind:
+        """How all nodes average at once: by `kind`, or on a ring if they gossip or gather."""
         return self.kind if self.schedule is None and not self.gathers else "ring"
 
     @property
@@ -213,16 +217,17 @@ class Exchange(plan.Exchange):
         >>> exchange.find_exposed_seconds(0.5, compute_seconds=0.3)
         0.4
         """
-        late = self._find_lateness(seconds, compute_seconds) if self.layers else seconds
-        return max(0.0, late - min(self.overlap, self.every) * compute_seconds)
+        delay = self._find_largest_delay(seconds, compute_seconds) if self.layers else seconds
+        return max(0.0, delay - min(self.overlap, self.every) * compute_seconds)
 
-    def _find_lateness(self, seconds: float, compute_seconds: float) -> float:
+    def _find_largest_delay(self, seconds: float, compute_seconds: float) -> float:
+        """Returns by how many seconds the latest layer comes too late for the next forward pass."""
         layers = self.list_layers()
         backward = BACKWARD * compute_seconds
         part = seconds / len(layers)
         order = np.arange(len(layers))
-        # The backward pass leaves the last layer first. Each part takes the link after the one
-        # before it, and the next forward pass needs the first layer first.
+        # Times count from the start of the backward pass, which leaves the last layer first. The
+        # link carries one part after another: arrival[k] = max(ready[k], arrival[k - 1]) + part.
         ready = (self.layers - layers) * backward / self.layers
         arrival = np.maximum.accumulate(ready - order * part) + (order + 1) * part
         needed = backward + layers * (compute_seconds - backward) / self.layers

@@ -11,7 +11,7 @@ from gossipjax.cost_model.exchange import Awaits, Exchange, Kind
 from gossipjax.exchanges.chain import find_parts, step_plan
 from gossipjax.exchanges.state import Exchanging
 
-MAX_FRAGMENTS = 64  # of a model whose parameters are not given
+MAX_FRAGMENTS = 64  # if `params` are not given: a fragment contains at least one leaf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Method:
     def staleness(self) -> int:
         """The number of steps by which a model that arrives is older than the receiver's model.
 
-        That is `late`, and of asynchronous nodes 1 at least. What runs beside the computation of
-        its own step is not older.
+        It is the largest `late` of the exchanges, and at least 1 if nodes are asynchronous. An
+        exchange that `is_early` counts 0, because its models are of the same step.
         """
         late = (exchange.late for exchange in self.exchanges)
         return max((*late, int(self.is_asynchronous)))
@@ -78,8 +78,8 @@ def from_transform(
       kind: how all nodes average: "ring", "tree" or "server".
       params: the parameters of the model, or their shapes, if the transform needs more of them than
         64 leaves, or averages factors of matrices. No array is made.
-      layers: the layers of the model in a backward pass that averages run beside; 0 if they do not.
-        Fragment f of p consists of the layers `f`, `f + p`, ...
+      layers: the number of layers of the model, if averages run during the backward pass, layer by
+        layer; else 0. Fragment f of p consists of the layers `f`, `f + p`, ...
       awaits: what a node that gossips waits for: "peers", or, if nodes are asynchronous, its "link"
         or "nobody".
       is_half_duplex: whether a node sends and receives in turn.
@@ -99,17 +99,17 @@ def from_transform(
     [('server', 16.0)]
     """
     is_unknown = params is None
-    if is_unknown:
+    if is_unknown:  # the sizes of most exchanges are fractions of the model, whatever its shapes
         params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * MAX_FRAGMENTS
     state = jax.eval_shape(tx.init, params)
-    step_plan(state)  # checks the order
+    step_plan(state)  # raises if parts of the chain are in a wrong order
     found = [part.plan for part in find_parts(state, Exchanging)]
     if is_unknown and any(plan.wire.low_rank for plan in found):
         raise ValueError(
             "params must be given where factors of gx.wire.low_rank are averaged, got None: their "
             "sizes depend on the shapes. jax.ShapeDtypeStructs are enough."
         )
-    # An average inside a node comes before the exchange of nodes.
+    # Only exchanges between nodes count. Averages inside a node come before them in a chain.
     over_nodes = [plan for plan in found if plan.wire.axis_name == found[-1].wire.axis_name]
     exchanges: list[Exchange] = []
     for exchange in (exchange for plan in over_nodes for exchange in plan.exchanges()):
@@ -120,12 +120,13 @@ def from_transform(
                 "gx.bytes_per_step counts what a transform sends."
             )
         is_average = exchange.schedule is None
+        averages_before = sum(other.schedule is None for other in exchanges)
         exchanges.append(
             Exchange(
                 **vars(exchange),
                 kind=kind,
                 layers=layers if is_average else 0,
-                fragment=sum(other.schedule is None for other in exchanges) if is_average else 0,
+                fragment=averages_before if is_average else 0,
                 awaits=awaits,
                 is_half_duplex=is_half_duplex,
             )

@@ -54,7 +54,7 @@ class Network:
     name: str = ""
 
     def message_seconds(self, size: float, is_gossip: bool = True) -> float:
-        """Returns the seconds of a message of `size` bytes."""
+        """Returns the seconds of a message of `size` bytes, of gossip or of an all-reduce."""
         bandwidth = (self.gossip_bandwidth if is_gossip else None) or self.bandwidth
         return self.latency + size / bandwidth
 

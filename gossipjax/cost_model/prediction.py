@@ -75,7 +75,7 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
             [exchange.find_seconds(k, workload, network, nodes).max() for k in steps]
         )
         sent = np.array([exchange.count_sent_bytes(k, workload, nodes) for k in steps])
-        if exchange.awaits == "nobody":
+        if exchange.awaits == "nobody":  # nodes send only if their link is free
             share = find_share(seconds, compute * exchange.every)
             seconds = seconds * share
             sent = sent * share
@@ -97,12 +97,13 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
 
 
 def find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
-    """Returns for each round how often nodes send its messages that do not wait for their link.
+    """Returns for each round the fraction of its messages that are sent, if no node waits.
 
-    A node tries to send every `g` seconds, the mean between rounds that send something. A message
-    occupies the link for `e` seconds, so one in `ceil(e / g)` tries succeeds.
+    A message whose link is busy is not sent. `seconds` are the times `e` for which the messages of
+    each round occupy a link; a round begins every `round_seconds`. A node tries to send every `g`
+    seconds, the mean between rounds that send something, so one in `ceil(e / g)` tries succeeds.
     """
     gap = round_seconds * len(seconds) / max(1, np.count_nonzero(seconds))
-    if gap == 0:  # without computation, a step does not end while a message is on its way
+    if gap == 0:  # without computation there are infinitely many tries
         return np.where(seconds > 0, 0.0, 1.0)
     return 1 / np.maximum(1.0, np.ceil(seconds / gap - ROUNDING))

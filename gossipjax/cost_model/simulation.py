@@ -23,21 +23,23 @@ class Links:
     """The links of all nodes. A link carries one message at a time each way, in the order asked."""
 
     def __init__(self, nodes: int):
-        self._out_free = np.zeros(nodes)  # when the last message that has begun ends, in seconds
+        # From when on the link of each node is free, to send and to receive, in seconds.
+        self._out_free = np.zeros(nodes)
         self._in_free = np.zeros(nodes)
 
     def send_round(
         self,
         slots: Sequence[np.ndarray],
         begun: np.ndarray,
-        wire: float,
-        copy: float,
+        *,
+        wire_seconds: float,
+        copy_seconds: float,
         is_awaited: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sends the messages of a round; returns when each node has sent all, and received all.
 
-        `wire` and `copy` are the seconds of a message. With `is_awaited` the receivers are at the
-        same step, so that messages occupy their links, too.
+        From the time `begun[j]` on, node `j` sends to `slots[0][j]`, then to `slots[1][j]`, and so
+        on. With `is_awaited` receivers are at the same step, so messages wait for their links, too.
         """
         sent = begun.copy()
         received = np.full(len(begun), -math.inf)
@@ -49,28 +51,29 @@ class Links:
                 continue
             target = slots[number][node]
             if target != node:
-                copied = max(time, self._out_free[node]) + copy
-                time = max(copied, self._in_free[target] if is_awaited else 0.0) + wire
+                copied = max(time, self._out_free[node]) + copy_seconds
+                time = max(copied, self._in_free[target] if is_awaited else 0.0) + wire_seconds
                 self._out_free[node] = self._in_free[target] = sent[node] = time
                 received[target] = max(received[target], time)
             heapq.heappush(queue, (time, node, number + 1))
         return sent, received
 
     def reduce(
-        self, exchange: Exchange, begun: np.ndarray, seconds: Sequence[np.ndarray], took: float
+        self, exchange: Exchange, begun: np.ndarray, seconds: Sequence[np.ndarray], duration: float
     ) -> np.ndarray:
         """Occupies all links with an all-reduce; returns when each node has its result, `[N]`.
 
         The nodes have computed at the times `begun`. `seconds` are their times of computation in
-        this step, and in the step after the all-reduce is awaited. The all-reduce takes `took`
+        this step, and in the step after the all-reduce is awaited. The all-reduce takes `duration`
         seconds.
         """
-        # How much of the backward pass is left after each part; then the same for the forward pass.
+        # Of each part: the fraction of the backward pass that is left when its layer is done, which
+        # also is the fraction of the next forward pass before it reaches the layer.
         remaining = exchange.list_layers() / exchange.layers if exchange.layers else np.zeros(1)
         ready = (begun - remaining[:, None] * BACKWARD * seconds[0]).max(axis=1)
         end = max(self._out_free.max(), self._in_free.max())
         for begin in ready:
-            end = max(begin, end) + took / len(ready)
+            end = max(begin, end) + duration / len(ready)
         self._out_free[:] = end
         self._in_free[:] = end
         return np.maximum(begun.max(), end - remaining[-1] * (1 - BACKWARD) * seconds[1])
@@ -81,13 +84,14 @@ def _find_ends(
 ) -> np.ndarray:
     """Returns the times at which the nodes end their steps, in seconds, `[steps, N]`.
 
-    Nodes wait for an exchange that overlaps with k computations k computations later. All messages
-    of a step occupy their links before the messages of the next step. `seconds` `[T, N]` are the
-    times of the computations.
+    Nodes wait for an exchange of `overlap = k` after k more computations. All messages of a step
+    occupy their links before the messages of the next step. `seconds` `[T, N]` are the times of the
+    computations.
     """
     links = Links(seconds.shape[1])
     ends = np.zeros((steps + 1, seconds.shape[1]))
-    arrived: dict[tuple[int, int], np.ndarray] = {}
+    # When an exchange has ended on each node, by its index and the step at which nodes wait for it.
+    arrivals: dict[tuple[int, int], np.ndarray] = {}
     for step in range(steps):
         time = ends[step] + seconds[step % len(seconds)]
         for index, exchange in enumerate(method.exchanges):
@@ -96,25 +100,28 @@ def _find_ends(
             # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends
             # and for what is sent to it, and AD-PSGD for its own link.
             if exchange.is_collective_at(step):
-                at = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
-                took = exchange.find_seconds(step, workload, network, len(time)).max()
-                done = links.reduce(exchange, time, at, took)
+                both = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
+                duration = exchange.find_seconds(step, workload, network, len(time)).max()
+                done = links.reduce(exchange, time, both, duration)
             else:
                 size = exchange.count_bytes(workload, len(time))
                 times = 2 if exchange.is_half_duplex else 1
-                wire = times * network.message_seconds(size)
-                copy = times * size / network.host_copy
-                slots = exchange.messages_at(step)
                 is_awaited = exchange.awaits == "peers"
-                done, received = links.send_round(slots, time, wire, copy, is_awaited)
+                done, received = links.send_round(
+                    exchange.messages_at(step),
+                    time,
+                    wire_seconds=times * network.message_seconds(size),
+                    copy_seconds=times * size / network.host_copy,
+                    is_awaited=is_awaited,
+                )
                 if is_awaited:
                     done = np.maximum(done, received)
             if exchange.overlap:
-                arrived[index, step + exchange.overlap] = done
+                arrivals[index, step + exchange.overlap] = done
             else:
                 time = np.maximum(time, done)
         for index in range(len(method.exchanges)):
-            time = np.maximum(time, arrived.pop((index, step), time))
+            time = np.maximum(time, arrivals.pop((index, step), time))
         ends[step + 1] = time
     return ends[1:]
 
@@ -200,17 +207,19 @@ def simulate(
             "Slowness.draw makes such."
         )
     if all(exchange.awaits == "nobody" for exchange in method.exchanges) and method.exchanges:
+        # Messages delay no step, so the rates of the nodes add up.
         rate = float((1 / (factors[warm_up:].mean(axis=0) * workload.compute_seconds)).sum())
-        return _summarize(rate, method, workload, network, nodes)
+        return _make_simulation(rate, method, workload, network, nodes)
     ends = _find_ends(method, workload, network, factors * workload.compute_seconds, total)
     seconds = ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)
     rate = float((steps / seconds).sum()) if (seconds > 0).all() else math.inf
-    return _summarize(rate, method, workload, network, nodes)
+    return _make_simulation(rate, method, workload, network, nodes)
 
 
-def _summarize(
+def _make_simulation(
     rate: float, method: Method, workload: Workload, network: Network, nodes: int
 ) -> Simulation:
+    """Makes the result of `simulate` from `rate`, the steps per second of all nodes together."""
     step = nodes / rate
     staleness = float(method.staleness)
     kept = 0.0

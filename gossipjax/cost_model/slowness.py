@@ -1,4 +1,4 @@
-"""Draws by what factor a node's computation is longer at a step."""
+"""Says, or draws at random, by what factor a node's computation is longer at a step."""
 
 import dataclasses
 import re

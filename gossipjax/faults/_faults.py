@@ -19,7 +19,7 @@ class Faults:
     uninterrupted run. A table has a row per step, and begins again after its last row. Deaths are
     for ever. `independent_drops` and other functions of `gx.faults` draw tables.
 
-    - A message may be lost. `apply`, `sgp` and `dpsgd` say who then keeps its share.
+    - A message may be lost. Who keeps its share then is up to `apply`, `sgp` or `dpsgd`.
     - A node that is not active neither computes nor sends nor receives. The other nodes know
       which nodes are not active, and send them nothing. `inactive` stops the computation of a node
       that is not active; `apply`, `sgp` and `dpsgd` stop its messages.
@@ -76,7 +76,7 @@ class Faults:
         return int(np.max(self.delays))
 
     def arrives_at(self, step: int) -> np.ndarray:
-        """Whether a message of `j` to `i` arrives at this step if both are active; `[N, N]`."""
+        """Whether a message that `j` sends to `i` at this step arrives; bool `[N, N]`."""
         return self.arrives[step % len(self.arrives)]
 
     def active_at(self, step: int) -> np.ndarray:
@@ -89,12 +89,15 @@ class Faults:
 
     @property
     def death_steps(self) -> np.ndarray:
-        """The step at which each node dies, int32 `[N]`; the last one if it never dies."""
+        """The step at which each node dies, int32 `[N]`; 2^31 - 1 for a node that never dies."""
         return np.array([self.deaths.get(node, MAX_STEP) for node in range(self.size)], np.int32)
 
 
 def _read_table(table: Any, default: bool | int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the table as a read-only array; one number, or the default, becomes a single row."""
+    """Returns a field of `Faults` as a read-only table `[T, *shape]`, or raises `ValueError`.
+
+    None, which stands for the default, and one integer become a table of one row, for all steps.
+    """
     kind = np.dtype(type(default)).kind
     array = np.array(default if table is None else table)
     if array.dtype.kind == kind and array.ndim == 0 and (kind == "i" or table is None):
@@ -114,6 +117,6 @@ def require_faults(faults: Faults, size: int, name: str) -> None:
     """Raises `ValueError` unless the faults are for this number of nodes."""
     if faults.size != size:
         raise ValueError(
-            f"the faults of {name} must be of as many nodes as the schedule, {size}, got "
+            f"the faults of {name} must have as many nodes as the schedule, {size}, got "
             f"{faults.size}."
         )

@@ -46,10 +46,9 @@ def inactive(
 
     No node may exchange with an inactive node: take a schedule of `gx.faults.apply` for the gossip
     in the chain, or `gx.faults.sgp` or `dpsgd`. `inactive` refuses algorithms that exchange with
-    all nodes or need a graph that never changes (`easgd`, `d2`, `choco`, `relay`). `gx.allreduce`
-    is not refused, because it leaves no trace in a chain, and goes on averaging the gradients of
-    all nodes, inactive nodes included. Put `inactive` inside `gx.outer`, whose averages wait for
-    all nodes.
+    all nodes or need a graph that never changes (`easgd`, `d2`, `choco`, `relay`). It does not
+    notice `gx.allreduce`, which goes on averaging the gradients of all nodes, inactive nodes
+    included. Put `inactive` inside `gx.outer`, whose averages wait for all nodes.
 
     Args:
       inner: the chain that is wrapped.
@@ -84,6 +83,7 @@ def inactive(
             )
         gossip = gossip_state(state)
         if gossip is not None and LINKS not in (gossip.extra or {}):
+            # With the links of gx.faults.sgp or dpsgd, nobody sends to an inactive node anyway.
             if gossip.schedule is None:
                 raise ValueError(
                     "inner of inactive must exchange by a schedule, got an algorithm in which all "
@@ -98,35 +98,36 @@ def inactive(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, InactiveState]:
-        own = require_state(state, InactiveState, "gx.faults.inactive")
-        gossip = gossip_state(own.inner)
+        before = require_state(state, InactiveState, "gx.faults.inactive")
+        gossip = gossip_state(before.inner)
         name = axis_name if gossip is None else gossip.wire.axis_name
         if axis_size(name) != faults.size:
             raise ValueError(
                 f"the axis {name!r} must have as many nodes as the faults of inactive, "
                 f"{faults.size}, got {axis_size(name)}."
             )
-        count = own.count if gossip is None else gossip.count
-        keep = partial(_keep, is_active(faults, count, name))
-        # All nodes run the chain, because its exchange is one program. Sleeping nodes keep nothing.
-        updates, new = chain.update(updates, own.inner, params, **extra_args)
-        kept = jax.tree.map(keep, new, own.inner, is_leaf=_is_gossip)
-        updates = keep(updates, jax.tree.map(jnp.zeros_like, updates))
-        return updates, InactiveState(optax.safe_increment(own.count), kept)
+        count = before.count if gossip is None else gossip.count
+        choose = partial(_choose_state, is_active(faults, count, name))
+        # All nodes run the chain, because its exchange is one program for all of them. An inactive
+        # node then takes back its old state, and makes no update.
+        updates, after = chain.update(updates, before.inner, params, **extra_args)
+        inner_state = jax.tree.map(choose, after, before.inner, is_leaf=_is_gossip)
+        updates = choose(updates, jax.tree.map(jnp.zeros_like, updates))
+        return updates, InactiveState(optax.safe_increment(before.count), inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _keep(is_active: jax.Array, new: Any, old: Any) -> Any:
-    """Returns the new state of an active node, and the old state of another.
+def _choose_state(is_active: jax.Array, new: Any, old: Any) -> Any:
+    """Returns the new state if this node is active, else the old state.
 
-    In the state of a gossip, the count and the messages on their way are new on every node.
+    Of a `GossipState`, the count and the messages on their way are new in both cases.
     """
-    kept = jax.tree.map(partial(jnp.where, is_active), new, old)
+    chosen = jax.tree.map(partial(jnp.where, is_active), new, old)
     if not _is_gossip(new):
-        return kept
-    kept = kept._replace(count=new.count, in_flight=new.in_flight)
-    return kept.keep(links=new.kept(LINKS)) if LINKS in (new.extra or {}) else kept
+        return chosen
+    chosen = chosen._replace(count=new.count, in_flight=new.in_flight)
+    return chosen.keep(links=new.kept(LINKS)) if LINKS in (new.extra or {}) else chosen
 
 
 def _is_gossip(part: Any) -> bool:

@@ -19,11 +19,11 @@ Attack = Literal["sign flip", "alie", "inner product", "dissensus"]
 
 @dataclasses.dataclass(frozen=True)
 class Lying:
-    """Simulates liars: a robust rule that gets lies in the place of the messages of some nodes.
+    """Wraps a robust rule: it gets lies instead of the messages of some nodes, the liars.
 
-    The liars know what the receiver `i` hears, and send each receiver another lie. Let `y_i` be the
-    receiver's own value, `m` and `s` the mean and the standard deviation of each coordinate over
-    `y_i` and the honest messages, and `e = strength`:
+    The liars know all messages to a receiver `i`, and tell each receiver another lie. Let `y_i` be
+    the receiver's own value, `m` and `s` the mean and the standard deviation of each coordinate
+    over `y_i` and the honest messages, and `e = strength`:
 
     - "sign flip": `-e y_l`, of the value that the liar `l` would have sent;
     - "alie" (a little is enough): `m - e s`;
@@ -31,11 +31,11 @@ class Lying:
     - "dissensus": `y_i - e sum_{j honest} P_ij (y_j - y_i) / sum_{l liars} P_il`, which for `e = 1`
       undoes the average and above pushes the receiver away from its neighbours.
 
-    Give it wherever a rule is given, such as `gx.contrib.robust_gossip`. To attack the plain
-    average, take `gx.contrib.ClippedGossip(radius=float("inf"))`.
+    Give it wherever you would give a rule, for example to `gx.contrib.robust_gossip`. To attack the
+    plain average, wrap `gx.contrib.ClippedGossip(radius=float("inf"))`.
 
     Args:
-      rule: the rule, `rule(own, messages, weights, senders)`.
+      rule: the rule, `rule(own, messages, weights, senders)`, that receivers use.
       liars: the numbers of the nodes that lie.
       attack: what they send.
       strength: `e`.
@@ -69,29 +69,30 @@ class Lying:
         object.__setattr__(self, "liars", tuple(map(int, self.liars)))
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """Calls the rule of this receiver, with a lie in place of each message of a liar."""
         is_liar = jnp.isin(senders, np.asarray(self.liars, np.int32)) & (weights > 0)
         is_honest = ~is_liar & (weights > 0)
-        trusted, lied = (jnp.where(who, weights, 0) for who in (is_honest, is_liar))
-        ratio = 1 / jnp.maximum(lied.sum(), 1e-6)
+        honest_weights = jnp.where(is_honest, weights, 0)
+        liar_weight = jnp.maximum(jnp.where(is_liar, weights, 0).sum(), 1e-6)  # never divide by 0
 
-        def lie(x: jax.Array, heard: jax.Array) -> jax.Array:
-            along = (-1, *[1] * (heard.ndim - 1))
-            honest = is_honest.reshape(along)
-            count = (1 + is_honest.sum()).astype(heard.dtype)
-            own = jnp.asarray(x)[None]
-            known = jnp.concatenate([own, jnp.where(honest, heard, 0)])
+        def replace_lies(own: jax.Array, messages: jax.Array) -> jax.Array:
+            per_message = (-1, *[1] * (messages.ndim - 1))
+            honest = is_honest.reshape(per_message)
+            count = (1 + is_honest.sum()).astype(messages.dtype)
+            own = jnp.asarray(own)[None]
+            known = jnp.concatenate([own, jnp.where(honest, messages, 0)])
             mean = known.sum(axis=0, keepdims=True) / count
             squares = jnp.where(jnp.insert(honest, 0, True, axis=0), jnp.square(known - mean), 0)
-            pull = trusted.reshape(along) * jnp.where(honest, heard - own, 0)
+            pull = honest_weights.reshape(per_message) * jnp.where(honest, messages - own, 0)
             lies = {
-                "sign flip": -self.strength * heard,
+                "sign flip": -self.strength * messages,
                 "alie": mean - self.strength * jnp.sqrt(squares.sum(axis=0)[None] / count),
                 "inner product": -self.strength * mean,
-                "dissensus": own - self.strength * ratio * pull.sum(axis=0)[None],
+                "dissensus": own - self.strength * (1 / liar_weight) * pull.sum(axis=0)[None],
             }
-            return jnp.where(is_liar.reshape(along), lies[self.attack], heard)
+            return jnp.where(is_liar.reshape(per_message), lies[self.attack], messages)
 
-        return self.rule(own, jax.tree.map(lie, own, messages), weights, senders)
+        return self.rule(own, jax.tree.map(replace_lies, own, messages), weights, senders)
 
 
 def shout(
@@ -99,7 +100,7 @@ def shout(
 ) -> optax.GradientTransformation:
     """Simulates nodes whose updates are `factor` times too large. Put it *first* in a chain.
 
-    A factor of -1 flips the sign of the gradients. It works in front of any algorithm.
+    A factor of -1 flips the sign of the gradients. `shout` works in front of any algorithm.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.faults.shout([1], 1000.0)

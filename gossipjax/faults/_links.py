@@ -1,7 +1,8 @@
-"""The links of a schedule. Weights and faults are data, so no fault needs another program."""
+"""The links of a schedule. Weights and faults are arrays, so one program serves all of them."""
 
 from __future__ import annotations
 
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -21,9 +22,9 @@ NEVER = np.int32(2**30)  # the "steps until arrival" of a lost message
 class Links:
     """All links that the rounds of a schedule use, as L permutations with one link per node.
 
-    The arrays of this node have a leading axis `[L]`, one entry for each link to a receiver. Queues
-    have a second axis `[D + 1]` for the age of a message in steps; the last entry also holds all
-    older messages.
+    A method computes for the node that runs it. Its arrays have a leading axis `[L]`, one entry for
+    each link to a receiver. Queues have a second axis `[D + 1]` for the age of a message in steps;
+    the last entry also holds all older messages.
     """
 
     def __init__(self, schedule: Schedule, faults: Faults, wire: Wire):
@@ -36,45 +37,42 @@ class Links:
         is_edge = receivers != senders
         ones = np.ones(np.count_nonzero(is_edge))
         slots = color_edges(n, receivers[is_edge], senders[is_edge], ones)
-        # All rounds use the same permutations of links. Only their weights differ, which are data.
+        # All rounds use the same permutations of links. Only their weights differ.
         self._receivers = [slot.receivers for slot in slots]  # by sender
         self._is_edge = [slot.weights > 0 for slot in slots]
-        places = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]
+        receiver_of = np.stack(self._receivers) if slots else np.zeros((0, n), int)  # [L, N]
         matrices = (round_.matrix for round_ in schedule.rounds)
-        weights = np.stack([matrix[places, nodes] for matrix in matrices])
+        weights = np.stack([matrix[receiver_of, nodes] for matrix in matrices])
         self.weights = weights * np.array(self._is_edge) if slots else weights  # [R, L, N]
-        self._arrives = faults.arrives[:, places, nodes]  # [T, L, N]
-        self._delays = faults.delays[:, places, nodes].astype(np.int32)
-        self._active_receivers = faults.active[:, places]
-        self._deaths_of_receivers = faults.death_steps[places]
+        self._arrives = faults.arrives[:, receiver_of, nodes]  # [T, L, N]
+        self._delays = faults.delays[:, receiver_of, nodes].astype(np.int32)
+        self._active_receivers = faults.active[:, receiver_of]
+        self._deaths_of_receivers = faults.death_steps[receiver_of]  # [L, N]
         self._faults = faults
-        self.count = len(places)  # L
+        self.count = len(receiver_of)  # L
         self.capacity = faults.max_delay + 1  # D + 1
         self.schedule = schedule
         self.wire = wire
-
-    def _at(self, table: np.ndarray, row: Any) -> jax.Array:
-        """Reads this node's entry, `[L]` or `[]`, in a row of a table `[T, ..., N]`."""
-        return take_own(table, row, self.wire.axis_name)
+        self._read_row = partial(read_row, axis_name=wire.axis_name)
 
     def shares(self, step: StepLike, count: jax.Array) -> jax.Array:
-        """The weight of each link, float64 or float32 `[L]`; 0 unless both nodes are active."""
-        receives = self._at(self._active_receivers, count)
-        receives &= count < self._at(self._deaths_of_receivers[None], 0)
-        weights = self._at(self.weights, round_index(self.schedule, step))
+        """The weight of each link in the round of `step`, `[L]`; 0 unless both ends are active."""
+        receives = self._read_row(self._active_receivers, count)
+        receives &= count < self._read_row(self._deaths_of_receivers[None], 0)
+        weights = self._read_row(self.weights, round_index(self.schedule, step))
         sends = is_active(self._faults, count, self.wire.axis_name)
         return jnp.where(sends & receives, weights, jnp.zeros_like(weights))
 
     def due(self, shares: jax.Array, count: jax.Array) -> jax.Array:
         """The steps until a message sent now arrives, `[L]` by link; `NEVER` if it is lost."""
-        arrives = (shares > 0) & self._at(self._arrives, count)
-        return jnp.where(arrives, self._at(self._delays, count), NEVER)
+        arrives = (shares > 0) & self._read_row(self._arrives, count)
+        return jnp.where(arrives, self._read_row(self._delays, count), NEVER)
 
     def push(self, queue: jax.Array, new: jax.Array) -> jax.Array:
         """The queue `[L, D + 1, ...]` one step later; `new` `[L, ...]` is the youngest entry."""
         if self.capacity == 1:
             return queue + new[:, None]
-        # Shares older than any delay were lost. They wait in one sum for a later message.
+        # Shares older than any delay were lost. Their sum waits for a later message to bring it.
         oldest = queue[:, -2:-1] + queue[:, -1:]
         return jnp.concatenate([new[:, None], queue[:, :-2], oldest], axis=1)
 
@@ -87,7 +85,7 @@ class Links:
         return jnp.full_like(like, NEVER, shape=(self.count, self.capacity), dtype=jnp.int32)
 
     def exchange(self, messages: Any) -> list[Any]:
-        """Sends the messages `[L, ...]` of all nodes; returns what arrives by link, or zeros."""
+        """Sends the messages `[L, ...]`; returns for each link what arrives, zeros if nothing."""
         return [
             exchange_along(
                 jax.tree.map(itemgetter(number), messages),
@@ -99,17 +97,17 @@ class Links:
         ]
 
 
-def take_own(table: np.ndarray, row: Any, axis_name: str) -> jax.Array:
-    """Reads this node's entry, `[L]` or `[]`, in a row of a table `[T, ..., N]` that repeats."""
+def read_row(table: np.ndarray, row: Any, axis_name: str) -> jax.Array:
+    """Reads this node's entries, `[L]` or `[]`, in a row of a table `[T, ..., N]` that repeats."""
     return jnp.asarray(table)[row % len(table), ..., jax.lax.axis_index(axis_name)]
 
 
 def is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:
     """Whether this node is active at its step `count`; bool scalar."""
-    death = take_own(faults.death_steps[None], 0, axis_name)
-    return take_own(faults.active, count, axis_name) & (count < death)
+    death = read_row(faults.death_steps[None], 0, axis_name)
+    return read_row(faults.active, count, axis_name) & (count < death)
 
 
-def along(values: jax.Array, leaf: jax.Array) -> jax.Array:
-    """Adds axes to values `[L]` or `[L, D + 1]`, so that they can multiply a queue."""
+def add_axes(values: jax.Array, leaf: jax.Array) -> jax.Array:
+    """Adds axes to values `[L]` or `[L, D + 1]`, so that they broadcast with messages or queues."""
     return values.reshape(values.shape + (1,) * (leaf.ndim - values.ndim))

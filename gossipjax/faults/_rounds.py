@@ -13,7 +13,7 @@ from gossipjax.faults._faults import Faults, require_faults
 from gossipjax.topology.schedule import TOLERANCE, Round, Schedule, Segment, named
 
 Keep = Literal["sender", "both"]
-MAX_ROUNDS = 2**16  # in all segments; a round takes a tenth of a millisecond
+MAX_ROUNDS = 2**16  # in all segments; to make one takes a tenth of a millisecond
 
 
 @named
@@ -75,12 +75,15 @@ def apply(
                 f"with P[{i}, {j}] = {P[i, j]:.6g} and P[{j}, {i}] = {P[j, i]:.6g}: take ring, "
                 "random_pairs or bipartite_exponential, or keep='sender' and push-sum."
             )
-    stride = max(1, overlap)
+    stride = max(1, overlap)  # steps from one round to the next
     tables = faults.arrives, faults.active
+    # After so many rounds, all tables are at the same row again.
     length = math.lcm(*(math.lcm(len(table), stride) // stride for table in tables))
-    last_sent = {node: -(-step // stride) for node, step in faults.deaths.items()}
+    # The round from which on a node that dies sends nothing, and the one from which on it receives
+    # nothing. The second is earlier, because messages must arrive before the death.
+    sends_until = {node: -(-step // stride) for node, step in faults.deaths.items()}
     deaths = {node: -(-max(0, step - overlap) // stride) for node, step in faults.deaths.items()}
-    changes = {*last_sent.values(), *deaths.values()}
+    changes = {*sends_until.values(), *deaths.values()}
     starts = sorted({start for start, _ in schedule.segments} | changes)
     rounds: list[Round] = []
     segments = []
@@ -90,29 +93,29 @@ def apply(
         steps = math.lcm(length, len(cycle))
         if len(rounds) + steps > MAX_ROUNDS:
             raise ValueError(
-                f"the rounds of apply must be at most {MAX_ROUNDS}, got a period of {steps}, that "
-                "of the schedule and the tables together: draw tables whose numbers of steps are "
-                "multiples of one another."
+                f"the rounds of apply must be at most {MAX_ROUNDS}, got {steps} until schedule and "
+                "tables repeat together: draw tables whose numbers of steps are multiples of one "
+                "another."
             )
         segments.append(Segment(start, tuple(range(len(rounds), len(rounds) + steps))))
         sends = start * stride < faults.death_steps
         receives = start * stride + overlap < faults.death_steps
         for k in range(start, start + steps):
             step = k * stride
-            is_up = faults.arrives_at(step) & sends & faults.table_at(step)
-            is_up = is_up & (receives & faults.table_at(step + overlap))[:, None]
+            arrives = faults.arrives_at(step) & sends & faults.table_at(step)
+            arrives = arrives & (receives & faults.table_at(step + overlap))[:, None]
             number = cycle[(k - first) % len(cycle)]
-            rounds.append(_weaken(schedule.rounds[number], is_up, keep))
+            rounds.append(_remove_messages(schedule.rounds[number], arrives, keep))
     return Schedule(rounds, segments, deaths)
 
 
-def _weaken(round_: Round, is_up: np.ndarray, keep: Keep) -> Round:
-    """Returns the round without the messages that fail."""
+def _remove_messages(round_: Round, arrives: np.ndarray, keep: Keep) -> Round:
+    """Returns the round without the messages that do not arrive; `arrives` is `[N, N]`."""
     if keep == "both":
-        is_up = is_up & is_up.T
+        arrives = arrives & arrives.T
     receivers = round_.receivers
     senders = round_.senders
-    is_kept = is_up[receivers, senders] | (receivers == senders)
+    is_kept = arrives[receivers, senders] | (receivers == senders)
     if is_kept.all():
         return round_
     # What is not sent stays with its sender, so that columns still sum to 1.
@@ -126,18 +129,20 @@ def _weaken(round_: Round, is_up: np.ndarray, keep: Keep) -> Round:
 def require_isolated(schedule: Schedule, faults: Faults, overlap: int) -> None:
     """Raises `ValueError` if a node exchanges anything at a step at which it is not active."""
     require_faults(faults, schedule.size, "inactive")
-    stride = max(1, overlap)
-    alone = np.array([_find_isolated(round_) for round_ in schedule.rounds])
+    stride = max(1, overlap)  # steps from one round to the next
+    sends_nothing, receives_nothing = np.stack(
+        [_find_isolated(round_) for round_ in schedule.rounds], axis=1
+    )  # each [R, N]
     start, cycle = schedule.segments[-1]
     length = math.lcm(len(cycle), len(faults.arrives), len(faults.active))
     end = max([start * stride, *faults.deaths.values()]) + length * stride + overlap
     for step in range(0, min(end, MAX_ROUNDS), stride):
-        number = step // stride
-        arriving = number - 1 if overlap else number
-        is_free = alone[schedule.index_at(number), 0]
-        if arriving >= 0:
-            is_free = is_free & alone[schedule.index_at(arriving), 1]
-        is_wrong = ~(faults.active_at(step) | is_free)
+        sent = step // stride
+        received = sent - 1 if overlap else sent  # messages of the last round arrive now
+        is_isolated = sends_nothing[schedule.index_at(sent)]
+        if received >= 0:
+            is_isolated = is_isolated & receives_nothing[schedule.index_at(received)]
+        is_wrong = ~(faults.active_at(step) | is_isolated)
         if is_wrong.any():
             more = f", overlap={overlap}" if overlap else ""
             raise ValueError(
@@ -151,6 +156,6 @@ def require_isolated(schedule: Schedule, faults: Faults, overlap: int) -> None:
 def _find_isolated(round_: Round) -> tuple[np.ndarray, np.ndarray]:
     """Whether each node sends nothing, and whether each receives nothing; both bool `[N]`."""
     edges = round_.receivers != round_.senders
-    sends = np.bincount(round_.senders[edges], minlength=round_.size) == 0
-    receives = np.bincount(round_.receivers[edges], minlength=round_.size) == 0
-    return sends, receives
+    sends_nothing = np.bincount(round_.senders[edges], minlength=round_.size) == 0
+    receives_nothing = np.bincount(round_.receivers[edges], minlength=round_.size) == 0
+    return sends_nothing, receives_nothing

@@ -16,7 +16,7 @@ from gossipjax.renamed import renamed
 
 @renamed(n="nodes")
 def independent_drops(nodes: int, steps: int, seed: int, rate: float) -> np.ndarray:
-    """Draws which messages arrive, if each is lost with probability `rate`, independently.
+    """Draws which messages arrive: each is lost with probability `rate`, independently.
 
     Returns:
       bool `[T, N, N]` for T = `steps`. Entry `[k, i, j]` says whether the message of node `j` to
@@ -42,33 +42,31 @@ def gilbert_elliott(
     bad_to_good: float = 0.5,
     good_to_bad: float = 0.5,
 ) -> np.ndarray:
-    """Draws which messages arrive, if losses come in bursts.
+    """Draws which messages arrive, as `independent_drops` does, but losses come in bursts.
 
     Every sender is in a good or a bad state, and starts in either with probability 1/2. Before each
     step a sender changes its state with probability `good_to_bad` or `bad_to_good`. In the bad
     state each of its messages is lost with probability `rate`, in the good state none. In the long
     run a part of `rate good_to_bad / (good_to_bad + bad_to_good)` of all messages is lost.
 
-    Returns:
-      bool `[T, N, N]`, with the same meaning as in `independent_drops`.
-
     References:
       Gilbert, "Capacity of a Burst-Noise Channel", Bell System Technical Journal 1960, and Elliott
-      1963; with the start, the order and the chain per sender of decent-bench 0.3.0.
+      1963. decent-bench 0.3.0 also has one chain per sender, this start and this order.
 
     >>> round(float(gilbert_elliott(8, 4000, seed=0, rate=0.4).mean()), 2)
     0.8
     """
     _require_rate(rate, "gilbert_elliott")
-    # Two streams, so that a longer table begins with the shorter one.
+    # Two generators, so that a longer table begins with the shorter one.
     rng = np.random.default_rng([seed, 0])
-    is_bad = _walk(rng.random(nodes) < 0.5, rng.random((steps, nodes)), bad_to_good, good_to_bad)
+    starts_bad = rng.random(nodes) < 0.5
+    is_bad = _run_chains(starts_bad, rng.random((steps, nodes)), bad_to_good, good_to_bad)
     is_lost = np.random.default_rng([seed, 1]).random((steps, nodes, nodes)) < rate
     return ~(is_lost & is_bad[:, None, :])
 
 
-def _walk(start: np.ndarray, draws: np.ndarray, leave: float, enter: float) -> np.ndarray:
-    """Markov chains of two states, bool `[T, N]`, each of which moves by each of its draws."""
+def _run_chains(start: np.ndarray, draws: np.ndarray, leave: float, enter: float) -> np.ndarray:
+    """Runs Markov chains that leave and enter the state True with these probabilities; `[T, N]`."""
     states = np.empty(draws.shape, bool)
     for k, draw in enumerate(draws):
         states[k] = np.where(states[k - 1] if k else start, draw >= leave, draw < enter)
@@ -79,28 +77,25 @@ def _walk(start: np.ndarray, draws: np.ndarray, leave: float, enter: float) -> n
 def markov_activity(
     nodes: int, steps: int, seed: int, *, wake: float = 0.5, sleep: float = 0.5
 ) -> np.ndarray:
-    """Draws which nodes are active, if each falls asleep and wakes at random.
+    """Draws which nodes are active, bool `[T, N]`: each falls asleep and wakes at random.
 
     All nodes are active at step 0. Before each later step, an active node falls asleep with
     probability `sleep`, and a sleeping node wakes with probability `wake`. In the long run a part
     of `wake / (wake + sleep)` of the nodes is active.
-
-    Returns:
-      bool `[T, N]`.
 
     >>> round(float(markov_activity(8, 9000, seed=0, wake=0.6, sleep=0.2).mean()), 2)
     0.75
     """
     draws = np.random.default_rng([seed]).random((steps, nodes))
     start = np.ones((1, nodes), bool)
-    return np.concatenate([start, _walk(start[0], draws[1:], sleep, wake)])
+    return np.concatenate([start, _run_chains(start[0], draws[1:], leave=sleep, enter=wake)])
 
 
 @renamed(n="nodes")
 def cyclic_activity(
     nodes: int, on: int, off: int, *, offsets: Sequence[int] | None = None
 ) -> np.ndarray:
-    """Says which nodes are active, if each is active for `on` steps and then sleeps for `off`.
+    """Says which nodes are active: each is active for `on` steps, then sleeps for `off` steps.
 
     Args:
       offsets: N integers >= 0, by default `offsets[i] = i`. Node `i` is active at the steps `k`
@@ -113,27 +108,25 @@ def cyclic_activity(
     [[1, 1, 0], [1, 0, 1], [0, 1, 1]]
     """
     period = on + off
-    given = range(nodes) if offsets is None else offsets
-    return (np.arange(period)[:, None] + np.array(given)) % period < on
+    shifts = range(nodes) if offsets is None else offsets
+    return (np.arange(period)[:, None] + np.array(shifts)) % period < on
 
 
 @renamed(n="nodes")
 def poisson_activity(nodes: int, steps: int, seed: int, *, mean: float = 1.0) -> np.ndarray:
-    """Draws which nodes are active, if each sleeps for a random time between two active steps.
+    """Draws which nodes are active, bool `[T, N]`: each sleeps between two active steps.
 
     A node sleeps for a Poisson number of steps with the given `mean`. In the long run a part of
     `1 / (1 + mean)` of the nodes is active.
-
-    Returns:
-      bool `[T, N]`.
 
     >>> round(float(poisson_activity(4, 4000, seed=0, mean=1.0).mean()), 2)
     0.5
     """
     active = np.zeros((steps, nodes), bool)
     for node in range(nodes):
-        awake = np.cumsum(np.random.default_rng([seed, node]).poisson(mean, steps) + 1) - 1
-        active[awake[awake < steps], node] = True
+        sleeps = np.random.default_rng([seed, node]).poisson(mean, steps)
+        active_steps = np.cumsum(sleeps + 1) - 1
+        active[active_steps[active_steps < steps], node] = True
     return active
 
 
@@ -152,5 +145,5 @@ def uniform_delays(nodes: int, steps: int, seed: int, max_delay: int) -> np.ndar
 
 
 def _require_rate(value: Any, name: str) -> None:
-    """Raises `ValueError` unless it is a probability, and not a number of percent."""
+    """Raises `ValueError` unless `value` is a probability; a number of percent is none."""
     require_number(value, f"rate of {name}", "from 0 to 1", lambda rate: 0 <= rate <= 1)

@@ -22,11 +22,12 @@ from gossipjax.exchanges.plan import ExchangePlan
 from gossipjax.exchanges.state import Extra, GossipState, PushSum, init_state, mass_in_flight
 from gossipjax.exchanges.transform import Combined, gossip_transform
 from gossipjax.faults._faults import Faults, require_faults
-from gossipjax.faults._links import NEVER, Links, along, is_active
+from gossipjax.faults._links import NEVER, Links, add_axes, is_active
 from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire
 
-LINKS = "links"  # messages on their way, which go on while a node sleeps
+# Names in `GossipState.extra`: messages on their way, and the mass that was lost.
+LINKS = "links"
 LOST = "lost"
 
 
@@ -98,14 +99,14 @@ def sgp(
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=True)
         zeros = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
-        # Running sums would grow without bound and lose digits in float32. What is on its way is
-        # what they differ by at the two ends of a link, and follows the same recurrence.
+        # The state does not hold running sums, which would grow without bound and lose digits in
+        # float32. It holds their difference between the two ends of a link: what is on its way.
         shape = (links.count, links.capacity)
         queue = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(*shape, *x.shape)), zeros)
         on_the_way = {
-            "due": links.no_message(state.weight),
-            "queue": queue,
-            "mailbox": jax.tree.map(jnp.zeros_like, zeros),
+            "due": links.no_message(state.weight),  # steps until each message arrives
+            "queue": queue,  # the messages, at their sender
+            "mailbox": jax.tree.map(jnp.zeros_like, zeros),  # what waits for an inactive receiver
         }
         extra = {LINKS: Extra(on_the_way, "restart")}
         if faults.noise or not running_sums:
@@ -113,48 +114,49 @@ def sgp(
         return state._replace(in_flight=zeros, extra=extra)
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        way = state.kept(LINKS)
+        """Sends this node's shares, and adds what arrives; `x` are the numerators."""
+        on_the_way = state.kept(LINKS)
         mass = PushSum(state.weight, add(x, updates))
         shares = links.shares(step, state.count)
         due = links.due(shares, state.count)
         sent = jax.tree.map(
-            lambda leaf: along(shares.astype(leaf.dtype), leaf[None]) * leaf[None], mass
+            lambda leaf: add_axes(shares.astype(leaf.dtype), leaf[None]) * leaf[None], mass
         )
         mass = jax.tree.map(lambda leaf, parts: leaf - parts.sum(axis=0), mass, sent)
         changes = {}
-        if not running_sums:  # only here it is known that the message is lost
+        if not running_sums:  # a lost share leaves the queue, and is counted as lost
             is_lost = (shares > 0) & (due == NEVER)
-            gone = jax.tree.map(partial(_pick, is_lost), sent)
+            gone = jax.tree.map(partial(_select, is_lost), sent)
             sent = subtract(sent, gone)
-            changes[LOST] = add(state.kept(LOST), _sum(gone, 1))
-        queue = jax.tree.map(links.push, way["queue"], sent)
-        due = links.push_due(way["due"], due)
+            changes[LOST] = add(state.kept(LOST), _sum_leading(gone, axes=1))
+        queue = jax.tree.map(links.push, on_the_way["queue"], sent)
+        due = links.push_due(on_the_way["due"], due)
         arrives = due == 0
         if running_sums:  # a message brings all earlier messages of its link
             arrives = jnp.cumsum(arrives, axis=1) > 0
-        messages = jax.tree.map(lambda leaf: _pick(arrives, leaf).sum(axis=1), queue)
-        queue = jax.tree.map(partial(_pick, ~arrives), queue)
-        is_sent = arrives.any(axis=1).astype(messages.weight.dtype)
-        received = links.exchange((messages, is_sent) if faults.noise else (messages, None))
-        mailbox = way["mailbox"]
+        messages = jax.tree.map(lambda leaf: _select(arrives, leaf).sum(axis=1), queue)
+        queue = jax.tree.map(partial(_select, ~arrives), queue)
+        has_message = arrives.any(axis=1).astype(messages.weight.dtype)
+        received = links.exchange((messages, has_message) if faults.noise else (messages, None))
+        mailbox = on_the_way["mailbox"]
         for number, (message, is_message) in enumerate(received):
             if faults.noise:
                 noise = _draw_noise(faults, message.x, state.count, number, route)
                 # A link on which nothing arrives has no noise either.
-                noise = jax.tree.map(partial(_pick, is_message > 0), noise)
+                noise = jax.tree.map(partial(_select, is_message > 0), noise)
                 message = message._replace(x=add(message.x, noise))
                 lost = changes.get(LOST, state.kept(LOST))
                 changes[LOST] = lost._replace(x=subtract(lost.x, noise))
             mailbox = add(mailbox, message)
-        # A node that is not active finds its mail when it is again.
-        is_open = is_active(faults, state.count, route.axis_name)
-        opened = jax.tree.map(partial(_pick, is_open), mailbox)
-        mass = add(mass, opened)
-        mailbox = subtract(mailbox, opened)
-        way = {"due": due, "queue": queue, "mailbox": mailbox}
-        in_flight = add(mailbox, _sum(queue, 2))
+        # A node that is not active leaves its messages in the mailbox until it is active again.
+        reads_mail = is_active(faults, state.count, route.axis_name)
+        read = jax.tree.map(partial(_select, reads_mail), mailbox)
+        mass = add(mass, read)
+        mailbox = subtract(mailbox, read)
+        on_the_way = {"due": due, "queue": queue, "mailbox": mailbox}
+        in_flight = add(mailbox, _sum_leading(queue, axes=2))
         state = state._replace(weight=mass.weight, in_flight=in_flight)
-        return Combined(mass.x, state.keep(links=way, **changes))
+        return Combined(mass.x, state.keep(links=on_the_way, **changes))
 
     return gossip_transform("gx.faults.sgp", plan, init, combine)
 
@@ -166,7 +168,7 @@ def dpsgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD whose receivers use their own model for one that does not arrive. Put it *last*.
+    """D-PSGD, but for a model that does not arrive, nodes use their own. Put it *last* in a chain.
 
     Let `y = x + u`, and let `m_j` be the model `y_j` that arrives at node `i`, late and with noise:
 
@@ -200,7 +202,7 @@ def dpsgd(
     require_faults(faults, schedule.size, "gx.faults.dpsgd")
     if faults.max_delay and len(schedule.rounds) > 1:
         raise ValueError(
-            "the schedule of gx.faults.dpsgd must have one round where messages are late, got "
+            "the schedule of gx.faults.dpsgd must have one round if messages are late, got "
             f"{len(schedule.rounds)} different ones and delays of up to {faults.max_delay} steps: "
             "take ring or exponential, or gx.faults.sgp."
         )
@@ -214,34 +216,37 @@ def dpsgd(
         like = jnp.zeros_like(jax.tree.leaves(model)[0], shape=())
         history = jax.tree.map(lambda x: jnp.zeros_like(x, shape=(links.capacity, *x.shape)), model)
         shares = jnp.zeros_like(like, shape=(links.count, links.capacity))
+        # `history` holds the last D + 1 models that this node sent, and `shares` their weights.
         on_the_way = {"due": links.no_message(like), "shares": shares, "history": history}
         return state._replace(extra={LINKS: Extra(on_the_way, "restart")})
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        way = state.kept(LINKS)
+        """Sends this node's newest model, and moves towards the models that arrive."""
+        on_the_way = state.kept(LINKS)
         y = add(x, updates)
         share = links.shares(step, state.count)
-        due = links.push_due(way["due"], links.due(share, state.count))
-        shares = jnp.concatenate([share[:, None], way["shares"][:, :-1]], axis=1)
+        due = links.push_due(on_the_way["due"], links.due(share, state.count))
+        shares = jnp.concatenate([share[:, None], on_the_way["shares"][:, :-1]], axis=1)
         history = jax.tree.map(
-            lambda old, new: jnp.concatenate([new[None], old[:-1]]), way["history"], y
+            lambda old, new: jnp.concatenate([new[None], old[:-1]]), on_the_way["history"], y
         )
         arrives = due == 0
-        # Of several messages on a link the youngest counts. Older messages that come later do not.
-        is_old = jnp.cumsum(arrives, axis=1) > 0
+        # If several messages arrive on a link, the youngest counts. It and older ones, which may
+        # arrive later, are then removed.
+        is_done = jnp.cumsum(arrives, axis=1) > 0
         youngest = arrives.argmax(axis=1)
         messages = jax.tree.map(lambda leaf: leaf[youngest], history)
         weight = jnp.take_along_axis(shares, youngest[:, None], axis=1)[:, 0]
         weight = jnp.where(arrives.any(axis=1), weight, jnp.zeros_like(weight))
-        is_listening = is_active(faults, state.count, route.axis_name)
+        receives = is_active(faults, state.count, route.axis_name)
         new = y
-        for number, (message, given) in enumerate(links.exchange((messages, weight))):
+        for number, (message, share) in enumerate(links.exchange((messages, weight))):
             if faults.noise:
                 message = add(message, _draw_noise(faults, message, state.count, number, route))
-            given = jnp.where(is_listening, given, jnp.zeros_like(given))
-            new = jax.tree.map(partial(_pull, given), new, message, y)
-        way = {"due": jnp.where(is_old, NEVER, due), "shares": shares, "history": history}
-        return Combined(new, state.keep(links=way))
+            share = jnp.where(receives, share, jnp.zeros_like(share))
+            new = jax.tree.map(partial(_move_towards, share), new, message, y)
+        on_the_way = {"due": jnp.where(is_done, NEVER, due), "shares": shares, "history": history}
+        return Combined(new, state.keep(links=on_the_way))
 
     return gossip_transform("gx.faults.dpsgd", plan, init, combine)
 
@@ -249,7 +254,7 @@ def dpsgd(
 class Account(NamedTuple):
     """Where the mass of all nodes is. Each part is a `PushSum` of numerators `x` and weights.
 
-        held + in_flight + lost = start + sum of the updates;    of the weights it is N
+        held + in_flight + lost = start + sum of the updates    (for the weights: N)
 
     Attributes:
       held: the mass that the nodes hold.
@@ -301,23 +306,26 @@ def account(
     return Account(*(node_sum(mass, wire) for mass in (held, in_flight, lost)))
 
 
-def _sum(tree: Any, axes: int) -> Any:
-    """Sums over the first axes."""
+def _sum_leading(tree: Any, axes: int) -> Any:
+    """Sums every leaf over its first `axes` axes."""
     return jax.tree.map(lambda leaf: leaf.sum(axis=tuple(range(axes))), tree)
 
 
-def _pick(condition: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The values where a condition on the leading axes holds, else zeros; never 0 times NaN."""
-    return jnp.where(along(condition, leaf), leaf, jnp.zeros_like(leaf))
+def _select(condition: jax.Array, leaf: jax.Array) -> jax.Array:
+    """The leaf where a condition on its leading axes holds, else zeros, even instead of NaN."""
+    return jnp.where(add_axes(condition, leaf), leaf, jnp.zeros_like(leaf))
 
 
-def _pull(weight: jax.Array, new: jax.Array, message: jax.Array, own: jax.Array) -> jax.Array:
-    pulled = new + weight.astype(new.dtype) * (message - own)
-    return jnp.where(weight > 0, pulled, new)
+def _move_towards(
+    weight: jax.Array, new: jax.Array, message: jax.Array, own: jax.Array
+) -> jax.Array:
+    """Returns `new + weight (message - own)`; `new` if the weight is 0, even for a NaN message."""
+    moved = new + weight.astype(new.dtype) * (message - own)
+    return jnp.where(weight > 0, moved, new)
 
 
 def _draw_noise(faults: Faults, like: Any, count: jax.Array, link: int, wire: Wire) -> Any:
-    """Normal noise for what arrives at this node on a link; seed and count decide it."""
+    """Draws the normal noise of what arrives at this node on a link at update number `count`."""
     key = jax.random.key(faults.seed, impl="threefry2x32")
     for number in (count, jax.lax.axis_index(wire.axis_name), link):
         key = jax.random.fold_in(key, number)

@@ -82,7 +82,7 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
     if n == 1:
         return complete(1)
     if hops == "authors":
-        return _build_as_the_authors(n, peers)
+        return _build_hops_of_authors(n, peers)
     powers = exponential_hops(n)
     count = len(powers)
     if peers > count:
@@ -94,12 +94,13 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
     return Schedule([make_circulant_round(n, round_hops) for round_hops in rounds])
 
 
-def _build_as_the_authors(n: int, peers: int) -> Schedule:
+def _build_hops_of_authors(n: int, peers: int) -> Schedule:
+    """Builds `k_peer_exponential` with `hops="authors"`: round `k` uses hops `j (peers + 1)^k`."""
     rounds: list[Round] = []
     stride = 1
     while stride < n:
         hops = [j * stride for j in range(1, peers + 1)]
-        # Two hops that are equal modulo n differ by a third one, which is a multiple of n.
+        # This also finds hops that are equal modulo n: their difference is a hop, too.
         multiples = [hop for hop in hops if hop % n == 0]
         if multiples:
             raise ValueError(
@@ -168,10 +169,13 @@ def complete_cycle(nodes: int) -> Schedule:
     return Schedule([make_circulant_round(n, [hop]) for hop in range(1, n)])
 
 
-def _read_draws(n: int, rounds: int, seed: int, call: str) -> tuple[int, int, np.random.Generator]:
-    n = require_int(n, f"nodes of {call}", 1)
-    rounds = require_int(rounds, f"rounds of {call}", 1)
-    return n, rounds, np.random.default_rng(require_int(seed, f"seed of {call}", 0))
+def _check_random_arguments(
+    n: int, rounds: int, seed: int, builder: str
+) -> tuple[int, int, np.random.Generator]:
+    """Checks the arguments of a builder of random rounds; returns N, T and a random generator."""
+    n = require_int(n, f"nodes of {builder}", 1)
+    rounds = require_int(rounds, f"rounds of {builder}", 1)
+    return n, rounds, np.random.default_rng(require_int(seed, f"seed of {builder}", 0))
 
 
 @named
@@ -190,12 +194,12 @@ def random_ring(nodes: int, rounds: int, seed: int) -> Schedule:
     >>> schedule.period, schedule.is_doubly_stochastic
     (100, True)
     """
-    n, rounds, rng = _read_draws(nodes, rounds, seed, "random_ring")
+    n, rounds, rng = _check_random_arguments(nodes, rounds, seed, "random_ring")
     if n <= 3:  # every order makes the same graph
         return Schedule([ring(n).round_at(0)] * rounds)
     drawn = []
     for _ in range(rounds):
-        position = rng.permutation(n)
+        position = rng.permutation(n)  # of each node in the ring
         senders = np.argsort(position)[(position[:, None] + (-1, 0, 1)) % n]
         drawn.append(make_regular_round(np.sort(senders, axis=1)))
     return Schedule(drawn)
@@ -218,7 +222,7 @@ def random_pairs(nodes: int, rounds: int, seed: int) -> Schedule:
     >>> random_pairs(8, rounds=20, seed=0).is_doubly_stochastic
     True
     """
-    n, rounds, rng = _read_draws(nodes, rounds, seed, "random_pairs")
+    n, rounds, rng = _check_random_arguments(nodes, rounds, seed, "random_pairs")
     if n == 1:
         return Schedule([ring(1).round_at(0)] * rounds)
     if n % 2:
@@ -258,7 +262,7 @@ def random_peer(
     >>> random_peer(8, rounds=20, seed=0).is_doubly_stochastic
     False
     """
-    n, rounds, rng = _read_draws(nodes, rounds, seed, "random_peer")
+    n, rounds, rng = _check_random_arguments(nodes, rounds, seed, "random_peer")
     if graph not in ("exponential", "complete"):
         raise ValueError(f"graph must be 'exponential' or 'complete', got {graph!r}.")
     if n == 1:
@@ -269,7 +273,7 @@ def random_peer(
     senders = np.tile(numbers, 1 + peers)
     drawn = []
     for _ in range(rounds):
-        if peers == 1:
+        if peers == 1:  # an older way to draw, kept so that a seed draws the same graphs
             chosen = rng.choice(hops, n)[None]
         else:
             chosen = rng.permuted(np.tile(hops, (n, 1)), axis=1)[:, :peers].T
@@ -297,7 +301,7 @@ def erdos_renyi(nodes: int, rounds: int, seed: int, *, probability: float) -> Sc
     >>> erdos_renyi(8, rounds=20, seed=0, probability=0.3).is_doubly_stochastic
     True
     """
-    n, rounds, rng = _read_draws(nodes, rounds, seed, "erdos_renyi")
+    n, rounds, rng = _check_random_arguments(nodes, rounds, seed, "erdos_renyi")
     require_probability(probability, "erdos_renyi")
     drawn = []
     for _ in range(rounds):
@@ -308,10 +312,10 @@ def erdos_renyi(nodes: int, rounds: int, seed: int, *, probability: float) -> Sc
 
 @named
 def random_rounds(schedule: Schedule, rounds: int, seed: int, *, probability: float) -> Schedule:
-    """Uses each round of a schedule with a probability; at other steps nodes are alone.
+    """At each step nodes exchange with the given probability; otherwise nobody sends.
 
-    At step `k` the nodes use the round that `schedule` has at step `k`, or none. `T = rounds` steps
-    are drawn, and then repeat.
+    At step `k` they use the round of `schedule` at step `k`. `T = rounds` steps are drawn, and then
+    repeat.
 
     Args:
       probability: that nodes exchange at a step, above 0 and at most 1.
@@ -329,14 +333,14 @@ def random_rounds(schedule: Schedule, rounds: int, seed: int, *, probability: fl
     >>> [sometimes.round_at(k).is_identity for k in range(4)]
     [True, False, False, False]
     """
-    _, rounds, rng = _read_draws(schedule.size, rounds, seed, "random_rounds")
+    _, rounds, rng = _check_random_arguments(schedule.size, rounds, seed, "random_rounds")
     require_probability(probability, "random_rounds")
     first, *others = schedule.segments
     if others:
         raise ValueError(f"the schedule of random_rounds must not be piecewise, got {schedule}.")
     is_used = rng.random(rounds) < probability
-    alone = len(schedule.rounds)
-    steps = [first.cycle[k % len(first.cycle)] if is_used[k] else alone for k in range(rounds)]
+    idle = len(schedule.rounds)  # the index of the identity round, which is added below
+    steps = [first.cycle[k % len(first.cycle)] if is_used[k] else idle for k in range(rounds)]
     nodes = range(schedule.size)
     identity = Round.from_entries(schedule.size, nodes, nodes, 1)
     return Schedule([*schedule.rounds, identity], [Segment(0, tuple(steps))])
@@ -410,11 +414,12 @@ def periodic(schedule: Schedule, every: int) -> Schedule:
     [False, False, False, True, False]
     """
     every = require_int(every, "every of periodic(schedule, every)", 1)
-    exact = len(schedule.rounds)
+    average = len(schedule.rounds)  # the index of the exact average, which is added below
     segments = []
     for start, cycle in schedule.segments:
         length = math.lcm(len(cycle), every)
         rounds = [cycle[k % len(cycle)] for k in range(length)]
-        rounds[every - 1 - start % every :: every] = [exact] * (length // every)
+        # Steps count from 0, not from the start of the segment.
+        rounds[every - 1 - start % every :: every] = [average] * (length // every)
         segments.append(Segment(start, tuple(rounds)))
     return Schedule([*schedule.rounds, *complete(schedule.size).rounds], segments)

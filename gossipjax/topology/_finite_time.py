@@ -65,7 +65,7 @@ def base_graph(nodes: int, peers: int = 1) -> Schedule:
 
 @functools.cache
 def _factorize(n: int, max_factor: int) -> tuple[int, ...] | None:
-    """The fewest factors of `n` that are all at most `max_factor`; None if there are none."""
+    """Divides `n` into the fewest factors of at most `max_factor` each; None if it cannot."""
     if n <= max_factor:
         return (n,) if n > 1 else ()
     candidates = [
@@ -77,12 +77,16 @@ def _factorize(n: int, max_factor: int) -> tuple[int, ...] | None:
 
 
 def _build_hyper_hypercube(nodes: np.ndarray, base: int) -> list[Edges]:
-    """Algorithm 1: round `l` averages the nodes whose indices differ in digit `l` only."""
+    """Builds the rounds of algorithm 1, after which all `nodes` have their exact average.
+
+    An index has one digit for each factor of the number of nodes. Round `l` averages the nodes
+    whose indices differ in digit `l` only.
+    """
     rounds = []
     stride = 1
     for factor in _factorize(len(nodes), base) or ():
-        cliques = nodes.reshape(-1, factor, stride)  # along the second axis
-        a, b = np.triu_indices(factor, 1)
+        cliques = nodes.reshape(-1, factor, stride)  # the second axis lists a clique's nodes
+        a, b = np.triu_indices(factor, 1)  # all pairs in a clique
         left = cliques[:, a].ravel()
         rounds.append(Edges(left, cliques[:, b].ravel(), np.full(len(left), 1 / factor)))
         stride *= factor
@@ -96,7 +100,7 @@ def _run_in_parallel(graphs: Iterable[list[Edges]]) -> list[Edges]:
 
 
 def _split_by_base(nodes: np.ndarray, base: int) -> list[np.ndarray]:
-    """Split `len(nodes) = sum_l a_l base^p_l` nodes into parts `[a_l, base^p_l]`."""
+    """Splits `sum_l a_l base^p_l` nodes into parts `[a_l, base^p_l]`, one part per digit."""
     parts = []
     rest = nodes
     while len(rest):
@@ -110,7 +114,7 @@ def _split_by_base(nodes: np.ndarray, base: int) -> list[np.ndarray]:
 
 
 def _build_simple_base_graph(nodes: np.ndarray, base: int) -> list[Edges]:
-    """Algorithm 2, over the parts `V_l` of `_split_by_base`.
+    """Builds the rounds of algorithm 2, over the parts `V_l` of `_split_by_base`.
 
     First every part averages itself. Then, part by part, each node of the later parts meets one
     node of each subset of `V_l`, with the weight that makes the mean over each subset of `V_l`, and
@@ -134,14 +138,16 @@ def _build_simple_base_graph(nodes: np.ndarray, base: int) -> list[Edges]:
             np.full(subsets * met, size / (part.size + met)),
         )
         averages = _run_in_parallel(_build_hyper_hypercube(subset, base) for subset in part)
+        # Part `index` begins `index` rounds later than part 0.
         exchanges.append([*[NO_EDGES] * index, meeting, *averages])
     return [*_run_in_parallel(first_averages), *_run_in_parallel(exchanges)]
 
 
 def _build_base_graph(n: int, base: int) -> list[Edges]:
-    """Algorithm 3: `n = p q`; `p` groups of `q` nodes average themselves, then across groups.
+    """Builds the rounds of algorithm 3, for `n = p q` nodes in `p` groups of `q` nodes.
 
-    `p` is the largest divisor without a prime factor above `base`.
+    Each group averages itself by algorithm 2. Then nodes with the same index in all groups average
+    by algorithm 1, so `p` is the largest divisor of `n` without a prime factor above `base`.
     """
     p = 1
     q = n

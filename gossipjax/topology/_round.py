@@ -14,7 +14,7 @@ from gossipjax.topology.permutations import Slot, color_edges, freeze
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-TOLERANCE = 1e-6  # error of a sum, so that float32 matrices pass
+TOLERANCE = 1e-6  # how far a sum may be from 1, so that float32 matrices pass
 
 
 def require_int(value: Any, what: str, minimum: int, maximum: int | None = None) -> int:
@@ -63,7 +63,7 @@ class Round:
                 f"the mixing matrix of {name} must have shape [N, N], got {list(dense.shape)}."
             )
         receivers, senders = np.nonzero(dense)
-        self._keep(len(dense), receivers, senders, dense[receivers, senders], name)
+        self._check_and_set(len(dense), receivers, senders, dense[receivers, senders], name)
 
     @classmethod
     def from_entries(
@@ -83,13 +83,13 @@ class Round:
         rows, columns = (np.asarray(nodes, np.int32) for nodes in (receivers, senders))
         values = np.broadcast_to(np.asarray(weights, np.float64), rows.shape)
         round_ = object.__new__(cls)
-        round_._keep(size, rows, columns, values, "a round")
+        round_._check_and_set(size, rows, columns, values, "a round")
         return round_
 
-    def _keep(
+    def _check_and_set(
         self, size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray, name: str
     ) -> None:
-        """Validate the entries and keep those that are not zero, in order."""
+        """Checks the entries of `P`, and stores those that are not 0, sorted by row and column."""
         nonzero = np.flatnonzero(weights)
         order = nonzero[np.lexsort((senders[nonzero], receivers[nonzero]))]
         receivers = receivers[order]
@@ -106,7 +106,8 @@ class Round:
         if (abs(sums - 1) > TOLERANCE).any():
             j = int(np.argmax(abs(sums - 1)))
             hint = ""
-            if (abs(np.bincount(receivers, weights, size) - 1) <= TOLERANCE).all():
+            row_sums = np.bincount(receivers, weights, size)
+            if (abs(row_sums - 1) <= TOLERANCE).all():
                 hint = (
                     " The rows sum to 1: pass the transpose. P[i, j] is the weight that receiver i "
                     "gives to sender j."
@@ -120,7 +121,7 @@ class Round:
                 f"the columns of {name} must sum to 1, or mass is lost, got {sums[j]:.9g} for "
                 f"column {j}.{hint}"
             )
-        # Sums that are 1 but for rounding stay as they are.
+        # Columns whose sum is 1 except for float64 rounding stay as they are.
         weights = weights / np.where(abs(sums - 1) > 1e-12, sums, 1)[senders]
         if np.count_nonzero(receivers == senders) < size:
             without = np.setdiff1d(np.arange(size), senders[receivers == senders])[0]
@@ -133,6 +134,7 @@ class Round:
     def _set_entries(
         self, size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
     ) -> None:
+        """Stores entries that are valid and sorted already, as read-only arrays."""
         self.size = size
         self.receivers = freeze(receivers.astype(np.int32))
         self.senders = freeze(senders.astype(np.int32))
@@ -141,17 +143,18 @@ class Round:
 
     def __repr__(self) -> str:
         peers = self.max_peers
-        number = f"{peers} peer{'s' * (peers > 1)}" if peers else "no messages"
-        is_regular = len(self.weights) == self.size * (1 + peers)
-        does = f"{number}{' each' * (peers > 0)}" if is_regular else f"up to {number}"
-        return f"Round({self.size} node{'s' * (self.size > 1)}, {does})"
+        sent = f"{peers} peer{'s' * (peers > 1)}" if peers else "no messages"
+        has_equal_degrees = len(self.weights) == self.size * (1 + peers)
+        sent = f"{sent}{' each' * (peers > 0)}" if has_equal_degrees else f"up to {sent}"
+        return f"Round({self.size} node{'s' * (self.size > 1)}, {sent})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the caches, and read-only again.
+        # Pickles no caches; the arrays of the copy are read-only again.
         return Round.from_entries, (self.size, self.receivers, self.senders, self.weights)
 
     @functools.cached_property
     def _digest(self) -> bytes:
+        """A hash of all entries. Rounds with equal digests are equal: no arrays are compared."""
         digest = hashlib.blake2b(self.size.to_bytes(8, "little"), digest_size=32)
         for array in (self.receivers, self.senders, self.weights):
             digest.update(array.data)
@@ -219,7 +222,8 @@ def make_regular_round(senders: np.ndarray) -> Round:
 def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | None:
     """Says which node can never reach which other ("node 0 can never send to node 3"), or None.
 
-    Dead nodes need not be reached. Only the first living node is examined.
+    Dead nodes need not be reached. The first living node is enough to examine: if it reaches all
+    others and all others reach it, every node can reach every other.
     """
     senders = np.concatenate([round_.senders for round_ in rounds])
     receivers = np.concatenate([round_.receivers for round_ in rounds])
@@ -233,7 +237,7 @@ def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | N
         reached = is_dead.copy()
         reached[first] = True
         count = 0
-        while count < np.count_nonzero(reached):
+        while count < np.count_nonzero(reached):  # until no further node is reached
             count = np.count_nonzero(reached)
             reached[targets[reached[sources]]] = True
         if count < len(reached):

@@ -36,7 +36,7 @@ def make_weighted_round(
 ) -> Round:
     """Makes a round of weighted edges without self-loops; a node keeps the rest of its weight."""
     nodes = np.arange(n)
-    order = np.argsort(receivers, kind="stable")  # sums do not depend on the order of edges
+    order = np.argsort(receivers, kind="stable")  # so the order of edges does not change the sums
     kept = 1 - np.bincount(senders[order], weights[order], n)
     return Round.from_entries(
         n,
@@ -56,8 +56,9 @@ def make_metropolis_round(n: int, receivers: np.ndarray, senders: np.ndarray) ->
 def _make_graph_schedule(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: Weights
 ) -> Schedule:
-    """Makes a schedule of one round over given edges, without self-loops and repeated edges."""
-    receivers, senders = np.divmod(np.unique((receivers * n + senders)[receivers != senders]), n)
+    """Makes a schedule of one round over edges; drops self-loops and repeated edges."""
+    edge_numbers = (receivers * n + senders)[receivers != senders]
+    receivers, senders = np.divmod(np.unique(edge_numbers), n)
     if weights == "uniform":
         nodes = np.arange(n)
         all_senders = np.concatenate([senders, nodes])
@@ -130,7 +131,7 @@ def exponential(nodes: int) -> Schedule:
 def star(nodes: int, *, weights: Weights = "uniform") -> Schedule:
     """Star: every other node exchanges with the hub, node 0; `T = 1`.
 
-    The hub computes what a parameter server does that averages with its workers in every round.
+    The hub is like a parameter server that averages with its workers in every round.
 
     Args:
       weights: with `"uniform"`, `P[i, 0] = 1 / N`, and every other node keeps 1/2 and sends 1/2 to

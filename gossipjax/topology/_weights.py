@@ -8,9 +8,10 @@ import numpy as np
 
 
 def read_graph(graph: Any) -> tuple[int, np.ndarray]:
-    """Returns the number of nodes of a networkx graph, and its edges `[E, 2]` in its order.
+    """Returns the number of nodes of a networkx graph, and its edges `[E, 2]`, as pairs of numbers.
 
-    Nodes labelled `0, ..., N - 1` keep their numbers; other labels are numbered in their order.
+    Nodes labelled `0, ..., N - 1` keep their numbers; other labels are numbered in the order of
+    `graph.nodes`.
     """
     labels = list(graph.nodes)
     if set(labels) == set(range(len(labels))):
@@ -66,30 +67,32 @@ def optimal_weights(graph: Any, *, min_self_weight: float = 0.0) -> np.ndarray:
             "graph.to_undirected()."
         )
     edges = np.unique(np.sort(edges[edges[:, 0] != edges[:, 1]], axis=1), axis=0)
-    number = np.arange(len(edges))
+    columns = np.arange(len(edges))
     incidence = np.zeros((n, len(edges)))  # its product with its transpose is the Laplacian
-    incidence[edges[:, 0], number] = 1.0
-    incidence[edges[:, 1], number] = -1.0
+    incidence[edges[:, 0], columns] = 1.0
+    incidence[edges[:, 1], columns] = -1.0
     if np.linalg.matrix_rank(incidence) < n - 1:
-        raise ValueError(f"graph must connect all {n} nodes, got one of several parts.")
+        raise ValueError(f"graph must connect all {n} nodes, got a graph of several parts.")
     if n == 1:
         return np.ones((1, 1))
-    variables = cvxpy.Variable(len(edges))
+    edge_weights = cvxpy.Variable(len(edges))
+    # W = I - incidence diag(edge_weights) incidence^T; the bound is slem(W).
     bound = cvxpy.Variable()
-    difference = np.eye(n) - 1 / n - incidence @ cvxpy.diag(variables) @ incidence.T
+    difference = np.eye(n) - 1 / n - incidence @ cvxpy.diag(edge_weights) @ incidence.T
     scaled = bound * np.eye(n)
     constraints: list[Any] = [scaled - difference >> 0, scaled + difference >> 0]
-    constraints += [variables >= 0, 1 - abs(incidence) @ variables >= min_self_weight]
+    constraints += [edge_weights >= 0, 1 - abs(incidence) @ edge_weights >= min_self_weight]
     problem = cvxpy.Problem(cvxpy.Minimize(bound), constraints)
     problem.solve(solver=cvxpy.CLARABEL)
-    if variables.value is None:
+    if edge_weights.value is None:
         raise ValueError(
             f"graph must be one whose weights can be solved for, got {problem.status} of the "
             "solver: take weights='metropolis'."
         )
-    weights = np.maximum(variables.value, 0.0)
-    most = (abs(incidence) @ weights).max()
-    weights = weights * min(1.0, (1 - min_self_weight) / most)
+    # The solver may miss the constraints by its tolerance.
+    weights = np.maximum(edge_weights.value, 0.0)
+    largest_sum = (abs(incidence) @ weights).max()  # over the edges of a node
+    weights = weights * min(1.0, (1 - min_self_weight) / largest_sum)
     matrix = np.zeros((n, n))
     matrix[edges[:, 0], edges[:, 1]] = weights
     matrix += matrix.T

@@ -27,7 +27,7 @@ class Slot(NamedTuple):
 def color_edges(
     size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
 ) -> tuple[Slot, ...]:
-    """Colour the edges `[E]` of a digraph so that each colour is a permutation (König's theorem).
+    """Colours the edges `[E]` of a digraph so that each colour is a permutation (König's theorem).
 
     If every node has an edge of the same hop (receiver - sender) modulo N, these edges already are
     a permutation, so a circulant graph gets one hop per slot. The remaining edges are coloured one
@@ -66,9 +66,10 @@ def color_multigraph(size: int, receivers: np.ndarray, senders: np.ndarray) -> n
         free[sender] ^= 1 << color
         free[receiver] ^= 1 << other
         edge_at[sender][color] = edge
-        # The edge takes `color` at its receiver. An edge that had it there takes `other`, also at
-        # its sender, where another may have `other`, and so on. This cannot arrive at `sender`: it
-        # comes to senders by `color`, which was free there.
+        # The edge takes `color`, which is free at its sender. If another edge has `color` at the
+        # receiver, that edge changes to `other`. At its own sender a third edge may have `other`
+        # and changes to `color`, and so on along a path. The path never reaches `sender`: it
+        # reaches senders by edges of `color`, and `sender` had none.
         node = receiver
         moved = edge
         while (displaced := edge_at[node].get(color)) is not None:
@@ -93,7 +94,7 @@ def _get_lowest_bit(bits: int) -> int:
 def _complete_permutation(
     size: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
 ) -> Slot:
-    """Complete a partial permutation; a node idle on both sides sends to itself, which is free."""
+    """Adds edges of weight 0 until each node sends and receives; an idle node sends to itself."""
     receiver_of = np.full(size, -1, np.int32)
     receiver_of[senders] = receivers
     weight_of = np.zeros(size)
@@ -169,17 +170,21 @@ def plan_block_exchange(
 
 
 def _group_edges(devices: int, receivers: np.ndarray, senders: np.ndarray) -> Iterator[np.ndarray]:
-    """Returns the numbers of the edges of each transfer, `[pairs, m]`; senders are sorted."""
+    """Divides edges between devices into transfers; yields the indices of the edges, `[pairs, m]`.
+
+    Edges are sorted by sender. If every device sends at least m rows by the same hop, m rows of
+    each are one transfer. The remaining edges are coloured; each colour is a transfer of one row.
+    """
     hops = (receivers - senders) % devices
     others = []
     for hop in np.unique(hops[hops > 0]):
         edges = np.flatnonzero(hops == hop)
         starts = np.searchsorted(senders[edges], np.arange(devices + 1))
-        in_common = np.diff(starts).min()
-        numbers = np.arange(len(edges)) - starts[senders[edges]]  # by sender
-        if in_common:
-            yield edges[numbers < in_common].reshape(devices, in_common)
-        others.append(edges[numbers >= in_common])
+        fewest = np.diff(starts).min()  # m, the rows that every device sends by this hop
+        number_at_sender = np.arange(len(edges)) - starts[senders[edges]]
+        if fewest:
+            yield edges[number_at_sender < fewest].reshape(devices, fewest)
+        others.append(edges[number_at_sender >= fewest])
     remaining = np.concatenate([np.zeros(0, int), *others])
     colors = color_multigraph(devices, receivers[remaining], senders[remaining])
     for color in range(colors.max(initial=-1) + 1):

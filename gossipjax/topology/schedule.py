@@ -18,7 +18,7 @@ from gossipjax.topology._round import TOLERANCE, Round, find_unreached, require_
 __all__ = ["MAX_STEP", "TOLERANCE", "Round", "Schedule", "Segment", "require_int"]
 
 MAX_STEP = 2**31 - 1  # traced steps are int32
-MAX_LOOKBACK = 2**10
+MAX_LOOKBACK = 2**10  # how many earlier steps may decide about the program of a step
 
 P = ParamSpec("P")
 
@@ -46,8 +46,8 @@ class Schedule:
       rounds: the distinct rounds, in the order of their first use.
       segments: the cycles of rounds, each with the step at which it starts. Only `piecewise` makes
         more than one segment.
-      deaths: the nodes that exchange nothing any more from a step on, at which a segment starts.
-        Only `gx.faults.apply` makes deaths.
+      deaths: a dict from a node to the step from which it exchanges nothing any more. A segment
+        starts at this step. Only `gx.faults.apply` makes deaths.
 
     Raises:
       ValueError: if the rounds differ in size, or the rounds of a cycle do not connect all living
@@ -91,11 +91,12 @@ class Schedule:
         self._name = "Schedule"  # for `repr` alone: schedules of different names may be equal
         self._starts = [segment.start for segment in self.segments]
         self._canonical_steps: dict[int, list[list[int]]] = {}  # by lookback
-        self._local_steps: dict[tuple[int, int], Schedule] = {}  # by k and phase of `every`
+        self._made_by_every: dict[tuple[int, int], Schedule] = {}  # by the arguments of `every`
         for segment in self.segments:
             self._require_connected(segment)
 
     def _require_connected(self, segment: Segment) -> None:
+        """Raises `ValueError` if a living node cannot reach another, so that they never agree."""
         used = [self.rounds[k] for k in dict.fromkeys(segment.cycle)]
         dead = [node for node, step in self.deaths.items() if step <= segment.start]
         if (unreached := find_unreached(used, dead)) is not None:
@@ -111,7 +112,7 @@ class Schedule:
         return f"{self._name}: {self.size} node{'s' * (self.size > 1)}, {repeats}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without the caches: the hash differs between processes.
+        # Pickles no caches: the cached hash would be wrong in another process.
         arguments = self.rounds, self.segments, self.deaths
         return Schedule, arguments, {"_name": self._name}
 
@@ -165,7 +166,7 @@ class Schedule:
         start, cycle = self.segments[self._segment_index_at(step)]
         return cycle[(step - start) % len(cycle)]
 
-    def _segment_index_at(self, step: int) -> int:
+    def _segment_index_at(self, step: int) -> int:  # 0 for steps before 0
         return max(0, bisect.bisect_right(self._starts, step) - 1)
 
     def round_at(self, step: int) -> Round:
@@ -214,11 +215,11 @@ class Schedule:
         phase = require_int(phase, f"phase of every({k}, phase)", 0, k - 1)
         if k == 1:
             return self
-        if (k, phase) not in self._local_steps:
-            idle = len(self.rounds)
+        if (k, phase) not in self._made_by_every:
+            identity = len(self.rounds)  # the index of the round that is added below
             segments = []
             for start, cycle in self.segments:
-                longer = [idle] * (k * len(cycle))
+                longer = [identity] * (k * len(cycle))
                 longer[phase::k] = cycle
                 segments.append(Segment(start * k, tuple(longer)))
             nodes = range(self.size)
@@ -226,14 +227,15 @@ class Schedule:
             deaths = {node: step * k for node, step in self.deaths.items()}
             longer_schedule = Schedule(rounds, segments, deaths)
             longer_schedule._name = f"{self._name}.every({k}{f', {phase}' if phase else ''})"
-            self._local_steps[k, phase] = longer_schedule
-        return self._local_steps[k, phase]
+            self._made_by_every[k, phase] = longer_schedule
+        return self._made_by_every[k, phase]
 
     def _find_canonical_steps(self, lookback: int) -> list[list[int]]:
         """For each segment, the canonical steps of its first `lookback + len(cycle)` steps.
 
-        After these steps, all rounds before a step are in its segment, so the last `len(cycle)`
-        repeat.
+        The window of a step is its round and the rounds of the `lookback` steps before it. Of all
+        steps with the same window, the first is canonical. Once windows lie within the segment,
+        canonical steps repeat after each cycle.
         """
         if len(self.segments) == 1:
             lookback = min(lookback, self.period - 1)  # longer windows contain no other round
@@ -271,7 +273,7 @@ class Schedule:
         start, cycle = self.segments[index]
         steps = self._find_canonical_steps(lookback)[index]
         offset = step - start
-        if offset >= len(steps):
+        if offset >= len(steps):  # beyond the list, its last `len(cycle)` entries repeat
             offset = len(steps) - len(cycle) + (offset - len(steps)) % len(cycle)
         return steps[offset]
 
@@ -286,23 +288,26 @@ class Schedule:
 
 
 def named(build: Callable[P, Schedule]) -> Callable[P, Schedule]:
-    """Makes a builder name its schedules as they were called: `ring(8)`."""
-    checked = renamed(n="nodes")(build)
+    """Decorates a builder: the `repr` of its schedules begins with the call, such as `ring(8)`."""
+    checked = renamed(n="nodes")(build)  # the old argument `n` raises an error that says `nodes`
 
     @functools.wraps(build)
     def build_named(*args: P.args, **kwargs: P.kwargs) -> Schedule:
         schedule = checked(*args, **kwargs)
-        options = [f"{key}={_describe(value)}" for key, value in kwargs.items()]
-        schedule._name = f"{build.__name__}({', '.join([*map(_describe, args), *options])})"
+        arguments = [*map(_format_argument, args)]
+        arguments += [f"{key}={_format_argument(value)}" for key, value in kwargs.items()]
+        schedule._name = f"{build.__name__}({', '.join(arguments)})"
         return schedule
 
     return build_named
 
 
-def _describe(argument: Any) -> str:
+def _format_argument(argument: Any) -> str:
+    """Formats an argument of a builder for the `repr`; of an array or a graph, only its type."""
     if isinstance(argument, Schedule):
         return argument._name
     if isinstance(argument, Mapping):
-        return f"{{{', '.join(f'{key}: {_describe(part)}' for key, part in argument.items())}}}"
+        items = [f"{key}: {_format_argument(value)}" for key, value in argument.items()]
+        return f"{{{', '.join(items)}}}"
     is_short = isinstance(argument, str | int | np.integer)
     return f"{argument!r}" if is_short else type(argument).__name__

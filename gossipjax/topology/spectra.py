@@ -20,8 +20,8 @@ MAX_DENSE_NODES = 2**12  # dense products and their spectra take about a minute
 MAX_SPARSE_DEGREE = 8  # with more nonzero weights per row, a dense product is faster
 MAX_ROUNDS = 2**12  # of a power iteration
 MAX_WORK = 2**28  # numbers that a power iteration computes: a second or two
-AGREEMENT = -30.0  # logarithm of the differences: nodes surely come to agree
-DIVERGENCE = math.log(1e12)  # nodes surely do not
+AGREEMENT = -30.0  # if the logarithm of the differences is below, nodes surely come to agree
+DIVERGENCE = math.log(1e12)  # if it is above, nodes surely do not
 
 Mix = Callable[[np.ndarray], np.ndarray]
 Move = Callable[[Mix, Any, int], Any]  # one round: mix, values, step -> values
@@ -81,16 +81,16 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
     cycles = _list_cycles(schedule, steps)
     if all(map(_is_circulant, schedule.rounds)):
         # Circulant matrices commute and are normal: singular values are moduli of eigenvalues.
-        uses = np.zeros(len(schedule.rounds), dtype=int)
+        uses = np.zeros(len(schedule.rounds), dtype=int)  # how often each round is applied
         for cycle, repeats, rest in cycles:
             uses += repeats * np.bincount(cycle, minlength=len(uses))
             uses += np.bincount(rest, minlength=len(uses))
-        sizes = [_get_sizes(round_) ** n for round_, n in zip(schedule.rounds, uses, strict=True)]
-        return float(np.sort(np.prod(sizes, axis=0))[-2])
-    _require_dense(schedule)
+        moduli = [_find_moduli(r) ** n for r, n in zip(schedule.rounds, uses, strict=True)]
+        return float(np.sort(np.prod(moduli, axis=0))[-2])
+    _require_few_nodes(schedule)
     product = np.eye(schedule.size)
     for cycle, repeats, rest in cycles:
-        if repeats:  # a large ring needs a million rounds to mix
+        if repeats:  # a power, because a large ring needs a million rounds to mix
             whole_cycle = np.eye(schedule.size)
             for index in cycle:
                 whole_cycle = multiply_round(schedule.rounds[index], whole_cycle)
@@ -121,14 +121,14 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     """
     if schedule.size == 1:
         return 0
-    # The average is exact once the rounds map every vector whose sum is 0 to 0. Their image of that
-    # space is a subspace.
+    # The average is exact once the rounds have mapped every vector whose sum is 0 to 0. Follow the
+    # image of these vectors, a subspace that gets smaller.
     if all(map(_is_circulant, schedule.rounds)):
-        # The matrices have the same eigenvectors, Fourier's, and some of them span the subspace.
+        # The Fourier modes are eigenvectors of every round; keep those that span the subspace.
         frequencies = np.arange(1, schedule.size)
         return _count_steps_until_empty(schedule, frequencies, _map_frequencies, np.array_equal)
-    _require_dense(schedule)
-    # An orthonormal basis is kept, because the vectors of the space shrink.
+    _require_few_nodes(schedule)
+    # Keep an orthonormal basis of the subspace, because the vectors themselves shrink.
     zero_sum = np.linalg.svd(np.ones((1, schedule.size)))[2][1:].T  # [N, N - 1]
     return _count_steps_until_empty(schedule, zero_sum, _map_subspace, _span_same_space)
 
@@ -138,8 +138,8 @@ def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> 
 
     `move(mix, values, step)` is one round of a linear algorithm without gradients, as in
     `follow_differences`; nodes come to agree if the factor is below 1. Start from random values
-    `[N, D]`. A power iteration finds the factor, near 1 to about 1e-4; far from 1 it takes fewer
-    rounds and is less exact. For a piecewise schedule the factor is the largest of its segments.
+    `[N, D]`. A power iteration finds a factor near 1 to about 1e-4, and others less exactly, in
+    fewer rounds. For a piecewise schedule the factor is the largest of its segments.
 
     >>> import gossipjax as gx
     >>> start = np.random.default_rng(0).normal(size=(6, 1))
@@ -152,7 +152,7 @@ def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> 
     rounds = min(MAX_ROUNDS, MAX_WORK // start.size)
     factors = []
     for logs in follow_differences(schedule, move, start, rounds):
-        half = logs[len(logs) // 2 :]
+        half = logs[len(logs) // 2 :]  # the first half contains differences that vanish sooner
         # Where nodes agree or diverge at once, there is one logarithm, or the last is not finite.
         has_slope = len(half) > 1 and np.isfinite(half).all()
         slope = np.polyfit(np.arange(len(half)), half, 1)[0] if has_slope else half[-1]
@@ -171,17 +171,17 @@ def follow_differences(
 
     In every round `values = move(mix, values, step)`, where `mix(x)` is `P x` of the round at
     `step`, for `x` of shape `[N, D]`. Each segment of a piecewise schedule begins at `start` and
-    repeats its cycle, so its result does not depend on the other segments. A segment that ends
-    within its first cycle never repeats: with `measure` only the rounds that it uses are run, and
-    without, the whole cycle is, as if it did not end.
+    repeats its cycle, so its result does not depend on the other segments. If a segment ends before
+    its first cycle does, only its rounds are run, or without `measure` the whole cycle again and
+    again, as if the segment did not end.
 
-    Without `measure`, `values` are an array `[N, D]`, and `move` must be linear: what all nodes
-    have in common is then removed after each round, and the norm of the rest is measured and set to
-    1. With `measure`, `values` may be anything, `move` need not be linear, and `measure(values)`
-    returns the size of the differences, or sizes `[S]` of S runs side by side.
+    Without `measure`, `values` are an array `[N, D]`, and `move` must be linear. After each round
+    the mean over the nodes is removed, and the norm of the rest is measured and set to 1. With
+    `measure`, `values` may be anything, `move` need not be linear, and `measure(values)` returns
+    the size of the differences, or sizes `[S]` of S runs at the same time.
 
-    A segment ends before `rounds` where the differences are surely too large: above 1e12, or not
-    finite. Without `measure`, it also ends where they are below e^-30.
+    The runs stop early if the differences are above 1e12 or not finite, so that nodes surely
+    diverge. Without `measure`, they also stop if the differences are below e^-30.
 
     Returns:
       For each segment `[R]`, or `[R, S]`, the logarithms after each of its R rounds.
@@ -190,7 +190,7 @@ def follow_differences(
     ends = [*(segment.start for segment in schedule.segments[1:]), math.inf]
     for (first, cycle), end in zip(schedule.segments, ends, strict=True):
         period = len(cycle)
-        is_cut = measure is not None and end - first < period
+        is_cut = measure is not None and end - first < period  # it ends in its first cycle
         values = start
         log_scale = 0.0  # by which `values` were divided
         logs = []
@@ -206,17 +206,18 @@ def follow_differences(
             with np.errstate(divide="ignore"):
                 logs.append(log_scale + np.log(size))
             if measure is None:
-                if not logs[-1] > AGREEMENT:
+                if not logs[-1] > AGREEMENT:  # or NaN
                     break
                 values = values / size
                 log_scale = logs[-1]
-            if not np.max(logs[-1]) < DIVERGENCE:
+            if not np.max(logs[-1]) < DIVERGENCE:  # or NaN
                 break
         logs_by_segment.append(np.array(logs))
     return logs_by_segment
 
 
-def _require_dense(schedule: Schedule) -> None:
+def _require_few_nodes(schedule: Schedule) -> None:
+    """Raises `ValueError` if products of dense matrices `[N, N]` would take too long."""
     if schedule.size > MAX_DENSE_NODES:
         raise ValueError(
             f"the schedule must have at most {MAX_DENSE_NODES} nodes, got {schedule.size}. More "
@@ -230,7 +231,7 @@ def _count_steps_until_empty(
     map_space: Callable[[Round, np.ndarray], np.ndarray],
     is_same_space: Callable[[np.ndarray, np.ndarray], bool],
 ) -> int | None:
-    """Counts the steps until the rounds have mapped a space to 0; None if they never do."""
+    """Counts the steps until `map_space`, round by round, leaves nothing of a space; else None."""
     ends = [*(segment.start for segment in schedule.segments[1:]), None]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         # What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles.
@@ -240,6 +241,7 @@ def _count_steps_until_empty(
         while step < stop:
             if (step - start) % len(cycle) == 0:
                 if space_a_cycle_ago is not None and is_same_space(space_a_cycle_ago, space):
+                    # Further cycles change nothing: skip them.
                     if end is None:
                         return None
                     step += (stop - step) // len(cycle) * len(cycle)
@@ -254,11 +256,11 @@ def _count_steps_until_empty(
 
 
 def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
-    """Maps a subspace by a round; returns an orthonormal basis, `[N, d]` to `[N, d']`."""
+    """Maps a subspace by a round, from an orthonormal basis `[N, d]` to another, `[N, d']`."""
     if round_.is_identity:
         return basis
     image = multiply_round(round_, basis)
-    image -= image.mean(axis=0)  # rounding errors there would not shrink as the vectors do
+    image -= image.mean(axis=0)  # rounding errors, which would not shrink as the vectors do
     vectors, scales, _ = np.linalg.svd(image, full_matrices=False)
     return vectors[:, scales > TOLERANCE]
 
@@ -267,14 +269,14 @@ def _span_same_space(basis: np.ndarray, other: np.ndarray) -> bool:
     """Whether two orthonormal bases `[N, d]` of vectors whose sum is 0 span the same space."""
     if basis.shape != other.shape:
         return False
-    if basis.shape[1] == len(basis) - 1:
+    if basis.shape[1] == len(basis) - 1:  # both span all vectors whose sum is 0
         return True
     return np.allclose(basis @ (basis.T @ other), other, atol=TOLERANCE)
 
 
 def _map_frequencies(round_: Round, frequencies: np.ndarray) -> np.ndarray:
-    """The frequencies that a circulant round does not map to 0."""
-    return frequencies[_get_sizes(round_)[frequencies] > TOLERANCE]
+    """Returns those of the frequencies whose Fourier modes a circulant round does not map to 0."""
+    return frequencies[_find_moduli(round_)[frequencies] > TOLERANCE]
 
 
 def _is_circulant(round_: Round) -> bool:
@@ -286,26 +288,26 @@ def _is_circulant(round_: Round) -> bool:
 
 
 def _get_hop_weights(circulant: Round) -> np.ndarray:
-    """Weights by hop, `[N]`: the first column."""
+    """The weights of a circulant round by hop, `[N]`: the first column of its matrix."""
     is_first = circulant.senders == 0
     weights = np.zeros(circulant.size)
     weights[circulant.receivers[is_first]] = circulant.weights[is_first]
     return weights
 
 
-def _get_sizes(circulant: Round) -> np.ndarray:
-    """The moduli of the eigenvalues, `[N]`, by frequency."""
+def _find_moduli(circulant: Round) -> np.ndarray:
+    """The moduli of the eigenvalues of a circulant round, `[N]`, by frequency of the mode."""
     return abs(np.fft.fft(_get_hop_weights(circulant)))
 
 
 def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
-    """`log |lambda_2|` of one cycle: after many rounds, `|lambda_2|` may be too small a float."""
+    """`log |lambda_2|` of one cycle. In float64, `|lambda_2|` of a long cycle would underflow."""
     rounds = [schedule.round_at(step) for step in range(schedule.period)]
     if all(map(_is_circulant, schedule.rounds)):
-        sizes = np.stack([_get_sizes(round_)[1:] for round_ in rounds])
+        moduli = np.stack([_find_moduli(round_)[1:] for round_ in rounds])
         with np.errstate(divide="ignore"):
-            return float(np.log(np.where(sizes > TOLERANCE, sizes, 0)).sum(axis=0).max())
-    _require_dense(schedule)
+            return float(np.log(np.where(moduli > TOLERANCE, moduli, 0)).sum(axis=0).max())
+    _require_few_nodes(schedule)
     # The product of the rounds maps differences between nodes; it is kept divided by its norm.
     product = np.eye(schedule.size) - 1 / schedule.size
     log = 0.0
@@ -323,7 +325,7 @@ def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
 def _list_cycles(
     schedule: Schedule, steps: int
 ) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
-    """For each segment in the first `steps`: its cycle, its number of repeats, and the rest."""
+    """Yields for each segment its cycle, its repeats in the first `steps` steps, and the rest."""
     ends = [*(segment.start for segment in schedule.segments[1:]), steps]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         repeats, rest = divmod(max(0, min(end, steps) - start), len(cycle))
@@ -331,8 +333,8 @@ def _list_cycles(
 
 
 def multiply_round(round_: Round, x: np.ndarray) -> np.ndarray:
-    """Returns `P x`, `[N, D]`."""
+    """Returns `P x` for the matrix `P` of a round and `x` `[N, D]`."""
     if len(round_.weights) > MAX_SPARSE_DEGREE * round_.size:
         return round_.matrix @ x
-    begins = np.flatnonzero(np.diff(round_.receivers, prepend=-1))  # of the rows, in order
-    return np.add.reduceat(x[round_.senders] * round_.weights[:, None], begins)
+    row_starts = np.flatnonzero(np.diff(round_.receivers, prepend=-1))  # entries are sorted by row
+    return np.add.reduceat(x[round_.senders] * round_.weights[:, None], row_starts)

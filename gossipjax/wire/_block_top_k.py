@@ -14,10 +14,10 @@ from gossipjax.wire._codec import WORD, Codec, Like, as_values, as_words
 
 INDEX_BITS = 12
 BINS = 4
-RANGE = 6  # standard deviations, that the bins divide
+RANGE = 6  # standard deviations of the values, which the bins divide evenly
 CODE_BITS = INDEX_BITS + 2
 WORD_BITS = 8 * WORD.itemsize
-GROUP = 16  # codes that fill whole words
+GROUP = 16  # as few codes fill whole words
 GROUP_WORDS = GROUP * CODE_BITS // WORD_BITS
 
 
@@ -43,12 +43,13 @@ class BlockTopK(Codec):
         return f"block_top_k({self.count}, block={self.block})"
 
     def _cut(self, size: int) -> tuple[int, int, int]:
-        """The number of blocks of an array, the length of each, and the values that it sends."""
+        """The number of blocks of an array, the length of a block, and how many values it sends."""
         blocks = -(-size // self.block)
         length = -(-size // max(1, blocks))
         return blocks, length, min(self.count, length)
 
     def _count_code_words(self, size: int) -> int:
+        """The number of words of the codes of all blocks, which come before the tables."""
         blocks, _, count = self._cut(size)
         return -(-blocks * count // GROUP) * GROUP_WORDS
 
@@ -58,11 +59,13 @@ class BlockTopK(Codec):
         return self._count_code_words(like.size) + table
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Encodes an array as the codes of all blocks, and then their tables of means."""
         del key
         blocks, length, count = self._cut(array.size)
         if not blocks:
             return jnp.zeros(0, WORD)
         rows = jnp.pad(array, (0, blocks * length - array.size)).reshape(blocks, length)
+        # Values that are not finite count as the largest, so that receivers hear of them.
         magnitudes = jnp.where(jnp.isfinite(rows), jnp.abs(rows), np.asarray(np.inf, rows.dtype))
         _, indices = jax.lax.top_k(magnitudes, count)
         values = jnp.take_along_axis(rows, indices, axis=1)
@@ -81,23 +84,24 @@ class BlockTopK(Codec):
         codes = _unpack(packed)[: blocks * count].reshape(blocks, count).astype(jnp.int32)
         values = jnp.take_along_axis(table, codes >> INDEX_BITS, axis=1)
         starts = length * jax.lax.broadcasted_iota(jnp.int32, (blocks, 1), 0)
-        places = starts + codes % 2**INDEX_BITS  # zeros that fill the last block get larger ones
+        # The zeros that fill up the last block have indices beyond the array, and are dropped.
+        indices = starts + codes % 2**INDEX_BITS
         return (
             jnp.zeros(like.size, like.dtype)
-            .at[places.ravel()]
+            .at[indices.ravel()]
             .set(values.ravel(), mode="drop", unique_indices=True)
         )
 
 
 def _find_bins(values: jax.Array) -> jax.Array:
-    """The bin, 0 to 3, of each of `[blocks, count]` values; 2 if a value is not finite."""
+    """The bins, 0 to 3, of values `[blocks, count]`; 2 in a block with one that is not finite."""
     largest = jnp.abs(values).max(axis=1, keepdims=True)
     scaled = jnp.where(largest > 0, values / largest, 0)  # so that no square is too large or small
     centered = scaled - scaled.mean(axis=1, keepdims=True)
     variance = jnp.square(centered).sum(axis=1, keepdims=True) / max(1, values.shape[1] - 1)
     width = jnp.sqrt(variance) * np.asarray(RANGE / BINS, values.dtype)
-    places = jnp.where(width > 0, centered / width, 0)
-    return jnp.clip(jnp.round(places + BINS // 2), 0, BINS - 1).astype(WORD)
+    widths_from_mean = jnp.where(width > 0, centered / width, 0)
+    return jnp.clip(jnp.round(widths_from_mean + BINS // 2), 0, BINS - 1).astype(WORD)
 
 
 def _average_bins(values: jax.Array, bins: jax.Array) -> jax.Array:
@@ -115,7 +119,7 @@ def _pack(codes: jax.Array) -> jax.Array:
 
 
 def _unpack(words: jax.Array) -> jax.Array:
-    """Unpacks the words of `_pack`; the zeros after the last code become codes, too."""
+    """Unpacks the words of `_pack`. It returns more codes than were packed: zeros at the end."""
     return _join_bits(_split_bits(words, WORD_BITS), CODE_BITS)
 
 
@@ -125,7 +129,7 @@ def _split_bits(numbers: jax.Array, bits: int) -> jax.Array:
 
 
 def _join_bits(digits: jax.Array, bits: int) -> jax.Array:
-    """Numbers of `bits` bits each, from what `_split_bits` returns."""
+    """Joins digits, as `_split_bits` returns them, to numbers of `bits` bits each."""
     shifted = digits.reshape(-1, bits) << np.arange(bits, dtype=WORD)[None]
     return shifted.sum(axis=1, dtype=WORD)
 

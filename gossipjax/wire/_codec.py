@@ -14,7 +14,7 @@ from gossipjax.topology.schedule import require_int
 
 Like = jax.Array | jax.ShapeDtypeStruct  # which has a size and a type
 
-KEY_IMPLEMENTATION = "threefry2x32"  # the same numbers wherever a run goes on
+KEY_IMPLEMENTATION = "threefry2x32"  # draws the same numbers on every kind of device
 WORD = np.dtype(np.uint32)
 MAX_SEED = 2**32 - 1
 
@@ -33,7 +33,7 @@ class Codec(abc.ABC):
 
     is_sparse: ClassVar[bool] = False  # values are left out: `x / w` of push-sum would be wrong
     needs_key: ClassVar[bool] = False  # `encode` draws random numbers
-    is_elementwise: ClassVar[bool] = False  # encoding the parts gives the same words
+    is_elementwise: ClassVar[bool] = False  # encoding an array in parts gives the same words
 
     @property
     @abc.abstractmethod
@@ -63,9 +63,10 @@ class Codec(abc.ABC):
         """The number of words of an array with the size and type of `like`."""
 
     def join(self, size: int) -> tuple[Codec, int] | None:
-        """The codec that encodes arrays of `size` values as one, and the size to pad each to.
+        """Says how to encode several arrays of `size` values as one array, with the same words.
 
-        None if the words of each array would then be others.
+        Returns the codec for the joint array, and the size to which each array must be padded; None
+        if one array cannot stand for several.
         """
         del size
         return None
@@ -84,14 +85,14 @@ def as_words(values: jax.Array) -> jax.Array:
 
 
 def as_values(words: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """The values of this shape and type whose bits are the words, as `as_words` makes them."""
+    """Returns values, of this shape and type, from their bits: it undoes `as_words`."""
     per_value = dtype.itemsize // WORD.itemsize
     words = words.reshape(shape if per_value == 1 else (*shape, per_value))
     return jax.lax.bitcast_convert_type(words, dtype)
 
 
 def require_key(codec: Codec, key: Any) -> Any:
-    """Returns `key`; raises `ValueError` if it is None."""
+    """Returns the key that a codec needs to draw numbers; raises `ValueError` if it is None."""
     if key is None:
         raise ValueError(
             f"key must be a PRNG key for {codec}, which draws random numbers, got None: give "
@@ -106,18 +107,18 @@ def require_seed(seed: Any, name: str) -> int:
 
 
 def make_seed_key(seed: int) -> jax.Array:
-    """Makes a key of the kind that this library uses, from a seed."""
+    """Makes a threefry key from a seed, so that the default kind of JAX's keys does not matter."""
     return jax.random.key(seed, impl=KEY_IMPLEMENTATION)
 
 
 def as_key(key: Any) -> jax.Array:
-    """Makes a key of the kind that this library uses, from any JAX key, typed or raw."""
+    """Makes a threefry key from any JAX key, typed or raw."""
     words = jax.random.bits(key, (2,), np.uint32)
     return jax.random.wrap_key_data(words, impl=KEY_IMPLEMENTATION)
 
 
 def fold_in(key: jax.Array | None, number: Any) -> jax.Array | None:
-    """`jax.random.fold_in`; None stays None."""
+    """Returns `jax.random.fold_in(key, number)`, or None if no key is given."""
     return None if key is None else jax.random.fold_in(key, number)
 
 
@@ -146,6 +147,6 @@ def compute_once(words: jax.Array) -> jax.Array:
 def _compute_once_for_nodes(
     axis_size: int, is_mapped: list[bool], words: jax.Array
 ) -> tuple[jax.Array, bool]:
-    """Uses one condition for all simulated nodes: one per node would be a `select`, which fuses."""
+    """Keeps one condition for all nodes: by default `vmap` makes a `select`, which XLA fuses."""
     del axis_size, is_mapped
     return compute_once(words), True

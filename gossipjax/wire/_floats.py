@@ -29,10 +29,11 @@ def round_to(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     info = jnp.finfo(dtype)
     if x.dtype == dtype:
         return x
-    # This flushes subnormal values, which float16 has from 6e-5 downwards.
     rounded = jax.lax.reduce_precision(x, info.nexp, info.nmant)
     if info.nexp == jnp.finfo(x.dtype).nexp:
         return rounded
+    # `reduce_precision` returns 0 for the subnormal values of the narrower type, which for float16
+    # are those below 6e-5. Round these to multiples of the smallest one.
     smallest = float(info.smallest_subnormal)
     subnormal = jax.lax.round(
         x * jnp.asarray(1 / smallest, x.dtype), jax.lax.RoundingMethod.TO_NEAREST_EVEN
@@ -74,6 +75,7 @@ class FloatCodec(Codec):
         return like.size + self.is_scaled(like)
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Rounds the values; returns their bits, and before them the power of two, if any."""
         del key
         if not self.is_scaled(array):
             return self._as_words(array)
@@ -88,6 +90,7 @@ class FloatCodec(Codec):
         return jnp.concatenate([header, self._as_words(scaled)])
 
     def _as_words(self, array: jax.Array) -> jax.Array:
+        """Rounds an array to the type; returns the bits."""
         words = jax.lax.bitcast_convert_type(
             round_to(array, self.dtype).astype(self.dtype), self.word
         )

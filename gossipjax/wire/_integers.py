@@ -27,11 +27,10 @@ NOISE_BITS = 16  # of the number that is added before rounding
 SHORT_BLOCK = 16
 OCTET = 8  # bits
 MIN_BLOCK = 8  # whose integers of 4 bits fill a word
-# Of float32: the number 1, half a step of the noise, and what leaves no digits after the point.
-MANTISSA_BITS = 23
-ONE = np.uint32(0x3F800000)
-HALF_STEP = np.uint32(2 ** (MANTISSA_BITS - NOISE_BITS - 1))
-TO_INTEGER = np.float32(1.5 * 2**MANTISSA_BITS)
+MANTISSA_BITS = 23  # of float32
+ONE = np.uint32(0x3F800000)  # the bits of the float32 number 1
+HALF_STEP = np.uint32(2 ** (MANTISSA_BITS - NOISE_BITS - 1))  # half of the noise's smallest step
+TO_INTEGER = np.float32(1.5 * 2**MANTISSA_BITS)  # a sum with it has no bits after the point
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -77,51 +76,57 @@ class IntegerCodec(Codec):
         return self._count_integer_words(like.size) + scale_words
 
     def join(self, size: int) -> tuple[Codec, int] | None:
-        blocks, length = self._cut(size)  # every block keeps its scale
+        blocks, length = self._cut(size)  # padded to whole blocks, so each keeps its scale
         return dataclasses.replace(self, block=length), blocks * length
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        given: jax.Array = require_key(self, key)
+        """Encodes an array as the integers of all blocks, and then their scales."""
+        checked_key: jax.Array = require_key(self, key)
         blocks, length = self._cut(array.size)
         if not blocks:
             return jnp.zeros(0, WORD)
-        # Whole blocks without the last: if all were filled up, every value would cost a branch.
+        # The last block is padded apart from the whole ones: with one padding for all, XLA would
+        # test for every value whether it is of the array.
         whole = array.size // length
         rest = jnp.pad(array[whole * length :], (0, blocks * length - array.size))
         words = []
         scales = []
-        for number, values in ((0, array[: whole * length]), (whole, rest)):
+        for start, values in ((0, array[: whole * length]), (whole * length, rest)):
             if values.size:
                 rows = values.reshape(-1, length)
                 scale = _find_largest(rows) * np.asarray(1 / self._limit, array.dtype)
-                words.append(self._pack(self._round(rows, scale, given, number * length)))
+                words.append(self._pack(self._round(rows, scale, checked_key, start)))
                 scales.append(as_words(scale))
         return compute_once(concatenate_in_place([*words, *scales]))
 
     @property
     def _limit(self) -> int:
+        """The largest integer that is sent, m in the formula of the class."""
         return 2 ** (self.bits - 1) - 1
 
     def _round(self, values: jax.Array, scales: jax.Array, key: jax.Array, start: int) -> jax.Array:
-        """The integers of `[blocks, length]` values, in the last bits of words."""
+        """Rounds `[blocks, length]` values at random to integers, the last `bits` bits of words.
+
+        `start` is the index of the first value in the array; it decides which numbers are drawn.
+        """
         inverse = jnp.where(scales > 0, 1 / scales, 0)
-        # The digits of a number in [1, 2), between two multiples of the smallest step, so that
-        # integers stay what they are.
+        # Random bits become the mantissa of a float32 in [1, 2). Half a step is added, so the
+        # noise is never exactly -1/2 or 1/2, and a value that is an integer stays the same.
         drawn = draw_words(key, start, values.shape) >> np.uint32(32 - NOISE_BITS)
         digits = (drawn << np.uint32(MANTISSA_BITS - NOISE_BITS)) | HALF_STEP
         noise = jax.lax.bitcast_convert_type(digits | ONE, jnp.float32) - np.float32(1.5)
         scaled = (values * inverse[:, None]).astype(jnp.float32)
-        # The sum is rounded to an integer, whose digits are then the last of its mantissa.
+        # The addition rounds to an integer, and leaves its bits at the end of the mantissa.
         moved = jnp.clip(scaled + noise, -self._limit, self._limit) + TO_INTEGER
         return jax.lax.bitcast_convert_type(moved, WORD) % 2**self.bits
 
     def _pack(self, integers: jax.Array) -> jax.Array:
-        """The words of `[blocks, length]` integers."""
+        """Packs integers `[blocks, length]`, each in the last bits of a word, into full words."""
         parts = jnp.split(integers, OCTET // self.bits, axis=1)
         shifted = [part << np.uint32(self.bits * i) for i, part in enumerate(parts)]
         octets = reduce(jnp.bitwise_or, shifted).reshape(-1, WORD.itemsize)
 
-        def join(octets: jax.Array) -> jax.Array:
+        def join_by_shifts(octets: jax.Array) -> jax.Array:
             parts = [octets[:, i] << np.uint32(OCTET * i) for i in range(WORD.itemsize)]
             return reduce(jnp.bitwise_or, parts)
 
@@ -129,7 +134,7 @@ class IntegerCodec(Codec):
             return jax.lax.bitcast_convert_type(octets.astype(jnp.uint8), WORD)
 
         # XLA for GPUs converted such bits to bytes wrongly; on CPUs bytes take half the time.
-        return jax.lax.platform_dependent(octets, cpu=join_bytes, default=join)
+        return jax.lax.platform_dependent(octets, cpu=join_bytes, default=join_by_shifts)
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
         blocks, length = self._cut(like.size)
@@ -137,7 +142,7 @@ class IntegerCodec(Codec):
             return jnp.zeros(0, like.dtype)
         packed, scales = jnp.split(words, [self._count_integer_words(like.size)])
         octets = jax.lax.bitcast_convert_type(packed, jnp.int8).reshape(blocks, 1, -1)
-        # The integer moves to the top of its byte, and down again with its sign.
+        # Shift each integer to the top of its byte and down again, which extends its sign.
         shifts = np.arange(OCTET - self.bits, -1, -self.bits, dtype=np.int8)[None, :, None]
         integers = (octets << shifts) >> np.int8(OCTET - self.bits)
         scales = as_values(scales, (blocks, 1), like.dtype)
@@ -146,9 +151,10 @@ class IntegerCodec(Codec):
 
 
 def _find_largest(values: jax.Array) -> jax.Array:
-    """The largest magnitude of each block, `[..., block]`; not finite if a value is not.
+    """The largest magnitude of each block of `[..., block]`; not finite if a value is not.
 
-    It compares halves again and again, which is vectorized on CPU; a reduction is not.
+    It compares the two halves of a block again and again. XLA on CPU vectorizes this, but not a
+    reduction.
     """
     largest = jnp.abs(values)
     while largest.shape[-1] > SHORT_BLOCK and largest.shape[-1] % 2 == 0:
@@ -164,8 +170,8 @@ def draw_words(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
     of the message, and it is random enough for rounding. Its constants are from Ellis' `lowbias32`.
     """
     first, second = jax.random.key_data(key)
-    places = jax.lax.iota(WORD, math.prod(shape)).reshape(shape) + np.uint32(start)
-    x = places ^ first
+    indices = jax.lax.iota(WORD, math.prod(shape)).reshape(shape) + np.uint32(start)
+    x = indices ^ first
     x = ((x ^ (x >> 16)) * np.uint32(0x7FEB352D)) ^ second
     x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
     return x ^ (x >> 16)
@@ -194,7 +200,7 @@ def int8(block: int = 256, *, seed: int = 0) -> IntegerCodec:
     >>> int8().count_bytes(25_600_000) / (4 * 25_600_000)
     0.25390625
     """
-    return _integers(8, block, seed)
+    return _make_codec(8, block, seed)
 
 
 def int4(block: int = 256, *, seed: int = 0) -> IntegerCodec:
@@ -203,10 +209,10 @@ def int4(block: int = 256, *, seed: int = 0) -> IntegerCodec:
     >>> int4().count_bytes(25_600_000) / (4 * 25_600_000)
     0.12890625
     """
-    return _integers(4, block, seed)
+    return _make_codec(4, block, seed)
 
 
-def _integers(bits: int, block: int, seed: int) -> IntegerCodec:
+def _make_codec(bits: int, block: int, seed: int) -> IntegerCodec:
     if block < MIN_BLOCK or block & (block - 1):
         raise ValueError(
             f"block of int{bits} must be a power of two, {MIN_BLOCK} at least, such as 256, got "

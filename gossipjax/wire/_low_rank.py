@@ -17,10 +17,10 @@ from gossipjax.wire._codec import fold_in, make_seed_key, require_seed
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LowRank:
-    """The rank of the factors, and the seed of the first ones. It is not a `Codec`.
+    """What `low_rank` returns: the rank of the factors, and the seed of the first `Q`.
 
-    A message of a codec is of one node alone. The second factor can be computed only when the first
-    one has been averaged over all nodes.
+    It is not a `Codec`. A codec encodes the message of one node by itself, but here a node can
+    compute its second factor only when the first one has been averaged over all nodes.
 
     >>> low_rank(4).rank
     4
@@ -38,9 +38,9 @@ class LowRank:
         return len(shape) > 1 and self.rank * (rows + columns) < rows * columns
 
     def init(self, number: int, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
-        """The first `Q`, `[columns, rank]`, of leaf `number`, the same on all nodes.
+        """Draws the first `Q`, `[columns, rank]`, of leaf `number`, the same on all nodes.
 
-        It is a 0 for a leaf to which this form does not apply.
+        For a leaf that is averaged in full it returns the scalar 0, so that states keep their form.
         """
         if not self.applies_to(shape):
             return jnp.zeros((), dtype)

@@ -15,10 +15,11 @@ from gossipjax.wire._codec import Codec, Like, compute_once, make_seed_key
 from gossipjax.wire._floats import MIN_BITS, FloatCodec, is_real_float
 from gossipjax.wire._low_rank import LowRank
 
-# What `wire=` takes: a codec, or the type of `FloatCodec`; averages over all nodes, factors, too.
+# What `wire=` takes: a codec, or a floating-point type, which stands for its `FloatCodec`. Only
+# averages over all nodes take a `LowRank`.
 WireLike = Codec | DTypeLike | LowRank
 
-MAX_JOINED = 2**14  # values of an array that is encoded with others, which costs a copy
+MAX_JOINED = 2**14  # values; larger arrays are encoded one by one, because joining costs a copy
 
 
 class Wire(NamedTuple):
@@ -42,11 +43,11 @@ class Wire(NamedTuple):
 
     @property
     def form(self) -> Codec | LowRank | None:
-        """The codec or the rank."""
+        """What a transform gets as `wire=` to make this form: a codec, a `LowRank`, or None."""
         return self.low_rank or self.codec
 
     def __repr__(self) -> str:
-        # As before there was a `low_rank`: saved states are compared with it.
+        # Saved states contain this text, so it stays as it was before there was a `low_rank`.
         axes = f"axis_name={self.axis_name!r}, local_axis_name={self.local_axis_name!r}"
         return f"Wire({axes}, codec={self.form!r})"
 
@@ -73,8 +74,8 @@ class Wire(NamedTuple):
         codec = None if wire is None else require_codec(wire, "wire")
         if codec is not None and codec.is_sparse and not takes_sparse:
             raise ValueError(
-                f"wire must be a dense codec, such as gx.wire.int8(), got {codec}: values that are "
-                "not sent would keep their mass and lose their weight. Use gx.choco, which sends "
+                f"wire must be a dense codec, such as gx.wire.int8(), got {codec}: this algorithm "
+                "sends whole models, and must not leave out values. Use gx.choco, which sends "
                 "differences, gx.allreduce(wire=codec), or gx.outer(error_feedback=1)."
             )
         return cls(axis_name, local_axis_name, codec)
@@ -88,9 +89,9 @@ class Wire(NamedTuple):
         }
 
     def make_key(self, count: Any) -> jax.Array | None:
-        """The key of the exchange of update `count`; None for a codec that draws no numbers.
+        """The PRNG key for the exchange at update number `count`; None if the codec is not random.
 
-        All nodes get the same key, and fold their index in; see `fold_in_node`.
+        All nodes get the same key. Each then folds in its index, by `fold_in_node`.
         """
         if self.codec is None or not self.codec.needs_key:
             return None
@@ -104,9 +105,9 @@ def require_codec(wire: WireLike, name: str) -> Codec:
         return wire
     if isinstance(wire, LowRank):
         raise ValueError(
-            f"{name} must be a codec, such as gx.wire.int8(), got {wire}, whose factors are "
-            "averages over all nodes: what a message left out would keep its mass and lose its "
-            "weight. Use gx.allreduce(wire=), or gx.outer(wire=, error_feedback=1)."
+            f"{name} must be a codec, such as gx.wire.int8(), got {wire}, whose factors must be "
+            "averaged over all nodes at once. Use gx.allreduce(wire=), or gx.outer(wire=, "
+            "error_feedback=1)."
         )
     try:
         dtype = None if wire is None else jnp.dtype(wire)
@@ -121,7 +122,7 @@ def require_codec(wire: WireLike, name: str) -> Codec:
 
 
 def is_narrower(codec: Codec | None, dtype: np.dtype) -> bool:
-    """Whether this codec encodes a message of `dtype`."""
+    """Whether a message of `dtype` gets smaller by the codec; otherwise it travels unchanged."""
     return codec is not None and codec.applies_to(dtype)
 
 
@@ -133,7 +134,7 @@ def encode_array(array: jax.Array, codec: Codec | None, key: jax.Array | None = 
     """
     if codec is None or not codec.applies_to(array.dtype):
         return array
-    if array.size == 1:
+    if array.size == 1:  # its bits, as words of the type that the codec's messages have
         return jax.lax.bitcast_convert_type(array, codec.word).ravel()
     return codec.encode(array, key)
 
@@ -143,45 +144,47 @@ def encode_each(
 ) -> list[jax.Array]:
     """Encodes flat arrays of one type; their words in this order are one message.
 
-    Small arrays are encoded together where the codec allows it, since XLA takes long to compile a
-    program for each. Each of the returned arrays of words has drawn with another key.
+    Small arrays of a size are encoded together if the codec allows it, because XLA takes long to
+    compile one encoding for each of them. Every encoding draws its numbers with another key.
     """
-    groups = _group(codec, arrays)
+    groups = _group_arrays(codec, arrays)
     keys = [None] * len(groups)
     if key is not None:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(groups)))
     words = []
-    for number, (joint, group) in enumerate(groups):
+    for number, (group_codec, padded_sizes) in enumerate(groups):
         values = []
-        for i, size in group.items():
+        for i, size in padded_sizes.items():
             padding = size - arrays[i].size
             values.append(jnp.pad(arrays[i], (0, padding)) if padding else arrays[i])
-        words.append(encode_array(concatenate_in_place(values), joint, keys[number]))
+        words.append(encode_array(concatenate_in_place(values), group_codec, keys[number]))
     return words
 
 
-def _group(codec: Codec | None, like: Sequence[Like]) -> list[tuple[Codec | None, dict[int, int]]]:
-    """Returns codecs with the arrays that each encodes as one: their numbers and padded sizes."""
-    groups: dict[Any, dict[int, int]] = {}
+def _group_arrays(
+    codec: Codec | None, like: Sequence[Like]
+) -> list[tuple[Codec | None, dict[int, int]]]:
+    """Groups the arrays that are encoded as one: pairs of a codec, and of padded sizes by index."""
+    groups: dict[Any, dict[int, int]] = {}  # by the joint codec, or the index of a single array
     for i, array in enumerate(like):
-        joint = None
+        joined = None
         if codec is not None and 1 < array.size <= MAX_JOINED and codec.applies_to(array.dtype):
-            joint = codec.join(array.size)
-        joint, size = joint or (i, array.size)
-        groups.setdefault(joint, {})[i] = size
-    return [(codec if isinstance(joint, int) else joint, group) for joint, group in groups.items()]
+            joined = codec.join(array.size)
+        group, size = joined or (i, array.size)
+        groups.setdefault(group, {})[i] = size
+    return [(codec if isinstance(group, int) else group, sizes) for group, sizes in groups.items()]
 
 
 def encode_pieces(
     pieces: Sequence[jax.Array], codec: Codec, key: jax.Array | None = None
 ) -> jax.Array:
-    """Encodes one array that is given in pieces.
+    """Encodes one array that is given in pieces, with the same words as for the whole.
 
-    If the codec allows it, pieces are rounded before they are concatenated, which then moves half
-    the bytes.
+    If the codec allows it, the pieces are encoded before they are concatenated, because then the
+    concatenation moves fewer bytes.
     """
     whole = jax.ShapeDtypeStruct((sum(piece.size for piece in pieces),), pieces[0].dtype)
-    # The whole decides about the scale: pieces of one value would seem to need none.
+    # Ask for the whole: a piece of a single value would never be scaled.
     is_scaled = isinstance(codec, FloatCodec) and codec.is_scaled(whole)
     if is_scaled or not codec.is_elementwise:
         pieces = [concatenate_in_place(pieces)]
@@ -200,6 +203,7 @@ def decode_array(words: jax.Array, codec: Codec | None, like: Like) -> jax.Array
         return words
     if like.size > 1 or not like.size:
         return codec.decode(words, like)
+    # A single value travels as its bits, in one word or several.
     words = words if words.dtype.itemsize == like.dtype.itemsize else words.reshape(1, -1)
     return jax.lax.bitcast_convert_type(words, like.dtype)
 
@@ -209,10 +213,10 @@ def decode_each(
 ) -> list[jax.Array]:
     """Decodes `words`, which `encode_each` made, to flat arrays with sizes and types of `like`."""
     arrays: list[Any] = [None] * len(like)
-    for part, (joint, group) in zip(words, _group(codec, like), strict=True):
+    for group_words, (group_codec, group) in zip(words, _group_arrays(codec, like), strict=True):
         whole = jax.ShapeDtypeStruct((sum(group.values()),), like[next(iter(group))].dtype)
-        values = decode_array(part, joint, whole)
-        if len(group) > 1:  # else XLA would decode again in the program of each array
+        values = decode_array(group_words, group_codec, whole)
+        if len(group) > 1:  # otherwise XLA would decode the whole group again for each array
             bits = np.dtype(f"uint{8 * whole.dtype.itemsize}")
             once = compute_once(jax.lax.bitcast_convert_type(values, bits))
             values = jax.lax.bitcast_convert_type(once, whole.dtype)
@@ -231,7 +235,7 @@ def concatenate_in_place(arrays: Sequence[jax.Array]) -> jax.Array:
     """Concatenates; computes every array at its offset in the result, if that is faster.
 
     It is faster on GPUs, and on CPU over several processes: a concatenation of many arrays costs
-    two more passes over memory, and explicit writes cost one. But the result may not be an output
+    two more passes over memory, and explicit writes cost one. But the result must not be an output
     that takes a donated argument's memory. In one process on CPU, where nodes are simulated, XLA
     may fuse such writes with a permutation of what they write to.
     """
@@ -244,11 +248,12 @@ def concatenate_in_place(arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def is_cpu_over_processes() -> bool:
-    """Whether messages go through Gloo: JAX on CPU, over several processes."""
+    """Whether JAX runs on CPU over several processes, whose messages go through Gloo."""
     return jax.default_backend() == "cpu" and jax.process_count() > 1
 
 
 def _write_slices(arrays: Sequence[jax.Array]) -> jax.Array:
+    """Concatenates flat arrays by writing each into an empty buffer."""
     buffer = jax.lax.empty((sum(array.size for array in arrays),), arrays[0].dtype)
     start = 0
     for array in arrays:

@@ -25,7 +25,7 @@ KEY_WORDS = 2
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class SparseCodec(Codec):
-    """Sends a fraction of the values, `k = max(1, fraction n)` rounded; others arrive as 0."""
+    """Sends `k = max(1, round(fraction n))` of n values; the others arrive as 0."""
 
     is_sparse: ClassVar[bool] = True
     fraction: float
@@ -52,6 +52,7 @@ class TopK(SparseCodec):
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
         del key
+        # Values that are not finite count as the largest, so that receivers hear of them.
         magnitudes = jnp.where(jnp.isfinite(array), jnp.abs(array), np.asarray(np.inf, array.dtype))
         _, indices = jax.lax.top_k(magnitudes, self.count_values(array.size))
         return jnp.concatenate([indices.astype(WORD), as_words(array[indices])])
@@ -92,7 +93,7 @@ class RandomK(SparseCodec):
         return _scatter(self._draw(words[:KEY_WORDS], like.size), words[KEY_WORDS:], like)
 
     def _draw(self, data: jax.Array, size: int) -> jax.Array:
-        """The indices that a key draws; sender and receivers draw the same."""
+        """Draws k indices with the key in a message; sender and receivers draw the same."""
         count = self.count_values(size)
         if not count:
             return jnp.zeros(0, jnp.int32)
@@ -107,7 +108,7 @@ class RandomK(SparseCodec):
 
 
 def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
-    """Returns zeros like `like`, with the values of `words` at `indices`."""
+    """Returns an array like `like` with the values whose bits are `words` at `indices`, else 0."""
     values = as_values(words, indices.shape, like.dtype)
     return jnp.zeros(like.size, like.dtype).at[indices].set(values, unique_indices=True)
 
