@@ -88,11 +88,7 @@ class Composition:
         return _read(values, jaxpr.outvars)
 
     def _evaluate_equation(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-        """Runs an equation; if it contains collectives, they are composed, else nothing changes.
-
-        Raises:
-          ValueError: if a collective is of a kind, or inside a call, that cannot be composed.
-        """
+        """Runs an equation, of which collectives are composed and all else stays as it is."""
         name = name_of(eqn)
         inside = list(all_equations([eqn]))
         has_collective = any(is_collective_over(self._axis.name, inner) for inner in inside)

@@ -119,11 +119,7 @@ def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
 
 
 def require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
-    """Returns the arguments that are not static, by number; each must be stacked or shared.
-
-    Raises:
-      ValueError: if one is neither, as `require_stacked` does.
-    """
+    """Returns the arguments that are not static, by number, after `require_stacked` of each."""
     dynamic = kinds.dynamic(args)
     for number, arg in dynamic.items():
         require_stacked(number, arg, kinds, nodes)

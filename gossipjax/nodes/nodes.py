@@ -291,9 +291,7 @@ class Nodes:
     def _shapes(self, tree: Any, name: str) -> Any:
         """Returns `tree` itself, or, if it is a function, the shapes of what the function makes.
 
-        Raises:
-          ValueError: if a leaf is no number, or the function needs arguments; `name` is what the
-            error calls the tree.
+        It raises `ValueError` if leaves are no numbers; `name` is what the error calls the tree.
         """
         if is_function(tree):
             require_no_arguments(tree, name)

@@ -159,10 +159,7 @@ def make_rows(
 def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
     """Returns shardings of `rows` `[N, ...]`, whose rows are sharded inside a node by `specs`.
 
-    `specs` is a spec for all arrays, or a tree of specs like `rows`.
-
-    Raises:
-      ValueError: if a spec does not fit its array or names an axis that the mesh does not have.
+    `specs` is a spec for all arrays, or a tree of specs like `rows`, and must fit the arrays.
     """
     if isinstance(specs, P):
         specs = jax.tree.map(lambda _: specs, rows)
