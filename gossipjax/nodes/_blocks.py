@@ -120,11 +120,12 @@ class Composition:
         return lambda *args: self._evaluate(closed, *consts, *args)
 
     def _cond(self, eqn: JaxprEqn, index: Any, *operands: Any) -> Any:
+        """Runs `lax.cond` or `lax.switch` with composed branches."""
         branches = [self._make_function(branch) for branch in eqn.params["branches"]]
         platforms = eqn.params.get("branches_platforms")
         if platforms is None:
             return jax.lax.switch(index, branches, *operands)
-        # It was `lax.platform_dependent`: the compiler chooses the branch of its platform.
+        # The equation is a `lax.platform_dependent`, in which the compiler chooses the branch.
         by_platform = {
             name: branch
             for names, branch in zip(platforms, branches, strict=True)
@@ -133,6 +134,7 @@ class Composition:
         return jax.lax.platform_dependent(*operands, **by_platform)
 
     def _scan(self, eqn: JaxprEqn, *operands: Any) -> Any:
+        """Runs `lax.scan` with a composed body."""
         # Only the body of the equation is replaced. `lax.scan` cannot be called here, as versions
         # of JAX describe the other parts of a scan differently.
         body = eqn.params["jaxpr"]
@@ -142,6 +144,7 @@ class Composition:
         return self._as_function(eqn)(*_values_of_variables(eqn, operands))
 
     def _while(self, eqn: JaxprEqn, *operands: Any) -> Any:
+        """Runs `lax.while_loop` with a composed condition and body."""
         params = eqn.params
         # Operands are the constants of the condition, those of the body, and the first carry.
         first = params["cond_nconsts"]

@@ -82,6 +82,7 @@ def _sum_rows(rows: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
 
 
 def _permute(axis: ComposedAxis, *operands: Any, perm: Any, **params: Any) -> list[jax.Array]:
+    """`lax.ppermute` of several arrays."""
     edges = np.array(perm, int).reshape(-1, 2)
     return [permute(axis, x, edges) for x in operands]
 
@@ -161,6 +162,7 @@ def _all_gather(
     tiled: bool,
     **params: Any,
 ) -> list[jax.Array]:
+    """`lax.all_gather` of all nodes or of groups: within a device, then between devices."""
     if axis_index_groups is None:
         rows = jax.lax.all_gather(x, axis.row_axis)
         rows = jax.lax.all_gather(rows, axis.name, tiled=True)
@@ -187,6 +189,7 @@ def _all_to_all(
     axis_index_groups: Groups | None,
     **params: Any,
 ) -> list[jax.Array]:
+    """`lax.all_to_all` of all nodes."""
     # There is no case for `tiled`: JAX adds and removes axes outside of the primitive, which always
     # splits one axis and joins the parts along another.
     if axis_index_groups is not None:
@@ -213,6 +216,7 @@ def _reduce_scatter(
     tiled: bool,
     **params: Any,
 ) -> list[jax.Array]:
+    """`lax.psum_scatter` over all nodes."""
     if axis_index_groups is not None:
         raise ValueError(
             "lax.psum_scatter must have no axis_index_groups where devices hold several nodes "

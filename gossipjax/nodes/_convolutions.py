@@ -167,6 +167,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, lhs: Any, rhs: Any, params: dict[str, Any]) -> _Sizes:
+        """The sizes of `conv_general_dilated` of arrays of such shapes, by its parameters."""
         numbers = params["dimension_numbers"]
         batch, channels, *space = (lhs.shape[axis] for axis in numbers.lhs_spec)
         features, _, *kernel = (rhs.shape[axis] for axis in numbers.rhs_spec)

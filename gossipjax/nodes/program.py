@@ -98,6 +98,7 @@ class Program:
 
     @meshes.apart_from_set_mesh
     def __call__(self, *args: Any) -> Any:
+        """Moves the arguments to the devices, if needed, and runs the program for all nodes."""
         if self._kinds.static and self.max_static_values < math.inf:
             self._count_static_values(args)
         if meshes.has_explicit_axes(jax.sharding.get_abstract_mesh()):
@@ -273,6 +274,7 @@ def run_sharded(
         dynamic = require_all_stacked(kinds, args, nodes)
 
         def run_device(shards: dict[int, Any]) -> Any:
+            # A device has one row, `[1, ...]`, of each argument that is not shared.
             values = {
                 i: shard if i in kinds.shared else jax.tree.map(lambda x: x[0], shard)
                 for i, shard in shards.items()

@@ -140,6 +140,8 @@ def make_rows(
     """
 
     def make_all(*args: Any) -> list[jax.Array]:
+        """The leaves of the rows. XLA computes on each device only what this device needs."""
+
         def repeat(leaf: Any) -> jax.Array:
             return jnp.broadcast_to(leaf, (nodes.size, *jnp.shape(leaf)))
 

@@ -170,8 +170,8 @@ class DecentralizedStep:
                 return _split(state(), rest)[1]
         else:
             require_numbers(state, "state")
-            params, rest = self._take_out_params(on_auto_axes(state))
-            make_params, make_rest = params, rest  # trees, which need no function
+            # Trees need no function that makes them.
+            make_params, make_rest = params, rest = self._take_out_params(on_auto_axes(state))
             if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
                 _warn_of_copies(params, rest)
         _require_updates(jax.eval_shape(self._tx.init, params), rest)
