@@ -183,7 +183,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     # What is stacked, split and drawn.
     (
         lambda: NODES.init(SGP, NODES.replicate({"a": jnp.arange(3.0)})),
-        "must be that of one node",
+        "must be the tree of one node",
     ),
     (
         lambda: NODES.replicate(

@@ -80,6 +80,7 @@ def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
 def _mean_of_leaves(
     leaves: list[jax.Array], axis_name: str, codec: Codec | None
 ) -> list[jax.Array]:
+    """The node averages of flat leaves of one type, in one message, as `codec` rounds values."""
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
 
@@ -94,9 +95,10 @@ def _mean_of_leaves(
 
 
 def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[jax.Array]:
-    """Every node averages 1/N of the values in full precision, and all gather the parts.
+    """The node averages of flat leaves, of values that travel as `codec` rounds them.
 
-    Each value is rounded twice: before the sum, and before all nodes gather it.
+    Each of N nodes averages 1/N of the values, a row, in full precision, and all nodes gather these
+    averages. So a value is rounded twice: before the sum, and before all nodes gather it.
     """
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
@@ -108,7 +110,10 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[
 
 
 def clipped_node_mean(tree: Any, axis_name: str) -> Any:
-    """The node average, kept between the smallest and the largest value: exact if all agree."""
+    """The node average, clipped to the range of the nodes' values.
+
+    If all nodes have the same value, the average is exactly this value; a rounded sum may miss it.
+    """
     axis_size(axis_name)
     return _map_buffers(partial(_clipped_mean, axis_name=axis_name), tree, axis_name)
 
@@ -120,15 +125,15 @@ def _clipped_mean(buffer: jax.Array, axis_name: str) -> jax.Array:
 
 
 def agree_on(tree: Any, axis_name: str) -> Any:
-    """The tree, float32 at least, where all nodes have the same bits, else `clipped_node_mean`.
+    """Returns `clipped_node_mean`, but exchanges no model if all nodes have the same bits already.
 
-    Nodes compare two numbers for each type, so a start that all have alike does not travel.
+    To find this out, nodes compare two numbers for each type. The result is float32 at least.
     """
     axis_size(axis_name)
     tree = vary(upcast(tree), axis_name)
     leaves = jax.tree.leaves(tree)
-    # One array compiles sooner than many. It would change the types of leaves that a node's
-    # devices have alike, if others differ there.
+    # Packed into one array, leaves compile sooner. But under check_vma=True one array has one type:
+    # leaves that are equal on the devices of a node would become as varying as those that are not.
     packs = not inner_axes(axis_name) and len(set(map(varying_axes, leaves))) == 1
 
     def average(tree: Any) -> Any:
@@ -144,9 +149,9 @@ def agree_on(tree: Any, axis_name: str) -> Any:
 
 
 def _digest(values: jax.Array) -> jax.Array:
-    """Two numbers of 32 bits that differ, nearly surely, if a bit of a value does: `int32[2]`."""
+    """Two numbers, `int32[2]`, that almost surely tell apart arrays of different bits."""
     words = jax.lax.bitcast_convert_type(values, jnp.uint32)
-    # Odd factors: no single word that differs can be lost.
+    # Factors are odd, so that a sum always changes if a single word does.
     factors = [draw_words(make_seed_key(seed), 0, words.shape) | np.uint32(1) for seed in (0, 1)]
     sums = jnp.stack([jnp.sum(words * factor) for factor in factors])
     return jax.lax.bitcast_convert_type(sums, jnp.int32)
@@ -166,15 +171,16 @@ def node_sum(tree: Any, wire: Wire) -> Any:
 
 
 def node_spread(x: jax.Array, axis_name: str) -> jax.Array:
-    """The largest value of the nodes, less the smallest, in the type of `x`."""
+    """The largest value of all nodes minus the smallest, for each entry of `x`."""
     return jax.lax.pmax(x, axis_name) - jax.lax.pmin(x, axis_name)
 
 
 def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
-    """The node mean of a vector `[L]`, with the same bits on all nodes, during other computation.
+    """The node mean of a vector `[L]`, in a form that runs during other computation.
 
-    XLA for TPUs runs permutes during computation that does not need them, but an all-reduce blocks
-    the computation. On TPUs the mean of up to 64 nodes is therefore a ring of permutes.
+    All nodes get the same bits. XLA for TPUs runs permutes during computation that does not need
+    them, but an all-reduce blocks the computation. On TPUs the mean of up to 64 nodes is therefore
+    a ring of permutes.
     """
 
     def all_reduce(x: jax.Array) -> jax.Array:
@@ -189,7 +195,8 @@ def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
 def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
     """The node mean of a vector `[L]` along a ring; each node sends 2 (N - 1) / N of the vector.
 
-    Each of N parts is summed in one order, and then passed around the ring.
+    Each of N parts goes around the ring twice: first to be summed, so that one node has its mean,
+    and then as the mean, to all others. So all nodes get the same bits.
     """
     nodes = axis_size(axis_name)
     rows = pad_to_rows(x, nodes)
@@ -197,6 +204,7 @@ def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
     to_next = [(sender, (sender + 1) % nodes) for sender in range(nodes)]
 
     def row(hop: int) -> jax.Array:
+        """This node's values of the part that it holds after `hop` hops."""
         return jax.lax.dynamic_index_in_dim(rows, (node - hop) % nodes, keepdims=False)
 
     part = row(0)
@@ -212,9 +220,10 @@ def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def sum_over_parts(values: Any, specs: Any) -> Any:
-    """Adds up scalars, one for each parameter, over its parts on the devices of a node.
+    """Adds up scalars over the devices of a node that have a part of the same parameter.
 
-    It adds over manual axes only, because XLA adds over all other axes.
+    Each device has one scalar for each parameter, and `specs` say how parameters are sharded. Only
+    manual axes need this, because XLA itself adds over all other axes.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
 
@@ -228,7 +237,7 @@ def sum_over_parts(values: Any, specs: Any) -> Any:
 def mean_of_encoded(
     tree: Any, wire: Wire, key: jax.Array | None, mean_over: MeanOver = "nodes"
 ) -> tuple[Any, Any]:
-    """Returns the node average of what the codec keeps of `x`, and what it leaves out, `e`.
+    """Returns the node average of what the codec keeps of a tree, `x`, and what it leaves out, `e`.
 
     Summed over the nodes, the averages and `e` equal `x`. All nodes get the same average, in the
     types of `x`, float32 at least. Sparse messages are gathered. For dense ones, every node
@@ -249,7 +258,7 @@ def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool 
     """The node average of every leaf, with the same bits on all nodes; float32 at least.
 
     Nodes send one message per type, and each device of a node sends its share. What a codec leaves
-    out is lost. Set `is_beside` if the average runs during other computation; see `mean_beside`.
+    out is lost. With `is_beside` the average can run during other computation; see `mean_beside`.
     """
     axis_size(wire.axis_name)
 
@@ -271,6 +280,7 @@ def _mean_of_encoded(
     key: jax.Array | None,
     mean_over: MeanOver = "nodes",
 ) -> tuple[jax.Array, jax.Array]:
+    """`mean_of_encoded` of a flat array `x`."""
     nodes = axis_size(axis_name)
     if nodes == 1 or x.size <= nodes:
         return node_mean(x, axis_name), jnp.zeros_like(x)
@@ -282,6 +292,7 @@ def _mean_of_encoded(
 def _mean_of_sparse(
     x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None, mean_over: MeanOver
 ) -> tuple[jax.Array, jax.Array]:
+    """`_mean_of_encoded` by messages that each node gathers from all nodes and decodes."""
     words = encode_array(x, codec, key)
     error = x - decode_array(words, codec, x)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -301,6 +312,7 @@ def _mean_of_sparse(
 def _mean_of_dense(
     x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
+    """`_mean_of_encoded` by messages of 1/N of the values, a row, that one node each averages."""
     nodes = axis_size(axis_name)
     row = jax.ShapeDtypeStruct((-(-x.size // nodes),), x.dtype)
     words = encode_rows([x], nodes, codec, fold_in(key, 0))
@@ -318,7 +330,7 @@ def _mean_of_dense(
 def encode_rows(
     arrays: Sequence[jax.Array], rows: int, codec: Codec, key: jax.Array | None
 ) -> jax.Array:
-    """Returns the words `[rows, length]` of flat arrays of more than `rows` values."""
+    """Encodes flat arrays of more than `rows` values, cut into rows: words `[rows, length]`."""
     if rows > MAX_UNROLLED:
         buffer = pad_to_rows(concatenate_in_place(arrays), rows)
         numbers = jnp.arange(rows)
@@ -329,12 +341,12 @@ def encode_rows(
 
 
 def decode_rows(words: jax.Array, codec: Codec, row: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns the rows `[rows, length]`, each like `row`."""
+    """Decodes words of rows; returns the rows, each like `row`: `[rows, length]`."""
     return jax.vmap(lambda message: decode_array(message, codec, row))(words)
 
 
 def sum_rows(words: jax.Array, codec: Codec, row: jax.ShapeDtypeStruct) -> jax.Array:
-    """Returns the sum `[length]` of the rows in the type of `row`."""
+    """Decodes words of rows, each like `row`, and returns the sum of the rows, `[length]`."""
     if len(words) > MAX_UNROLLED:
         return decode_rows(words, codec, row).sum(axis=0)
     # Not `sum(axis=0)`: XLA on CPU takes 75 ms for a `sum` of 10 MB of bfloat16, and 1 ms for this.
@@ -352,17 +364,17 @@ def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
             receivers = (np.arange(nodes) + hop) % nodes
             received += permute([row], receivers, axis_name, receivers >= 0)
         return jnp.stack(received)[(node - jnp.arange(nodes)) % nodes]
-    # The condition depends on the node and is always true: under vmap, JAX (0.10) changes the shape
-    # of an array that is the same on all nodes. XLA removes the condition.
-    is_node = jax.lax.axis_index(axis_name) >= 0
-    return jax.lax.all_to_all(jnp.where(is_node, rows, rows), axis_name, 0, 0)
+    # Under vmap, JAX (0.10) changes the shape of an array that all nodes have alike. A condition on
+    # the node, always true, makes it one that may differ. XLA removes the condition.
+    is_true = jax.lax.axis_index(axis_name) >= 0
+    return jax.lax.all_to_all(jnp.where(is_true, rows, rows), axis_name, 0, 0)
 
 
 def straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -> Any:
-    """Returns `rounded` with the derivative of `linear`, which it approximates by rounding.
+    """Returns the function `rounded` with the derivative of `linear`, the same without rounding.
 
-    Integer words have no derivative, so the received part would have none either. `rounded` may
-    take more arguments, such as a key; the result has no derivative with respect to these.
+    Messages of integers have no derivative, so what a node receives would have none either.
+    `rounded` may take more arguments, such as a key, with respect to which there is no derivative.
     """
     apply = jax.custom_jvp(rounded)
     apply.defjvp(lambda primals, tangents: (apply(*primals), linear(tangents[0])))
@@ -379,13 +391,16 @@ def buffer_mean(buffer: jax.Array, wire: Wire) -> jax.Array:
 
 
 def mean_of_others(sent: jax.Array, axis_name: str) -> jax.Array:
-    """`(sum_j sent_j - sent_i) / (N - 1)`, what arrives in a round in which all nodes average."""
+    """`(sum_j sent_j - sent_i) / (N - 1)`: what node i gets in a round in which all average.
+
+    Each node j has split off `sent_j`, and sends an equal share of it to every other node.
+    """
     total = as_varying(jax.lax.psum(sent, axis_name), axis_name)
     return (total - sent) / (axis_size(axis_name) - 1)
 
 
 def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.Array:
-    """Delivers `(sum_j sent_j - sent_i) / (N - 1)` by the traffic of one all-reduce.
+    """`mean_of_others` in messages that a codec rounds, by the traffic of one all-reduce.
 
     Every node sums 1/N of the buffer and replies to each node. The sender keeps the rounding errors
     of its message. The rounding error of a reply goes into the reply to the next node, and the
@@ -406,7 +421,7 @@ def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.A
         words = encode_array(exact, wire.codec, fold_in(key, number))
         return exact - decode_array(words, wire.codec, exact), words
 
-    no_error = jnp.zeros_like(total)
+    no_error = jnp.zeros_like(total)  # typed as the errors that follow it, which vary
     for name in sorted(varying_axes(total)):
         no_error = as_varying(no_error, name)
     error, replies = jax.lax.scan(reply, no_error, (received, 1 + jnp.arange(nodes)))

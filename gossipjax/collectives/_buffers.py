@@ -19,8 +19,8 @@ from gossipjax.wire import (
     split_by_size,
 )
 
-MAX_OPERANDS = 100
-SMALL_LEAF = 2**14
+MAX_OPERANDS = 100  # of a concatenation; of more, small neighbours are joined before
+SMALL_LEAF = 2**14  # values
 
 
 def accumulation_dtype(dtype: DTypeLike) -> np.dtype:
@@ -40,7 +40,7 @@ def cast_like(tree: Any, like: Any) -> Any:
 
 
 def dtype_of(leaf: Any) -> Any:
-    """The type of an array or a number; None for anything else, also for a type or its name."""
+    """The type of an array or a number; None for anything else, such as "float32" or `jnp.int8`."""
     if isinstance(leaf, str | bytes | type | np.dtype):
         return None
     try:
@@ -63,7 +63,7 @@ def require_floats(tree: Any, name: str) -> None:
 
 
 def _require_unsharded(tree: Any) -> None:
-    """Raises `ValueError` if the type of a leaf names an Explicit axis over which it is sharded."""
+    """Raises `ValueError` if a leaf is sharded over an Explicit axis: it cannot be packed."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         spec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", ())
         if any(axes is not None for axes in spec):
@@ -83,6 +83,7 @@ class Layout:
         leaves, self._structure = jax.tree.flatten(tree)
         self._shapes = [jnp.shape(leaf) for leaf in leaves]
         dtypes = [accumulation_dtype(jnp.result_type(leaf)) for leaf in leaves]
+        # Each type with the numbers of its leaves.
         self._groups = [
             (dtype, [i for i, d in enumerate(dtypes) if d == dtype])
             for dtype in sorted(set(dtypes), key=str)
@@ -99,6 +100,7 @@ class Layout:
         return [sum(sizes) for sizes in self._leaf_sizes()]
 
     def _leaf_sizes(self) -> list[list[int]]:
+        """The number of values of each leaf of each buffer."""
         return [[int(np.prod(self._shapes[i])) for i in group] for _, group in self._groups]
 
     def pack(self, tree: Any) -> list[jax.Array]:
@@ -132,9 +134,9 @@ class Layout:
 
 
 def _concatenate(leaves: list[jax.Array]) -> jax.Array:
-    """Concatenates leaves; if there are many, it first joins small neighbours.
+    """Concatenates flat leaves; if there are many, it first joins small neighbours.
 
-    With more than 128 operands XLA for GPUs concatenates in two parts, and writes most twice.
+    XLA for GPUs concatenates more than 128 operands in two parts, and so writes most values twice.
     """
     if len(leaves) <= MAX_OPERANDS:
         return jnp.concatenate(leaves)
@@ -142,6 +144,7 @@ def _concatenate(leaves: list[jax.Array]) -> jax.Array:
     for is_small, group in itertools.groupby(leaves, lambda leaf: leaf.size <= SMALL_LEAF):
         run = list(group)
         if is_small and len(run) > 1:
+            # Without a barrier XLA would make one concatenation of all leaves again.
             run = [jax.lax.optimization_barrier(jnp.concatenate(run))]
         joined += run
     return jnp.concatenate(joined)
@@ -158,7 +161,10 @@ def pad_to_rows(buffer: jax.Array, rows: int, multiple: int = 1) -> jax.Array:
 
 
 def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array]]:
-    """Cuts flat arrays into the pieces of `rows` rows of equal length, padded with zeros."""
+    """Cuts the concatenation of flat arrays into rows of equal length, without making it.
+
+    Each row is a list of pieces of the arrays; the last one is padded with zeros.
+    """
     size = sum(array.size for array in arrays)
     length = -(-size // rows)
     padding = jnp.zeros((rows * length - size,), arrays[0].dtype)
@@ -173,7 +179,10 @@ def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array
 
 
 def pack_u16_pairs(words: jax.Array) -> jax.Array:
-    """Packs two 16-bit words, one of either half, into 32 bits, in which XLA on CPU would sum."""
+    """Packs 16-bit words into half as many words of 32 bits; wider words stay as they are.
+
+    Nodes exchange them by a sum, which XLA on CPU computes, and sends, in 32 bits at least.
+    """
     if words.dtype.itemsize > 2:
         return words
     low, high = pad_to_rows(words, 2).astype(jnp.uint32)
@@ -181,7 +190,7 @@ def pack_u16_pairs(words: jax.Array) -> jax.Array:
 
 
 def unpack_u16_pairs(pairs: jax.Array, like: jax.Array) -> jax.Array:
-    """Unpacks the words that `pack_u16_pairs` packed; the words are like `like`."""
+    """Inverse of `pack_u16_pairs`; `like` is an array like the unpacked words."""
     if like.dtype.itemsize > 2:
         return pairs
     return jnp.concatenate([pairs, pairs >> 16]).astype(like.dtype)[: like.size]

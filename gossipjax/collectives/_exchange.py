@@ -39,16 +39,18 @@ StepLike = int | np.integer | jax.Array
 
 MAX_BUCKET = 2**22  # bytes of a message of several arrays
 MAX_UNROLLED = 32  # slots or rows; for more, a program of one operation for each compiles too long
-MIN_SELF_WEIGHT = 1 / 128  # below it, a subtraction in float32 would cancel too many digits
-LANES = 128  # XLA on TPUs gathers rows of no multiple by an all-reduce, of the whole buffer
-MIN_ALIGNED = 64 * LANES  # values of a row, from which on the padding does not count
+# The sender keeps rounding errors if it keeps at least this share. Of a smaller share, the
+# subtraction in float32 leaves mostly noise.
+MIN_SELF_WEIGHT = 1 / 128
+LANES = 128  # XLA on TPUs gathers rows of another length by an all-reduce of the whole buffer
+MIN_ALIGNED = 64 * LANES  # values of a row from which padding to `LANES` costs almost nothing
 
 
 class NodeSlot(NamedTuple):
-    """A permutation of the nodes, in each of `R` rounds."""
+    """One slot of `R` rounds: in each, a permutation says to whom each node sends a message."""
 
     receivers: np.ndarray  # `[R, N]`, by sender
-    weights: np.ndarray  # float64 `[R, N]`, `P` at the edge to the receiver; 0 at a filler
+    weights: np.ndarray  # float64 `[R, N]`, `P_ij` from sender j to its receiver i; 0 at a filler
 
     @property
     def senders(self) -> np.ndarray:
@@ -62,11 +64,11 @@ class NodeSlot(NamedTuple):
 
 
 class NodeRound:
-    """A round of a schedule as a node sees it while its program is traced.
+    """A round of a schedule, in the program of one node; which of `R` rounds it is may be traced.
 
-    It is one of `R` rounds that are alike: none exchanges, all take the exact mean, or neither.
-    `index` is its number among them: 0 for a single round, else a traced integer, for simulated
-    nodes.
+    The `R` rounds are alike: none exchanges, all take the exact mean, or neither. `index` is the
+    number of the round among them: 0 for a single round, else, for simulated nodes, a traced
+    integer. Tables `[R, N]` have a value for each round and node, of which `select` takes one.
     """
 
     def __init__(self, rounds: tuple[Round, ...], index: int | jax.Array, axis_name: str):
@@ -80,18 +82,18 @@ class NodeRound:
 
     @property
     def self_weights(self) -> np.ndarray:
-        """The diagonals, `[R, N]`."""
+        """`P_ii`, the share of its values that node i keeps, `[R, N]`."""
         return _stack_slots(self._rounds)[0]
 
     @property
     def slots(self) -> tuple[NodeSlot, ...]:
-        """The slots of all rounds. In fillers, which fill up a round, each node sends to itself."""
+        """The slots, each of all R rounds; rounds of fewer slots are filled up with weight 0."""
         return _stack_slots(self._rounds)[1]
 
     def select(self, values: np.ndarray, dtype: DTypeLike, slot: Any = None) -> Any:
-        """The entry of `values` `[R, N]` for this round and node; a constant if all are equal.
+        """The entry of a table `[R, N]` for this round and this node; a constant if all are equal.
 
-        If you give the number of a slot, which may be traced, `values` are `[K, R, N]`.
+        If you give the number of a slot, which may be traced, the table is `[K, R, N]`.
         """
         if (values == values.flat[0]).all():
             return np.asarray(values.flat[0], dtype)
@@ -102,7 +104,7 @@ class NodeRound:
         return entry.reshape(())
 
     def select_round(self, values: np.ndarray) -> Any:
-        """The entry of `values` `[R]`, booleans, for this round."""
+        """The entry of booleans `[R]` for this round; a constant if all are equal."""
         if (values == values[0]).all():
             return values[0]
         return jnp.asarray(values)[self._index]
@@ -110,8 +112,9 @@ class NodeRound:
 
 @functools.lru_cache(maxsize=256)
 def _stack_slots(rounds: tuple[Round, ...]) -> tuple[np.ndarray, tuple[NodeSlot, ...]]:
+    """Returns the self weights `[R, N]` of rounds, and their slots; see `NodeRound`."""
     nodes = np.arange(rounds[0].size)
-    filler = (nodes, np.zeros(len(nodes)))
+    filler = (nodes, np.zeros(len(nodes)))  # each node sends to itself, with weight 0
     slots = []
     for number in range(max(len(round_.slots) for round_ in rounds)):
         given = [round_.slots[number : number + 1] or (filler,) for round_ in rounds]
@@ -129,7 +132,7 @@ def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
     if round_.is_identity:
         return x, jax.tree.map(jnp.zeros_like, x)
     self_weights = round_.self_weights
-    if (self_weights == 0.5).all():  # both halves are one array, one pass over memory less
+    if (self_weights == 0.5).all():  # kept and sent are one array: a pass over memory is saved
         half = jax.tree.map(lambda leaf: leaf / 2, x)
         return half, half
 
@@ -154,14 +157,15 @@ def exchange_slots(
 ) -> list[jax.Array]:
     """Exchanges the flat leaves that all nodes have `split` off, in one message per slot.
 
-    Sender `j` divides its leaves by `P_ij / (1 - P_jj)` over its receivers. It keeps the rounding
-    error of every message, so mass is conserved to float32 rounding. In full precision it does not
-    keep the error in rounds with a self weight below 1/128, or if shares divide exactly. `key`
-    is for codecs that need one.
+    Sender `j` gives the share `P_ij / (1 - P_jj)` of its leaves to receiver `i`. It keeps the
+    rounding error of every message, so mass is conserved to float32 rounding. In full precision it
+    does not keep the error in rounds with a self weight below 1/128, or if the leaves divide into
+    shares exactly. `key` is for codecs that round at random.
     """
     dtype = sent[0].dtype
     is_narrow = is_narrower(wire.codec, dtype)
-    weights = np.stack([slot.weights for slot in round_.slots])  # [K, R, N], as all of these
+    # Tables of all K slots, `[K, R, N]`.
+    weights = np.stack([slot.weights for slot in round_.slots])
     shares = np.divide(
         weights, 1 - round_.self_weights, out=np.zeros_like(weights), where=weights > 0
     )
@@ -169,21 +173,24 @@ def exchange_slots(
     is_reached = np.take_along_axis(shares > 0, senders, axis=2)
 
     def exchange_slot(remainder: list[jax.Array], number: Any, slot: NodeSlot | None) -> Any:
-        """The remainder after the message of a slot, and what arrives in this slot."""
-        is_known = slot is not None  # else its number is data
+        """Sends the message of a slot; returns what is left of the leaves, and what arrives.
+
+        In a loop over the slots `number` is traced, and `slot` is None.
+        """
+        is_known = slot is not None
         share = shares[number] if is_known else shares
         reached = is_reached[number] if is_known else is_reached
         select = round_.select if is_known else partial(round_.select, slot=number)
         factors = copy_for_leaves(select(share, dtype), sent, wire.axis_name)
         messages = [factor * part for factor, part in zip(factors, sent, strict=True)]
         if (share == 0).any():
-            # A filler must carry a true zero: 0 * NaN would spread a NaN along edges of no graph.
+            # A filler, which is no edge of the graph, must carry a true zero: 0 * NaN is NaN.
             sends = copy_for_leaves(select(share > 0, bool), sent, wire.axis_name)
             messages = list(map(_or_zeros, sends, messages))
         words = encode_each(messages, wire.codec, fold_in(key, number))
         if slot is not None and round_.is_single:
             received = permute(words, slot.receivers[0], wire.axis_name, slot.weights[0] > 0)
-        else:  # the sender is data too, which is allowed for simulated nodes
+        else:  # nodes are simulated, so the sender may be traced
             table = senders[number] if is_known else senders
             received = gather_rows(words, select(table, np.int32), wire.axis_name)
         # Subtract what the receiver decodes, so that the sender keeps what rounding takes off.
@@ -212,7 +219,8 @@ def exchange_slots(
         for number, slot in enumerate(round_.slots):
             remainder, arrived = exchange_slot(remainder, number, slot)
             arrivals.append(arrived)
-    # Shares such as 1/2 + 1/2 leave nothing over, and a tiny self weight leaves mostly noise.
+    # In some rounds what is left is dropped: shares such as 1/2 + 1/2 leave nothing, and a tiny
+    # self weight leaves mostly noise.
     drops = np.array(
         [
             kept.min() < MIN_SELF_WEIGHT or _divides_exactly(given.astype(dtype))
@@ -228,11 +236,15 @@ def exchange_slots(
 
 
 def _or_zeros(is_wanted: Any, x: jax.Array) -> jax.Array:
+    """`x`, or true zeros instead, also where `x` is NaN or infinite."""
     return jnp.where(is_wanted, x, jnp.zeros_like(x))
 
 
 def _divides_exactly(shares: np.ndarray) -> bool:
-    """Whether shares `[K, N]` are halves, quarters, ... that add up to the whole."""
+    """Whether leaves divide into shares `[K, N]` without rounding: into halves, quarters, ...
+
+    The K shares of a node must add up to 1, or to 0 if the node sends nothing.
+    """
     mantissas, _ = np.frexp(shares)
     totals = shares.sum(axis=0)
     return bool(np.isin(mantissas, (0, 0.5)).all() and np.isin(totals, (0, 1)).all())
@@ -241,24 +253,25 @@ def _divides_exactly(shares: np.ndarray) -> bool:
 def permute(
     words: Sequence[jax.Array], receivers: np.ndarray, axis_name: str, is_message: np.ndarray
 ) -> list[jax.Array]:
-    """Sends each node's words to its receiver; returns the words of its sender.
+    """Sends each node's arrays to its receiver; returns the arrays of its sender.
 
-    Several arrays must be flat, and travel as one message. `receivers` are a full permutation
-    `[N]`, by sender. A node that gets no message (`is_message` is False at its sender) gets zeros
-    or arbitrary words, which the caller discards.
+    Several arrays must be flat, and travel as one message. `receivers` `[N]` has the receiver of
+    each sender, and is a full permutation. If `is_message` `[N]` is False for a sender, its
+    receiver gets zeros or arbitrary values, which the caller discards.
     """
     nodes = np.arange(len(receivers))
     in_pairs = (receivers[receivers] == nodes).all() and (receivers != nodes).all()
-    # XLA on GPUs exchanges within the nodes that a permutation joins, and is slow within many: so
-    # fillers do not travel. Under vmap a permutation must be full, and nothing travels.
+    # Fillers do not travel: XLA on GPUs exchanges within the nodes that a permutation joins, and is
+    # slow within many. Under vmap a permutation must be full, and nothing travels.
     is_edge = is_message | is_simulated(axis_name)
     edges = np.stack([nodes, receivers], axis=1)[is_edge].tolist()
 
     def send(message: jax.Array) -> jax.Array:
+        """Sends one array as one message."""
         if in_pairs and pairs_add_up():
             pairs = [[int(i), int(j)] for i, j in enumerate(receivers) if i < j]
             try:
-                # Integers wrap around and arrive as they were sent; float32 is rounded once more.
+                # Sums of integers wrap around, so they arrive exactly; float32 is rounded again.
                 packed = pack_u16_pairs(message)
                 total = jax.lax.psum(packed, axis_name, axis_index_groups=pairs)
                 return unpack_u16_pairs(total - packed, message)
@@ -267,6 +280,7 @@ def permute(
         return jax.lax.ppermute(message, axis_name, edges)
 
     def send_together(buckets: list[list[int]], words: list[jax.Array]) -> list[jax.Array]:
+        """Sends the arrays whose numbers are in one bucket as one message."""
         received: dict[int, jax.Array] = {}
         for bucket in buckets:
             parts = [words[i] for i in bucket]
@@ -275,7 +289,7 @@ def permute(
             received.update(zip(bucket, split_by_size(message, sizes), strict=True))
         return [received[i] for i in range(len(words))]
 
-    # Simulated, nothing travels: one message would be two copies, with which nothing fuses.
+    # For simulated nodes nothing travels: to make one message would only copy, and block fusions.
     if len(words) == 1 or is_simulated(axis_name):
         return list(map(send, words))
     in_one = partial(send_together, [list(range(len(words)))])
@@ -289,7 +303,7 @@ def permute(
 
 
 def pairs_add_up() -> bool:
-    """Whether two nodes exchange by adding up their values; each then subtracts what it sent.
+    """Whether two nodes exchange by a sum of their values, of which each subtracts its own.
 
     Gloo, through which CPUs exchange over processes, runs the two permutes of a pair one after the
     other over one connection. A sum over the pair uses both directions at once, in half the time.
@@ -298,15 +312,18 @@ def pairs_add_up() -> bool:
 
 
 def cut_into_buckets(words: Sequence[jax.Array]) -> list[list[int]]:
-    """Groups arrays into messages: a large array is one, small ones share up to `MAX_BUCKET`."""
+    """Groups the numbers of arrays into messages: large ones alone, small ones together.
+
+    A message of several arrays has at most `MAX_BUCKET` bytes.
+    """
     sizes = [part.nbytes for part in words]
     if sum(sizes) <= MAX_BUCKET:
         return [list(range(len(words)))]
     buckets: list[list[int]] = []
-    room = 0
+    room = 0  # bytes that still fit into the last bucket
     for i, size in enumerate(sizes):
         if size >= MAX_BUCKET:
-            buckets.insert(0, [i])
+            buckets.insert(0, [i])  # in front: the last bucket is the one with room
             continue
         if size > room:
             buckets.append([])
@@ -317,9 +334,10 @@ def cut_into_buckets(words: Sequence[jax.Array]) -> list[list[int]]:
 
 
 def gather_rows(words: Sequence[jax.Array], sender: Any, axis_name: str) -> list[jax.Array]:
-    """The words of the node whose number is `sender`, which may be traced, for simulated nodes.
+    """Returns the arrays of the simulated node whose number is `sender`, which may be traced.
 
-    Under `vmap` the rows of all nodes are the array itself, so nothing is copied.
+    Under `vmap` all nodes' rows together are the array itself, so the gather from all nodes copies
+    nothing.
     """
 
     def gather(part: jax.Array, sender: jax.Array) -> jax.Array:
@@ -334,9 +352,10 @@ def gather_rows(words: Sequence[jax.Array], sender: Any, axis_name: str) -> list
 
 
 def exchange_along(tree: Any, receivers: np.ndarray, is_message: np.ndarray, wire: Wire) -> Any:
-    """Returns the tree of this node's sender in a permutation, in full precision; else zeros.
+    """Sends a tree along a permutation in full precision; returns the tree of this node's sender.
 
-    `receivers` `[N]` is a full permutation by sender. `is_message` `[N]` is False for a filler.
+    `receivers` `[N]` has the receiver of each sender. A node gets zeros if `is_message` `[N]` is
+    False for its sender.
     """
     is_received = is_message[np.argsort(receivers)]
 
@@ -369,7 +388,7 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
 
 
 def varies(x: jax.Array, axis_name: str) -> bool:
-    """False if the type of `x` says that it is the same all over the axis."""
+    """Whether `x` may differ over the axis: unless its type, under check_vma=True, denies it."""
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     return not types_known or axis_name in varying_axes(x)
 
@@ -385,7 +404,7 @@ def vary(tree: Any, axis_name: str) -> Any:
 
 
 def vary_where_mapped(tree: Any, axis_name: str) -> Any:
-    """`vary` inside such an axis, and `tree` outside; types change when a state enters the axis."""
+    """`vary` if the axis is bound; else it returns `tree`, as for a state that is made outside."""
     try:
         axis_size(axis_name)
     except ValueError:
@@ -432,26 +451,27 @@ def select_for_node(values: np.ndarray, dtype: DTypeLike, axis_name: str) -> Any
 
 
 def is_simulated(axis_name: str) -> bool:
-    """Whether the axis is one of `vmap`: then nothing travels and permutations are full.
+    """Whether the axis is an axis of `vmap`, so that nothing travels and permutations must be full.
 
-    It decides when the traced function is mapped, because an error could not be caught here, in a
-    branch of a switch or in a nested jit.
+    The mesh tells, whose manual axes are those of `shard_map` and `pmap`. To try a collective and
+    catch its error fails in a branch of a switch or a nested jit, which JAX maps later.
     """
     return axis_name not in jax.sharding.get_abstract_mesh().manual_axes
 
 
 def copy_for_leaves(scalar: jax.Array | np.ndarray, tree: Any, axis_name: str) -> Any:
-    """A tree like `tree` of copies of one scalar per simulated node, which XLA keeps apart.
+    """Returns copies of a scalar, one for each leaf of `tree`, which XLA cannot join again.
 
+    A simulated node multiplies each leaf by such a scalar, so over all nodes it is a small array.
     XLA for GPUs joins the fusions that read one small array. From 40 leaves it made two fusions, of
     10 and 30 results, which ran at a fifth of the speed of memory (H100: the time of
     18.5 passes over the memory instead of 4).
     """
     leaves, structure = jax.tree.flatten(tree)
-    # For one node the scalar is a number, not an array; a constant belongs to no node.
+    # On a mesh the scalar of a node is a number, and a constant is a number for all nodes.
     if isinstance(scalar, np.ndarray) or not is_simulated(axis_name):
         return jax.tree.unflatten(structure, [scalar] * len(leaves))
-    # The numbers keep the barriers different; they cost nothing.
+    # Different numbers keep XLA from joining equal barriers.
     copies = [jax.lax.optimization_barrier((scalar, i))[0] for i in range(len(leaves))]
     return jax.tree.unflatten(structure, copies)
 
@@ -474,17 +494,18 @@ def fold_in_node(key: jax.Array | None, wire: Wire) -> jax.Array | None:
 
 
 def gather_words(words: jax.Array, axis_name: str, **options: Any) -> jax.Array:
-    """The words of all nodes, `[N, length]`, typed as the same on all nodes."""
+    """Gathers the words of all nodes, `[N, length]`; their type says that they are equal on all."""
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     to = "invarying" if types_known else "varying"
     return jax.lax.all_gather(words, axis_name, to=to, **options)
 
 
 def sharded_over_local(apply: Callable[..., Any], buffer: jax.Array, wire: Wire) -> Any:
-    """Each of a node's L devices applies `apply` to 1/L of the buffer; all gather the whole.
+    """Divides an exchange of a buffer among the L devices of a node, which all have the buffer.
 
-    `apply(part, wire=wire)` returns one array like the part, or several. A server then sends its
-    model once per peer, and not L times.
+    Each device calls `apply(part, wire=wire)` for 1/L of the buffer, and then the devices gather
+    the results. So a node sends its model once per peer, and not L times. `apply` returns an array
+    like the part, or several, which are gathered each.
     """
     local = wire.local_axis_name
     if local is None:
@@ -509,8 +530,8 @@ def exchange_packed(
 ) -> list[Any]:
     """Exchanges a tree in one message per type; returns the trees that `exchange` makes of it.
 
-    `exchange(part, wire, key)` gets a part of a message, for each device its own, and returns as
-    many arrays like it as there are `results`.
+    `exchange(part, wire, key)` gets a flat message, or a part of it if the node has several
+    devices. It returns `results` arrays like its part, each of which becomes one tree.
     """
     layout = Layout(tree)
     key = fold_in_node(key, wire)

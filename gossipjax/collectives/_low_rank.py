@@ -15,7 +15,9 @@ from gossipjax.wire import LowRank, Wire, matrix_shape
 
 
 def init_basis(tree: Any, form: LowRank, axis_name: str) -> Any:
-    """The first `Q` of every leaf, `[columns, rank]`; a 0 for a leaf that is averaged in full.
+    """Makes the first factor `Q` of every leaf, `[columns, rank]`; 0 for a leaf without factors.
+
+    `mean_of_low_rank` averages leaves without factors, such as vectors, in full.
 
     Raises:
       ValueError: inside `gx.sharded`, where each device has parts of matrices.
@@ -33,39 +35,41 @@ def init_basis(tree: Any, form: LowRank, axis_name: str) -> Any:
 
 
 def mean_of_low_rank(tree: Any, basis: Any, wire: Wire) -> tuple[Any, Any, Any]:
-    """Returns `M^` of every leaf, what it leaves out of this node's leaf, and the next `Q`.
+    """The node average of every leaf by factors `P Q^T` of low rank, as `gx.wire.low_rank` says.
 
-    See `gx.wire.low_rank`. Leaves without a `Q` are averaged exactly, and nothing is left out.
+    `basis` has the factor `Q` of every leaf, as `init_basis` makes it. The function returns the
+    averages, what they leave out of this node's leaves, and the next `Q`. Leaves without a `Q` are
+    averaged exactly, and nothing is left out.
     """
     leaves, structure = jax.tree.flatten(upcast(tree))
-    kept = jax.tree.leaves(basis)
+    factors = jax.tree.leaves(basis)
     means = list(leaves)
-    factored = [i for i, q in enumerate(kept) if q.ndim]
+    factored = [i for i, q in enumerate(factors) if q.ndim]
     matrices = {i: leaves[i].reshape(matrix_shape(leaves[i].shape)) for i in factored}
     for i, matrix in matrices.items():
-        means[i] = _multiply(matrix, kept[i])
-    means = exact_average(means, wire, None)  # of the vectors, too: one message
+        means[i] = _multiply(matrix, factors[i])
+    means = exact_average(means, wire, key=None)  # with the other leaves in the same message
     first = {i: jnp.linalg.qr(means[i])[0] for i in factored}
     second = {i: _multiply(matrix.T, first[i]) for i, matrix in matrices.items()}
-    second = exact_average(second, wire, None)
+    second = exact_average(second, wire, key=None)
     errors = [jnp.zeros_like(leaf) for leaf in leaves]
     for i in factored:
         means[i] = _multiply(first[i], second[i].T).reshape(leaves[i].shape)
         errors[i] = leaves[i] - means[i]
-        kept[i] = _keep_columns(second[i], kept[i])
-    means, errors, kept = map(structure.unflatten, (means, errors, kept))
-    return means, errors, vary(kept, wire.axis_name)
+        factors[i] = _replace_columns(factors[i], second[i])
+    means, errors, factors = map(structure.unflatten, (means, errors, factors))
+    return means, errors, vary(factors, wire.axis_name)
 
 
 def _multiply(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision="highest")
 
 
-def _keep_columns(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The new columns, but the old one for each that is 0 or not finite.
+def _replace_columns(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Replaces columns of a factor `Q` by new ones, unless a new one is 0 or not finite.
 
-    The gradients of a layer are 0 as long as those of the layers above are. From `Q = 0`, `P` would
-    have the first unit vectors as its columns: rows of pixels that are 0 forever, say.
+    A gradient may be 0 at the start, and then its new `Q` is 0. With it, the next `P` would have
+    the first unit vectors as columns, such as rows of pixels that stay 0 forever.
     """
     is_usable = jnp.isfinite(new).all(axis=0) & (new != 0).any(axis=0)
     return jnp.where(is_usable, new, old)

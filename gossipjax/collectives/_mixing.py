@@ -1,4 +1,4 @@
-"""Applies a round of a schedule to a pytree: push-sum on anything."""
+"""Applies a round of a schedule to a pytree, such as a model: one push-sum exchange."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from gossipjax.wire import (
 
 
 def require_schedule(schedule: Any, name: str) -> None:
-    """Raises `ValueError` if `schedule` is not a `Schedule`; `name` says who needs it."""
+    """Raises `ValueError` unless `schedule` is a `Schedule`; `name` says what it is for."""
     if not isinstance(schedule, Schedule):
         raise ValueError(
             f"the schedule of {name} must be a gx.Schedule, got {type(schedule).__name__}: "
@@ -147,6 +147,7 @@ def mix(
         weight = jnp.asarray(weight, accumulation_dtype(getattr(weight, "dtype", np.float32)))
 
     def mix_at(step: StepLike, x: Any, key: Any) -> Any:
+        """The pair of weight and tree after the round of `step`."""
         return at_round(lambda round_, x: _mix(x, round_, route, key), schedule, step, axis_name, x)
 
     # The weight travels inside the message of its type: one message per peer and round.
@@ -161,14 +162,16 @@ def mix(
 
 
 def _mix(x: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
+    """Applies a round to a tree: `P x`."""
     if round_.is_identity:
         return x
     layout = Layout(x)
-    if round_.is_uniform and not any(is_narrower(wire.codec, dtype) for dtype in layout.dtypes):
+    is_exact = not any(is_narrower(wire.codec, dtype) for dtype in layout.dtypes)
+    if round_.is_uniform and is_exact:  # all nodes average
         if travels_by_leaf(wire):
             return jax.tree.map(lambda leaf: buffer_mean(leaf, wire), x)
         return layout.unpack([buffer_mean(buffer, wire) for buffer in layout.pack(x)])
-    # Leaves keep their shapes up to the message: with flat ones XLA for GPUs fuses less.
+    # Leaves become flat only in the message, because XLA for GPUs fuses less with flat leaves.
     kept, sent = split(x, round_)
     return jax.tree.map(jnp.add, kept, _deliver(sent, round_, wire, key))
 
@@ -176,18 +179,21 @@ def _mix(x: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
 def deliver(
     sent: Any, schedule: Schedule, step: StepLike, wire: Wire, key: jax.Array | None
 ) -> Any:
-    """Delivers the trees that all nodes have `split` off in the round of `step`."""
+    """Exchanges the trees that all nodes have `split` off in the round of `step`.
 
-    def at(round_: NodeRound, sent: Any) -> Any:
+    Returns what arrives at this node, summed over its senders. A node adds it to what it kept.
+    """
+
+    def deliver_in(round_: NodeRound, sent: Any) -> Any:
         return _deliver(sent, round_, wire, key)
 
-    return at_round(at, schedule, step, wire.axis_name, sent)
+    return at_round(deliver_in, schedule, step, wire.axis_name, sent)
 
 
 def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
-    """Delivers the trees that all nodes have `split` off in this round.
+    """`deliver` in one round, in a message per type.
 
-    On every wire the derivative is the derivative of the exchange in full precision.
+    With any codec the derivative is the derivative of the exchange in full precision.
     """
     if round_.is_identity:
         return sent
@@ -201,7 +207,7 @@ def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) ->
         if not sum(sizes):
             arrived.append(leaves)
         elif wire.local_axis_name is None and not _is_average(round_, is_narrow):
-            # Words are made leaf by leaf, and so are the same wherever the nodes are.
+            # Leaves are encoded one by one, so that codecs give the same words wherever nodes run.
             exchange = partial(exchange_slots, round_=round_, wire=wire)
             if is_narrow:
                 in_full = partial(
@@ -209,24 +215,28 @@ def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) ->
                 )
                 exchange = straight_through(exchange, in_full)
             arrived.append(exchange(leaves, fold_in_node(key_of_type, wire)))
-        elif travels_by_leaf(wire) and not is_narrow:
+        elif travels_by_leaf(wire) and not is_narrow:  # simulated nodes average
             arrived.append([_deliver_buffer(leaf, round_, wire, None) for leaf in leaves])
         else:
-            # For averages, and if a node has several devices, each sends a part of one buffer.
+            # In an average each node sums a part of one buffer. If a node has several devices, each
+            # sends a part of it.
             buffer = _deliver_buffer(concatenate_in_place(leaves), round_, wire, key_of_type)
             arrived.append(split_by_size(buffer, sizes))
     return layout.unravel(arrived)
 
 
 def _is_average(round_: NodeRound, is_narrow: bool) -> bool:
-    """Whether all nodes average, with less traffic than a message for every peer."""
+    """Whether a round is computed as an average over all nodes, and not by a message per peer.
+
+    All nodes then average, and this takes less traffic, unless two nodes exchange rounded messages.
+    """
     return round_.is_uniform and (round_.size > 2 or not is_narrow)
 
 
 def _deliver_buffer(
     sent: jax.Array, round_: NodeRound, wire: Wire, key: jax.Array | None
 ) -> jax.Array:
-    """Delivers a flat buffer; each device of a node delivers its part."""
+    """`_deliver` of a flat buffer, of which each device of a node delivers its part."""
     if not sent.size:
         return sent
     key = fold_in_node(key, wire)
@@ -242,6 +252,7 @@ def _deliver_buffer(
 
 
 def _deliver_in_full(sent: jax.Array, round_: NodeRound, wire: Wire) -> jax.Array:
+    """`_deliver` of a flat buffer in full precision."""
     if round_.is_uniform:
         return mean_of_others(sent, wire.axis_name)
     return exchange_slots([sent], None, round_, wire._replace(codec=None))[0]
@@ -250,10 +261,12 @@ def _deliver_in_full(sent: jax.Array, round_: NodeRound, wire: Wire) -> jax.Arra
 def _deliver_rounded(
     sent: jax.Array, key: jax.Array | None, round_: NodeRound, wire: Wire
 ) -> jax.Array:
-    """Delivers as the codec rounds; the first value, if it is a weight, in full precision."""
-    # It may be the weight, whose rounding would move the whole model.
+    """`_deliver` of a flat buffer as the codec rounds it, but of its first value in full precision.
+
+    The first value may be the push-sum weight, whose rounding would move the whole model.
+    """
     is_first = jax.lax.iota(jnp.int32, sent.size) == 0
-    # Without the weight, so that no block of small values gets its scale.
+    # A weight among small values would give their block of the codec too large a scale.
     others = jnp.where(is_first, jnp.zeros_like(sent), sent)
     if _is_average(round_, is_narrow=True):
         if sent.size <= round_.size:
@@ -283,10 +296,12 @@ def at_round(
             f"the axis {axis_name!r} must have as many nodes as the schedule, {schedule.size}, got "
             f"{nodes}: build the schedule for {nodes} nodes, or map over {schedule.size}."
         )
-    # Equal values on all nodes differ after a round, and branches of a switch must agree in type.
+    # Values that are equal on all nodes may differ after a round. As all branches of a switch must
+    # have one type, they are typed as values that differ before it, too.
     x = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), x)
     require_step(step, axis_name)
-    if isinstance(step, int | np.integer):  # no switch, which hides the exchange
+    if isinstance(step, int | np.integer):
+        # Without a switch, inside of which XLA would run nothing else during the exchange.
         return apply(NodeRound((schedule.round_at(int(step)),), 0, axis_name), x)
     return _choose_round(apply, schedule, round_index(schedule, step), axis_name, x)
 
@@ -298,21 +313,22 @@ def _choose_round(
     axis_name: str,
     x: Any,
 ) -> Any:
-    """`apply(round, x)` with the round of the traced number `index` among the distinct rounds."""
+    """Returns `apply(round, x)` for the distinct round whose traced number is `index`."""
     rounds = schedule.rounds
-    # On a mesh a permutation is part of the program. For simulated nodes it is a gather of rows,
-    # whose numbers may be data: one program serves all rounds, and XLA fuses the gather.
+    # On a mesh a permutation is part of the program, so each round needs a branch. For simulated
+    # nodes it is a gather of rows whose numbers are data: one branch serves all rounds that are
+    # alike, and XLA fuses the gather.
     groups = [[number] for number in range(len(rounds))]
     if is_simulated(axis_name):
         groups = group_rounds(schedule)
-    group_of, place_in = np.zeros((2, len(rounds)), np.int32)
+    group_of, index_in_group = np.zeros((2, len(rounds)), np.int32)
     for group, numbers in enumerate(groups):
         group_of[numbers] = group
-        place_in[numbers] = np.arange(len(numbers))
+        index_in_group[numbers] = np.arange(len(numbers))
     branches = []
     for numbers in groups:
-        place = jnp.asarray(place_in)[index] if len(numbers) > 1 else 0
-        round_ = NodeRound(tuple(rounds[number] for number in numbers), place, axis_name)
+        in_group = jnp.asarray(index_in_group)[index] if len(numbers) > 1 else 0
+        round_ = NodeRound(tuple(rounds[number] for number in numbers), in_group, axis_name)
         branches.append(functools.partial(apply, round_))
     if len(branches) == 1:
         return branches[0](x)
@@ -320,7 +336,10 @@ def _choose_round(
 
 
 def group_rounds(schedule: Schedule) -> list[list[int]]:
-    """Groups the numbers of rounds that one program can serve for simulated nodes."""
+    """Groups the numbers of rounds that one program can run for simulated nodes.
+
+    In a group no round exchanges, or all take the mean of all nodes, or all send messages to peers.
+    """
     groups: dict[Any, list[int]] = {}
     for number, round_ in enumerate(schedule.rounds):
         groups.setdefault((round_.is_identity, round_.is_uniform), []).append(number)
@@ -333,7 +352,7 @@ def cond(
     if_false: Callable[..., Any],
     *operands: Any,
 ) -> Any:
-    """`lax.cond`, decided when traced if `predicate` is known then."""
+    """`lax.cond`, of which only one branch is traced if `predicate` is a known bool."""
     if isinstance(predicate, bool | np.bool_):
         return (if_true if predicate else if_false)(*operands)
     return jax.lax.cond(predicate, if_true, if_false, *operands)
@@ -342,26 +361,27 @@ def cond(
 def change_if(
     predicate: bool | np.bool_ | jax.Array, change: Callable[..., Any], *operands: Any
 ) -> Any:
-    """`change(*operands)` if `predicate` holds, else `operands`; decided when traced, if known.
+    """Returns `change(*operands)` if `predicate` holds, else `operands`.
 
-    It takes no extra memory for operands that it leaves unchanged or changes in part.
+    Unlike `cond`, it takes no extra memory for operands that `change` leaves or changes in part.
     """
     if isinstance(predicate, bool | np.bool_):
         return change(*operands) if predicate else operands
-    # XLA changes what a loop carries in place, and makes copies of it for a conditional.
+    # A loop of one step, or none: XLA changes in place what a loop carries, but copies it for a
+    # conditional.
     once = jnp.asarray(predicate, jnp.int32)
     return jax.lax.fori_loop(0, once, lambda _, carry: change(*carry), operands)
 
 
 def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
-    """`schedule.index_at(step)`, also for a traced step."""
+    """The number of the distinct round of `step`: `schedule.index_at`, also for a traced step."""
     if isinstance(step, int | np.integer):
         return schedule.index_at(int(step))
     starts = np.array([s.start for s in schedule.segments], np.int32)
     lengths = np.array([len(s.cycle) for s in schedule.segments], np.int32)
     numbers = jnp.asarray(np.concatenate([s.cycle for s in schedule.segments]), jnp.int32)
     step = jnp.asarray(step, jnp.int32)
-    if len(starts) == 1:
+    if len(starts) == 1:  # one cycle, from step 0
         return numbers[step % lengths[0]]
     segment = jnp.sum(step >= jnp.asarray(starts[1:]))
     first = jnp.asarray(np.cumsum(lengths, dtype=np.int32) - lengths)[segment]

@@ -1,4 +1,4 @@
-"""What a node hears from each neighbour by itself, before anybody has added it up."""
+"""Gives a node the message of each neighbour by itself, and not only their sum."""
 
 from __future__ import annotations
 
@@ -49,28 +49,31 @@ def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None)
 def _receive_slot(
     words: jax.Array, slot: NodeSlot, round_: NodeRound, wire: Wire, like: jax.Array
 ) -> jax.Array:
-    """The message of the sender of a slot, decoded; zeros where nobody sends to this node."""
+    """Exchanges the words of a slot; returns the decoded message of this node's sender.
+
+    `like` is an array like the message. The result is zeros if nobody sends to this node.
+    """
     if round_.is_single:
         is_message = slot.weights[0] > 0
         (message,) = permute([words], slot.receivers[0], wire.axis_name, is_message)
-    else:
+    else:  # nodes are simulated, so the sender may be traced
         sender = round_.select(slot.senders, np.int32)
         (message,) = gather_rows([words], sender, wire.axis_name)
     received = decode_array(message, wire.codec, like)
     is_edge = slot.received_weights > 0
     if is_edge.all():
         return received
-    # A filler, whose NaN would spread along edges of no graph.
+    # What a filler brings is dropped: a NaN would spread between nodes that are no neighbours.
     return jnp.where(round_.select(is_edge, bool), received, jnp.zeros_like(received))
 
 
 class Received(NamedTuple):
-    """What a node hears in a round, by slot; where nobody sends to it, zeros of weight 0.
+    """The messages that a node gets in a round, one for each slot; zeros if nobody sends in a slot.
 
     Attributes:
       messages: a tree like what was sent, `[K, ...]`, float32 at least.
-      weights: float32 `[K]`, `P_ij` of each sender.
-      senders: int32 `[K]`, their numbers.
+      weights: float32 `[K]`, `P_ij` of each sender `j`; 0 if nobody sends.
+      senders: int32 `[K]`, the number of each sender.
     """
 
     messages: Any
@@ -81,7 +84,7 @@ class Received(NamedTuple):
 def receive(
     tree: Any, schedule: Schedule, step: StepLike, wire: Wire, key: jax.Array | None
 ) -> Received:
-    """Sends `tree` along the edges of a round, and returns every message by itself.
+    """Sends `tree` along the edges of the round of `step`; returns each message by itself.
 
     `K` is the largest number of slots of a round. Each edge carries one message per type.
     """
@@ -93,35 +96,37 @@ def receive(
 def _receive(
     round_: NodeRound, tree: Any, wire: Wire, key: jax.Array | None, slots: int
 ) -> Received:
+    """`receive` in one round, filled up to `slots` slots, as all rounds must give equal shapes."""
+    # In a filler each node sends to itself, with weight 0.
     filler = NodeSlot(*np.broadcast_arrays(np.arange(round_.size), np.zeros((1, round_.size))))
-    given = [*round_.slots, *[filler] * (slots - len(round_.slots))]
+    filled = [*round_.slots, *[filler] * (slots - len(round_.slots))]
 
-    def hear(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
+    def receive_part(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
         words = encode_array(part, wire.codec, key)
-        heard = [_receive_slot(words, slot, round_, wire, part) for slot in round_.slots]
-        return heard + [jnp.zeros_like(part)] * (slots - len(heard))
+        messages = [_receive_slot(words, slot, round_, wire, part) for slot in round_.slots]
+        return messages + [jnp.zeros_like(part)] * (slots - len(messages))
 
-    trees = exchange_packed(hear, tree, wire, key, slots)
+    trees = exchange_packed(receive_part, tree, wire, key, results=slots)
     received = Received(
-        jax.tree.map(lambda *heard: jnp.stack(heard), *trees),
-        jnp.stack([round_.select(slot.received_weights, np.float32) for slot in given]),
-        jnp.stack([round_.select(slot.senders, np.int32) for slot in given]),
+        jax.tree.map(lambda *messages: jnp.stack(messages), *trees),
+        jnp.stack([round_.select(slot.received_weights, np.float32) for slot in filled]),
+        jnp.stack([round_.select(slot.senders, np.int32) for slot in filled]),
     )
     return vary(received, wire.axis_name)
 
 
 def receive_all(tree: Any, wire: Wire, key: jax.Array | None) -> tuple[Any, Any]:
-    """Returns what all nodes sent, `[N, ...]` on every node, and what this node's message left out.
+    """Sends `tree` to all nodes; returns what all sent, `[N, ...]`, and what this message left out.
 
-    Each node has N copies of the tree in memory.
+    A message leaves out what its codec rounds off or drops. Each node has N trees in memory.
     """
 
-    def hear(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
+    def gather_part(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
         words = encode_array(part, wire.codec, key)
         decode = partial(decode_array, codec=wire.codec, like=part)
         left_out = part - decode(words)
         return [left_out, *map(decode, gather_words(words, wire.axis_name))]
 
     results = 1 + axis_size(wire.axis_name)
-    left_out, *heard = exchange_packed(hear, tree, wire, key, results)
-    return jax.tree.map(lambda *parts: jnp.stack(parts), *heard), left_out
+    left_out, *trees = exchange_packed(gather_part, tree, wire, key, results)
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees), left_out

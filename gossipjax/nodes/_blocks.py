@@ -66,7 +66,7 @@ class Composition:
         }
 
     def compose(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Replaces the collectives over the axis in `fn`, a function of positional arguments."""
+        """Returns `fn`, traced for one node, with the composed form of its collectives."""
         axis_env = [(self._axis.name, self._axis.size)]
         trace = jax.make_jaxpr(fn, axis_env=axis_env, return_shape=True)
 
@@ -78,6 +78,7 @@ class Composition:
         return composed
 
     def _evaluate(self, closed: ClosedJaxpr, *args: Any) -> list[Any]:
+        """Runs a traced program, equation by equation, with composed collectives."""
         jaxpr = closed.jaxpr
         names = [*jaxpr.constvars, *jaxpr.invars]
         values = dict(zip(names, [*closed.consts, *args], strict=True))
@@ -87,6 +88,7 @@ class Composition:
         return _read(values, jaxpr.outvars)
 
     def _evaluate_equation(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+        """Runs an equation, of which collectives are composed and all else stays as it is."""
         name = name_of(eqn)
         inside = list(all_equations([eqn]))
         has_collective = any(is_collective_over(self._axis.name, inner) for inner in inside)
@@ -95,7 +97,8 @@ class Composition:
             shapes = [getattr(variable.aval, "shape", None) for variable in eqn.outvars]
             assert [x.shape for x in results] == shapes, eqn
             return results
-        # The rule of a derivative may contain collectives, and is traced only when it is needed.
+        # A derivative rule may contain collectives, too. They cannot be seen here, because JAX
+        # traces the rule only when it needs the derivative.
         has_rule = any(name_of(inner) in CUSTOM_RULES for inner in inside)
         if name in self._control_flow and (has_collective or has_rule):
             return self._control_flow[name](eqn, *operands)
@@ -106,19 +109,23 @@ class Composition:
                 "scan, while_loop or checkpoint, where devices hold several nodes each, got "
                 f"{name!r}: write it with these, or use a node per device."
             )
-        return self._as_function(eqn)(*_operands_of(eqn, operands))
+        return self._as_function(eqn)(*_values_of_variables(eqn, operands))
 
     def _inline(self, eqn: JaxprEqn, *operands: Any) -> Any:
+        """Runs a call, as of a jitted function, as part of the program that contains the call."""
         return self._evaluate(eqn.params.get("jaxpr") or eqn.params["call_jaxpr"], *operands)
 
-    def _function(self, closed: ClosedJaxpr, *consts: Any) -> Callable[..., list[Any]]:
+    def _make_function(self, closed: ClosedJaxpr, *consts: Any) -> Callable[..., list[Any]]:
+        """Makes a function with composed collectives; `consts` are the first inputs of `closed`."""
         return lambda *args: self._evaluate(closed, *consts, *args)
 
     def _cond(self, eqn: JaxprEqn, index: Any, *operands: Any) -> Any:
-        branches = [self._function(branch) for branch in eqn.params["branches"]]
+        """Runs `lax.cond` or `lax.switch` with composed branches."""
+        branches = [self._make_function(branch) for branch in eqn.params["branches"]]
         platforms = eqn.params.get("branches_platforms")
         if platforms is None:
             return jax.lax.switch(index, branches, *operands)
+        # The equation is a `lax.platform_dependent`, in which the compiler chooses the branch.
         by_platform = {
             name: branch
             for names, branch in zip(platforms, branches, strict=True)
@@ -127,37 +134,47 @@ class Composition:
         return jax.lax.platform_dependent(*operands, **by_platform)
 
     def _scan(self, eqn: JaxprEqn, *operands: Any) -> Any:
-        # The same equation around another body, as versions of JAX name the parts of a scan
-        # differently.
+        """Runs `lax.scan` with a composed body."""
+        # Only the body of the equation is replaced. `lax.scan` cannot be called here, as versions
+        # of JAX describe the other parts of a scan differently.
         body = eqn.params["jaxpr"]
         shapes = [variable.aval for variable in body.jaxpr.invars]
-        composed = jax.make_jaxpr(self._function(body))(*shapes)
+        composed = jax.make_jaxpr(self._make_function(body))(*shapes)
         eqn = eqn.replace(params={**eqn.params, "jaxpr": composed}, effects=composed.effects)
-        return self._as_function(eqn)(*_operands_of(eqn, operands))
+        return self._as_function(eqn)(*_values_of_variables(eqn, operands))
 
     def _while(self, eqn: JaxprEqn, *operands: Any) -> Any:
+        """Runs `lax.while_loop` with a composed condition and body."""
         params = eqn.params
+        # Operands are the constants of the condition, those of the body, and the first carry.
         first = params["cond_nconsts"]
         end = first + params["body_nconsts"]
-        condition = self._function(params["cond_jaxpr"], *operands[:first])
-        body = self._function(params["body_jaxpr"], *operands[first:end])
+        condition = self._make_function(params["cond_jaxpr"], *operands[:first])
+        body = self._make_function(params["body_jaxpr"], *operands[first:end])
         return jax.lax.while_loop(
             lambda carry: condition(*carry)[0], lambda carry: body(*carry), list(operands[end:])
         )
 
     def _remat(self, eqn: JaxprEqn, *operands: Any) -> Any:
+        """Runs what `jax.checkpoint` wraps, or its second computation, in a backward pass."""
         params = params_of(eqn)
         jaxpr = params["jaxpr"]
-        apply = self._function(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()))
+        apply = self._make_function(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()))
         if not params.get("differentiated"):
             options = {name: params[name] for name in ("prevent_cse", "policy") if name in params}
             return jax.checkpoint(apply, **options)(*operands)
-        # Values that are computed anew must not be joined with values computed before.
+        # In a backward pass: without a barrier XLA would keep the values of the forward pass, and
+        # not compute them again.
         if params["prevent_cse"]:
             operands = jax.lax.optimization_barrier(operands)
         return apply(*operands)
 
     def _custom_jvp(self, eqn: JaxprEqn, *operands: Any) -> Any:
+        """Calls a function that has a JVP rule; collectives in function and rule are composed.
+
+        Only derivatives of floats go through the composed program. Those of integers are `float0`,
+        which a program cannot take.
+        """
         variables = _variables(eqn)
         function = self._as_function(eqn)
 
@@ -170,11 +187,12 @@ class Composition:
             results, derivatives = self.compose(differentiate)(primals, tangents)
             return results, tuple(_fill(eqn.outvars, derivatives))
 
-        apply = jax.custom_jvp(self._call_function(eqn))
+        apply = jax.custom_jvp(self._without_rule(eqn))
         apply.defjvp(jvp)
-        return apply(*_operands_of(eqn, operands))
+        return apply(*_values_of_variables(eqn, operands))
 
     def _custom_vjp(self, eqn: JaxprEqn, *operands: Any) -> Any:
+        """Calls a function that has a VJP rule, as `_custom_jvp` does."""
         variables = _variables(eqn)
         function = self._as_function(eqn)
 
@@ -187,10 +205,10 @@ class Composition:
             cotangents = _floats(eqn.outvars, cotangents)
             return tuple(_fill(variables, self.compose(differentiate)(primals, cotangents)))
 
-        call = self._call_function(eqn)
+        call = self._without_rule(eqn)
         apply = jax.custom_vjp(call)
         apply.defvjp(lambda *values: (call(*values), values), backward)
-        return apply(*_operands_of(eqn, operands))
+        return apply(*_values_of_variables(eqn, operands))
 
     def _as_function(self, eqn: JaxprEqn) -> Callable[..., tuple[Any, ...]]:
         """Returns an equation unchanged, as a function of its variables."""
@@ -199,8 +217,11 @@ class Composition:
         )
         return lambda *values: tuple(jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))(*values))
 
-    def _call_function(self, eqn: JaxprEqn) -> Callable[..., Any]:
-        """Returns the function of an equation that has rules, as a function of its variables."""
+    def _without_rule(self, eqn: JaxprEqn) -> Callable[..., Any]:
+        """Returns what an equation calls, without its derivative rule, with composed collectives.
+
+        The result is a function of the variables of the equation.
+        """
         variables = _variables(eqn)
 
         def call(*values: Any) -> Any:
@@ -213,6 +234,7 @@ class Composition:
 
 
 def _read(values: dict[Var, Any], atoms: Sequence[Atom]) -> list[Any]:
+    """The values of variables, and those of literals, which are written in the program."""
     return [atom.val if isinstance(atom, Literal) else values[atom] for atom in atoms]
 
 
@@ -221,8 +243,8 @@ def _variables(eqn: JaxprEqn) -> list[Var]:
     return list(dict.fromkeys(atom for atom in eqn.invars if not isinstance(atom, Literal)))
 
 
-def _operands_of(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """The values of the variables of an equation."""
+def _values_of_variables(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """The values of an equation's `_variables`, of the values of all its operands."""
     values = {
         atom: value
         for atom, value in zip(eqn.invars, operands, strict=True)
@@ -236,12 +258,12 @@ def _is_float(variable: Any) -> bool:
 
 
 def _floats(variables: Sequence[Var], values: Sequence[Any]) -> list[Any]:
-    """The values of the variables that have a derivative."""
+    """Leaves out the values of variables that are no floats, and so have no derivative."""
     return [value for variable, value in zip(variables, values, strict=True) if _is_float(variable)]
 
 
 def _fill(variables: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
-    """Inverse of `_floats`; the other variables get what JAX expects as their derivative."""
+    """Inverse of `_floats`: derivatives of all variables, with JAX's `float0` for integers."""
     remaining = iter(floats)
     return [
         next(remaining) if _is_float(variable) else np.zeros(variable.aval.shape, float0)
@@ -252,11 +274,14 @@ def _fill(variables: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
 def run_in_blocks(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
-    """Runs `fn` for several nodes on each device: `vmap` inside `shard_map` over the devices."""
+    """Returns `fn` of one node for all nodes, with several nodes on each device.
+
+    `shard_map` gives each device the rows of its nodes, and `vmap` runs `fn` for each row.
+    """
     if check_vma:
         raise ValueError(
             f"check_vma must be False with {nodes.per_device} nodes per device, got True: types "
-            "cannot tell apart the nodes of a device. Use a node per device."
+            "say what differs between devices, not between the nodes of one. Use a node per device."
         )
     assert nodes.mesh is not None
     axis = ComposedAxis(nodes.axis_name, nodes.mesh.size, nodes.per_device)

@@ -38,13 +38,17 @@ class ComposedAxis(NamedTuple):
 
 
 def _index(axis: ComposedAxis, **params: Any) -> list[jax.Array]:
-    """This node's number. Like every function of `COLLECTIVES`, it returns a list of results."""
+    """This node's number, 0 to N - 1. Functions of `COLLECTIVES` return a list of results."""
     device = jax.lax.axis_index(axis.name)
     return [device * axis.per_device + jax.lax.axis_index(axis.row_axis)]
 
 
-def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any]) -> Any:
-    """A reduction over all nodes, or over groups of them."""
+def _make_reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any]) -> Any:
+    """Makes a reduction over all nodes or over groups of them, such as a sum.
+
+    `reduce_axis` reduces over named axes, as `lax.psum` does, and `reduce_rows` over axes of an
+    array, as `jnp.sum` does.
+    """
 
     def reduction(
         axis: ComposedAxis,
@@ -53,7 +57,8 @@ def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any])
         axis_index_groups: Groups | None,
         **params: Any,
     ) -> list[jax.Array]:
-        # Besides the axis of the nodes, numbers give the axes of a `vmap` inside.
+        # `axes` has the axis of the nodes, and a number for each axis of a `vmap` inside a node's
+        # function over which the sum goes, too.
         numbers = tuple(name for name in axes if isinstance(name, int))
         if len(numbers) + 1 < len(axes):
             raise ValueError(
@@ -72,10 +77,12 @@ def _reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., Any])
 
 
 def _sum_rows(rows: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+    """Sums over axes of an array, in the type of the array."""
     return jnp.sum(rows, axis, dtype=rows.dtype)  # int8 stays int8, as in lax.psum
 
 
 def _permute(axis: ComposedAxis, *operands: Any, perm: Any, **params: Any) -> list[jax.Array]:
+    """`lax.ppermute` of several arrays."""
     edges = np.array(perm, int).reshape(-1, 2)
     return [permute(axis, x, edges) for x in operands]
 
@@ -111,10 +118,10 @@ def _select_rows(axis: ComposedAxis, block: jax.Array, table: np.ndarray) -> jax
 
 
 def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
-    """Returns row `i` of a block `[k, ...]` to row `i` of the device.
+    """Returns this node's row of a block `[k, ...]` with a row for each node of the device.
 
-    Under `vmap` over the rows, all results together are the block itself. The rule below says so;
-    otherwise `vmap` would make a gather, which copies the block.
+    Under `vmap` over the k nodes, all results together are the block itself. The rule below says
+    so; otherwise `vmap` would make a gather, which copies the block.
     """
 
     @custom_vmap
@@ -136,12 +143,12 @@ def _gather_group(axis: ComposedAxis, x: jax.Array, groups: Groups) -> jax.Array
     size = table.shape[1]
     positions = np.zeros(axis.size, int)
     positions[table] = np.arange(size)
-    # After g - 1 rotations of the group every node has all its values, in the order of the hops.
+    # In hop h each node gets the value of the node h positions before it in its group.
     received = [x]
     for hop in range(1, size):
         edges = np.stack([table.ravel(), np.roll(table, -hop, axis=1).ravel()], axis=1)
         received.append(permute(axis, x, edges))
-    # Hop `h` brought the value from position - h, so position `q` arrived by hop position - q.
+    # So the value of position q arrived in hop `position - q`.
     position = jnp.asarray(positions)[_index(axis)[0]]
     return jnp.stack(received)[(position - jnp.arange(size)) % size]
 
@@ -155,6 +162,7 @@ def _all_gather(
     tiled: bool,
     **params: Any,
 ) -> list[jax.Array]:
+    """`lax.all_gather` of all nodes or of groups: within a device, then between devices."""
     if axis_index_groups is None:
         rows = jax.lax.all_gather(x, axis.row_axis)
         rows = jax.lax.all_gather(rows, axis.name, tiled=True)
@@ -181,14 +189,15 @@ def _all_to_all(
     axis_index_groups: Groups | None,
     **params: Any,
 ) -> list[jax.Array]:
-    # The primitive splits and joins axes, even if lax.all_to_all is not tiled.
+    """`lax.all_to_all` of all nodes."""
+    # There is no case for `tiled`: JAX adds and removes axes outside of the primitive, which always
+    # splits one axis and joins the parts along another.
     if axis_index_groups is not None:
         raise ValueError(
             "lax.all_to_all must have no axis_index_groups where devices hold several nodes each, "
             "got some: use a node per device."
         )
-    # Devices exchange the blocks for all k receivers of a device at once. Afterwards each row picks
-    # what is for it.
+    # Devices exchange what is for all k nodes of a device at once. Each node then picks its part.
     x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
     rows = jnp.moveaxis(x, split_axis, 0)  # `[N, ...]`, by receiver
     blocks = rows.reshape(axis.devices, axis.per_device, *rows.shape[1:])
@@ -207,12 +216,13 @@ def _reduce_scatter(
     tiled: bool,
     **params: Any,
 ) -> list[jax.Array]:
+    """`lax.psum_scatter` over all nodes."""
     if axis_index_groups is not None:
         raise ValueError(
             "lax.psum_scatter must have no axis_index_groups where devices hold several nodes "
             "each, got some: use a node per device."
         )
-    # Every node gets the whole sum, with the traffic of `psum`, and keeps its part.
+    # Every node gets the whole sum, as by `psum`, which takes twice the traffic, and keeps a part.
     total = jax.lax.psum(x, (axis.row_axis, axis.name))
     size = total.shape[scatter_dimension] // axis.size
     start = _index(axis)[0] * size
@@ -222,12 +232,12 @@ def _reduce_scatter(
 
 COLLECTIVES: dict[str, Callable[..., list[Any]]] = {
     "axis_index": _index,
-    "psum": _reduction(jax.lax.psum, _sum_rows),
-    "pmax": _reduction(jax.lax.pmax, jnp.max),
-    "pmin": _reduction(jax.lax.pmin, jnp.min),
+    "psum": _make_reduction(jax.lax.psum, _sum_rows),
+    "pmax": _make_reduction(jax.lax.pmax, jnp.max),
+    "pmin": _make_reduction(jax.lax.pmin, jnp.min),
     "ppermute": _permute,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
     "reduce_scatter": _reduce_scatter,
 }
-"""By the name of their primitive: `(axis, *operands, **params) -> results`."""
+"""The composed collective of each primitive: `(axis, *operands, **params) -> results`."""

@@ -45,9 +45,10 @@ def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) 
 
 
 def run_rewritten(closed: Any, sizes: tuple[int, ...]) -> Callable[..., list[Any]]:
-    """The function of a program, after convolutions of so many kernels are rewritten.
+    """Returns a traced program as a function, with faster forms of the nodes' convolutions.
 
-    Under a `vmap` of the user, as over seeds, the kernels are those of all nodes of all seeds.
+    Convolutions with one of `sizes` as their number of groups are rewritten: the number of nodes,
+    and under a `vmap` of the user, as over seeds, the number of nodes of all seeds.
     """
     try:
         rewritten = _Rewriter(sizes).rewrite(closed)
@@ -56,6 +57,7 @@ def run_rewritten(closed: Any, sizes: tuple[int, ...]) -> Callable[..., list[Any
     plain = jaxpr_as_fun(rewritten)
     if rewritten is closed:
         return plain
+    # A `vmap` around it makes convolutions of more groups, so it rewrites the original program.
     call = jax.custom_batching.custom_vmap(lambda *args: plain(*args))
 
     @call.def_vmap
@@ -72,13 +74,14 @@ def run_rewritten(closed: Any, sizes: tuple[int, ...]) -> Callable[..., list[Any
 
 
 class _Rewriter:
-    """Replaces convolutions of so many kernels, in a program and in all programs inside it."""
+    """Replaces convolutions whose number of groups is in `sizes`, also in programs inside."""
 
     def __init__(self, sizes: tuple[int, ...]):
         self.sizes = sizes
-        # By id; the old object is kept, so its id stays taken. A body that is used twice stays one.
+        # Old and new program by the id of the old one, which is kept so that no other object gets
+        # its id. A program that is called twice stays one program.
         self.done: dict[int, tuple[Any, Any]] = {}
-        self.convolutions = 0  # of single nodes, on a CPU
+        self.cpu_convolutions = 0  # so far, each of one node
 
     def rewrite(self, jaxpr: Any) -> Any:
         """Rewrites a program; returns the same object if nothing changes."""
@@ -94,6 +97,7 @@ class _Rewriter:
         return self.done[id(jaxpr)][1]
 
     def _rewrite_equation(self, eqn: Any) -> Any:
+        """Rewrites an equation and the programs in it; returns the same object if none changes."""
         if eqn.primitive is conv_general_dilated_p:
             return self._rewrite_convolution(eqn)
         if eqn.primitive.name == "pallas_call":  # contains no program of XLA
@@ -103,6 +107,7 @@ class _Rewriter:
         return eqn if is_same else eqn.replace(params=params)
 
     def _rewrite_param(self, value: Any) -> Any:
+        """Rewrites a parameter of an equation if it is a program or a tuple of programs."""
         if isinstance(value, ClosedJaxpr | Jaxpr):
             return self.rewrite(value)
         if not isinstance(value, tuple) or not jaxprs_in_params({"": value}):
@@ -114,6 +119,10 @@ class _Rewriter:
         return type(value)(*programs) if hasattr(value, "_fields") else tuple(programs)
 
     def _rewrite_convolution(self, eqn: Any) -> Any:
+        """Returns a call that computes a convolution in the best way of its platform.
+
+        The equation itself comes back if no other way is faster.
+        """
         lhs, rhs = (variable.aval for variable in eqn.invars)
         sizes = _Sizes.of(lhs, rhs, eqn.params)
         # If the groups are a multiple of the nodes, the model itself has groups, as in a depthwise
@@ -127,8 +136,8 @@ class _Rewriter:
         if sizes.slices <= MAX_SLICES and bytes_between <= MAX_BYTES:
             ways |= dict.fromkeys(("cuda", "rocm"), convolve_by_product)
         if sizes.flops / sizes.groups >= MIN_CPU_FLOPS:
-            if self.convolutions + sizes.groups <= MAX_CPU_CONVOLUTIONS:
-                self.convolutions += sizes.groups
+            if self.cpu_convolutions + sizes.groups <= MAX_CPU_CONVOLUTIONS:
+                self.cpu_convolutions += sizes.groups
                 ways["cpu"] = functools.partial(convolve_by_node, nodes=sizes.groups)
             elif ways:
                 ways["cpu"] = convolve_by_product
@@ -158,6 +167,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, lhs: Any, rhs: Any, params: dict[str, Any]) -> _Sizes:
+        """The sizes of `conv_general_dilated` of arrays of such shapes, by its parameters."""
         numbers = params["dimension_numbers"]
         batch, channels, *space = (lhs.shape[axis] for axis in numbers.lhs_spec)
         features, _, *kernel = (rhs.shape[axis] for axis in numbers.rhs_spec)
@@ -203,10 +213,12 @@ class _Sizes(NamedTuple):
 
     @property
     def slices(self) -> int:
+        """How many slices `_slide` takes of the image, over all axes."""
         return sum(map(min, self.kernel, self.out))
 
     @property
     def flops(self) -> int:
+        """Of the whole convolution, of all groups."""
         return 2 * self.windows * self.features
 
 
@@ -236,7 +248,7 @@ def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) 
 def convolve_by_node(
     lhs: jax.Array, rhs: jax.Array, params: dict[str, Any], nodes: int
 ) -> jax.Array:
-    """Computes `conv_general_dilated` for one node after another, with the groups of that node."""
+    """`conv_general_dilated` by one convolution for each node, whose results are concatenated."""
     numbers = params["dimension_numbers"]
     kind = "batch_group_count" if params["batch_group_count"] > 1 else "feature_group_count"
     params = params | {kind: params[kind] // nodes}
@@ -268,7 +280,7 @@ def _multiply(x: jax.Array, w: jax.Array, axes: Any, params: dict[str, Any]) -> 
 def _multiply_windows(
     x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]
 ) -> jax.Array:
-    """Multiplies the windows of the image with the kernel."""
+    """The convolution as one product of the kernel with all windows of the image, in slices."""
     edges = [
         (low, high, spread - 1)
         for (low, high), spread in zip(params["padding"], params["lhs_dilation"], strict=True)
@@ -300,7 +312,7 @@ def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: 
 
 
 def _sum_taps(x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]) -> jax.Array:
-    """Multiplies the image with each tap of the kernel, then shifts and adds the products."""
+    """The convolution as a product of the image with each tap of the kernel, shifted and added."""
     count = len(sizes.kernel)
     y = _multiply(x, w, ((x.ndim - 1,), (w.ndim - 2,)), params)  # G B *space *kernel O
     for i in range(count):

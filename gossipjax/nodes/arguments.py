@@ -29,12 +29,15 @@ class ArgumentKinds:
 
     @classmethod
     def make(cls, static: Argnums, shared: Argnums, local: Argnums) -> ArgumentKinds:
+        """Makes the kinds from one number, or several, for each."""
         return cls(*(frozenset(argument_numbers(given)) for given in (static, shared, local)))
 
     def dynamic(self, args: Sequence[Any]) -> dict[int, Any]:
+        """The arguments that are not static, by their numbers."""
         return {i: arg for i, arg in enumerate(args) if i not in self.static}
 
     def merge(self, args: Sequence[Any], dynamic: dict[int, Any]) -> list[Any]:
+        """Replaces arguments by the values of `dynamic`, such as one node's part of them."""
         return [dynamic.get(i, arg) for i, arg in enumerate(args)]
 
 
@@ -75,7 +78,7 @@ def require_numbers(tree: Any, name: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             dtype = jnp.result_type(leaf)
-            if not isinstance(leaf, jax.Array | np.ndarray):  # of these the type says it all
+            if not isinstance(leaf, jax.Array | np.ndarray):  # a number may be too large
                 np.asarray(leaf, dtype)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(
@@ -116,7 +119,7 @@ def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
 
 
 def require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes) -> dict[int, Any]:
-    """Returns the arguments that are not static; raises `ValueError` unless all are stacked."""
+    """Returns the arguments that are not static, by number, after `require_stacked` of each."""
     dynamic = kinds.dynamic(args)
     for number, arg in dynamic.items():
         require_stacked(number, arg, kinds, nodes)
@@ -124,7 +127,10 @@ def require_all_stacked(kinds: ArgumentKinds, args: Sequence[Any], nodes: Nodes)
 
 
 def require_stacked(number: int, arg: Any, kinds: ArgumentKinds, nodes: Nodes) -> None:
-    """Raises `ValueError` unless the leaves of an argument have the axis of the nodes."""
+    """Raises `ValueError` unless the leaves of an argument that is not shared are `[N, ...]`.
+
+    Leaves that are split over the L devices of a node need a second axis that L divides.
+    """
     if number in kinds.shared:
         return
     local = nodes.local_devices if number in kinds.local else None

@@ -11,15 +11,15 @@ from jax.extend.core import DebugInfo, Jaxpr, Literal
 
 from gossipjax.nodes.equations import name_of
 
-NAMES = DebugInfo("jit", "part", None, None)  # of the parts, in errors and profiles
+DEBUG_INFO = DebugInfo("jit", "part", None, None)  # what errors and profiles call a part
 
 
 class Traced(NamedTuple):
-    """The equations of a program, in which no jitted function is left, and its variables."""
+    """A traced program as a list of equations, in which jitted functions are inlined."""
 
     eqns: list[Any]
     arguments: list[Any]
-    results: list[Any]  # a number that is known stands for itself
+    results: list[Any]  # variables, or literals for numbers that are known
     constants: dict[Any, Any]  # variable -> value
     structure: Any  # of what the program returns
     has_effects: bool  # it prints, for example
@@ -30,23 +30,26 @@ class Part(NamedTuple):
 
     run: Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]
     reads: list[Any]  # variables
-    results: list[Any]  # what is wanted of it
+    results: list[Any]  # what the part was cut for; variables or literals
     writes: list[Any]  # variables that only later parts read
 
     def note(self, known: dict[Any, Any], results: list[Any], writes: list[Any]) -> None:
-        """Notes the values of its variables."""
+        """Adds to `known` what `run` has returned, where later parts find what they read."""
         pairs = zip(self.results + self.writes, results + writes, strict=True)
         known.update((var, value) for var, value in pairs if not isinstance(var, Literal))
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> Traced:
-    """Traces a function of trees, inside the program of a node."""
+    """Traces `fn`, a function of trees, and inlines the jitted functions that it calls.
+
+    Call it while the program of a node is traced, so that collectives over the nodes are known.
+    """
     closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
 
-    def call(*leaves: Any) -> list[Any]:
-        return _evaluate(closed.jaxpr, closed.consts, leaves)
+    def run_inlined(*leaves: Any) -> list[Any]:
+        return _run_inlined(closed.jaxpr, closed.consts, leaves)
 
-    flat = jax.make_jaxpr(call)(*jax.tree.leaves(args))
+    flat = jax.make_jaxpr(run_inlined)(*jax.tree.leaves(args))
     jaxpr = flat.jaxpr
     constants = dict(zip(jaxpr.constvars, flat.consts, strict=True))
     structure = jax.tree.structure(shapes)
@@ -55,7 +58,11 @@ def trace(fn: Callable[..., Any], *args: Any) -> Traced:
 
 
 def cut(traced: Traced, wanted: Sequence[list[Any]]) -> list[Part]:
-    """Returns a part for each list of wanted results; a part needs nothing of later ones."""
+    """Returns a part of the program for each list of wanted results, in this order.
+
+    A part has the equations that its results need and that no part before it has. So it reads only
+    the arguments of the program and what parts before it have made.
+    """
     eqns_of_parts: list[list[Any]] = []
     done: set[int] = set()
     for results in wanted:
@@ -74,15 +81,15 @@ def cut(traced: Traced, wanted: Sequence[list[Any]]) -> list[Part]:
     parts = []
     for k, eqns in enumerate(eqns_of_parts):
         made = {var for eqn in eqns for var in eqn.outvars} - set(variables(wanted[k]))
-        later = dict.fromkeys(var for of in reads[k + 1 :] for var in of)
-        writes = [var for var in later if var in made]
+        read_later = dict.fromkeys(var for read in reads[k + 1 :] for var in read)
+        writes = [var for var in read_later if var in made]
         run = _make_function(eqns, traced.constants, reads[k], wanted[k], writes)
         parts.append(Part(run, reads[k], wanted[k], writes))
     return parts
 
 
 def variables(values: Iterable[Any]) -> list[Any]:
-    """Those of the values that are not known numbers."""
+    """The variables among operands or results, which can also be literals."""
     return [value for value in values if not isinstance(value, Literal)]
 
 
@@ -100,7 +107,8 @@ def _make_function(
     results: list[Any],
     writes: list[Any],
 ) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any]]]:
-    jaxpr = Jaxpr((), [*constants, *reads], [*results, *writes], eqns, debug_info=NAMES)
+    """Makes the function of some equations: values of `reads` -> those of `results`, `writes`."""
+    jaxpr = Jaxpr((), [*constants, *reads], [*results, *writes], eqns, debug_info=DEBUG_INFO)
 
     def run(values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         made = eval_jaxpr(jaxpr, (), *constants.values(), *values)
@@ -109,8 +117,12 @@ def _make_function(
     return run
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """The results of a program, whose jitted functions become equations of their own."""
+def _run_inlined(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Runs a program equation by equation, also through the jitted functions that it calls.
+
+    If you trace this, the result is the same program without calls of jitted functions, so `cut`
+    can put the equations of one function into several parts.
+    """
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
 
     def read(value: Any) -> Any:
@@ -119,10 +131,10 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> li
     for eqn in jaxpr.eqns:
         if name_of(eqn) in ("jit", "pjit"):
             inside = eqn.params["jaxpr"]
-            results = _evaluate(inside.jaxpr, inside.consts, list(map(read, eqn.invars)))
+            results = _run_inlined(inside.jaxpr, inside.consts, list(map(read, eqn.invars)))
         else:
             reads = _find_reads([eqn], [], {})
-            alone = Jaxpr((), reads, eqn.outvars, [eqn], debug_info=NAMES)
-            results = eval_jaxpr(alone, (), *map(known.get, reads))
+            program = Jaxpr((), reads, eqn.outvars, [eqn], debug_info=DEBUG_INFO)
+            results = eval_jaxpr(program, (), *map(known.get, reads))
         known.update(zip(eqn.outvars, results, strict=True))
     return list(map(read, jaxpr.outvars))

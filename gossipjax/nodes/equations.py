@@ -7,38 +7,39 @@ from typing import Any
 
 from jax.extend.core import jaxprs_in_params
 
-AXIS_PARAMS = ("axes", "axis_name", "axis")
+AXIS_PARAMS = ("axes", "axis_name", "axis")  # where the primitives name the axes of a collective
 
 
 def name_of(eqn: Any) -> str:
-    """The name of what an equation calls."""
+    """The name of the primitive of an equation, or of what it calls instead; see `params_of`."""
     hidden = eqn.params.get("_prim")
     return eqn.primitive.name if hidden is None else type(hidden).__name__
 
 
 def params_of(eqn: Any) -> dict[str, Any]:
-    """The parameters of what an equation calls.
+    """The parameters of an equation.
 
-    With `JAX_REMAT3` or `JAX_CUSTOM_VJP3` the equation of `jax.checkpoint` or `jax.custom_vjp`
-    calls an object that has these parameters.
+    With `JAX_REMAT3` or `JAX_CUSTOM_VJP3` the equation of `jax.checkpoint` or `jax.custom_vjp` has
+    an object as its parameter `_prim`, and this object has the parameters.
     """
     hidden = eqn.params.get("_prim")
     return eqn.params if hidden is None else hidden.params
 
 
 def programs_in(eqn: Any) -> list[Any]:
-    """The programs inside an equation, open ones.
+    """The programs inside an equation, such as the body of a loop, without their constants.
 
     Raises:
-      ValueError: if the equation hides its program, which may exchange something.
+      ValueError: if the equation hides its program, in which there may be collectives.
     """
     params = params_of(eqn)
-    traced = params.get("traced", params.get("prim"))  # of a `custom_vjp`; of what `vmap` made
+    # A `custom_vjp` has its program as "traced"; after `vmap` it is inside of "prim".
+    traced = params.get("traced", params.get("prim"))
     while traced is not None and not hasattr(traced, "jaxpr"):
         traced = traced.params.get("traced", traced.params.get("prim"))
     programs = [*jaxprs_in_params(params), *(() if traced is None else [traced.jaxpr.jaxpr])]
     hidden = eqn.params.get("_prim")
-    # JAX's own, such as that of `jnp.searchsorted`, exchange nothing.
+    # Primitives of JAX that hide a program, such as that of `jnp.searchsorted`, exchange nothing.
     if not programs and hidden is not None and not type(hidden).__module__.startswith("jax."):
         raise ValueError(
             "a primitive must show its program, so that collectives in it are seen, got "
@@ -48,7 +49,7 @@ def programs_in(eqn: Any) -> list[Any]:
 
 
 def all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
-    """Equations, and all equations inside them."""
+    """Equations, and all equations of the programs inside them, at any depth."""
     for eqn in eqns:
         yield eqn
         for jaxpr in programs_in(eqn):
@@ -56,6 +57,6 @@ def all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
 
 
 def is_collective_over(axis_name: str, eqn: Any) -> bool:
-    """Whether an equation exchanges anything over an axis, or asks for its index there."""
+    """Whether an equation is a collective over an axis; `axis_index` counts as one."""
     names = [eqn.params.get(param) for param in AXIS_PARAMS]
     return any(axis_name in (name if isinstance(name, tuple | list) else (name,)) for name in names)

@@ -100,12 +100,15 @@ def spmd(
     kinds = ArgumentKinds.make(static_argnums, shared_argnums, local_argnums)
     if nodes.mesh is None:
         make_run = run_simulated
+    elif nodes.per_device == 1:
+        make_run = run_sharded
     else:
-        make_run = run_sharded if nodes.per_device == 1 else run_in_blocks
+        make_run = run_in_blocks
     run = make_run(fn, kinds, nodes, check_vma)
     run.__name__ = getattr(fn, "__name__", run.__name__)  # what profiles show
     options: dict[str, Any] = {}
     if nodes.mesh is not None and nodes.per_device > 1:
+        # A loop passes results back, so they must be sharded as arguments are.
         options["out_shardings"] = NamedSharding(nodes.mesh, P(nodes.axis_name))
     jitted = jax.jit(run, static_argnums=tuple(kinds.static), donate_argnums=donated, **options)
     return Program(jitted, kinds, nodes)
@@ -152,7 +155,7 @@ class Nodes:
     (3,)
     """
 
-    size: int = None  # pyright: ignore[reportAssignmentType]  # resolved below
+    size: int = None  # pyright: ignore[reportAssignmentType]  # see __post_init__
     _: dataclasses.KW_ONLY
     mesh: Mesh | None = None
     axis_name: str = "nodes"
@@ -275,10 +278,10 @@ class Nodes:
         if inside is not None and self.mesh is not None:
             sizes = {name: self.mesh.shape[name] for name in self.inner_axes}
             specs = inside.of(shapes, sizes=sizes)
-        return make_rows(make, shapes, specs, self, fold_in, *args)
+        return make_rows(make, shapes, specs, self, *args, fold_in=fold_in)
 
     def _is_on_devices(self, tree: Any) -> bool:
-        """Whether all leaves are arrays on the mesh of the nodes."""
+        """Whether all leaves are arrays on the mesh of the nodes, maybe in parts."""
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree)]
         return bool(shardings) and all(
             isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh
@@ -286,7 +289,10 @@ class Nodes:
         )
 
     def _shapes(self, tree: Any, name: str) -> Any:
-        """Returns the tree, or the shapes of the tree that a function makes."""
+        """Returns `tree` itself, or, if it is a function, the shapes of what the function makes.
+
+        It raises `ValueError` if leaves are no numbers; `name` is what the error calls the tree.
+        """
         if is_function(tree):
             require_no_arguments(tree, name)
             tree = jax.eval_shape(tree)
@@ -387,7 +393,10 @@ class Nodes:
 
     @meshes.apart_from_set_mesh
     def _first_row(self, stacked: Any, require_equal: bool) -> Any:
-        """The row of the first node, on all devices of the nodes."""
+        """Returns the row of the first node, on all devices of the nodes.
+
+        With `require_equal` it raises `ValueError` if the rows of other nodes differ.
+        """
         stacked = meshes.on_auto_axes(stacked)
         specs = None
         if self.inner_axes:  # the row stays sharded inside the nodes
@@ -400,6 +409,7 @@ class Nodes:
 
 @functools.lru_cache(MAX_KEPT_PROGRAMS)
 def _kept_program(nodes: Nodes, fn: Callable[..., Any], shared: tuple[int, ...]) -> Program:
+    """Makes the program of `Nodes.run`, or returns it if it was made for an earlier call."""
     return nodes.spmd(fn, shared_argnums=shared)
 
 

@@ -32,38 +32,42 @@ if TYPE_CHECKING:
 
 
 def is_put(x: Any, sharding: NamedSharding) -> bool:
-    """Whether an array already has this sharding; tracers count as put."""
+    """Whether an array need not be moved: it has this sharding, or is traced."""
     return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
 
 
 def keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
-    """`sharding`, extended by the axes over which the array is sharded inside the nodes."""
+    """Extends the sharding of a node-stacked array, so that a row stays sharded inside its node.
+
+    The sharding is returned as it is if the array is not sharded over inner axes of these nodes.
+    """
     actual = getattr(x, "sharding", None)
     if nodes.mesh is None or not nodes.inner_axes or not isinstance(actual, NamedSharding):
         return sharding
     inside = actual.spec[len(sharding.spec) :]
-    is_here = is_mesh_of(nodes, actual.mesh)
-    if not is_here or not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
+    is_on_mesh = is_mesh_of(nodes, actual.mesh)
+    if not is_on_mesh or not set(axes_of(P(*inside))) <= set(nodes.inner_axes):
         return sharding
     return NamedSharding(sharding.mesh, P(*sharding.spec, *inside))
 
 
 def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
-    """Whether a mesh is the mesh of the nodes; the kinds of axes may differ."""
+    """Whether a mesh is the mesh of the nodes, also if its axes are Explicit instead of Auto."""
     return isinstance(mesh, Mesh) and meshes.auto_mesh(mesh) == nodes.mesh
 
 
 def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Puts an array of one process, or of all, on the devices of its sharding."""
+    """Moves an array, of this process or of all together, to the devices of `sharding`."""
     is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
     if is_global or processes.is_key(x):
         return jax.device_put(x, sharding)
     return processes.put_global(x, sharding)
 
 
-MAX_STATIC_VALUES = 32  # of one program, before it warns: as many rounds as a train step compiles
+# A program warns when it was compiled for more: a train step compiles at most as many rounds.
+MAX_STATIC_VALUES = 32
 
-# An array of the last program that must end before the next one starts.
+# An array of the last result that must be there before the next program starts, on some devices.
 _last: collections.deque[jax.Array] = collections.deque(maxlen=1)
 
 
@@ -86,28 +90,30 @@ class Program:
         self._jitted = jitted
         self._kinds = kinds
         self._nodes = nodes
-        self._compiled: dict[Any, Any] = {}
-        # By argument: shardings of arrays that may stay where they are; -1 for one device.
-        self._known: dict[int, set[Any]] = collections.defaultdict(set)
-        self._made: list[weakref.ref[Any]] = []  # the first array of each tree of the last result
+        self._compiled: dict[Any, Any] = {}  # by static values and shapes; see `prepare`
+        # By number of the argument: shardings of arrays that need not be moved.
+        self._good_shardings: dict[int, set[Any]] = collections.defaultdict(set)
+        # The first array of each tree of the last result.
+        self._last_results: list[weakref.ref[Any]] = []
 
     @meshes.apart_from_set_mesh
     def __call__(self, *args: Any) -> Any:
+        """Moves the arguments to the devices, if needed, and runs the program for all nodes."""
         if self._kinds.static and self.max_static_values < math.inf:
             self._count_static_values(args)
         if meshes.has_explicit_axes(jax.sharding.get_abstract_mesh()):
             return self._call_in_jit(args)
-        if self._is_one_at_a_time:
+        if self._is_one_at_a_time:  # wait for the program before
             for array in tuple(_last):
-                if not array.is_deleted():  # donated to a program that runs after it
+                if not array.is_deleted():  # if it was donated, a later program has waited for it
                     array.block_until_ready()
         result = self._jitted(*self.put(*args))
-        if self._is_one_at_a_time:  # the last array of a train step is its loss, which is small
+        if self._is_one_at_a_time:  # one array tells that all are there; a loss, often, is small
             arrays = jax.tree.leaves(result)[-1:]
             _last.extend(array for array in arrays if not isinstance(array, Tracer))
         if type(result) is tuple:
             firsts = [jax.tree.leaves(part)[:1] for part in result]
-            self._made = [weakref.ref(leaf) for (leaf,) in filter(None, firsts)]
+            self._last_results = [weakref.ref(leaf) for (leaf,) in filter(None, firsts)]
         return result
 
     def _count_static_values(self, args: Sequence[Any]) -> None:
@@ -126,10 +132,10 @@ class Program:
 
     @functools.cached_property
     def _is_one_at_a_time(self) -> bool:
-        """Whether the next program must wait until this one has ended.
+        """Whether a program must wait until the program before has ended.
 
-        On a CPU all devices of a process share its threads: a collective of one program may wait
-        for a thread that a later program uses, and neither ends.
+        This holds if a process has several CPU devices, because they share its threads: a
+        collective could wait for a thread on which a later program waits, and neither would end.
         """
         mesh = self._nodes.mesh
         devices = () if mesh is None else mesh.local_devices
@@ -183,36 +189,44 @@ class Program:
         return lambda: meshes.on_mesh(jax.block_until_ready(compiled(*dynamic)), mesh)
 
     def put(self, *args: Any) -> Sequence[Any]:
-        """Returns the arguments, as arrays that lie where the program needs them."""
+        """Returns the arguments as arrays on the devices, in the parts that the program takes."""
         return [
-            arg if i in self._kinds.static or self._knows(i, arg) else self._put(i, arg)
+            arg if i in self._kinds.static or self._need_not_move(i, arg) else self._put(i, arg)
             for i, arg in enumerate(args)
         ]
 
-    def _knows(self, number: int, arg: Any) -> bool:
-        """Whether all arrays are sharded as arrays that could stay where they were."""
+    def _need_not_move(self, number: int, arg: Any) -> bool:
+        """Whether all arrays of an argument are known to be where the program takes them.
+
+        They are if a call has returned them, or if they are sharded like arrays of an earlier call.
+        """
         leaves = jax.tree.leaves(arg)
-        # A loop passes back its results. To look at each sharding would take as long as the call.
-        if leaves and any(made() is leaves[0] for made in self._made):
+        # A loop passes results back. To look at the sharding of each takes as long as the call, so
+        # the first array of the tree stands for all.
+        if leaves and any(result() is leaves[0] for result in self._last_results):
             return True
-        number = -1 if self._nodes.mesh is None else number  # on one device they are all alike
         shardings = {getattr(leaf, "sharding", None) for leaf in leaves}
-        return self._known[number].issuperset(shardings)
+        return self._good_shardings_of(number).issuperset(shardings)
+
+    def _good_shardings_of(self, number: int) -> set[Any]:
+        # On one device all arguments need the same.
+        return self._good_shardings[-1 if self._nodes.mesh is None else number]
 
     def _put(self, number: int, arg: Any) -> Any:
+        """Moves an argument to the devices, and remembers how its arrays are sharded then."""
         require_numbers(arg, f"argument {number}")
         placed = self._put_tree(number, arg)
         leaves = jax.tree.leaves(placed)
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
-            number = -1 if self._nodes.mesh is None else number
-            self._known[number].update(leaf.sharding for leaf in leaves)
+            self._good_shardings_of(number).update(leaf.sharding for leaf in leaves)
         return placed
 
     def _put_tree(self, number: int, arg: Any) -> Any:
+        """Moves those arrays of an argument that are not yet where the program takes them."""
         if self._nodes.mesh is None:
             arg = meshes.on_auto_axes(arg)
             return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x), arg)
-        spec = _spec(number, self._kinds, self._nodes)
+        spec = _spec_of_argument(number, self._kinds, self._nodes)
         sharding = NamedSharding(self._nodes.mesh, spec)
         shardings = jax.tree.map(lambda x: keep_inside(x, sharding, self._nodes), arg)
         if all(map(is_put, jax.tree.leaves(arg), jax.tree.leaves(shardings))):
@@ -224,8 +238,8 @@ class Program:
 def run_simulated(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
-    """Runs `fn` for N nodes on one device, by `vmap`."""
-    del check_vma
+    """Returns `fn` of one node for N nodes on one device, by `vmap`."""
+    del check_vma  # an option of `shard_map`
 
     def run(*args: Any) -> Any:
         dynamic = require_all_stacked(kinds, args, nodes)
@@ -243,31 +257,37 @@ def run_simulated(
 def run_sharded(
     fn: Callable[..., Any], kinds: ArgumentKinds, nodes: Nodes, check_vma: bool
 ) -> Callable[..., Any]:
-    """Runs `fn` for the nodes of a mesh, by `shard_map`."""
+    """Returns `fn` of one node for the nodes of a mesh, by `shard_map`, with a node per device.
+
+    A node can also have several devices, a row of the mesh.
+    """
     mesh = nodes.mesh
     assert mesh is not None
     if check_vma and nodes.inner_axes:
         raise ValueError(
             f"check_vma must be False on a mesh with axes inside the nodes, {nodes.inner_axes}, "
-            "got True: what runs on parts of a model has no such types. Use a mesh without them."
+            "got True: XLA partitions a node over these axes, and types cannot say how. Use a mesh "
+            "without them."
         )
 
     def run(*args: Any) -> Any:
         dynamic = require_all_stacked(kinds, args, nodes)
 
         def run_device(shards: dict[int, Any]) -> Any:
+            # A device has one row, `[1, ...]`, of each argument that is not shared.
             values = {
                 i: shard if i in kinds.shared else jax.tree.map(lambda x: x[0], shard)
                 for i, shard in shards.items()
             }
             out = fn(*kinds.merge(args, values))
+            # The results stay sharded inside the node as `gx.sharded` says in the state.
             out = constrain(out, shard_specs((out, values)), nodes.axis_name)
             return jax.tree.map(lambda x: jnp.asarray(x)[None], out)
 
         mapped = jax.shard_map(
             run_device,
             mesh=mesh,
-            in_specs=({i: _spec(i, kinds, nodes) for i in dynamic},),
+            in_specs=({i: _spec_of_argument(i, kinds, nodes) for i in dynamic},),
             out_specs=P(nodes.axis_name),
             axis_names=set(mesh.axis_names) - set(nodes.inner_axes),
             check_vma=check_vma,
@@ -277,7 +297,8 @@ def run_sharded(
     return run
 
 
-def _spec(number: int, kinds: ArgumentKinds, nodes: Nodes) -> P:
+def _spec_of_argument(number: int, kinds: ArgumentKinds, nodes: Nodes) -> P:
+    """How an argument is sharded over the nodes, and over the devices of each node."""
     if number in kinds.shared:
         return P()
     if number in kinds.local and nodes.local_devices is not None:

@@ -19,11 +19,12 @@ from gossipjax.sharding import Specs, is_spec
 if TYPE_CHECKING:
     from gossipjax.nodes import Nodes
 
-MAX_SPREAD = 1e-2  # of rows that are copies of one model, relative to its largest value
+# By how much rows may differ that are copies of one model, relative to its largest value.
+MAX_SPREAD = 1e-2
 
 
 def repeat_rows(tree: Any, count: int) -> Any:
-    """`[...]` -> `[count, ...]`: views of host arrays, and copies of PRNG keys."""
+    """`[...]` -> `[count, ...]`: `count` equal rows, without copies of arrays on the host."""
 
     def repeat(leaf: Any) -> Any:
         if is_key(leaf) or isinstance(leaf, Tracer):
@@ -45,45 +46,51 @@ def require_one_model(tree: Any, size: int) -> None:
     if any(jnp.shape(leaf)[:1] != (size,) or is_key(leaf) for leaf in leaves):
         return
     if not all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves):
-        return
+        return  # this process cannot look at all of it
     arrays = [np.asarray(leaf) for leaf in leaves]
     are_equal = all(np.array_equal(x, np.broadcast_to(x[:1], x.shape)) for x in arrays)
     if are_equal and any((x != x.flat[0]).any() for x in arrays if x.size):
         raise ValueError(
-            f"the tree must be that of one node, [...], got arrays of {size} equal rows, a row for "
-            "each node: give it before it is stacked. Of stacked parameters nodes.run(tx.init, "
-            "params) makes the state."
+            f"the tree must be the tree of one node, [...], got arrays of {size} equal rows, one "
+            "for each node: give the tree before it is stacked. For parameters that are stacked "
+            "already, nodes.run(tx.init, params) makes the state."
         )
 
 
 def is_raw_key(leaf: Any, leading: int = 1) -> bool:
-    """Whether an array `[rows, ...]` looks like keys of `jax.random.PRNGKey`, which are numbers."""
+    """Whether an array may have a `jax.random.PRNGKey`, two numbers, behind `leading` axes."""
     return jnp.shape(leaf)[leading:] == (2,) and jnp.result_type(leaf) == jnp.uint32
 
 
 def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
-    """Folds the number of the node into keys `[rows, ...]`; other leaves stay as they are."""
+    """Folds the number of its node into each key of rows `[rows, ...]`.
+
+    Row `i` has the keys of node `numbers[i]`. Leaves that are no keys stay as they are.
+    """
     leaves = jax.tree.leaves(rows)
     if not any(map(is_key, leaves)) or any(map(is_raw_key, leaves)):
         raise ValueError(
-            "fold_in must find keys, as jax.random.key makes them, got a tree without, or with one "
-            "of jax.random.PRNGKey, which is an array of numbers: make a key of it by "
+            "fold_in must find keys, as jax.random.key makes them, got a tree without keys, or "
+            "with a jax.random.PRNGKey, which is an array of numbers: make a key of it by "
             "jax.random.wrap_key_data."
         )
 
     def fold_in(leaf: Any) -> Any:
         if not is_key(leaf):
             return leaf
-        by_node = jax.vmap(lambda key, number: jax.random.fold_in(key, number))
+        of_nodes = jax.vmap(lambda key, number: jax.random.fold_in(key, number))
         flat = leaf.reshape(len(numbers), -1)
-        folded = jax.vmap(by_node, (1, None), 1)(flat, np.asarray(numbers, np.uint32))
+        folded = jax.vmap(of_nodes, (1, None), 1)(flat, np.asarray(numbers, np.uint32))
         return folded.reshape(leaf.shape)
 
     return jax.tree.map(fold_in, rows)
 
 
 def split_rows(batch: Any, count: int, axis: int = 0) -> Any:
-    """`[B, ...]` -> `[count, B / count, ...]`; `axis` is the axis of the B examples."""
+    """Splits a batch into `count` rows: `[B, ...]` -> `[count, B / count, ...]`.
+
+    `axis` is the axis of the B examples in the batch; the rows are always the first axis.
+    """
     lengths: set[int] = set()
 
     def split(path: Any, leaf: Any) -> Any:
@@ -121,17 +128,20 @@ def make_rows(
     shapes: Any,
     specs: Any,
     nodes: Nodes,
-    fold_in: bool = False,
     *args: Any,
+    fold_in: bool = False,
 ) -> Any:
-    """`make(*args)` for every node, `[N, ...]`: each device makes its part.
+    """Makes N equal rows of what `make(*args)` returns, `[N, ...]`: each device makes its part.
 
     `shapes` are the result of `jax.eval_shape(make)`. The rows get this structure, because static
     parts of what `make` returns may differ from call to call. `specs` has a spec for each leaf, or
-    is one spec for all, or None if nothing is sharded inside a node.
+    is one spec for all, or None if nothing is sharded inside a node. With `fold_in` the rows get
+    different keys, as `fold_in_nodes` makes them.
     """
 
     def make_all(*args: Any) -> list[jax.Array]:
+        """The leaves of the rows. XLA computes on each device only what this device needs."""
+
         def repeat(leaf: Any) -> jax.Array:
             return jnp.broadcast_to(leaf, (nodes.size, *jnp.shape(leaf)))
 
@@ -149,7 +159,10 @@ def make_rows(
 
 
 def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
-    """The shardings of node-stacked arrays whose rows have these specs, or this one."""
+    """Returns shardings of `rows` `[N, ...]`, whose rows are sharded inside a node by `specs`.
+
+    `specs` is a spec for all arrays, or a tree of specs like `rows`, and must fit the arrays.
+    """
     if isinstance(specs, P):
         specs = jax.tree.map(lambda _: specs, rows)
     sizes = {name: size for name, size in mesh.shape.items() if name != axis_name}
@@ -159,6 +172,7 @@ def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
 
 
 def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
+    """The shardings of node-stacked arrays, from the specs of their rows."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, P(axis_name, *(spec or ()))),
         specs,
@@ -167,17 +181,19 @@ def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
 
 
 def spec_of_row(stacked: Any) -> P:
-    """How a row of `[N, ...]` is sharded inside a node."""
+    """How a row of a node-stacked array `[N, ...]` is sharded inside a node."""
     sharding = getattr(stacked, "sharding", None)
     return P(*sharding.spec[1:]) if isinstance(sharding, NamedSharding) else P()
 
 
 @functools.cache
 def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None, compares: bool = True) -> Any:
-    """Makes a program `[N, ...] -> ([...], differences)`: the first row, and how far others differ.
+    """Makes a program that takes the first row of node-stacked arrays, and compares the others.
 
-    `specs` are the specs of the row's leaves; without specs every device gets the whole row. The
-    differences, which take most of the time to compile, are None unless the program compares.
+    The program returns the row `[...]`, and for each leaf how far other rows are from it, as
+    `_difference` says. Comparing takes most of the time to compile; with `compares=False` it
+    returns None instead. `specs` are the specs of the row's leaves; without specs every device gets
+    the whole row.
     """
 
     def first_row(stacked: Any) -> tuple[Any, jax.Array | None]:
@@ -196,10 +212,10 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None, compares: b
 
 
 def _difference(x: jax.Array) -> jax.Array:
-    """How far rows `[N, ...]` of real numbers are from the first, over the largest finite value.
+    """How far rows `[N, ...]` are from the first row, divided by the largest finite value of all.
 
-    The result is infinite if other values differ, or if one of two numbers is not finite. NaN is
-    equal to NaN of any bits, and 0.0 to -0.0.
+    The result is infinite if integers or keys differ at all, or if a number is not finite in one of
+    two rows alone. NaN is equal to NaN of any bits, and 0.0 to -0.0.
     """
     if is_key(x):
         x = jax.random.key_data(x)

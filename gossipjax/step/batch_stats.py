@@ -68,11 +68,11 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     require_step(step, axis_name)
     if wire.local_axis_name is not None:
         stats = node_mean(stats, wire.local_axis_name)
-    is_now, number, schedule = plan.when(step)
+    is_now, number, schedule = plan.when(step)  # whether models mix at `step`, and by which round
 
     def mix_stats(stats: Any) -> Any:
-        """The statistics mixed by a round, each with the weight of its node."""
-        if schedule is None:
+        """Mixes statistics by a round, each with the push-sum weight of its node."""
+        if schedule is None:  # all nodes average at once
             average = average_batch_stats(stats, axis_name=axis_name)
             return jax.tree.map(lambda s: as_varying(s, axis_name), average)
         weight = push_sum_weight(state)

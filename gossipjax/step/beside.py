@@ -16,24 +16,26 @@ from gossipjax.step.gradients import Gradients, UpdateOfNode
 
 
 class Exchanger:
-    """The thread on which an update exchanges, and whether it does."""
+    """Base of updates whose exchange is a separate program, which a thread of theirs runs."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
         # The thread ends with the step that owns it, also if nobody closes it.
         self.close = weakref.finalize(self, self._executor.shutdown, wait=False)
-        self.is_beside: bool | None = None  # unknown before the first step
+        # Whether the exchange really runs on the thread; None before a step has told.
+        self.is_on_thread: bool | None = None
 
     def wait(self) -> None:
-        """Returns when all exchanges that are on their way have arrived."""
+        """Returns when all exchanges that are on their way have arrived: by default at once."""
 
 
-class UpdateBeside(Exchanger):
-    """An update that runs while a thread exchanges.
+class UpdateDuringExchange(Exchanger):
+    """An update whose gradients are computed while a thread exchanges models.
 
     An exchange starts `plan.lead()` steps before the step that uses it. That step first dispatches
-    its gradients, and then waits for the exchange. Steps that use none run `fused`, the update as
-    one program, and so do the first steps of a run, whose exchanges should have started before it.
+    its gradients, and then waits for the exchange. A step without an exchange runs `fused`, the
+    whole step as one program. So do the first steps of a run: their exchanges should have started
+    before the run.
     """
 
     def __init__(
@@ -45,11 +47,12 @@ class UpdateBeside(Exchanger):
         is_static: bool,
         fused: Program,
     ):
-        def start(step: Any, params: optax.Params, opt_state: optax.OptState) -> Any:
+        def exchange_alone(step: Any, params: optax.Params, opt_state: optax.OptState) -> Any:
             return exchange(opt_state, step, params=params)
 
         def update_alone(step: int, params: Any, opt_state: Any) -> Any:
-            return update(step, params, opt_state, params, None)
+            # It is only traced, so the parameters can stand for the gradients.
+            return update(step, params, opt_state, grads=params, aux=None)
 
         super().__init__()
         lead = plan.lead(is_static)
@@ -62,26 +65,27 @@ class UpdateBeside(Exchanger):
         self._lead = lead
         self._is_static = is_static
         self._fused = fused
-        # The calling thread compiles, because JAX's context (x64, matrix precision, mesh) matters
-        # then. The other thread, which has no such context, only runs the program.
-        self._start = nodes.spmd(start, **by_step)
+        self._exchange = nodes.spmd(exchange_alone, **by_step)
         self._gradients = nodes.spmd(gradients)
         self._update = nodes.spmd(update, donate_argnums=donated, **by_step)
         self._update_alone = nodes.spmd(update_alone, **by_step)
-        # Other collectives could overtake, on one process and not on another, an exchange that
-        # takes several steps.
-        self.is_beside = None if lead else True
-        self._pending: dict[int, Future[Any]] = {}  # by the step that uses it
+        # If an exchange takes several steps, the first step decides whether it runs on the thread.
+        self.is_on_thread = None if lead else True
+        # Exchanges on their way, by the step that uses each.
+        self._pending: dict[int, Future[Any]] = {}
         self._next_step: int | None = None
 
     def __call__(
         self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """One step; `number` is its number as the programs take it."""
-        if self.is_beside is None:  # in the first update nothing is received
+        """Takes step `step`; `number` is the step as the programs take it, static or an array."""
+        if self.is_on_thread is None:
+            # Other collectives of the chain could overtake, on one process and not on another, an
+            # exchange that takes several steps. The update of step 0 shows whether there are any,
+            # because it uses no exchange itself.
             arguments = 0, params, opt_state
-            self.is_beside = not self._update_alone.has_collective(self._axis_name, *arguments)
-        if not self.is_beside:
+            self.is_on_thread = not self._update_alone.has_collective(self._axis_name, *arguments)
+        if not self.is_on_thread:
             return self._fused(number, params, opt_state, *inputs)
         self._start_exchanges(step, number, params, opt_state)
         pending = self._pending.pop(step, None)
@@ -89,34 +93,43 @@ class UpdateBeside(Exchanger):
             params, opt_state, aux = self._fused(number, params, opt_state, *inputs)
         else:
             grads, aux = self._gradients(params, *inputs)
-            # The update may have collectives, which must not overtake the exchange on some
-            # processes.
+            # Wait here: collectives of the update must not overtake the exchange on some processes.
             received = pending.result()
             params, opt_state = self._update(number, params, opt_state, grads, aux, received)
-        if self._lead:  # what was sent in this step can travel before the next call
+        if self._lead:
+            # The next call would start this exchange. Started here, it travels sooner.
             self._start_exchange(step + 1 + self._lead, params, opt_state)
         return params, opt_state, aux
 
     def _start_exchanges(self, step: int, number: Any, params: Any, opt_state: Any) -> None:
-        """Starts what can start now, before the gradients of `step`."""
+        """Starts the exchange that can travel during the gradients of `step`.
+
+        A step that does not follow the last one begins another loop, which uses no exchange of the
+        loop before.
+        """
         if step != self._next_step:
             self.wait()
             self._pending.clear()
         self._next_step = step + 1
-        if not self._is_static:
-            self._pending[step] = self._dispatch(number, params, opt_state)
+        if not self._is_static:  # then each step uses an exchange, whose round is data
+            self._pending[step] = self._submit(number, params, opt_state)
         else:
             self._start_exchange(step + self._lead, params, opt_state)
 
-    def _start_exchange(self, user: int, params: Any, opt_state: Any) -> None:
-        """Starts the exchange that step `user` uses, unless it has none or is on its way."""
-        if user not in self._pending and self._plan.receives(user):
-            canonical = self._plan.canonical_step(user)
-            self._pending[user] = self._dispatch(canonical, params, opt_state)
+    def _start_exchange(self, using_step: int, params: Any, opt_state: Any) -> None:
+        """Starts the exchange whose result `using_step` uses, if there is one to start.
 
-    def _dispatch(self, *args: Any) -> Future[Any]:
-        """Starts an exchange; when the future is done, its result is on the devices."""
-        return self._executor.submit(self._start.prepare(*args))
+        Nothing happens if that step uses no exchange, or if its exchange is on the way already.
+        """
+        if using_step not in self._pending and self._plan.receives(using_step):
+            canonical = self._plan.canonical_step(using_step)
+            self._pending[using_step] = self._submit(canonical, params, opt_state)
+
+    def _submit(self, *args: Any) -> Future[Any]:
+        """Has the thread run the exchange; the future is done when its result is on the devices."""
+        # `prepare` compiles on the calling thread, because JAX's context (x64, matrix precision,
+        # mesh) matters then. The other thread, which has no such context, only runs the program.
+        return self._executor.submit(self._exchange.prepare(*args))
 
     def wait(self) -> None:
         """Returns when all exchanges that are on their way have arrived."""

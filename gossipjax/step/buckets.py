@@ -21,7 +21,8 @@ from gossipjax.step.beside import Exchanger
 from gossipjax.step.gradients import Gradients, UpdateOfNode
 from gossipjax.wire import Wire
 
-FIRST_BYTES = 2**20  # of the first bucket, at least: the wire is idle until it is full
+# The first bucket has at least these bytes: few, because nothing travels until it is full.
+FIRST_BYTES = 2**20
 
 
 class UpdateInBuckets(Exchanger):
@@ -49,71 +50,78 @@ class UpdateInBuckets(Exchanger):
         self._gradients = gradients
         self._nodes = nodes
         self._bucket_bytes = bucket_bytes
-        self._is_exact = wire.codec is None
+        self._has_codec = wire.codec is not None
         self._fused = fused
         self._average = nodes.spmd(average)
         self._update = nodes.spmd(update, static_argnums=0)
-        self._cuts: dict[Any, _Cut | None] = {}  # by what is known of the arguments
+        self._cuts: dict[Any, _Cut | None] = {}  # by structure, shapes and types of arguments
 
     def __call__(
         self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """One step; `number` is its number as the program takes it."""
+        """Takes a step; `number` is the step as the program takes it, static or an array."""
         del step
         number, params, opt_state, *placed = self._fused.put(number, params, opt_state, *inputs)
         leaves, structure = jax.tree.flatten((params, *placed))
         key = structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         if key not in self._cuts:
-            self._cuts[key] = self._cut(params, *placed)
+            self._cuts[key] = self._cut_gradients(params, *placed)
         cut = self._cuts[key]
-        self.is_beside = cut is not None
+        self.is_on_thread = cut is not None
         if cut is None:
             return self._fused(number, params, opt_state, *placed)
-        known = dict(zip(cut.arguments, leaves, strict=True))
-        pending: list[Future[list[jax.Array]]] = []
-        rest: list[jax.Array] = []
+        known = dict(zip(cut.arguments, leaves, strict=True))  # the value of each variable
+        pending: list[Future[list[jax.Array]]] = []  # the average of each bucket
+        aux_leaves: list[jax.Array] = []  # of the last part
         for bucket in cut.buckets:
             results, writes = bucket.program([known[var] for var in bucket.part.reads])
             bucket.part.note(known, results, writes)
             count = len(bucket.leaves)
-            pending.append(self._submit(results[:count]))
-            rest = results[count:]
+            pending.append(self._start_average(results[:count]))
+            aux_leaves = results[count:]
         means: list[Any] = [None] * sum(len(bucket.leaves) for bucket in cut.buckets)
         for bucket, future in zip(cut.buckets, pending, strict=True):
             for leaf, mean in zip(bucket.leaves, future.result(), strict=True):
                 means[leaf] = mean
-        grads, aux = jax.tree.unflatten(cut.structure, means + rest)
+        grads, aux = jax.tree.unflatten(cut.structure, means + aux_leaves)
+        # The averages are also given as what was received, so that the update does not average them
+        # again. All steps average alike, so one program, of step 0, serves all.
         return *self._update(0, params, opt_state, grads, aux, grads), aux
 
-    def _submit(self, bucket: list[jax.Array]) -> Future[list[jax.Array]]:
+    def _start_average(self, bucket: list[jax.Array]) -> Future[list[jax.Array]]:
+        """Has the thread average gradients over the nodes as soon as they are computed."""
         run = self._average.prepare(bucket)
 
         def average() -> list[jax.Array]:
-            # Dispatched only then, so that it waits for this bucket and not for those after it.
+            # The program starts only now, so that it waits for this bucket and for none after it.
             jax.block_until_ready(bucket)
             return run()
 
         return self._executor.submit(average)
 
-    def _cut(self, *arguments: Any) -> _Cut | None:
-        """Cuts the gradients into programs; None if they have to stay one."""
+    def _cut_gradients(self, *arguments: Any) -> _Cut | None:
+        """Cuts the program of the gradients into one for each bucket; None if it has to stay one.
+
+        `arguments` are those of `gradients`, node-stacked, with the parameters first.
+        """
         found: list[Traced] = []
 
-        def run(*args: Any) -> Any:
+        # The gradients are traced inside of the program of a node, which has the axis of the nodes.
+        def trace_gradients(*args: Any) -> Any:
             found[:] = [trace(self._gradients, *args)]
             return self._gradients(*args)
 
-        if self._nodes.spmd(run).has_collective(self._nodes.axis_name, *arguments):
+        if self._nodes.spmd(trace_gradients).has_collective(self._nodes.axis_name, *arguments):
             return None
         (traced,) = found
         count = jax.tree.structure(arguments[0]).num_leaves
-        # A narrower wire needs several messages for each bucket, one after another.
-        first = FIRST_BYTES if self._is_exact else self._bucket_bytes
-        leaves_of_buckets = make_buckets(traced, count, first, self._bucket_bytes)
+        # With a codec each bucket is several messages, one after another: a small one does not pay.
+        first_bytes = self._bucket_bytes if self._has_codec else FIRST_BYTES
+        leaves_of_buckets = make_buckets(traced, count, first_bytes, self._bucket_bytes)
         if len(leaves_of_buckets) < 2 or traced.has_effects:
             return None
         wanted = [[traced.results[leaf] for leaf in leaves] for leaves in leaves_of_buckets]
-        wanted[-1] += traced.results[count:]
+        wanted[-1] += traced.results[count:]  # aux
         buckets = [
             _Bucket(self._nodes.spmd(part.run), part, leaves)
             for part, leaves in zip(cut(traced, wanted), leaves_of_buckets, strict=True)
@@ -122,34 +130,40 @@ class UpdateInBuckets(Exchanger):
 
 
 class _Bucket(NamedTuple):
-    program: Program  # of the part
-    part: Part  # whose results are gradients, in the last one also aux
-    leaves: list[int]  # whose gradients they are
+    """Gradients that are averaged together, and the part of the program that computes them."""
+
+    program: Program  # runs `part` for all nodes
+    part: Part  # its results are the gradients of `leaves`; those of the last part, also aux
+    leaves: list[int]  # the numbers of these leaves of the parameters
 
 
 class _Cut(NamedTuple):
+    """The program of the gradients, cut into one program for each bucket."""
+
     buckets: list[_Bucket]
-    arguments: list[Any]  # variables
-    structure: Any  # of gradients and aux
+    arguments: list[Any]  # the variables of the leaves of params and inputs
+    structure: Any  # of (gradients, aux)
 
 
-def make_buckets(traced: Traced, count: int, first: int, later: int) -> list[list[int]]:
-    """The leaves of each bucket, of `count` in all, in the order in which they are computed.
+def make_buckets(traced: Traced, count: int, first_bytes: int, later_bytes: int) -> list[list[int]]:
+    """Groups the numbers of `count` leaves into buckets, in the order of computation.
 
-    The first bucket has so many bytes at least, and each later one.
+    The first bucket has `first_bytes` at least, each later one `later_bytes`. Leaves whose
+    gradients come at the same time stay together.
     """
-    last: dict[Any, int] = {}  # the last equation that takes time, of those that a variable needs
+    # For each variable the number of the last slow equation that it needs; -1 if it needs none.
+    last_slow: dict[Any, int] = {}
     for i, eqn in enumerate(traced.eqns):
-        takes_time = eqn.primitive in (dot_general_p, conv_general_dilated_p) or programs_in(eqn)
-        before = (last.get(var, -1) for var in variables(eqn.invars))
-        last.update(dict.fromkeys(eqn.outvars, i if takes_time else max(before, default=-1)))
+        is_slow = eqn.primitive in (dot_general_p, conv_general_dilated_p) or programs_in(eqn)
+        before = (last_slow.get(var, -1) for var in variables(eqn.invars))
+        last_slow.update(dict.fromkeys(eqn.outvars, i if is_slow else max(before, default=-1)))
     results = traced.results[:count]
-    ready = [-1 if isinstance(result, Literal) else last.get(result, -1) for result in results]
+    ready = [-1 if isinstance(x, Literal) else last_slow.get(x, -1) for x in results]
     sizes = [result.aval.size * jnp.dtype(result.aval.dtype).itemsize for result in results]
     order = sorted(range(count), key=ready.__getitem__)
     buckets = [order[:1]]
     for leaf, next_leaf in itertools.pairwise(order):
-        least = later if len(buckets) > 1 else min(first, later)
+        least = later_bytes if len(buckets) > 1 else min(first_bytes, later_bytes)
         is_full = sum(sizes[i] for i in buckets[-1]) >= least
         if is_full and ready[next_leaf] > ready[leaf]:
             buckets.append([])

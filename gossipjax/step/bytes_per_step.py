@@ -21,7 +21,8 @@ from gossipjax.nodes import Nodes, as_nodes
 from gossipjax.nodes.equations import AXIS_PARAMS, is_collective_over, programs_in
 from gossipjax.topology.schedule import require_int
 
-# Over n nodes, on a ring: what each sends, and receives, as a multiple of what it puts in.
+# What each of n nodes sends, and receives, by a collective on a ring, as a multiple of the bytes
+# that it gives to the collective.
 RING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     **dict.fromkeys(("psum", "pmax", "pmin"), lambda n: 2 * (n - 1) / n),
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -88,15 +89,18 @@ def bytes_per_step(
     tx = require_transform(tx, "tx of bytes_per_step")
     nodes = as_nodes(nodes)
     sizes = dict(nodes.mesh.shape) if nodes.mesh is not None else {}
-    sizes[nodes.axis_name] = nodes.size  # even if several share a device
+    sizes[nodes.axis_name] = nodes.size  # each node gets a device, even if some share one now
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     manual = set(sizes) - set(nodes.inner_axes)
 
     def on_mesh(fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Maps a per-node function over the mesh, which has no devices: it can only be traced."""
         options: dict[str, Any] = {"axis_names": manual, "check_vma": False}
         return jax.shard_map(fn, mesh=mesh, in_specs=P(), out_specs=P(), **options)
 
     def count(step: int) -> np.ndarray:
+        """The bytes `[2, N]` that nodes send and receive in the update of one step."""
+
         def update(updates: Any, state: Any, params: Any) -> Any:
             return tx.update(updates, state, params, step=step, **extra_args)
 
@@ -114,7 +118,7 @@ def bytes_per_step(
         messages: dict[Any, float] = {}  # kind of a step -> bytes along each edge of its round
         for step in dict.fromkeys(programs):
             kind, edges = _describe_round(plan, step)
-            if kind in messages:
+            if kind in messages:  # nothing need be traced
                 counted[step] = messages[kind] * edges
                 continue
             counted[step] = count(step)
@@ -126,9 +130,10 @@ def bytes_per_step(
 
 
 def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
-    """How many messages each node sends and receives in a step, `[2, N]`, and the kind of the step.
+    """The kind of a step, and how many messages each node sends and receives in it, `[2, N]`.
 
-    Steps of one kind exchange messages of the same size. The kind is None if it is not known.
+    Messages have the same size in all steps of one kind, so only one of them must be traced. The
+    kind is None if other steps tell nothing about this one.
     """
     exchanges = plan.exchanges()
     travelling = [(e, piece) for e in exchanges if (piece := e.find_piece(step)) is not None]
@@ -142,17 +147,21 @@ def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
     if round_ is None:  # all nodes at once
         return None, np.zeros((2, 1))
     edges = np.zeros((2, round_.size))
-    in_pairs = []  # which are sums over pairs, on some backends
+    in_pairs = []  # of each slot; some backends exchange in pairs by sums
     for receivers, weights in round_.slots:
         edges += [weights > 0, (weights > 0)[np.argsort(receivers)]]
         in_pairs.append((receivers[receivers] == np.arange(round_.size)).all())
-    # With the degrees, so that what does not depend on the edges is not taken for a part of theirs.
-    limits = *edges.min(axis=1), *edges.max(axis=1)
-    return (exchange.phase, piece, round_.is_uniform, *in_pairs, *limits), edges
+    # Bytes that do not depend on the edges would be divided among them. So the number of edges of a
+    # node is a part of the kind.
+    degrees = *edges.min(axis=1), *edges.max(axis=1)
+    return (exchange.phase, piece, round_.is_uniform, *in_pairs, *degrees), edges
 
 
 def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:
-    """The bytes `[2, N]` that a jaxpr sends and receives on devices along these axes."""
+    """The bytes `[2, N]` that each node sends and receives in a program, over all its devices.
+
+    `manual` has the sizes of the manual axes, over which each device runs the program.
+    """
     total = np.zeros((2, nodes.size))
     for eqn in jaxpr.eqns:
         axes = manual
@@ -177,11 +186,15 @@ def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) 
 
 
 def _choose(branches: list[np.ndarray], platforms: Any, may_skip: bool) -> np.ndarray:
-    """The branch that this backend compiles; if data decide, the branch that skips nothing."""
+    """The bytes of the branch of a `cond` that is counted.
+
+    With `platforms`, it is the branch that this backend compiles. If values decide at run time,
+    all branches must exchange alike, except that with `may_skip` one may skip the exchange.
+    """
     if platforms is not None:
         backend = jax.default_backend()
-        names = [backend in given if given else True for given in platforms]
-        return branches[names.index(True)]
+        fits = [not names or backend in names for names in platforms]
+        return branches[fits.index(True)]
     if np.ptp(branches, axis=0).any() and not may_skip:
         raise ValueError(
             "whether nodes exchange must be known when traced, got a condition that values decide, "

@@ -129,17 +129,18 @@ class DecentralizedStep:
             _updates_as_gradients(train_step),
             tx,
             nodes=nodes,
-            # The rest of the state and the named inputs precede the positional inputs.
+            # In `gradients` two arguments precede the inputs: the rest of the state, named inputs.
             local_argnums=[number + 2 for number in argument_numbers(local_argnums)],
             extra_args=None if extra_args is None else lambda aux: extra_args(aux[1]),
-            donated_inputs=(0,),  # the rest of the state is replaced, too
+            donated_inputs=(0,),  # the rest of the state, which `aux` replaces
             **options,
         )
         self.nodes = self.train_step.nodes
         self._tx = tx
         self._params = params
-        # The first array of the last average, and the number of the step that follows it.
-        self._averaged: tuple[Any, int] = None, 0
+        # The first array of the last result of `average`, and the number of the next step. Given to
+        # `init`, such a state goes on with this number.
+        self._last_average: tuple[Any, int] = None, 0
 
     def init(self, state: Any, *, fold_in: bool | None = None) -> TrainState:
         """Makes the state of all nodes from the state `[...]` of one, or from a function.
@@ -159,7 +160,7 @@ class DecentralizedStep:
         """
         if is_function(state):
             shapes = jax.eval_shape(state)
-            params, rest = self._take_apart(shapes)
+            params, rest = self._take_out_params(shapes)
             structure = jax.tree.structure(params)
 
             def make_params() -> Any:
@@ -169,7 +170,8 @@ class DecentralizedStep:
                 return _split(state(), rest)[1]
         else:
             require_numbers(state, "state")
-            make_params, make_rest = params, rest = self._take_apart(on_auto_axes(state))
+            # Trees need no function that makes them.
+            make_params, make_rest = params, rest = self._take_out_params(on_auto_axes(state))
             if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
                 _warn_of_copies(params, rest)
         _require_updates(jax.eval_shape(self._tx.init, params), rest)
@@ -183,10 +185,10 @@ class DecentralizedStep:
             fold_in=has_keys and fold_in is not False,
         )
         rest = _convert_keys(rest, is_raw, jax.random.key_data)
-        # A loop that resumes from an average continues the count of its own state.
-        made, number = self._averaged
+        # A state that `average` has returned: its own `step` may count something else.
+        first_leaf, number = self._last_average
         leaves = jax.tree.leaves(state)
-        if leaves and made is not None and made() is leaves[0]:
+        if leaves and first_leaf is not None and first_leaf() is leaves[0]:
             return TrainState(number, stacked, opt_state, rest)
         count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
@@ -197,11 +199,14 @@ class DecentralizedStep:
             step = int(np.asarray(count.addressable_data(0))[0])
         return TrainState(step, stacked, opt_state, rest)
 
-    def _take_apart(self, state: Any) -> tuple[Any, Any]:
-        """The parameters, as `params` returns them, and the rest of the state."""
+    def _take_out_params(self, state: Any) -> tuple[Any, Any]:
+        """Returns the parameters that the user's `params` picks, and the rest of the state.
+
+        The rest has a `Parameter` where a parameter was.
+        """
         leaves, structure = jax.tree.flatten(state)
-        # `params` returns tracers of the state. So each leaf is known, in any structure that it
-        # returns, and even if the state has one array twice.
+        # `params` is traced, so that its results tell which leaves it has picked, in any structure,
+        # and even if the state has one array twice.
         try:
             jaxpr, shapes = jax.make_jaxpr(self._params, return_shape=True)(state)
         except (AttributeError, LookupError, TypeError) as error:
@@ -231,7 +236,7 @@ class DecentralizedStep:
         An ordinary state of one node first goes through `init`. Accelerators donate `state`, as
         `gx.TrainStep` does.
         """
-        if not isinstance(state, TrainState):  # that with which a loop begins
+        if not isinstance(state, TrainState):  # at the first step of a loop
             state = self.init(state)
         size = self.nodes.size
         for leaf in jax.tree.leaves((inputs, named)):
@@ -242,7 +247,7 @@ class DecentralizedStep:
                     f"{got}: batches by nodes.split, a key as jax.random.split(key, {size}); bind "
                     "what is no array, functools.partial(train_step, config=config)."
                 )
-        # A plain number, so the device is asked only for an array that was restored.
+        # The step is a number, except in a restored state, where it is an array.
         _require_known(state.step)
         step = int(state.step)
         params, opt_state, (rest, metrics) = self.train_step(
@@ -268,7 +273,7 @@ class DecentralizedStep:
             return _merge(model, self.nodes.one(rest, require_equal=False))
 
         result = self.train_step.run(average, state)
-        self._averaged = weakref.ref(jax.tree.leaves(result)[0]), int(state.step)
+        self._last_average = weakref.ref(jax.tree.leaves(result)[0]), int(state.step)
         return result
 
     def __repr__(self) -> str:
@@ -289,7 +294,7 @@ def _is_parameter(part: Any) -> bool:
 
 
 def _merge(params: Any, rest: Any) -> Any:
-    """Puts the parameters and the rest together to the user's state."""
+    """Returns the user's state: `rest`, with the parameters where a `Parameter` marks them."""
     leaves = jax.tree.leaves(params)
 
     def fill(part: Any) -> Any:
@@ -298,9 +303,12 @@ def _merge(params: Any, rest: Any) -> Any:
     return jax.tree.map(fill, rest, is_leaf=_is_parameter)
 
 
-def _split(state: Any, rest: Any) -> tuple[list[Any], Any]:
-    """Takes the leaves of the parameters out of a state; the rest has the form of `rest`."""
-    parts, structure = jax.tree.flatten(rest, is_leaf=_is_parameter)
+def _split(state: Any, marked: Any) -> tuple[list[Any], Any]:
+    """Splits a state into the leaves of its parameters, in their order, and the rest of it.
+
+    `marked` has a `Parameter` for each parameter, as the rest of such a state has.
+    """
+    parts, structure = jax.tree.flatten(marked, is_leaf=_is_parameter)
     leaves = jax.tree.leaves(state)
     found = {p.number: leaf for p, leaf in zip(parts, leaves, strict=True) if _is_parameter(p)}
     others = [p if _is_parameter(p) else x for p, x in zip(parts, leaves, strict=True)]
@@ -308,7 +316,11 @@ def _split(state: Any, rest: Any) -> tuple[list[Any], Any]:
 
 
 def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `gradients` for `gx.TrainStep` that return how a closed step moves the parameters."""
+    """Makes `gradients` for `gx.TrainStep` of a closed step: how it moves the parameters.
+
+    The transform of a closed step takes updates, as after an optimizer, and not gradients. `aux` is
+    the rest of the new state, and the metrics.
+    """
 
     def gradients(params: Any, rest: Any, named: dict[str, Any], *inputs: Any) -> Any:
         state = _merge(params, rest)
@@ -323,7 +335,7 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
         require_like(state, result[0], name, dtypes=True, like="the state that it got")
         leaves, new_rest = _split(result[0], rest)
         new_params = jax.tree.unflatten(jax.tree.structure(params), leaves)
-        # In full precision, so that the update is not rounded a second time.
+        # In float32 at least, so that narrow parameters are not rounded a second time.
         updates = subtract(upcast(new_params), upcast(params))
         return updates, (new_rest, result[1])
 
@@ -340,18 +352,22 @@ def _require_known(step: Any) -> None:
 
 
 def _warn_of_copies(params: Any, rest: Any) -> None:
-    """Warns of parameters that the rest of the state has a second time, maybe in another type."""
-    rows: dict[Any, list[tuple[np.ndarray, Any]]] = {}  # of each leaf its first row, by shape
+    """Warns if the rest of the state has a copy of a parameter, maybe in another type.
+
+    If the step starts from such a copy, as from a float32 master, gossip has no effect on it.
+    """
+    # By shape: the parameters, each with its first row.
+    rows: dict[Any, list[tuple[np.ndarray, Any]]] = {}
     for leaf in jax.tree.leaves(params):
         row = _first_row(leaf)
-        if row.size and (row != row[0]).any():  # all constants are alike
+        if row.size and (row != row[0]).any():  # constants, as zeros, are equal without copying
             rows.setdefault(jnp.shape(leaf), []).append((row, leaf))
     for path, leaf in jax.tree_util.tree_leaves_with_path(rest, is_leaf=_is_parameter):
         if _is_parameter(leaf) or is_key(leaf) or jnp.shape(leaf) not in rows:
             continue
         if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
             continue
-        # Whole arrays, which may be large and on devices, are compared only where the rows agree.
+        # Arrays may be large and on devices. So they are compared only if their first rows agree.
         first = _first_row(leaf)
         alike = [x for row, x in rows[leaf.shape] if (first.astype(row.dtype) == row).all()]
         if any((np.asarray(leaf).astype(x.dtype) == np.asarray(x)).all() for x in alike):
@@ -365,15 +381,21 @@ def _warn_of_copies(params: Any, rest: Any) -> None:
 
 
 def _first_row(leaf: Any) -> np.ndarray:
-    """The values along the last axis at the start of an array, `[d]`."""
-    is_here = getattr(leaf, "is_fully_addressable", True)
-    if not is_here or not jnp.ndim(leaf) or not jnp.size(leaf):  # these tell of no copies
+    """The first row `[d]` along the last axis of an array; empty if this process cannot read it.
+
+    It is empty for scalars, too, as equal scalars need not be copies.
+    """
+    is_addressable = getattr(leaf, "is_fully_addressable", True)
+    if not is_addressable or not jnp.ndim(leaf) or not jnp.size(leaf):
         return np.zeros(0)
     return np.asarray(leaf[(0,) * (jnp.ndim(leaf) - 1)])
 
 
 def _find_raw_keys(rest: Any, fold_in: bool | None) -> list[bool]:
-    """Which leaves are a `PRNGKey`; raises `ValueError` if it is not known what to do with them."""
+    """Which leaves of the rest of a state are a `PRNGKey` into which the node is folded.
+
+    Two numbers in uint32 can be a key or something else, so the user must say so by `fold_in`.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(rest, is_leaf=_is_parameter)
     found = [not _is_parameter(leaf) and is_raw_key(leaf, leading=0) for _, leaf in leaves]
     if fold_in is None and any(found):
@@ -387,7 +409,10 @@ def _find_raw_keys(rest: Any, fold_in: bool | None) -> list[bool]:
 
 
 def _convert_keys(tree: Any, is_raw: list[bool], convert: Callable[[Any], Any]) -> Any:
-    """Converts these leaves of a tree, or of the tree that a function makes."""
+    """Converts those leaves of a tree for which `is_raw` is true.
+
+    `tree` can also be a function that makes the tree; the result is then such a function.
+    """
     if not any(is_raw):
         return tree
     if is_function(tree):
@@ -398,9 +423,12 @@ def _convert_keys(tree: Any, is_raw: list[bool], convert: Callable[[Any], Any]) 
 
 
 def _require_updates(opt_state: Any, rest: Any) -> None:
-    """Raises `ValueError` if a transform needs gradients or would be a second optimizer."""
+    """Raises `ValueError` if `tx` of a closed step needs gradients, or has an optimizer.
+
+    The optimizer is inside of the closed step, so `tx` gets updates and no gradients.
+    """
     exchange = find_exchange(opt_state)
-    # What wraps a chain has an optimizer of its own, which is no part of the chain.
+    # A transform around a chain, such as `outer`, has an optimizer of its own, which is allowed.
     chain = opt_state if exchange is None or exchange.inner is None else exchange.inner
     others = find_parts(chain, optax.ApplyIfFiniteState, *OPTIMIZERS)
     others += [part for part in find_exchanging(opt_state) if not part.mixes_models]
@@ -423,6 +451,8 @@ def _require_updates(opt_state: Any, rest: Any) -> None:
 
 
 def _average_floats(tree: Any, axis_name: str) -> Any:
+    """Averages the leaves that are floats over the nodes; others stay as they are on each node."""
+
     def is_float(leaf: jax.Array) -> bool:
         return jnp.issubdtype(leaf.dtype, jnp.floating)
 

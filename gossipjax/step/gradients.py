@@ -22,7 +22,11 @@ UpdateOfNode = Callable[..., tuple[optax.Params, optax.OptState]]
 
 
 def check_gradients(gradients: Gradients) -> Gradients:
-    """Returns `gradients` with a check of its result when traced."""
+    """Returns `gradients` with checks when it is traced, for errors that name the mistake.
+
+    The result must be a pair of gradients like the parameters and `aux` of numbers, and no
+    collective may be over an axis that does not exist, as in a step written for another program.
+    """
 
     @functools.wraps(gradients)
     def checked(params: optax.Params, *inputs: Any) -> tuple[optax.Updates, Any]:
@@ -51,8 +55,9 @@ def check_gradients(gradients: Gradients) -> Gradients:
 def make_update(tx: optax.GradientTransformationExtraArgs, extra_args: ExtraArgs) -> UpdateOfNode:
     """Makes `update(step, params, opt_state, grads, aux, received=None) -> (params, opt_state)`.
 
-    `received` is an exchange that another program has made. Without it, the update exchanges: it
-    calls `combine` of the algorithm's file, through `exchanges/transform.py`, down to `ppermute`.
+    `received` is what another program has exchanged for this step. Without it, the update itself
+    exchanges: it calls `combine` of the algorithm's file, through `exchanges/transform.py`, down to
+    `ppermute`.
     """
 
     def update(
@@ -109,7 +114,8 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
         def zeros_to_carry(like: Any) -> jax.Array:
             zeros = jnp.zeros(like.shape, accumulation_dtype(like.dtype))
-            axes = tuple(jax.typeof(like).manual_axis_type.varying)  # of check_vma=True
+            # Under check_vma=True a carry must vary over the same axes before and after each part.
+            axes = tuple(jax.typeof(like).manual_axis_type.varying)
             return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros
 
         total, aux = jax.lax.scan(add_part, jax.tree.map(zeros_to_carry, shapes), parts)
@@ -119,11 +125,11 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
 
 def _split(inputs: Any, every: int) -> Any:
-    """`[B, ...]` -> `[every, B / every, ...]`."""
+    """Splits inputs into parts: `[B, ...]` -> `[every, B / every, ...]`."""
     if not jax.tree.leaves(inputs):
         raise ValueError(
-            "inputs of accumulated gradients must be given, as they are what is taken in parts, "
-            "got none: gradients(params, batch)."
+            "inputs of accumulated gradients must be given, because they are split into parts, got "
+            "none: call gradients(params, batch)."
         )
 
     def split(path: Any, x: Any) -> jax.Array:

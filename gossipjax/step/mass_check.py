@@ -1,4 +1,4 @@
-"""Finds out whether a node alone has changed what nodes share."""
+"""Finds out whether nodes have lost mass, as when one of them alone skips an exchange."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from gossipjax.models import on_axis, sum_mass
 from gossipjax.nodes import Nodes
 from gossipjax.topology.schedule import require_int
 
-Run = Callable[..., Any]
+Run = Callable[..., Any]  # `TrainStep.run`
 
 
 class MassCheck:
-    """Every `period` steps, weights must add up to N, and no sum may change before the next step.
+    """Checks the sums of weights and numerators over all nodes, every `period` steps.
 
-    A period of 0 means no checks. `run` is `TrainStep.run`, which a check must not keep alive.
+    Weights must add up to N. Between a checked step and the next, no sum may change at all. A
+    period of 0 means no checks. The methods take `run` as an argument: an attribute would keep the
+    train step alive.
     """
 
     def __init__(self, nodes: Nodes, period: int):
@@ -27,15 +29,21 @@ class MassCheck:
         self._sums: np.ndarray | None = None  # after the last step, if it was checked
         self._has_warned = False
 
-    def before(self, run: Run, step: int, params: Any, opt_state: Any, is_start: bool) -> None:
-        """Raises `ValueError` if mass was lost since the last step or before the loop."""
+    def check_before(
+        self, run: Run, step: int, params: Any, opt_state: Any, is_start: bool
+    ) -> None:
+        """Raises `ValueError` if mass was lost since the last step, or before the loop.
+
+        `is_start` says that `step` is the first step of a loop. Else this is a check only if the
+        last step was measured.
+        """
         before = self._sums
         self._sums = None
         if is_start and self._period:
-            self._measure(run, f"before step {step}", params, opt_state, None)
+            self._measure(run, f"before step {step}", params, opt_state, aux=None)
         elif before is not None:
             when = f"between steps {step - 1} and {step}"
-            now = self._measure(run, when, params, opt_state, None)
+            now = self._measure(run, when, params, opt_state, aux=None)
             # The same program on the same arrays: not a bit may differ.
             if not np.array_equal(now, before, equal_nan=True):
                 raise ValueError(
@@ -45,17 +53,18 @@ class MassCheck:
                     "check_mass out."
                 )
 
-    def after(
+    def measure_after(
         self, run: Run, step: int, params: Any, opt_state: Any, aux: Any, count: int = 1
     ) -> None:
-        """Measures the sums if a check was due in one of the last `count` steps."""
+        """Measures the sums after `step`, if a check is due in one of the last `count` steps."""
         if self._period and (step + 1) % self._period < count:
             self._sums = self._measure(run, f"after step {step}", params, opt_state, aux)
 
     def _measure(self, run: Run, when: str, params: Any, opt_state: Any, aux: Any) -> np.ndarray:
-        """`sum_mass`; raises `ValueError` unless weights add up to N and counts are equal.
+        """Returns `[sum of weights, sum of numerators, ...]`, as `sum_mass` computes it.
 
-        It warns once of nodes whose `aux` is not finite.
+        It warns once of nodes whose `aux` is not finite. It raises `ValueError` if weights do not
+        add up to N, or nodes have counted different numbers of updates.
         """
         program = on_axis(sum_mass, self._nodes.axis_name)
         results = run(self._nodes.run, program, params, opt_state, aux)
@@ -64,9 +73,9 @@ class MassCheck:
             self._has_warned = True
             warnings.warn(
                 f"the loss, or another part of aux, is not finite {when} on the nodes "
-                f"{np.flatnonzero(is_infinite).tolist()}, and was at the check before: gossip "
-                "carries such a model to all nodes. Skip such steps by gx.apply_if_finite, or take "
-                "a smaller rate.",
+                f"{np.flatnonzero(is_infinite).tolist()}, and was finite at the check before: "
+                "gossip carries such a model to all nodes. Skip such steps by gx.apply_if_finite, "
+                "or take a smaller rate.",
                 stacklevel=4,
             )
         size = self._nodes.size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,8 @@ class OnHost:
     dtype: Any
 
 
-def _waits(part: Any) -> bool:
+def _can_wait_on_host(part: Any) -> bool:
+    """Whether a part of a chain's state has fields that only some steps use."""
     return isinstance(part, Exchanging) and bool(part.plan.fields(0))
 
 
@@ -35,48 +36,60 @@ def _is_on_host(part: Any) -> bool:
     return isinstance(part, OnHost)
 
 
-def _leave_out(opt_state: Any, step: int, use: str, node_axes: int) -> Any:
-    """Leaves out the arrays that `step` does not use; `use` is "read" or "written"."""
+def _leave_on_host(
+    opt_state: Any, step: int, use: Literal["read", "written"], node_axes: int
+) -> Any:
+    """Replaces each array that `step` does not read, or does not write, by an `OnHost`.
 
-    def leave(x: Any) -> OnHost:
+    What is replaced is neither moved to the device nor an argument or result of the program, so
+    the array itself stays in host memory. `node_axes` is 1 for node-stacked arrays and 0 inside of
+    a per-node function; an `OnHost` has the shape of one node's array in both cases.
+    """
+
+    def replace(x: Any) -> OnHost:
         return OnHost(x.shape[node_axes:], x.dtype)
 
-    def leave_fields(part: Any) -> Any:
-        if not _waits(part):
+    def replace_unused(part: Any) -> Any:
+        if not _can_wait_on_host(part):
             return part
-        rest = {}
+        fields = {}
         for name, used in part.plan.fields(step).items():
             by_fragment = getattr(part, name)
             if by_fragment is not None:
-                rest[name] = tuple(
-                    tree if f in getattr(used, use) else jax.tree.map(leave, tree)
-                    for f, tree in enumerate(by_fragment)
+                fields[name] = tuple(
+                    tree if number in getattr(used, use) else jax.tree.map(replace, tree)
+                    for number, tree in enumerate(by_fragment)
                 )
-        return part._replace(**rest)
+        return part._replace(**fields)
 
-    return jax.tree.map(leave_fields, opt_state, is_leaf=_waits)
+    return jax.tree.map(replace_unused, opt_state, is_leaf=_can_wait_on_host)
 
 
-def with_less(update: Callable[..., Any]) -> Callable[..., Any]:
-    """An update of one node that takes and returns only the state that its static step needs."""
+def take_used_state(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes an update of one node with only those arrays of the state that its step uses.
 
-    def run(step: int, params: Any, opt_state: Any, *inputs: Any) -> Any:
-        # XLA drops these zeros: nothing that depends on them is returned.
+    The step is static. The state has an `OnHost` for each array that it does not read, and the new
+    state for each array that it does not write.
+    """
+
+    def update_used_state(step: int, params: Any, opt_state: Any, *inputs: Any) -> Any:
+        # `update` needs arrays for all of the state. These zeros cost nothing: no result depends on
+        # them, so XLA drops them.
         full = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype) if _is_on_host(x) else x,
             opt_state,
             is_leaf=_is_on_host,
         )
         params, opt_state, aux = update(step, params, full, *inputs)
-        return params, _leave_out(opt_state, step, "written", node_axes=0), aux
+        return params, _leave_on_host(opt_state, step, "written", node_axes=0), aux
 
-    return run
+    return update_used_state
 
 
 class OffloadedUpdate:
-    """An update that brings what a step needs to the devices, and puts it back behind it.
+    """An update that moves what a step needs to the devices before it, and back to the host after.
 
-    `fused` is the program of `with_less`. Functions return while arrays move.
+    `fused` is the program of `take_used_state`. A call returns while arrays still move.
     """
 
     def __init__(self, fused: Callable[..., Any], is_donated: bool):
@@ -85,25 +98,29 @@ class OffloadedUpdate:
         self._next_step: int | None = None
 
     def __call__(self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
-        """One step; `number` is its number as the program takes it."""
+        """Takes step `step`; `number` is the static step of its program."""
         if step != self._next_step:
-            params, opt_state = self._start(params, opt_state)
+            params, opt_state = self._start_loop(params, opt_state)
         self._next_step = step + 1
-        brought = bring(opt_state, number)
+        brought = bring_used_state(opt_state, number)
         params, new, aux = self._fused(number, params, brought, *inputs)
+        # What the step has not written is still in the old state.
         merged = jax.tree.map(
             lambda x, old: old if _is_on_host(x) else x, new, opt_state, is_leaf=_is_on_host
         )
         return params, _to_host(merged), aux
 
-    def _start(self, params: Any, opt_state: Any) -> tuple[Any, Any]:
-        """Parameters and state at the start of a loop; arrays that wait move to the host."""
+    def _start_loop(self, params: Any, opt_state: Any) -> tuple[Any, Any]:
+        """Moves state to the host before the first step of a loop; returns parameters and state.
+
+        The old arrays of the state are deleted if the step donates its state.
+        """
 
         def commit(x: Any) -> Any:
             return x if getattr(x, "committed", True) else jax.device_put(x, x.sharding)
 
-        # What comes from the host is bound to a device, as then all results are. Programs would be
-        # compiled again for these.
+        # Arrays that come from the host are bound to a device, and so are all results of a program
+        # that takes them. So bind all at the start, or the program of each round compiles twice.
         params, opt_state = jax.tree.map(commit, (params, opt_state))
         try:
             placed = jax.block_until_ready(_to_host(opt_state))
@@ -113,7 +130,7 @@ class OffloadedUpdate:
                 "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB, or offload less."
             )
             raise
-        if self._is_donated:  # which JAX does not do from one memory to another
+        if self._is_donated:  # JAX cannot donate an array from one memory to another: delete it
             kept = set(map(id, jax.tree.leaves((params, placed))))
             for x in jax.tree.leaves(opt_state):
                 if id(x) not in kept:
@@ -121,21 +138,25 @@ class OffloadedUpdate:
         return params, placed
 
 
-def bring(opt_state: Any, step: int) -> Any:
-    """The state that the program of `step` takes, on the devices."""
-    return _move(_leave_out(opt_state, step, "read", node_axes=1), "device")
+def bring_used_state(opt_state: Any, step: int) -> Any:
+    """Returns the state as the program of `step` takes it: what it reads is on the devices."""
+    return _move(_leave_on_host(opt_state, step, "read", node_axes=1), "device")
 
 
 def _to_host(opt_state: Any) -> Any:
-    def put(part: Any) -> Any:
-        fields = {name: getattr(part, name) for name in part.plan.fields(0)} if _waits(part) else {}
-        return part._replace(**_move(fields, HOST_MEMORY)) if fields else part
+    """Moves the fields of a state that only some steps use to the host's memory."""
 
-    return jax.tree.map(put, opt_state, is_leaf=_waits)
+    def put(part: Any) -> Any:
+        if not _can_wait_on_host(part):
+            return part
+        fields = {name: getattr(part, name) for name in part.plan.fields(0)}
+        return part._replace(**_move(fields, HOST_MEMORY))
+
+    return jax.tree.map(put, opt_state, is_leaf=_can_wait_on_host)
 
 
 def _move(tree: Any, kind: str) -> Any:
-    """Moves all arrays of the tree to a kind of memory at once."""
+    """Moves all arrays of a tree to a kind of memory, "device" or `HOST_MEMORY`, by one call."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [x for x in leaves if isinstance(x, jax.Array) and x.sharding.memory_kind != kind]
     shardings = [x.sharding.with_memory_kind(kind) for x in arrays]

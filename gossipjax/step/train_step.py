@@ -25,7 +25,7 @@ from gossipjax.nodes.stacked import is_raw_key
 from gossipjax.processes import is_key
 from gossipjax.renamed import renamed
 from gossipjax.step import offloaded
-from gossipjax.step.beside import Exchanger, UpdateBeside
+from gossipjax.step.beside import Exchanger, UpdateDuringExchange
 from gossipjax.step.buckets import UpdateInBuckets
 from gossipjax.step.gradients import (
     ExtraArgs,
@@ -43,20 +43,23 @@ Update = Callable[..., tuple[optax.Params, optax.OptState, Any]]
 
 
 class _Programs(NamedTuple):
-    """The compiled programs of a plan."""
+    """The programs that take the steps of one plan.
 
-    # A step as it is run, `(step, number, params, opt_state, *inputs)`: `fused`, or several
-    # programs.
+    A step has two numbers: `step` counts the calls, and `number` is what the program gets for it,
+    as `TrainStep._make_number` says.
+    """
+
+    # Takes a step, `(step, number, params, opt_state, *inputs)`, by `fused` or by several programs.
     update: Update
-    fused: Program  # a step: `(number, params, opt_state, *inputs)`, `number` as `_number` makes it
-    is_static: bool  # a program is compiled for each number
-    offloads: bool  # `fused` takes only the state that its step needs
-    called: set[Any]  # numbers of programs that are compiled, with shapes of inputs
+    fused: Program  # the whole step as one program, `(number, params, opt_state, *inputs)`
+    is_static: bool  # whether a program is compiled for each number, else the number is an array
+    offloads: bool  # whether `fused` takes only the state that its step needs
+    called: set[Any]  # the static numbers and shapes of inputs for which programs are compiled
 
     def arguments(self, number: Any, params: Any, opt_state: Any, inputs: Any) -> tuple[Any, ...]:
-        """The arguments of `fused`."""
+        """The arguments of `fused`, for code that calls or traces it directly."""
         if self.offloads:
-            opt_state = offloaded.bring(opt_state, number)
+            opt_state = offloaded.bring_used_state(opt_state, number)
         return number, params, opt_state, *inputs
 
 
@@ -149,7 +152,9 @@ class TrainStep:
                 "gradients are averaged in one program with the update, got True."
             )
         self._gradients = check_gradients(gradients)
-        self._update = make_update(require_transform(tx, "tx"), _agree(extra_args, self.nodes))
+        self._update = make_update(
+            require_transform(tx, "tx"), _average_extra_args(extra_args, self.nodes)
+        )
         self._has_extra_args = extra_args is not None
         self._donated_inputs = donated_inputs
         self._local_argnums = argument_numbers(local_argnums)
@@ -159,9 +164,9 @@ class TrainStep:
         self._offload_outer = bool(offload_outer)
         self._mass = MassCheck(self.nodes, check_mass)
         self._programs: dict[Plan, _Programs] = {}
-        # Whether gradients of a node's devices, each from its part of a batch, are averaged.
-        self._is_averaged = not self._local_argnums or (self.nodes.local_devices or 1) == 1
-        self._numbers: dict[int, jax.Array] = {}  # canonical steps on the device
+        # Whether it is known that the devices of a node average their gradients, if they have to.
+        self._averages_locally = not self._local_argnums or (self.nodes.local_devices or 1) == 1
+        self._numbers_on_device: dict[int, jax.Array] = {}  # by canonical step
         self._next_step: int | None = None  # the step that follows the last one
 
     def __call__(
@@ -174,16 +179,16 @@ class TrainStep:
         """
         plan, programs = self._find_programs(opt_state)
         opt_state = self._begin(step, params, opt_state, count=1)
-        number = self._number(plan, step, programs.is_static)
-        if not self._is_averaged:
+        number = self._make_number(plan, step, programs.is_static)
+        if not self._averages_locally:
             self._require_local_average(
                 programs.fused, *programs.arguments(number, params, opt_state, inputs)
             )
-        is_new = self._announce(step, programs, number, inputs)
+        is_new = self._announce_step(step, programs, number, inputs)
         result = programs.update(step, number, params, opt_state, *inputs)
         if is_new:
-            launch.advance(step)  # it was slow since it compiled
-        self._mass.after(self.run, step, *result)
+            launch.advance(step)  # from now on the launcher expects steps of the usual length
+        self._mass.measure_after(self.run, step, *result)
         return result
 
     def scan(
@@ -236,15 +241,18 @@ class TrainStep:
             _warn_of_equal_keys(jax.tree.map(lambda x: x[0], inputs))
         opt_state = self._begin(step, params, opt_state, count)
         steps = np.arange(step, step + count, dtype=np.int32)
-        launch.advance(step, slow=True)  # as long as K steps, and compiled at the first call
+        launch.advance(step, slow=True)  # it takes as long as K steps, and may compile
         by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
         params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
         launch.advance(step + count - 1)
-        self._mass.after(self.run, step + count - 1, params, opt_state, aux, count)
+        self._mass.measure_after(self.run, step + count - 1, params, opt_state, aux, count)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
     def _begin(self, step: int, params: Any, opt_state: Any, count: int) -> optax.OptState:
-        """Returns the state at `step`, from which `count` steps follow, and checks both."""
+        """Checks that `count` steps can follow from `step`; returns the state for the first one.
+
+        If these steps do not follow the last call, the state is prepared as `start_at` says.
+        """
         if not is_int(step):
             kind = type(step).__name__
             raise ValueError(
@@ -253,16 +261,20 @@ class TrainStep:
                 "are compiled already, or train_step.scan for K steps at once."
             )
         is_start = step != self._next_step
-        self._mass.before(self.run, step, params, opt_state, is_start)
-        # At the first step of a loop, or after a jump, the count must match: one read of the state.
+        self._mass.check_before(self.run, step, params, opt_state, is_start)
+        # The count in the state must match the step. To read it takes time, so this is checked only
+        # at the first step of a loop, or after a jump.
         if is_start:
             with meshes.unset_mesh():
                 opt_state = start_at(opt_state, require_int(step, "step", 0))
         self._next_step = step + count
         return opt_state
 
-    def _announce(self, step: int, programs: _Programs, number: Any, inputs: Any) -> bool:
-        """Tells the launcher that a step begins; returns whether its program is a new one."""
+    def _announce_step(self, step: int, programs: _Programs, number: Any, inputs: Any) -> bool:
+        """Tells the launcher that a step begins; returns whether the step first has to compile.
+
+        The launcher ends processes that stand still, but waits longer for a step that compiles.
+        """
         if not programs.called:
             _warn_of_equal_keys(inputs)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
@@ -305,11 +317,11 @@ class TrainStep:
         True
         """
         plan, programs = self._find_programs(opt_state)
-        number = self._number(plan, step, programs.is_static)
+        number = self._make_number(plan, step, programs.is_static)
         return programs.fused.lower(*programs.arguments(number, params, opt_state, inputs))
 
     def _require_local_average(self, fused: Program, *args: Any) -> None:
-        """Raises `ValueError` if a step exchanges nothing between the devices of a node."""
+        """Raises `ValueError` if the devices of a node, with parts of a batch, exchange nothing."""
         axis_name = self.nodes.local_axis_name
         if not fused.has_collective(axis_name, *args):
             raise ValueError(
@@ -317,7 +329,7 @@ class TrainStep:
                 f"has a part of the batch by local_argnums, got a chain without it: put "
                 f"gx.allreduce({axis_name!r}) first in the chain; in a closed step take lax.pmean."
             )
-        self._is_averaged = True
+        self._averages_locally = True
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
         """The static steps, one per compiled program; None if the step is traced."""
@@ -331,28 +343,27 @@ class TrainStep:
         thread if the chain contains other collectives.
         """
         update = self._find_programs(opt_state)[1].update
-        return isinstance(update, Exchanger) and update.is_beside is not False
+        return isinstance(update, Exchanger) and update.is_on_thread is not False
 
     def _traces_rounds(self, plan: Plan) -> bool:
-        """Whether one program mixes by any round as fast as a program for this round would."""
+        """Whether the round can be data, because that is as fast as one program per round."""
         return self.nodes.is_simulated and plan.is_one_program() and not self._has_thread
 
-    def _number(self, plan: Plan, step: int, is_static: bool) -> Any:
-        """The step as the program takes it: static, or an array."""
+    def _make_number(self, plan: Plan, step: int, is_static: bool) -> Any:
+        """Makes what the program of `step` takes as its number: a static integer, or an array."""
         if is_static:
             return plan.canonical_step(step)
         if not self._traces_rounds(plan):
             return np.int32(step)
         canonical = plan.canonical_step(step)
-        if canonical not in self._numbers:  # sent to the device once, not at every step
-            self._numbers[canonical] = jax.device_put(np.int32(canonical))
-        return self._numbers[canonical]
+        if canonical not in self._numbers_on_device:  # sent there once, not at every step
+            self._numbers_on_device[canonical] = jax.device_put(np.int32(canonical))
+        return self._numbers_on_device[canonical]
 
     def _is_static(self, plan: Plan) -> bool:
+        """Whether the step is static: a part of the program, which then exists for each round."""
         programs = len(plan.canonical_steps)
-        if self._traces_rounds(plan):
-            return programs == 1
-        return programs <= self._max_programs
+        return programs <= (1 if self._traces_rounds(plan) else self._max_programs)
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Runs another program with collectives between two steps; returns `program(*args)`.
@@ -388,7 +399,7 @@ class TrainStep:
 
     @functools.cached_property
     def _has_thread(self) -> bool:
-        """Whether a thread dispatches an exchange that needs nothing of its step."""
+        """Whether a thread dispatches exchanges that can run during the gradients of a step."""
         if self._overlap_in_thread is not None:
             return self._overlap_in_thread
         # XLA on CPU runs the programs of a process with several devices one after another.
@@ -404,6 +415,7 @@ class TrainStep:
         return plan, self._programs[plan]
 
     def _make_programs(self, plan: Plan, opt_state: optax.OptState) -> _Programs:
+        """Decides how steps of a plan run, and makes their programs, which compile when called."""
         is_static = self._is_static(plan)
         offloads = self._offload_outer and not self._has_thread and bool(plan.fields(0))
         if offloads and not is_static:
@@ -413,32 +425,33 @@ class TrainStep:
                 "or choose a schedule of fewer rounds."
             )
         lead = plan.lead(is_static) if self._has_thread else None
-        # The average of `extra_args` is a collective of each step.
-        is_beside = lead == 0 or (lead is not None and not self._has_extra_args)
+        # `extra_args` are averaged in each step. This collective must not overtake an exchange that
+        # takes several steps.
+        runs_early = lead == 0 or (lead is not None and not self._has_extra_args)
         # Do not donate what a thread still reads, or what other nodes of a device read at the same
         # time: XLA would write the new models elsewhere, and then copy them.
-        is_read = (is_beside and lead) or (self.nodes.per_device > 1 and plan.mixes_in_place())
+        is_read = (runs_early and lead) or (self.nodes.per_device > 1 and plan.mixes_in_place())
         donated = () if is_read else donate_on_accelerators(1, 2)
         inputs = donate_on_accelerators(*(3 + number for number in self._donated_inputs))
         # A static step is part of the program, and so are its permutations; a traced one is data.
         by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
         take_step = _make_step(self._gradients, self._update)
         fused = self.nodes.spmd(
-            offloaded.with_less(take_step) if offloads else take_step,
+            offloaded.take_used_state(take_step) if offloads else take_step,
             **by_step,
             donate_argnums=donated + inputs,
-            # Here the arguments of `gradients`, except the parameters, stand two places later.
+            # `gradients` takes `(params, *inputs)`, a step `(number, params, opt_state, *inputs)`.
             local_argnums=[number + 2 if number else 1 for number in self._local_argnums],
         )
-        fused.max_static_values = math.inf  # `max_programs` has been asked
+        fused.max_static_values = math.inf  # no warning: `max_programs` has limited them
 
         def update(step: int, *arguments: Any) -> Any:
-            del step  # the program takes its number
+            del step  # `arguments` begin with the number that the program takes
             return fused(*arguments)
 
         arguments = self._gradients, self._update, self.nodes
-        if is_beside:
-            update = UpdateBeside(*arguments, plan, is_static, fused)
+        if runs_early:
+            update = UpdateDuringExchange(*arguments, plan, is_static, fused)
         elif self._has_thread and (wire := wire_of_first_average(opt_state, self.nodes.axis_name)):
             update = UpdateInBuckets(*arguments, wire, self._bucket_bytes, fused)
         elif offloads:
@@ -465,26 +478,29 @@ def _warn_of_equal_keys(inputs: Any) -> None:
             )
 
 
-def _agree(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
-    """Returns `extra_args` with values averaged over the nodes; for use inside `Nodes.spmd`."""
+def _average_extra_args(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
+    """Returns `extra_args` with values averaged over the nodes; only `node_weight` stays a node's.
+
+    So all nodes decide alike. Use the result inside `Nodes.spmd`.
+    """
     if extra_args is None:
         return lambda aux: {}
 
-    def agree(aux: Any) -> dict[str, Any]:
+    def average(aux: Any) -> dict[str, Any]:
         values = {name: jnp.asarray(value) for name, value in extra_args(aux).items()}
         if nodes.local_devices is not None:  # each has a part of the node's batch
             values = node_mean(values, nodes.local_axis_name)
         own = {name: values.pop(name) for name in ("node_weight",) if name in values}
         return node_mean(values, nodes.axis_name) | own
 
-    return agree
+    return average
 
 
 def _make_step(gradients: Gradients, update: UpdateOfNode) -> Update:
-    """`(step, params, opt_state, *inputs) -> (params, opt_state, aux)` of one node."""
+    """Makes one node's `(step, params, opt_state, *inputs) -> (params, opt_state, aux)`."""
 
     def take_step(step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any) -> Any:
-        # At the user's parameters, whatever the algorithm.
+        # In all algorithms the parameters are the models at which gradients are taken.
         grads, aux = gradients(params, *inputs)
         return *update(step, params, opt_state, grads, aux), aux
 
