@@ -99,6 +99,7 @@ def allreduce(
         state = ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
         if low_rank is None:
             return state
+        # The shapes of the parameters say how many bytes both factors have.
         return state._replace(
             plan=dataclasses.replace(plan, factors=low_rank.count_models(params, params)),
             basis=init_basis(params, low_rank, axis_name),
@@ -127,16 +128,17 @@ def allreduce(
                 )
         old = require_state(state, ErrorFeedback, "allreduce")
         require_plan(plan, old.plan, "allreduce")
-        if received is not None:  # averaged already, in buckets, by another program
+        if received is not None:  # another program has averaged the gradients in buckets
             return received, old
         if not keeps_error:
             return node_mean(updates, axis_name, codec), old
-        wanted = add(old.error, updates)
+        # Error feedback: a node also sends what the codec left out of its earlier messages.
+        message = add(old.error, updates)
         basis = None
         if low_rank is not None:
-            mean, error, basis = mean_of_low_rank(wanted, old.basis, route)
+            mean, error, basis = mean_of_low_rank(message, old.basis, route)
         else:
-            mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
+            mean, error = mean_of_encoded(message, route, route.make_key(old.count))
         # A gradient that is not finite is wrong for one step: kept, it would spoil all later ones.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)

@@ -29,9 +29,9 @@ from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec, Wire, WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
-ROUNDS = 300
-MAX_VALUES = 200  # of a model that is followed
-GROWTH = 2.0  # of the distance in these rounds; where nodes come to agree, it falls
+ROUNDS = 300  # of a simulation
+MAX_VALUES = 200  # of a simulated model
+GROWTH = 2.0  # of the distance in a simulation; where nodes come to agree, it falls
 
 
 @renamed(codec="wire", gamma="strength")
@@ -111,11 +111,12 @@ def choco(
     gamma = require_number(strength, "strength of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
     route = Wire.make(axis_name, local_axis_name, codec, takes_sparse=True)
-    tx = _make(schedule, gamma, copies, route)
+    tx = _make_transform(schedule, gamma, copies, route)
     if not codec.is_sparse or schedule.size == 1:
         return tx
 
     def init(params: optax.Params) -> optax.OptState:
+        """Simulates the nodes before it makes the state, because a large gamma diverges."""
         values = min(MAX_VALUES, max(map(np.size, jax.tree.leaves(params)), default=0))
         growth = _find_growth(schedule, codec, gamma, copies, values) if values else 0.0
         if not growth <= GROWTH:
@@ -130,7 +131,7 @@ def choco(
     return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
-def _make(
+def _make_transform(
     schedule: Schedule, gamma: float, copies: Copies, route: Wire
 ) -> optax.GradientTransformationExtraArgs:
     plan = ExchangePlan(schedule, wire=route)
@@ -139,6 +140,7 @@ def _make(
     def exchange(
         round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
     ) -> tuple[Any, Any, Any]:
+        """Sends this node's change since its last message; returns its new `x`, `xh` and `d`."""
         y, known, difference, count = operands
         if round_.is_identity:
             return y, known, difference
@@ -163,10 +165,10 @@ def _make(
 def _find_growth(
     schedule: Schedule, codec: Codec, gamma: float, copies: Copies, values: int
 ) -> float:
-    """The distance between random models `[values]` after some rounds, over that at their start."""
+    """Simulates how many times as far apart random models `[values]` are after `ROUNDS` rounds."""
     wire = Wire(codec=codec)
-    tx = _make(schedule, gamma, copies, wire)
+    tx = _make_transform(schedule, gamma, copies, wire)
     start = np.random.default_rng(0).normal(size=(schedule.size, 1, values))
     start -= start.mean(axis=0)
-    (logs,) = follow_nodes(tx, schedule, wire, start, ROUNDS, np.zeros(1))
+    (logs,) = follow_nodes(tx, schedule, wire, start, ROUNDS, pull=np.zeros(1))
     return math.exp(logs[-1, 0])

@@ -404,4 +404,4 @@ def exchange(
             "inside tx.update."
         )
     require_updates_numbered(opt_state)
-    return state.start(step, params, shard_specs(opt_state), axis_name)
+    return state.start_exchange(step, params, shard_specs(opt_state), axis_name)

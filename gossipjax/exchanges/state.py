@@ -60,14 +60,16 @@ class Exchanging(abc.ABC):
     inner: Any
 
     @abc.abstractmethod
-    def start(self, step: StepLike, params: Any, specs: Specs | None, axis_name: str | None) -> Any:
+    def start_exchange(
+        self, step: StepLike, params: Any, specs: Specs | None, axis_name: str | None
+    ) -> Any:
         """Runs the exchange that `update(..., step=step, received=)` takes; see `gx.exchange`.
 
         `specs` say how arrays are sharded inside a node.
         """
 
     @abc.abstractmethod
-    def move(self, params: Any, updates: Any) -> Any:
+    def take_local_step(self, params: Any, updates: Any) -> Any:
         """The model after the local half of a step, before any exchange."""
 
     @abc.abstractmethod
@@ -181,7 +183,7 @@ class GossipState(NamedTuple):
     inner = None
     mixes_models = True
 
-    def start(
+    def start_exchange(
         self,
         step: StepLike,
         params: Any,
@@ -202,7 +204,7 @@ class GossipState(NamedTuple):
         # What is mixed, and not the rest of the state, which may be large.
         residual = None if plan.overlap else self.residual
         state = self._replace(residual=residual, extra=None, plan=plan)
-        run = partial(GossipState._start_parts, pieces=self._split_messages())
+        run = partial(GossipState._exchange_shards, pieces=self._split_messages())
         if specs is None:
             return run(state, params, step)
         like = self.in_flight.x if params is None else params
@@ -221,7 +223,7 @@ class GossipState(NamedTuple):
         leaves = jax.tree.leaves(self.in_flight.x)
         return split_leaves(leaves, max(1, min(self.overlap, len(leaves))))
 
-    def _start_parts(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
+    def _exchange_shards(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
         """`start` on one device of a node, or on the whole node; `pieces` of `_split_messages`."""
         if not self.overlap:
             x, weight = mix_once(numerators(params, self), self.weight, self, step)
@@ -246,7 +248,7 @@ class GossipState(NamedTuple):
             return branches[piece](mass)
         return jax.lax.switch(piece, branches, mass)
 
-    def move(self, params: Any, updates: Any) -> Any:
+    def take_local_step(self, params: Any, updates: Any) -> Any:
         """`(x + u) / w`."""
         return debias(add(numerators(params, self), updates), self.weight)
 

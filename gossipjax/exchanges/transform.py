@@ -80,7 +80,7 @@ def gossip_transform(
         else:
             # The caller gives `received` if the exchange is a separate program.
             if plan.exchanges_early and received is None:
-                received = own_state.start(step, z)
+                received = own_state.start_exchange(step, z)
             early = (received,) if plan.exchanges_early else ()
             result = Combined(*combine(x, updates, own_state, step, *early))
         # Gradients are taken at the user's parameters, so the parameters are de-biased.
@@ -168,7 +168,7 @@ def exchange_on_parts(
         if isinstance(state, GossipState) and state.overlap and received is None and not skips:
             # Here, as messages are cut by whole leaves, of which each device has a part.
             step = default_step(step, state.count, axis_name)
-            received = state.start(step, params, specs)
+            received = state.start_exchange(step, params, specs)
 
         def run(updates: Any, state: Any, params: Any, step: Any, received: Any) -> Any:
             options = {"step": step, "received": received, "skip_exchange": skips}
