@@ -29,14 +29,15 @@ def register_with_flax() -> None:
         return
 
     def write(data: Any) -> Any:
-        value = {"value": flax.to_state_dict(data.value)} if hasattr(data, "value") else {}
-        return {"static": describe(data), **value}
+        arrays = {"value": flax.to_state_dict(data.value)} if hasattr(data, "value") else {}
+        return {"static": _describe_static(data), **arrays}
 
     def read(data: Any, saved: Any) -> Any:
-        if saved["static"] != describe(data):
+        if saved["static"] != _describe_static(data):
             raise ValueError(
-                f"the state must be one of the same chain, with {describe(data)}, got one that was "
-                f"saved with {saved['static']}: restore it into tx.init(params) of that chain."
+                f"the state must be one of the same chain, with {_describe_static(data)}, got one "
+                f"that was saved with {saved['static']}: restore it into tx.init(params) of that "
+                "chain."
             )
         if "value" not in saved:
             return data
@@ -47,13 +48,17 @@ def register_with_flax() -> None:
         flax.register_serialization_state(_kinds.pop(), write, read)
 
 
-def describe(data: Any) -> str:
-    """Describes static data without their schedules, because a run may go on with another."""
+def _describe_static(data: Any) -> str:
+    """Describes the static fields of a dataclass as text, which a restored state must equal.
+
+    The field `value` contains arrays, which are saved by themselves. Schedules are left out,
+    because a run may go on with another schedule.
+    """
     names = [f.name for f in dataclasses.fields(data) if f.compare and f.name != "value"]
     fields = {name: getattr(data, name) for name in names}
-    said = [
-        f"{k}={describe(value) if dataclasses.is_dataclass(value) else value}"
-        for k, value in fields.items()
+    texts = [
+        f"{name}={_describe_static(value) if dataclasses.is_dataclass(value) else value}"
+        for name, value in fields.items()
         if not isinstance(value, Schedule)
     ]
-    return f"{type(data).__name__}({', '.join(said)})"
+    return f"{type(data).__name__}({', '.join(texts)})"

@@ -90,9 +90,9 @@ def adpsgd(
     capacity = max_delay - 1
 
     def init(params: optax.Params) -> GossipState:
-        # The residual leads from the stale parameters to the newest model.
+        # The parameters are a stale model, and the residual leads from it to the newest one.
         state = init_state(params, plan, keep_residual=True)
-        if capacity == 0:
+        if capacity == 0:  # no delay above 1 ever needs an older model
             return state
         history = jax.tree.map(lambda x: _repeat(x, capacity), params)
         return state._replace(extra={"history": Extra(history, "restart")})

@@ -92,6 +92,7 @@ def allreduce(
     keeps_error = route.form is not None and not isinstance(codec, FloatCodec)
 
     def init(params: optax.Params) -> optax.OptState:
+        """Makes the state: without a codec that leaves something out, it contains no arrays."""
         register_with_flax()
         if not keeps_error:
             return ErrorFeedback(plan=plan)
@@ -113,6 +114,7 @@ def allreduce(
         received: optax.Updates | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        """Averages the gradients `updates` over the nodes, with error feedback for some codecs."""
         del params, extra_args
         require_floats(updates, "updates")
         axis_size(axis_name)  # raises if there is no such axis
@@ -139,7 +141,7 @@ def allreduce(
             mean, error, basis = mean_of_low_rank(message, old.basis, route)
         else:
             mean, error = mean_of_encoded(message, route, route.make_key(old.count))
-        # A gradient that is not finite is wrong for one step: kept, it would spoil all later ones.
+        # What is not finite spoils one step. If nodes kept it, it would spoil all later ones.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)
         return cast_like(mean, updates), old._replace(count=count, error=error, basis=basis)

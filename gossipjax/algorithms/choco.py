@@ -134,15 +134,20 @@ def choco(
 def _make_transform(
     schedule: Schedule, gamma: float, copies: Copies, route: Wire
 ) -> optax.GradientTransformationExtraArgs:
+    """`choco` without its checks."""
     plan = ExchangePlan(schedule, wire=route)
     init = partial(init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 
     def exchange(
         round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
     ) -> tuple[Any, Any, Any]:
-        """Sends this node's change since its last message; returns its new `x`, `xh` and `d`."""
+        """Sends the compressed difference of this node's model and `known`, its neighbours' copy.
+
+        Returns the new model, `known`, and `difference`: the mean of the neighbours' copies minus
+        its own.
+        """
         y, known, difference, count = operands
-        if round_.is_identity:
+        if round_.is_identity:  # a local step, without messages
             return y, known, difference
         x = add_scaled(y, gamma, difference) if copies == "previous" else y
         change = jax.tree.map(jnp.subtract, x, known)
@@ -154,6 +159,7 @@ def _make_transform(
         return x, known, difference
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Takes the local step, and then `exchange` by the round of `step`."""
         operands = add(x, updates), state.kept("known"), state.kept("difference"), state.count
         x, known, difference = at_round(exchange, schedule, step, route.axis_name, operands)
         return Combined(x, state.keep(known=known, difference=difference))

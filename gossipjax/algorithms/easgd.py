@@ -75,6 +75,7 @@ def easgd(
         return x, jax.tree.map(jnp.add, center, node_sum(pull, plan.wire))
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Adds the updates; in every `every`-th step, models and center first pull each other."""
         nodes = axis_size(axis_name)
         if not strength * (nodes + 1) < 2:
             raise ValueError(

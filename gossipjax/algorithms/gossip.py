@@ -43,6 +43,7 @@ class Node:
     """
 
     def __init__(self, state: GossipState, step: StepLike, rate: Any = None, seed: int = 0):
+        """Made by `gossip` for one call of `combine`."""
         self.rate: Any = rate(state.count) if callable(rate) else rate
         self.kept = {name: part.value for name, part in (state.extra or {}).items()}
         self.count = state.count
@@ -54,10 +55,12 @@ class Node:
 
     @property
     def index(self) -> jax.Array:
+        """The number of this node."""
         return jax.lax.axis_index(self._state.wire.axis_name)
 
     @property
     def key(self) -> jax.Array:
+        """A key for random numbers, another one for each node and update."""
         key = jax.random.fold_in(make_seed_key(self._seed), self.count)
         return jax.random.fold_in(key, self.index)
 
@@ -244,6 +247,7 @@ def gossip(
     push_sum = not (schedule.is_doubly_stochastic or row_stochastic)
 
     def init(params: Any) -> GossipState:
+        """Makes the state, with the first values of all trees that `combine` keeps."""
         state = init_state(params, plan, push_sum=push_sum)
         if parts:
             kept = {
@@ -254,6 +258,7 @@ def gossip(
         return state
 
     def combine_and_check(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Runs the user's `combine` with a new `Node`, which checks what it returns."""
         node = Node(state, step, rate, seed)
         return node.finish(x, combine(x, upcast(updates), node))
 

@@ -89,6 +89,7 @@ def gradient_tracking(
     init = partial(init_state, plan=plan, push_sum=not schedule.is_doubly_stochastic, zeros=zeros)
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Moves along the estimated mean update, and mixes `x`, this estimate and the weight."""
         if damped:  # a node of low weight follows slowly: `v <- v + min(1, w) (u - v)`
             last = state.kept("damped")
             change = scale(subtract(updates, last), jnp.minimum(1, state.weight))
@@ -96,6 +97,7 @@ def gradient_tracking(
             state = state.keep(damped=updates)
         mean = add(state.kept("correction"), updates)  # this node's estimate of the mean update
         (x, mixed), weight = mix_once((add(x, mean), mean), state.weight, state, step)
+        # Added to the updates of the next step, the correction gives the next estimate.
         state = state._replace(weight=weight).keep(correction=subtract(mixed, updates))
         return Combined(x, state)
 

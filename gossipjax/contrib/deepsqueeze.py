@@ -73,6 +73,7 @@ def deepsqueeze(
         return x, subtract(v, sent)
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Takes the local step, and then `exchange` by the round of `step`."""
         operands = (add(x, updates), state.kept("error"), state.count)
         x, error = at_round(exchange, schedule, step, axis_name, operands)
         return Combined(x, state.keep(error=error))

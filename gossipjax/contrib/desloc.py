@@ -83,7 +83,8 @@ def desloc(
     def update(
         updates: optax.Updates, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[optax.Updates, DeslocState]:
-        extra_args.pop("step", None)  # the count decides what is averaged
+        """Mixes both moments of Adam and the parameters, each if it is due, and takes a step."""
+        extra_args.pop("step", None)  # the count decides what is due
         count = default_step(None, state.count, axis_name)
         mixed = _change_field(state.inner, "mu", partial(mix_every, mu_every, count=count))
         mixed = _change_field(mixed, "nu", partial(mix_every, nu_every, count=count))

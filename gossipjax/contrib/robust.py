@@ -68,6 +68,7 @@ def robust_gossip(
     _require_liar_weight(getattr(rule, "rule", rule), schedule)
 
     def combine(x: Any, u: Any, node: Node) -> Any:
+        """Takes the local step, sends the model, and lets the rule average what arrives."""
         y = optax.tree.add(x, u)
         messages, weights = node.receive(y)
         return rule(y, messages, weights, node.senders)
@@ -96,6 +97,7 @@ class _Pull(abc.ABC):
     """
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """Returns `own + sum_j c_j (y_j - own)` for the K `messages` `y_j`, `[K, ...]`."""
         del senders
         differences, distances, weights = _compare(own, messages, weights)
         strengths = self._strengths(distances, weights)
@@ -134,6 +136,7 @@ class ClippedGossip(_Pull):
     liar_weight: float | None = None
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` unless exactly one field is given, above 0."""
         given = [value for value in (self.radius, self.liar_weight) if value is not None]
         if len(given) != 1 or not given[0] > 0:
             raise ValueError(
@@ -227,9 +230,10 @@ class TrimmedMean:
     liars: int
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """Averages the node's `own` value and K `messages` `[K, ...]`, without the extreme ones."""
         del senders
-        _, _, weights = _compare(own, messages, weights)
-        # 1; but 0 for gx.outer, which gives all weight to the messages.
+        _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
+        # The own value counts 1; but 0 for gx.outer, which gives all weight to the messages.
         own_share = (1 - weights.sum() > TINY).astype(jnp.float32)
         count = jnp.sum(weights > 0)
         kept = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
@@ -258,8 +262,10 @@ class CoordinateMedian:
     """
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """The median of the node's `own` value and K `messages` `[K, ...]`, by coordinates."""
         del senders
-        _, _, weights = _compare(own, messages, weights)
+        _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
+        # The last weight is that of `own`; it is 0 in gx.outer, where only messages count.
         weights = jnp.append(weights, jnp.maximum(1 - weights.sum() - TINY, 0))
         last = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # the index of the largest value
 

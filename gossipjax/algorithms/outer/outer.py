@@ -337,20 +337,22 @@ class _OuterSteps:
         self, change: Any, local: GossipState, params: Any, step: StepLike
     ) -> tuple[Any, GossipState]:
         """Takes the local step `z <- z + u`, and keeps in `local` what 16-bit parameters lose."""
-        plain = local
+        without_weight = local
         if self.gossip is not None:
             # The gossip that mixes anchors keeps a weight, which must not scale local steps.
             plan = ExchangePlan(wire=self.plan.wire)
-            plain = GossipState(local.count, residual=local.residual, plan=plan, mask=local.mask)
+            without_weight = GossipState(
+                local.count, residual=local.residual, plan=plan, mask=local.mask
+            )
         moved: Any
         end = move_locally("outer", self.plan.wire)
-        change, moved = end.update(change, plain, params, step=step)
+        change, moved = end.update(change, without_weight, params, step=step)
         return change, moved if self.gossip is None else local._replace(residual=moved.residual)
 
 
 @dataclasses.dataclass(frozen=True)
 class _FragmentStep:
-    """What happens to one fragment at the end of a step."""
+    """What may happen to one fragment at the end of a step: nodes send it, or use its average."""
 
     steps: _OuterSteps
     fragment: int
@@ -376,7 +378,10 @@ class _FragmentStep:
         return jax.tree.map(partial(jnp.where, self.was_sent), new, old)
 
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """The outer step of this fragment without a delay: averages and uses the average."""
+        """Without a delay: averages the outer gradients of all nodes, and takes the outer step.
+
+        With error feedback a message also contains what earlier ones left out.
+        """
         plan = self.steps.plan
         message = self._outer_gradient(updates, state)
         if state.counted is not None:
@@ -400,7 +405,8 @@ class _FragmentStep:
         """This node's outer gradient: `w a - x` for the numerators `x` and push-sum weight `w`.
 
         The weights of all nodes and messages sum to N. So the mean over the nodes is
-        `a - sum x / sum w`: the anchor `a` minus the average model.
+        `a - sum x / sum w`: the anchor `a` minus the average model. If the average is not exact, no
+        sums are needed, and the result is `a` minus the model.
         """
         plan = self.steps.plan
         gossip = gossip_state(state)
@@ -421,10 +427,13 @@ class _FragmentStep:
         return scale_by_share(gradient, shares, own, plan.wire.axis_name, "outer")
 
     def _apply(self, average: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """Takes the outer step by the average `D`: `a <- a + outer_tx(D at a); x <- a`."""
+        """Takes the outer step by the average `D`: `a <- a + outer_tx(D at a); x <- a`.
+
+        A gossip mixes the new anchors `a` of the nodes before the models `x` are set.
+        """
         anchor = state.anchor[self.fragment]
-        change, new = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
-        outer = self._put_if_sent(state.outer, self.steps.constrain(new, anchor))
+        change, new_outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
+        outer = self._put_if_sent(state.outer, self.steps.constrain(new_outer, anchor))
         if self.steps.gossip is not None:
             change, state = self._mix_anchors(self.steps.gossip, change, anchor, state)
         anchor = add(anchor, change)
@@ -457,8 +466,8 @@ class _FragmentStep:
             rest = self._if_sent(rest, pick(gossip.residual, leaves))
             fields["residual"] = merge(gossip.residual, rest, leaves)
         if plan.replaces_all:
-            # All mass now belongs to the anchor, or the next de-biasing would restore the old
-            # model.
+            # The weight is 1 again, and nothing is in flight: mass that is left from before would
+            # bring back the old model.
             old = gossip.weight, gossip.in_flight
             new = jax.tree.map(jnp.ones_like, old[0]), jax.tree.map(jnp.zeros_like, old[1])
             fields["weight"], fields["in_flight"] = self._if_sent(new, old)
@@ -469,10 +478,10 @@ class _FragmentStep:
         self, gossip: Any, change: Any, anchor: Any, state: OuterState
     ) -> tuple[Any, OuterState]:
         """Mixes the anchors by one round of `gossip`, which takes `change` as a node's update."""
-        # The anchor is in full precision; the residual belongs to the local model.
-        plain = state.local._replace(residual=None)
+        # The residual belongs to the local model; an anchor is in full precision and needs none.
+        without_residual = state.local._replace(residual=None)
         change, mixed = gossip.update(
-            change, plain, anchor, step=self.steps.plan.round_number(self.step)
+            change, without_residual, anchor, step=self.steps.plan.round_number(self.step)
         )
         mixed = mixed._replace(residual=state.local.residual)
         return change, state._replace(local=self._if_sent(mixed, state.local))

@@ -85,7 +85,7 @@ class OuterPlan(Plan):
         return (step + 1 - offset) % self.every == 0
 
     def is_used(self, fragment: int, step: Any) -> Any:
-        """Whether the average that was sent `delay` steps before is used at the end of `step`."""
+        """Whether nodes use the average of a fragment, `delay` steps after they have sent it."""
         return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
 
     @functools.cached_property
@@ -117,8 +117,10 @@ class OuterPlan(Plan):
         return max(start, inner[0]), math.lcm(self.every * rounds, inner[1])
 
     def role(self, step: int) -> Hashable:
-        """All that the program of `step` depends on: which fragments the step sends and uses, by
-        which round, and the role of the gossip inside.
+        """All that the program of `step` depends on.
+
+        These are the fragments that the step sends and uses, the round by which they are averaged,
+        and the role of the gossip inside.
         """
         used = self.used_at(step)
         round_ = None
@@ -128,9 +130,9 @@ class OuterPlan(Plan):
 
     def exchanges(self) -> tuple[Exchange, ...]:
         """The exchanges of the gossip inside, and one for each fragment in `every` steps."""
-        gossips = () if self.inner is None else self.inner.exchanges()
+        of_gossip = () if self.inner is None else self.inner.exchanges()
         if self.average == "none":
-            return gossips
+            return of_gossip
         # If `pull` is not 1, nodes send their anchors as well as their models.
         models = 1 if self.schedule is None or self.pull == 1 else 2
         codec = self.wire.codec
@@ -141,8 +143,8 @@ class OuterPlan(Plan):
         averages = (
             Exchange(
                 self.schedule,
-                models,
-                codec,
+                models=models,
+                wire=codec,
                 every=self.every,
                 phase=phase,
                 late=self.delay,
@@ -152,10 +154,10 @@ class OuterPlan(Plan):
             for phase, fragment in self._fragment_by_step.items()
             for models in (self.factors[fragment] if self.factors else (in_message,))
         )
-        return (*gossips, *averages)
+        return (*of_gossip, *averages)
 
     def in_words(self) -> str:
-        """See `Plan`."""
+        """Who averages which part of the model, how often and how late, in one line."""
         who = {"exact": "all nodes", "none": "no node"}.get(str(self.average))
         parts = f", in {self.fragment_count} fragments" if self.fragment_count > 1 else ""
         parts += f", used {self.delay} steps later" if self.delay else ""
@@ -172,7 +174,10 @@ class OuterPlan(Plan):
         return is_now, self.round_number(step), self.schedule
 
     def mixes_in_place(self) -> bool:
-        """As the gossip inside; an outer average is taken of copies."""
+        """Whether a gossip inside reads the models of other nodes while they are replaced.
+
+        An outer average does not: it is taken of outer gradients.
+        """
         return self.inner is not None and self.inner.mixes_in_place()
 
     def lead(self, is_static: bool = True) -> int | None:
@@ -191,9 +196,10 @@ class OuterPlan(Plan):
         return not self.skips_exchange(step) if self.inner else self.used_at(step) is not None
 
     def fields(self, step: int) -> dict[str, Used]:
-        """Which fragments of each field a step reads and writes, so that others can stay away.
+        """Which fragments of a field a step reads and writes; the others can stay on the host.
 
-        An outer step that is skipped writes the old `sent` back, so it has read it before.
+        An outer step that turns out to have nothing to use writes the old `sent` back, so `sent`
+        is also read where it is only written.
         """
         sent, used = (
             frozenset(() if f is None else (f,)) for f in (self.sent_at(step), self.used_at(step))
