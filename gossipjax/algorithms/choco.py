@@ -123,8 +123,8 @@ def choco(
             raise ValueError(
                 f"strength of choco must be small enough for {codec} and this graph, "
                 f"{schedule!r}, so that nodes come to agree, got {gamma:.6g}, with which models "
-                f"are {growth:.3g} times as far apart after {ROUNDS} rounds: take less, or a codec "
-                "that keeps more."
+                f"are {growth:.3g} times as far apart after {ROUNDS} rounds: give a smaller "
+                "strength, or a codec that keeps more."
             )
         return tx.init(params)
 

@@ -54,8 +54,8 @@ def d2(schedule: Schedule, *, axis_name: str = "nodes") -> optax.GradientTransfo
     if not is_symmetric or np.linalg.eigvalsh(W).min() < -1 / 3 + TOLERANCE:
         raise ValueError(
             f"the schedule of d2 must be one round, symmetric, with eigenvalues above -1/3, got "
-            f"{schedule}. Of a symmetric one (W + I) / 2 will do, "
-            "gx.topology.from_matrices((schedule.matrices()[0] + np.eye(n)) / 2); "
+            f"{schedule}: if its matrix W is symmetric, use (W + I) / 2, "
+            "gx.topology.from_matrices((schedule.matrices()[0] + np.eye(n)) / 2). "
             "gx.gradient_tracking takes any schedule."
         )
     averages_all = schedule.round_at(0).is_uniform

@@ -53,8 +53,8 @@ def desloc(
 
     References:
       After Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers for Training
-      Foundation Models", 2025, arXiv:2505.22549: the paper's text was not available. It clips each
-      coordinate of the gradient, `optax.clip(rho)` before this.
+      Foundation Models", 2025, arXiv:2505.22549; the paper's text was not available. To clip
+      each coordinate of the gradient, as the paper does, put `optax.clip(rho)` before `desloc`.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> pair = gx.topology.complete(2)

@@ -112,9 +112,9 @@ class _Pull(abc.ABC):
 class ClippedGossip(_Pull):
     """Clips how far each neighbour pulls: `y + sum_j P_ij clip(y_j - y, radius)`.
 
-    `clip(d, r) = d min(1, r / |d|)`, with the norm of the whole model. If you give `liar_weight` in
-    the place of a `radius`, a node takes `radius^2 = sum_j P_ij |y_j - y|^2 / liar_weight`, over
-    all messages but the farthest, of weight `liar_weight`.
+    `clip(d, r) = d min(1, r / |d|)`, with the norm of the whole model. If you give `liar_weight`
+    instead of `radius`, a node takes `radius^2 = sum_j P_ij |y_j - y|^2 / liar_weight`. This sum
+    leaves out the farthest messages, up to the weight `liar_weight`.
 
     Args:
       radius: how far a neighbour may pull, in units of the parameters.
@@ -155,9 +155,10 @@ class ClippedGossip(_Pull):
 
 @dataclasses.dataclass(frozen=True)
 class ClippedSum(_Pull):
-    """CS+: `y + sum_j P_ij clip(y_j - y, r)`, with the norm `r` of a difference that is honest.
+    """CS+: `y + sum_j P_ij clip(y_j - y, r)`, with a radius `r` that liars cannot make large.
 
-    `r` is the largest distance of which messages of weight `2 liar_weight` at least are farther.
+    `r` is the largest distance of a message from `y` for which all messages that are farther away
+    have a weight of `2 liar_weight` or more.
 
     Args:
       liar_weight: the weight of the neighbours of a node that may lie: with f liars and Metropolis
@@ -186,14 +187,15 @@ class ClippedSum(_Pull):
 class NearestNeighbors(_Pull):
     """NNA: the weighted mean of a node's own value and the messages that are nearest to it.
 
-    The farthest messages, of weight `liar_weight`, do not count; of one at the border, a part does.
+    The farthest messages do not count, up to the weight `liar_weight`. If only a part of a
+    message's weight is left out, the rest counts.
 
     Args:
       liar_weight: as in `ClippedSum`.
 
     References:
       Farhadkhani et al., "Robust Collaborative Learning with Linear Gradient Overhead", ICML 2023,
-      arXiv:2209.10931; with weights GTS of Gaucher et al., arXiv:2410.10418.
+      arXiv:2209.10931; with weights, it is GTS of Gaucher et al., arXiv:2410.10418.
 
     >>> messages, weights = jnp.array([3.0, 1e6]), jnp.full(2, 0.25)
     >>> NearestNeighbors(0.25)(0.0, messages, weights, jnp.arange(2)).item()

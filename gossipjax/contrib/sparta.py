@@ -37,8 +37,8 @@ def sparta(
       axis_name: as in `gx.sgp`.
 
     References:
-      After `exo-explore/gym`, exogym/strategy/sparta.py, whose masks are drawn by one node and sent
-      to all, or of a shuffled leaf, as here. No text of a paper was available.
+      After `exo-explore/gym`, exogym/strategy/sparta.py, where one node draws the masks and sends
+      them to all, or masks are parts of a shuffled leaf, as here. There was no paper to read.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.contrib.sparta(gx.topology.complete(2), 0.5)

@@ -109,7 +109,7 @@ def require_order(opt_state: optax.OptState) -> None:
 
     An optimizer or a momentum of optax must come neither after the gossip, nor before a part that
     needs gradients. `gx.weighted` must come directly before an exchange. A chain must not average
-    gradients over the axis of its gossip. What is not known passes.
+    gradients over the axis of its gossip. Parts of other kinds are allowed everywhere.
     """
     for chain, inside in _find_chains(opt_state, None):
         for i, part in enumerate(chain):

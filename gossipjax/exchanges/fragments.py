@@ -247,7 +247,8 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
 
     References:
       Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512, section 2.1. In 23 steps of 3
-      nodes, float64, equal to 2e-15 to the rule of MaxText@e591f30, if this rule is as even.
+      nodes in float64, results are equal to 2e-15 to those by the rule of MaxText@e591f30, if that
+      rule fills the fragments as evenly.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> params = {"blocks": jnp.zeros((4, 3, 3)), "embedding": jnp.zeros((12, 3))}

@@ -1,8 +1,8 @@
 """What is static about an exchange: when, with whom, in which form. A state carries it as a `Plan`.
 
-Whatever asks about a step asks the plan, and never which algorithm it belongs to: training loops
-which program a step needs, the cost model and `gx.bytes_per_step` what is sent, `offload_outer`
-which arrays a step uses.
+Other code asks the plan about a step, and need not know the algorithm: training loops ask which
+program the step needs, the cost model and `gx.bytes_per_step` what it sends, and `offload_outer`
+which arrays it uses.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ Order = Literal["combine-while-adapting", "adapt-then-combine"]
 class Exchange:
     """One exchange of a plan: who takes part, how many bytes, how often, how late.
 
-    Number m of the exchange starts at the end of step `m every + phase`.
+    It is repeated: exchange m starts at the end of step `m every + phase`.
 
     Attributes:
-      schedule: number m is made by its round m; None if all nodes average at once.
+      schedule: exchange m uses its round m; None if all nodes average at once.
       models: the trees like the parameters in a message, below 1 for a part of one; None if the
         algorithm does not say.
       wire: the codec of the values; None for their type.
       every: the steps from one exchange to the next.
       phase: the step at whose end the first exchange starts.
       late: the steps from the start to the step at whose end the result is used.
-      pieces: in how many of these steps, the last ones, a part of the message travels.
+      pieces: the number of steps, the last ones up to the use, in which a part of the message
+        travels.
       first: the first step in which something may travel.
       is_early: whether an exchange that is not late needs nothing that its step computes.
       to_all: whether each node gets every message by itself, if all nodes exchange at once.
