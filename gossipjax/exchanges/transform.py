@@ -176,8 +176,7 @@ def exchange_on_parts(
         specs.require(updates, inner_axes(axis_name), may_repeat=True)
         step, received = (extra_args.get(name) for name in ("step", "received"))
         skips = bool(extra_args.get("skip_exchange"))
-        has_overlap = isinstance(state, GossipState) and bool(state.overlap)
-        if has_overlap and received is None and not skips:
+        if isinstance(state, GossipState) and state.overlap and received is None and not skips:
             # Messages are cut into pieces of whole leaves, of which devices see only shards.
             step = default_step(step, state.count, axis_name)
             received = state.start_exchange(step, params, specs)
