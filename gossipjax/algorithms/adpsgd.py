@@ -100,12 +100,9 @@ def adpsgd(
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
-        """Moves the newest model `x`, and chooses the model for the gradient of the next step.
-
-        `received.x` is `P x`: the exchange has run before the gradient was known.
-        """
+        """Moves the newest model `x`, and chooses the model for the gradient of the next step."""
         del step
-        latest = add(received.x, updates)
+        latest = add(received.x, updates)  # `received.x` is `P x`
         upcoming = state.count + 1
         delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
         # Delay 0 chooses the model after this step, delay 1 the model before it.

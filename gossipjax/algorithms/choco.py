@@ -141,11 +141,7 @@ def _make_transform(
     def exchange(
         round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
     ) -> tuple[Any, Any, Any]:
-        """Sends the compressed difference of this node's model and `known`, its neighbours' copy.
-
-        Returns the new model, `known`, and `difference`: the mean of the neighbours' copies minus
-        its own.
-        """
+        """Sends the compressed change of this node's model since `known`, its neighbours' copy."""
         y, known, difference, count = operands
         if round_.is_identity:  # a local step, without messages
             return y, known, difference

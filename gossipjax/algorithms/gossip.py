@@ -43,7 +43,6 @@ class Node:
     """
 
     def __init__(self, state: GossipState, step: StepLike, rate: Any = None, seed: int = 0):
-        """Made by `gossip` for one call of `combine`."""
         self.rate: Any = rate(state.count) if callable(rate) else rate
         self.kept = {name: part.value for name, part in (state.extra or {}).items()}
         self.count = state.count
@@ -55,7 +54,6 @@ class Node:
 
     @property
     def index(self) -> jax.Array:
-        """The number of this node."""
         return jax.lax.axis_index(self._state.wire.axis_name)
 
     @property
@@ -124,10 +122,7 @@ class Node:
         return tree
 
     def finish(self, x: Any, result: Any) -> Combined:
-        """Checks the `result` that `combine` has returned, and makes the new state from it.
-
-        `x` are the numerators that `combine` was given.
-        """
+        """Checks what `combine` has returned for the numerators `x`, and makes the new state."""
         state = self._state
         if not self._values_sent:
             raise ValueError(

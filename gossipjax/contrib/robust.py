@@ -68,7 +68,6 @@ def robust_gossip(
     _require_liar_weight(getattr(rule, "rule", rule), schedule)
 
     def combine(x: Any, u: Any, node: Node) -> Any:
-        """Takes the local step, sends the model, and lets the rule average what arrives."""
         y = optax.tree.add(x, u)
         messages, weights = node.receive(y)
         return rule(y, messages, weights, node.senders)
@@ -136,7 +135,6 @@ class ClippedGossip(_Pull):
     liar_weight: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` unless exactly one field is given, above 0."""
         given = [value for value in (self.radius, self.liar_weight) if value is not None]
         if len(given) != 1 or not given[0] > 0:
             raise ValueError(

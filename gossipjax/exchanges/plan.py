@@ -67,10 +67,7 @@ class Exchange:
         return self.schedule is None and (self.to_all or is_sparse)
 
     def find_piece(self, step: int) -> tuple[int, int] | None:
-        """The number of the exchange that travels in the program of `step`, and of its piece.
-
-        None if nothing travels.
-        """
+        """The numbers of the exchange and of its piece that travel in `step`; None if none does."""
         # Exchange m travels in the last `pieces` steps up to its use, m every + phase + late.
         since_first = step - self.phase - self.late + self.pieces - 1
         number, piece = divmod(since_first, self.every)

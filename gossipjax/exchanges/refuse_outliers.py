@@ -38,7 +38,6 @@ def refuse_outliers(factor: float = 1e4) -> optax.GradientTransformation:
 
     def init(params: Any) -> OutlierState:
         del params
-        # No update is refused before the first finite one.
         return OutlierState(jnp.zeros((), jnp.float32))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, OutlierState]:

@@ -48,7 +48,6 @@ def follow_nodes(
         return [segment - np.log(_measure((start, None))) for segment in logs]
 
     def take_step(z: Any, pull: Any, state: Any, step: Any) -> tuple[Any, Any]:
-        """One step of one node in one run."""
         change, state = tx.update(-pull * z, state, z, step=step)
         return z + change, state
 

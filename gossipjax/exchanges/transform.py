@@ -256,9 +256,9 @@ def require_plan(expected: Any, actual: Any, name: str) -> None:
 def require_like(
     expected: Any, tree: Any, name: str, dtypes: bool = False, like: str = "the parameters"
 ) -> None:
-    """Raises `ValueError` unless `tree` has the structure and shapes of `expected`.
+    """Raises `ValueError` unless `tree` and `expected` have equal structure and shapes.
 
-    With `dtypes` the types must be equal too. `name` and `like` stand for both trees in the error.
+    With `dtypes`, types must be equal, too. The error calls the trees `name` and `like`.
     """
 
     def describe_leaf(leaf: Any) -> str:
@@ -266,7 +266,6 @@ def require_like(
         return f"{jnp.result_type(leaf)} {shape}" if dtypes else f"shape {shape}"
 
     def require_equal(path: Any, wanted: Any, leaf: Any) -> None:
-        """Raises `ValueError` if a leaf differs in shape or, with `dtypes`, in type."""
         if describe_leaf(wanted) != describe_leaf(leaf):
             raise ValueError(
                 f"{name} must be like {like}, {describe_leaf(wanted)} at "
@@ -306,10 +305,7 @@ def require_state_of_params(
 
 
 def _describe_leaves(tree: Any, name: str = "") -> list[str]:
-    """A text for each leaf of a field of the state: its type and shape, and the name of its part.
-
-    Only parts in the field `extra` have names.
-    """
+    """For each leaf its type and shape, after the name of its part if `tree` is `state.extra`."""
     if isinstance(tree, dict) and all(isinstance(part, Extra) for part in tree.values()):
         return [
             text for key, part in sorted(tree.items()) for text in _describe_leaves(part, f"{key} ")

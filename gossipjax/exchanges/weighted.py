@@ -64,7 +64,6 @@ def weighted(
     >>> jax.vmap(update, axis_name="nodes")(jnp.array([0.0, 10.0])).tolist()
     [-1.0, -1.0]
     """
-    # Without weights each node gives its own at each step.
     shares = None if weights is None else make_shares(weights, "weights of weighted")
 
     def update(

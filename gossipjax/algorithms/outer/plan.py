@@ -174,10 +174,7 @@ class OuterPlan(Plan):
         return is_now, self.round_number(step), self.schedule
 
     def mixes_in_place(self) -> bool:
-        """Whether a gossip inside reads the models of other nodes while they are replaced.
-
-        An outer average does not: it is taken of outer gradients.
-        """
+        """Whether the gossip inside does; an outer average reads outer gradients, not models."""
         return self.inner is not None and self.inner.mixes_in_place()
 
     def lead(self, is_static: bool = True) -> int | None:

@@ -88,11 +88,7 @@ class OuterState(NamedTuple):
         return self.local._replace(weight=None).take_local_step(params, updates)
 
     def weigh(self, shares: np.ndarray) -> OuterState:
-        """Multiplies the anchor of each node by its share, as a new number of nodes averages them.
-
-        Models are weighed alike, so their mean and that of the anchors are equal after an outer
-        step.
-        """
+        """Multiplies each node's anchor by its share, as its model is, before both are averaged."""
 
         def weigh_leaf(leaf: Any) -> Any:
             return np.asarray(leaf, np.float64) * shares.reshape(-1, *[1] * (leaf.ndim - 1))
