@@ -76,7 +76,7 @@ def local_model(
     moved = add(upcast(params), updates)
     if exchange is None:
         return moved
-    part = exchange.move(gossiped(params, state), gossiped(updates, state))
+    part = exchange.take_local_step(gossiped(params, state), gossiped(updates, state))
     return merge_gossiped(moved, part, state)
 
 

@@ -49,9 +49,10 @@ def register_with_flax() -> None:
 
 
 def _describe_static(data: Any) -> str:
-    """Describes the static fields of a dataclass as text, by which a saved state is compared.
+    """Describes the static fields of a dataclass as text, which a restored state must equal.
 
-    It leaves out schedules, as a run may go on with another, and arrays, which are in `value`.
+    The field `value` contains arrays, which are saved by themselves. Schedules are left out,
+    because a run may go on with another schedule.
     """
     names = [f.name for f in dataclasses.fields(data) if f.compare and f.name != "value"]
     fields = {name: getattr(data, name) for name in names}

@@ -73,9 +73,10 @@ def adpsgd(
     require_doubly_stochastic(schedule, "adpsgd")
     nodes = schedule.size
     table = np.full((1, nodes), delays) if np.ndim(delays) == 0 else np.asarray(delays)
-    is_table = table.ndim == 2 and table.shape[1] == nodes and table.size
+    is_table = table.ndim == 2 and table.shape[1] == nodes and table.size > 0
+    has_integers = table.dtype.kind in "iu"
     # Each step of delay costs a copy of the model.
-    if not is_table or table.dtype.kind not in "iu" or not 0 <= table.min() <= table.max() < 2**20:
+    if not (is_table and has_integers and 0 <= table.min() <= table.max() < 2**20):
         raise ValueError(
             f"delays must be one number of steps, an integer from 0, or a table of them, [T, N] "
             f"with the N = {nodes} nodes of the schedule, got {delays!r}: gx.random_delays draws "
@@ -89,8 +90,9 @@ def adpsgd(
     capacity = max_delay - 1
 
     def init(params: optax.Params) -> GossipState:
+        # The parameters are a stale model, and the residual leads from it to the newest one.
         state = init_state(params, plan, keep_residual=True)
-        if capacity == 0:
+        if capacity == 0:  # no delay above 1 ever needs an older model
             return state
         history = jax.tree.map(lambda x: _repeat(x, capacity), params)
         return state._replace(extra={"history": Extra(history, "restart")})
@@ -98,10 +100,12 @@ def adpsgd(
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
+        """Moves the newest model `x`, and chooses the model for the gradient of the next step."""
         del step
-        latest = add(received.x, updates)
+        latest = add(received.x, updates)  # `received.x` is `P x`
         upcoming = state.count + 1
         delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
+        # Delay 0 chooses the model after this step, delay 1 the model before it.
         params = jax.tree.map(partial(jnp.where, delay == 0), latest, x)
         if state.extra is not None:
             history = state.kept("history")
@@ -121,7 +125,7 @@ def adpsgd(
 
 
 def _repeat(leaf: Any, count: int) -> jax.Array:
-    """`[...]` -> `[count, ...]`; zeros for a `jax.ShapeDtypeStruct`."""
+    """Repeats a leaf `[...]` to `[count, ...]`; of a `jax.ShapeDtypeStruct` it makes zeros."""
     array = jnp.zeros_like(leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else jnp.asarray(leaf)
     return jnp.broadcast_to(array, (count, *array.shape))
 

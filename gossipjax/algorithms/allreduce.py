@@ -92,6 +92,7 @@ def allreduce(
     keeps_error = route.form is not None and not isinstance(codec, FloatCodec)
 
     def init(params: optax.Params) -> optax.OptState:
+        """Makes the state: without a codec that leaves something out, it contains no arrays."""
         register_with_flax()
         if not keeps_error:
             return ErrorFeedback(plan=plan)
@@ -99,6 +100,7 @@ def allreduce(
         state = ErrorFeedback(jnp.zeros((), jnp.int32), zeros_like_model(params), plan)
         if low_rank is None:
             return state
+        # The shapes of the parameters say how many bytes both factors have.
         return state._replace(
             plan=dataclasses.replace(plan, factors=low_rank.count_models(params, params)),
             basis=init_basis(params, low_rank, axis_name),
@@ -112,6 +114,7 @@ def allreduce(
         received: optax.Updates | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        """Averages the gradients `updates` over the nodes, with error feedback for some codecs."""
         del params, extra_args
         require_floats(updates, "updates")
         axis_size(axis_name)  # raises if there is no such axis
@@ -127,17 +130,18 @@ def allreduce(
                 )
         old = require_state(state, ErrorFeedback, "allreduce")
         require_plan(plan, old.plan, "allreduce")
-        if received is not None:  # averaged already, in buckets, by another program
+        if received is not None:  # another program has averaged the gradients in buckets
             return received, old
         if not keeps_error:
             return node_mean(updates, axis_name, codec), old
-        wanted = add(old.error, updates)
+        # Error feedback: a node also sends what the codec left out of its earlier messages.
+        message = add(old.error, updates)
         basis = None
         if low_rank is not None:
-            mean, error, basis = mean_of_low_rank(wanted, old.basis, route)
+            mean, error, basis = mean_of_low_rank(message, old.basis, route)
         else:
-            mean, error = mean_of_encoded(wanted, route, route.make_key(old.count))
-        # A gradient that is not finite is wrong for one step: kept, it would spoil all later ones.
+            mean, error = mean_of_encoded(message, route, route.make_key(old.count))
+        # What is not finite spoils one step. If nodes kept it, it would spoil all later ones.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)
         return cast_like(mean, updates), old._replace(count=count, error=error, basis=basis)

@@ -29,9 +29,9 @@ from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Codec, Wire, WireLike, require_codec
 
 Copies = Literal["updated", "previous"]
-ROUNDS = 300
-MAX_VALUES = 200  # of a model that is followed
-GROWTH = 2.0  # of the distance in these rounds; where nodes come to agree, it falls
+ROUNDS = 300  # of a simulation
+MAX_VALUES = 200  # of a simulated model
+GROWTH = 2.0  # of the distance in a simulation; where nodes come to agree, it falls
 
 
 @renamed(codec="wire", gamma="strength")
@@ -111,36 +111,39 @@ def choco(
     gamma = require_number(strength, "strength of choco", allowed, lambda g: 0 < g <= 1)
     require_choice(copies, "copies of choco", get_args(Copies))
     route = Wire.make(axis_name, local_axis_name, codec, takes_sparse=True)
-    tx = _make(schedule, gamma, copies, route)
+    tx = _make_transform(schedule, gamma, copies, route)
     if not codec.is_sparse or schedule.size == 1:
         return tx
 
     def init(params: optax.Params) -> optax.OptState:
+        """Simulates the nodes before it makes the state, because a large gamma diverges."""
         values = min(MAX_VALUES, max(map(np.size, jax.tree.leaves(params)), default=0))
         growth = _find_growth(schedule, codec, gamma, copies, values) if values else 0.0
         if not growth <= GROWTH:
             raise ValueError(
                 f"strength of choco must be small enough for {codec} and this graph, "
                 f"{schedule!r}, so that nodes come to agree, got {gamma:.6g}, with which models "
-                f"are {growth:.3g} times as far apart after {ROUNDS} rounds: take less, or a codec "
-                "that keeps more."
+                f"are {growth:.3g} times as far apart after {ROUNDS} rounds: give a smaller "
+                "strength, or a codec that keeps more."
             )
         return tx.init(params)
 
     return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
-def _make(
+def _make_transform(
     schedule: Schedule, gamma: float, copies: Copies, route: Wire
 ) -> optax.GradientTransformationExtraArgs:
+    """`choco` without its checks."""
     plan = ExchangePlan(schedule, wire=route)
     init = partial(init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 
     def exchange(
         round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
     ) -> tuple[Any, Any, Any]:
+        """Sends the compressed change of this node's model since `known`, its neighbours' copy."""
         y, known, difference, count = operands
-        if round_.is_identity:
+        if round_.is_identity:  # a local step, without messages
             return y, known, difference
         x = add_scaled(y, gamma, difference) if copies == "previous" else y
         change = jax.tree.map(jnp.subtract, x, known)
@@ -152,6 +155,7 @@ def _make(
         return x, known, difference
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Takes the local step, and then `exchange` by the round of `step`."""
         operands = add(x, updates), state.kept("known"), state.kept("difference"), state.count
         x, known, difference = at_round(exchange, schedule, step, route.axis_name, operands)
         return Combined(x, state.keep(known=known, difference=difference))
@@ -163,10 +167,10 @@ def _make(
 def _find_growth(
     schedule: Schedule, codec: Codec, gamma: float, copies: Copies, values: int
 ) -> float:
-    """The distance between random models `[values]` after some rounds, over that at their start."""
+    """Simulates how many times as far apart random models `[values]` are after `ROUNDS` rounds."""
     wire = Wire(codec=codec)
-    tx = _make(schedule, gamma, copies, wire)
+    tx = _make_transform(schedule, gamma, copies, wire)
     start = np.random.default_rng(0).normal(size=(schedule.size, 1, values))
     start -= start.mean(axis=0)
-    (logs,) = follow_nodes(tx, schedule, wire, start, ROUNDS, np.zeros(1))
+    (logs,) = follow_nodes(tx, schedule, wire, start, ROUNDS, pull=np.zeros(1))
     return math.exp(logs[-1, 0])

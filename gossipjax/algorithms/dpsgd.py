@@ -71,22 +71,24 @@ def dpsgd(
     """
     require_doubly_stochastic(schedule, "dpsgd")
     require_choice(order, "order of dpsgd", get_args(Order))
-    if not callable(strength) and not isinstance(strength, jax.Array):
+    is_number = not callable(strength) and not isinstance(strength, jax.Array)
+    if is_number:
         name = "strength of dpsgd, unless it is a function of the update,"
         require_number(strength, name, "from 0 to 1", lambda c: 0 <= c <= 1)
     route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, order=order)
-    if not callable(strength) and not isinstance(strength, jax.Array) and strength == 1:
+    if is_number and strength == 1:
         return mix_updated("dpsgd", plan, push_sum=False)
 
     def combine(
         x: Any, updates: Any, state: GossipState, step: StepLike, received: Any = None
     ) -> Combined:
+        """Mixes by `(1 - c) I + c P`, before or after the update is added."""
         c = strength(state.count) if callable(strength) else strength
-        if plan.exchanges_early:
+        if plan.exchanges_early:  # `received.x` is `P x`
             return Combined(add(interpolate(x, received.x, 1 - c), updates), state)
         x = add(x, updates)
-        mixed, _ = mix_once(x, None, state, step)
+        mixed, _ = mix_once(x, None, state, step)  # without a push-sum weight
         return Combined(interpolate(x, mixed, 1 - c), state)
 
     return gossip_transform("dpsgd", plan, partial(init_state, plan=plan), combine)

@@ -65,14 +65,17 @@ def easgd(
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan)
         center = common_model(params, axis_name)
+        # Updates alone change the sum of all models and the center, so the center is mass.
         return state._replace(extra={"center": Extra(center, "average", is_mass=True)})
 
     def exchange(x: Any, center: Any) -> tuple[Any, Any]:
+        """Pulls the model toward the center, and the center toward the models of all nodes."""
         pull = jax.tree.map(lambda a, c: strength * (a - c), x, center)
         x = jax.tree.map(jnp.subtract, x, pull)
         return x, jax.tree.map(jnp.add, center, node_sum(pull, plan.wire))
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Adds the updates; in every `every`-th step, models and center first pull each other."""
         nodes = axis_size(axis_name)
         if not strength * (nodes + 1) < 2:
             raise ValueError(
@@ -82,7 +85,7 @@ def easgd(
                 "has 0.9 / N."
             )
         center = state.kept("center")
-        x, center = cond(step % every == 0, exchange, lambda *both: both, x, center)
+        x, center = cond(step % every == 0, exchange, lambda *unchanged: unchanged, x, center)
         return Combined(add(x, updates), state.keep(center=center))
 
     return gossip_transform("easgd", plan, init, combine)

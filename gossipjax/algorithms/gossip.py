@@ -24,7 +24,7 @@ from gossipjax.topology.schedule import Schedule
 from gossipjax.wire import Wire, WireLike, make_seed_key
 
 Rule = Literal["average", "restart"]
-Start = Callable[[Any], Any]  # of the parameters
+Start = Callable[[Any], Any]  # makes a kept tree from the parameters
 
 
 class Node:
@@ -50,7 +50,7 @@ class Node:
         self.weight = push_sum_weight(state)
         self._state = state  # with the weight after the last exchange
         self._seed = seed
-        self._sent = 0  # values
+        self._values_sent = 0
 
     @property
     def index(self) -> jax.Array:
@@ -58,6 +58,7 @@ class Node:
 
     @property
     def key(self) -> jax.Array:
+        """A key for random numbers, another one for each node and update."""
         key = jax.random.fold_in(make_seed_key(self._seed), self.count)
         return jax.random.fold_in(key, self.index)
 
@@ -74,8 +75,9 @@ class Node:
                 "node.mix of a schedule whose rows do not sum to 1 needs push-sum weights, got "
                 "row_stochastic=True, which leaves them out: average what node.receive returns."
             )
-        tree, averages = self._count((tree, averages))
+        tree, averages = self._count_values((tree, averages))
         weight = self._state.weight
+        # Averages travel as numerators `w m`, and are divided by the new weight.
         weighed = averages if averages is None or weight is None else scale(averages, weight)
         sent = tree if averages is None else (tree, weighed)
         mixed, weight = mix_once(sent, weight, self._state, self.step)
@@ -105,34 +107,34 @@ class Node:
                 "a sum of messages would be biased. Take a doubly stochastic schedule, or say "
                 "gx.gossip(row_stochastic=True) if your combine makes averages of its own."
             )
-        sent = self._count(tree)
+        sent = self._count_values(tree)
         key = state.wire.make_key(state.count)
         received: Received = receive(sent, state.plan.schedule, self.step, state.wire, key)
         self.senders = received.senders
         return received.messages, received.weights
 
-    def _count(self, tree: Any) -> Any:
-        """The tree that an exchange sends, whose values count."""
-        if self._sent:
+    def _count_values(self, tree: Any) -> Any:
+        """Counts the values of a tree that is sent next, and returns the tree."""
+        if self._values_sent:
             # XLA would compute the first exchange anew for each peer of the next one, and so on.
             tree = jax.lax.optimization_barrier(tree)
-        self._sent += sum(leaf.size for leaf in jax.tree.leaves(tree))
+        self._values_sent += sum(leaf.size for leaf in jax.tree.leaves(tree))
         return tree
 
     def finish(self, x: Any, result: Any) -> Combined:
-        """Checks what `combine` has returned, and makes the new state of it."""
+        """Checks what `combine` has returned for the numerators `x`, and makes the new state."""
         state = self._state
-        if not self._sent:
+        if not self._values_sent:
             raise ValueError(
                 "combine of gossip must call node.mix or node.receive, got no call: it would "
                 "exchange nothing. Without exchange, leave gx.gossip out of the chain."
             )
-        models = self._state.plan.models
-        sent = self._sent / max(1, sum(leaf.size for leaf in jax.tree.leaves(x)))
-        if isinstance(models, int) and round(sent) != models:
+        models = state.plan.models
+        models_sent = self._values_sent / max(1, sum(leaf.size for leaf in jax.tree.leaves(x)))
+        if isinstance(models, int) and round(models_sent) != models:
             raise ValueError(
-                f"models of gossip must be what combine sends by node.mix, {sent:.6g} trees like "
-                f"the parameters, got {models}."
+                f"models of gossip must be what combine sends by node.mix, {models_sent:.6g} trees "
+                f"like the parameters, got {models}."
             )
         if self.kept:
             is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
@@ -240,6 +242,7 @@ def gossip(
     push_sum = not (schedule.is_doubly_stochastic or row_stochastic)
 
     def init(params: Any) -> GossipState:
+        """Makes the state, with the first values of all trees that `combine` keeps."""
         state = init_state(params, plan, push_sum=push_sum)
         if parts:
             kept = {
@@ -249,8 +252,9 @@ def gossip(
             state = state._replace(extra=kept)
         return state
 
-    def combine_once(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+    def combine_and_check(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Runs the user's `combine` with a new `Node`, which checks what it returns."""
         node = Node(state, step, rate, seed)
         return node.finish(x, combine(x, upcast(updates), node))
 
-    return gossip_transform("gossip", plan, init, combine_once)
+    return gossip_transform("gossip", plan, init, combine_and_check)

@@ -89,13 +89,15 @@ def gradient_tracking(
     init = partial(init_state, plan=plan, push_sum=not schedule.is_doubly_stochastic, zeros=zeros)
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        if damped:
+        """Moves along the estimated mean update, and mixes `x`, this estimate and the weight."""
+        if damped:  # a node of low weight follows slowly: `v <- v + min(1, w) (u - v)`
             last = state.kept("damped")
             change = scale(subtract(updates, last), jnp.minimum(1, state.weight))
             updates = add(last, change)
             state = state.keep(damped=updates)
-        tracked = add(state.kept("correction"), updates)
-        (x, mixed), weight = mix_once((add(x, tracked), tracked), state.weight, state, step)
+        mean = add(state.kept("correction"), updates)  # this node's estimate of the mean update
+        (x, mixed), weight = mix_once((add(x, mean), mean), state.weight, state, step)
+        # Added to the updates of the next step, the correction gives the next estimate.
         state = state._replace(weight=weight).keep(correction=subtract(mixed, updates))
         return Combined(x, state)
 

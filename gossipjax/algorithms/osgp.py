@@ -86,15 +86,18 @@ def osgp(
 
     def init(params: optax.Params) -> GossipState:
         state = init_state(params, plan, push_sum=not biased)
+        # Before the first step the messages in flight are empty.
         weight = jax.tree.map(jnp.zeros_like, state.weight)
         return state._replace(in_flight=PushSum(weight, zeros_like_model(params)))
 
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
+        """Adds the update; at a sending step also uses `received` and sends new messages."""
         mass = PushSum(state.weight, add(x, updates))
 
         def receive_and_send(mass: PushSum, received: PushSum) -> tuple[PushSum, PushSum]:
+            """Returns the new mass of this node, and the messages that are now in flight."""
             number = step // overlap
             kept, sent = at_round(
                 lambda round_, x: split(x, round_), schedule, number, axis_name, mass
@@ -103,6 +106,7 @@ def osgp(
 
         operands = vary((mass, received), axis_name)
         is_sending = overlap == 1 or step % overlap == 0
+        # At other steps `received` has travelled in part, and stays in flight.
         mass, in_flight = cond(is_sending, receive_and_send, lambda *kept: kept, *operands)
         return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 

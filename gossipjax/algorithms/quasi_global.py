@@ -81,8 +81,9 @@ def quasi_global(
     route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(schedule, wire=route, takes_gradients=True, moves_by_zeros=True)
     with contextlib.suppress(jax.errors.ConcretizationTypeError):  # numbers may be traced
-        b = float(momentum)
-        growth = _find_growth(schedule, b * b if nesterov else b, float(mu))
+        # Without a gradient, `d = momentum m`, or `momentum^2 m` with Nesterov's momentum.
+        factor = float(momentum) ** (2 if nesterov else 1)
+        growth = _find_growth(schedule, factor, float(mu))
         if growth > 1 + GROWTH_TOLERANCE:
             raise ValueError(
                 "quasi_global must be stable, so that nodes come to agree where no gradient drives "
@@ -93,33 +94,41 @@ def quasi_global(
     init = partial(init_state, plan=plan, zeros={"momentum": "average"})
 
     def combine(x: Any, gradients: Any, state: GossipState, step: StepLike) -> Combined:
-        old = state.kept("momentum")
+        """`x' = P (x - eta d)`; then `m <- mu m + (1 - mu) (x - x') / eta`.
+
+        `m` is the momentum that the state keeps, and `momentum` its factor in the direction `d`.
+        """
+        m = state.kept("momentum")
         eta = jnp.asarray(rate(state.count) if callable(rate) else rate)
-        direction = add_scaled(gradients, momentum, old)
+        direction = add_scaled(gradients, momentum, m)
         if nesterov:
             direction = add_scaled(gradients, momentum, direction)
-        new_x, _ = mix_once(subtract(x, scale(direction, eta)), None, state, step)
+        local_x = subtract(x, scale(direction, eta))
+        new_x, _ = mix_once(local_x, None, state, step)  # without a push-sum weight
+        # At rate 0, with which a warm-up may begin, the speed is not known, and `m` stays.
         is_idle = eta == 0
         divisor = jnp.where(is_idle, jnp.ones_like(eta), eta)
         speed = scale(subtract(x, new_x), 1 / divisor)
-        followed = interpolate(old, speed, mu)
-        new = jax.tree.map(lambda m, after: jnp.where(is_idle, m, after), old, followed)
-        return Combined(new_x, state.keep(momentum=new))
+        new_m = interpolate(m, speed, keep=mu)
+        new_m = jax.tree.map(partial(jnp.where, is_idle), m, new_m)
+        return Combined(new_x, state.keep(momentum=new_m))
 
     return gossip_transform("quasi_global", plan, init, combine)
 
 
 @functools.lru_cache(256)
-def _find_growth(schedule: Schedule, b: float, mu: float) -> float:
-    """The growth per round of differences, without gradients, for a step of `g + b m`.
+def _find_growth(schedule: Schedule, factor: float, mu: float) -> float:
+    """Simulates by what factor the nodes' differences grow in a round, if all gradients are 0.
 
-    With n = rate m, `x' = P (x - b n)` and `n' = mu n + (1 - mu) (x - x')` for any rate.
+    A step then goes along `factor m`. With `n = rate m`, the rate drops out of the equations:
+    `x' = P (x - factor n)`, `n' = mu n + (1 - mu) (x - x')`.
     """
 
     def move(mix_nodes: Any, values: np.ndarray, step: int) -> np.ndarray:
+        """One step of all nodes, whose `x` and `n` are the halves of `values`, `[N, ...]`."""
         del step
         x, n = np.split(values, 2, axis=1)
-        mixed = mix_nodes(x - b * n)
+        mixed = mix_nodes(x - factor * n)
         return np.hstack([mixed, mu * n + (1 - mu) * (x - mixed)])
 
     start = np.random.default_rng(0).normal(size=(schedule.size, 2 * COLUMNS))

@@ -46,6 +46,7 @@ def adaptive_consensus(
         )
 
     def strength(count: jax.typing.ArrayLike) -> jax.Array:
+        """`(1 - minimum) (rate / highest)^power + minimum` at update `count`; 1 in a warm-up."""
         count = jnp.asarray(count)
         share = jnp.minimum(jnp.asarray(rate(count)) / highest, 1.0)
         return jnp.where(count < start, 1.0, (1 - minimum) * share**power + minimum)

@@ -54,16 +54,17 @@ def d2(schedule: Schedule, *, axis_name: str = "nodes") -> optax.GradientTransfo
     if not is_symmetric or np.linalg.eigvalsh(W).min() < -1 / 3 + TOLERANCE:
         raise ValueError(
             f"the schedule of d2 must be one round, symmetric, with eigenvalues above -1/3, got "
-            f"{schedule}. Of a symmetric one (W + I) / 2 will do, "
-            "gx.topology.from_matrices((schedule.matrices()[0] + np.eye(n)) / 2); "
+            f"{schedule}: if its matrix W is symmetric, use (W + I) / 2, "
+            "gx.topology.from_matrices((schedule.matrices()[0] + np.eye(n)) / 2). "
             "gx.gradient_tracking takes any schedule."
         )
-    # In the exact average `c` cancels, apart from the rounding of its mean, which would add up.
-    is_exact = schedule.round_at(0).is_uniform
+    averages_all = schedule.round_at(0).is_uniform
 
     def combine(x: Any, u: Any, node: Node) -> tuple[Any, dict[str, Any]]:
+        """`x' = W (x + u + c)`; the new correction `c` is what mixing changed, `x' - x - u`."""
         y = optax.tree.add(x, u)
-        x = node.mix(y if is_exact else optax.tree.add(y, node.kept["correction"]))
-        return x, {"correction": optax.tree.sub(x, y)}
+        # In an average over all nodes the corrections cancel, but their rounding would add up.
+        mixed = node.mix(y if averages_all else optax.tree.add(y, node.kept["correction"]))
+        return mixed, {"correction": optax.tree.sub(mixed, y)}
 
     return gossip(schedule, combine, keeps={"correction": "restart"}, axis_name=axis_name, models=1)

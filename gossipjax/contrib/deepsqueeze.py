@@ -63,15 +63,17 @@ def deepsqueeze(
     init = partial(init_state, plan=plan, zeros={"error": "restart"})
 
     def exchange(round_: NodeRound, operands: tuple[Any, Any, jax.Array]) -> tuple[Any, Any]:
+        """Sends `y` with the error of the last message; returns the mixed model and new error."""
         y, error, count = operands
         if round_.is_identity:
-            return y, error
+            return y, error  # a round without messages
         v = add(y, error)
         sent, mixed = mix_encoded(v, round_, route, route.make_key(count))
         x = jax.tree.map(lambda y, p, q: y + strength * (p - q), y, mixed, sent)
         return x, subtract(v, sent)
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Takes the local step, and then `exchange` by the round of `step`."""
         operands = (add(x, updates), state.kept("error"), state.count)
         x, error = at_round(exchange, schedule, step, axis_name, operands)
         return Combined(x, state.keep(error=error))

@@ -53,8 +53,8 @@ def desloc(
 
     References:
       After Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers for Training
-      Foundation Models", 2025, arXiv:2505.22549: the paper's text was not available. It clips each
-      coordinate of the gradient, `optax.clip(rho)` before this.
+      Foundation Models", 2025, arXiv:2505.22549; the paper's text was not available. To clip
+      each coordinate of the gradient, as the paper does, put `optax.clip(rho)` before `desloc`.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> pair = gx.topology.complete(2)
@@ -73,7 +73,8 @@ def desloc(
     require_doubly_stochastic(schedule, "desloc")
     inner = optax.with_extra_args_support(inner)
 
-    def mix_at(tree: Any, period: int, count: StepLike) -> Any:
+    def mix_every(period: int, tree: Any, count: StepLike) -> Any:
+        """Mixes `tree` if the number of the update is a multiple of `period`, or returns it."""
         return mix(tree, None, schedule.every(period), count, axis_name=axis_name)[0]
 
     def init(params: optax.Params) -> DeslocState:
@@ -82,19 +83,20 @@ def desloc(
     def update(
         updates: optax.Updates, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[optax.Updates, DeslocState]:
-        extra_args.pop("step", None)
+        """Mixes both moments of Adam and the parameters, each if it is due, and takes a step."""
+        extra_args.pop("step", None)  # the count decides what is due
         count = default_step(None, state.count, axis_name)
-        old = _change_field(state.inner, "mu", partial(mix_at, period=mu_every, count=count))
-        old = _change_field(old, "nu", partial(mix_at, period=nu_every, count=count))
-        change, new = inner.update(updates, old, params, **extra_args)
-        moved = optax.tree.sub(mix_at(params, every, count), params)
-        return optax.tree.add(moved, change), DeslocState(state.count + 1, new)
+        mixed = _change_field(state.inner, "mu", partial(mix_every, mu_every, count=count))
+        mixed = _change_field(mixed, "nu", partial(mix_every, nu_every, count=count))
+        change, new_inner = inner.update(updates, mixed, params, **extra_args)
+        moved = optax.tree.sub(mix_every(every, params, count), params)
+        return optax.tree.add(moved, change), DeslocState(state.count + 1, new_inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _change_field(state: Any, field: str, change: Callable[[Any], Any]) -> Any:
-    """The state of an optimizer with a changed field, in each of its parts that has the field."""
+    """Returns `state` with `change` applied to this field, in each of its parts that has one."""
 
     def has_field(part: Any) -> bool:
         return hasattr(part, field)

@@ -63,11 +63,13 @@ def quasi_global_adam(
     weight = 1 - b1 if gradient_weight is None else gradient_weight
 
     def combine(x: Any, g: Any, node: Node) -> tuple[Any, dict[str, Any]]:
+        """Takes a step of Adam and mixes; the moments that are kept follow the mixed models."""
         mean = node.kept["mean"]
         square = node.kept["square"]
         t = (node.count + 1).astype(jnp.float32)
 
         def divide(m: jax.Array, v: jax.Array) -> jax.Array:
+            """Adam's direction from both moments, with the bias correction of update `t`."""
             return m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + eps)
 
         local_mean = add_scaled(optax.tree.scale(weight, g), b1, mean)
@@ -75,9 +77,10 @@ def quasi_global_adam(
         direction = jax.tree.map(divide, local_mean, local_square)
         new = node.mix(add_scaled(x, -node.rate, direction))
         moved = optax.tree.sub(x, new)
-        moved = optax.tree.scale(1 / (optax.tree.norm(moved) + MIN_NORM), moved)
-        mean = interpolate(mean, moved, b1)
-        square = interpolate(square, jax.tree.map(jnp.square, moved), b2)
+        # In the place of a gradient, the way that the model went, with norm 1.
+        unit = optax.tree.scale(1 / (optax.tree.norm(moved) + MIN_NORM), moved)
+        mean = interpolate(mean, unit, b1)
+        square = interpolate(square, jax.tree.map(jnp.square, unit), b2)
         return new, {"mean": mean, "square": square}
 
     kept: dict[str, Rule] = {"mean": "average", "square": "average"}

@@ -68,21 +68,26 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
     plan = ExchangePlan(from_graph(tree, weights="metropolis"), wire=wire, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:
+        """A message of count 0 from each neighbour: nothing has arrived yet."""
         state = init_state(params, plan, push_sum=True)
-        nothing = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
-        messages = tuple(jax.tree.map(jnp.copy, nothing) for _ in pairs)
+        empty = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
+        messages = tuple(jax.tree.map(jnp.copy, empty) for _ in pairs)
         return state._replace(weight=None, extra={"messages": Extra(messages, "restart")})
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        """Sends sums of models along the tree, and averages this node's model with what arrives."""
+        del step  # all edges are used at each step
         y = add(x, updates)
         sent = _relay(y, state.kept("messages"))
         arrived = tuple(
             exchange_along(message, partners, partners != np.arange(size), wire)
             for message, partners in zip(sent, pairs, strict=True)
         )
+        # A message is a pair: the number of models in it, and their sum.
         count, total = functools.reduce(optax.tree.add, arrived)
 
         def average(own: jax.Array, others: jax.Array) -> jax.Array:
+            """The mean of N models: `own` stands for each that has not arrived yet."""
             return (own * (size - count).astype(own.dtype) + others) / size
 
         return Combined(jax.tree.map(average, y, total), state.keep(messages=arrived))
@@ -91,7 +96,7 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
 
 
 def _relay(y: Any, received: Messages) -> Messages:
-    """For every neighbour, the sum of this node's model and what all other neighbours sent."""
+    """The next message to each neighbour: this node's model `y`, and what all others have sent."""
     one = PushSum(jnp.ones_like(received[0].weight), y)
     # Sums of the messages before and behind each neighbour, because a subtraction would round.
     before = list(itertools.accumulate(received[:-1], optax.tree.add, initial=one))

@@ -64,7 +64,8 @@ def robust_gossip(
     [3.0, 3.0, 3.0, 3.0, 3.0]
     """
     require_doubly_stochastic(schedule, "robust_gossip")
-    _require_weight_of_one(getattr(rule, "rule", rule), schedule)  # of `gx.faults.Lying`, its own
+    # A rule of `gx.faults.Lying` wraps the rule that honest nodes use.
+    _require_liar_weight(getattr(rule, "rule", rule), schedule)
 
     def combine(x: Any, u: Any, node: Node) -> Any:
         y = optax.tree.add(x, u)
@@ -74,8 +75,8 @@ def robust_gossip(
     return gossip(schedule, combine, axis_name=axis_name, wire=wire, models=1)
 
 
-def _require_weight_of_one(rule: Any, schedule: Schedule) -> None:
-    """Raises `ValueError` if no neighbour is as light as the liars that a rule should hold."""
+def _require_liar_weight(rule: Any, schedule: Schedule) -> None:
+    """Raises `ValueError` if a rule's `liar_weight` covers no neighbour, or half of all weight."""
     matrices = [round_.matrix for round_ in schedule.rounds if not round_.is_identity]
     weights = np.array([w for m in matrices for w in m[~np.eye(len(m), dtype=bool)] if w > 0])
     liar_weight = getattr(rule, "liar_weight", None)
@@ -88,28 +89,31 @@ def _require_weight_of_one(rule: Any, schedule: Schedule) -> None:
 
 
 class _Pull(abc.ABC):
-    """A rule `y + sum_j c_j (y_j - y)`; subclasses say the strengths `c` `[K]`.
+    """A rule `y + sum_j c_j (y_j - y)` for a node's model `y` and K messages `y_j`.
 
-    A node counts itself with what the weights of the messages leave of 1.
+    Subclasses choose the strengths `c` `[K]`, by which messages pull the node. With `c = weights`
+    the rule is the plain average: `y` then has what the weights leave of 1.
     """
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """Returns `own + sum_j c_j (y_j - own)` for the K `messages` `y_j`, `[K, ...]`."""
         del senders
         differences, distances, weights = _compare(own, messages, weights)
         strengths = self._strengths(distances, weights)
-        return optax.tree.add(own, _sum(strengths, differences))
+        return optax.tree.add(own, _sum_scaled(strengths, differences))
 
     @abc.abstractmethod
-    def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array: ...
+    def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
+        """The strengths of K messages, from their distances `|y_j - y|` and their weights."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGossip(_Pull):
     """Clips how far each neighbour pulls: `y + sum_j P_ij clip(y_j - y, radius)`.
 
-    `clip(d, r) = d min(1, r / |d|)`, with the norm of the whole model. If you give `liar_weight` in
-    the place of a `radius`, a node takes `radius^2 = sum_j P_ij |y_j - y|^2 / liar_weight`, over
-    all messages but the farthest, of weight `liar_weight`.
+    `clip(d, r) = d min(1, r / |d|)`, with the norm of the whole model. If you give `liar_weight`
+    instead of `radius`, a node takes `radius^2 = sum_j P_ij |y_j - y|^2 / liar_weight`. This sum
+    leaves out the farthest messages, up to the weight `liar_weight`.
 
     Args:
       radius: how far a neighbour may pull, in units of the parameters.
@@ -139,6 +143,7 @@ class ClippedGossip(_Pull):
             )
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
+        """The weights, smaller for messages that are farther away than the radius."""
         radius: Any = self.radius
         if self.liar_weight is not None:
             kept = _keep_nearest(distances, weights, self.liar_weight)
@@ -148,9 +153,10 @@ class ClippedGossip(_Pull):
 
 @dataclasses.dataclass(frozen=True)
 class ClippedSum(_Pull):
-    """CS+: `y + sum_j P_ij clip(y_j - y, r)`, with the norm `r` of a difference that is honest.
+    """CS+: `y + sum_j P_ij clip(y_j - y, r)`, with a radius `r` that liars cannot make large.
 
-    `r` is the largest distance of which messages of weight `2 liar_weight` at least are farther.
+    `r` is the largest distance of a message from `y` for which all messages that are farther away
+    have a weight of `2 liar_weight` or more.
 
     Args:
       liar_weight: the weight of the neighbours of a node that may lie: with f liars and Metropolis
@@ -169,6 +175,7 @@ class ClippedSum(_Pull):
     liar_weight: float
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
+        """The weights, smaller for messages beyond a radius that an honest neighbour sets."""
         is_near = _weigh_farther(distances, weights) >= 2 * self.liar_weight - TINY
         radius = jnp.max(jnp.where(is_near, distances, 0))
         return _clip(weights, distances, radius)
@@ -178,14 +185,15 @@ class ClippedSum(_Pull):
 class NearestNeighbors(_Pull):
     """NNA: the weighted mean of a node's own value and the messages that are nearest to it.
 
-    The farthest messages, of weight `liar_weight`, do not count; of one at the border, a part does.
+    The farthest messages do not count, up to the weight `liar_weight`. If only a part of a
+    message's weight is left out, the rest counts.
 
     Args:
       liar_weight: as in `ClippedSum`.
 
     References:
       Farhadkhani et al., "Robust Collaborative Learning with Linear Gradient Overhead", ICML 2023,
-      arXiv:2209.10931; with weights GTS of Gaucher et al., arXiv:2410.10418.
+      arXiv:2209.10931; with weights, it is GTS of Gaucher et al., arXiv:2410.10418.
 
     >>> messages, weights = jnp.array([3.0, 1e6]), jnp.full(2, 0.25)
     >>> NearestNeighbors(0.25)(0.0, messages, weights, jnp.arange(2)).item()
@@ -195,6 +203,7 @@ class NearestNeighbors(_Pull):
     liar_weight: float
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
+        """The weights of the nearest messages, in a mean with the node's own value."""
         kept = _keep_nearest(distances, weights, self.liar_weight)
         return kept / jnp.maximum(1 - weights.sum() + kept.sum(), TINY)
 
@@ -221,16 +230,19 @@ class TrimmedMean:
     liars: int
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """Averages the node's `own` value and K `messages` `[K, ...]`, without the extreme ones."""
         del senders
-        _, _, weights = _compare(own, messages, weights)
+        _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
+        # The own value counts 1; but 0 for gx.outer, which gives all weight to the messages.
         own_share = (1 - weights.sum() > TINY).astype(jnp.float32)
         count = jnp.sum(weights > 0)
         kept = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
 
         def average(x: Any, heard: jax.Array) -> jax.Array:
-            place = _along(jnp.arange(len(weights)), heard)
-            is_kept = (place >= self.liars) & (place < count - self.liars)
-            total = jnp.sum(jnp.where(is_kept, _sort(heard, weights), 0), axis=0)
+            """The mean of a leaf `x [...]` and the middle ones of its K values `heard [K, ...]`."""
+            rank = _add_axes(jnp.arange(len(weights)), heard)
+            is_kept = (rank >= self.liars) & (rank < count - self.liars)
+            total = jnp.sum(jnp.where(is_kept, _sort_messages(heard, weights), 0), axis=0)
             share, divisor = (v.astype(heard.dtype) for v in (own_share, jnp.maximum(kept, 1)))
             return (total + share * x) / divisor
 
@@ -250,24 +262,31 @@ class CoordinateMedian:
     """
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
+        """The median of the node's `own` value and K `messages` `[K, ...]`, by coordinates."""
         del senders
-        _, _, weights = _compare(own, messages, weights)
+        _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
+        # The last weight is that of `own`; it is 0 in gx.outer, where only messages count.
         weights = jnp.append(weights, jnp.maximum(1 - weights.sum() - TINY, 0))
-        middle = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # twice the place of the median
+        last = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # the index of the largest value
 
         def average(x: Any, heard: jax.Array) -> jax.Array:
-            ordered = _sort(jnp.concatenate([heard, jnp.asarray(x, heard.dtype)[None]]), weights)
-            return (ordered[middle // 2] + ordered[(middle + 1) // 2]) / 2
+            """The median of a leaf `x [...]` and its K values `heard [K, ...]`."""
+            values = jnp.concatenate([heard, jnp.asarray(x, heard.dtype)[None]])
+            ordered = _sort_messages(values, weights)
+            return (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
 
         return jax.tree.map(average, own, messages)
 
 
 def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-    """Differences `y_j - y`, their norms `[K]`, and the weights; 0 for what is not finite."""
+    """Differences `y_j - y` of K messages, their norms `[K]`, and the weights `[K]`.
+
+    All three are 0 for a message that is missing or not finite.
+    """
     distances = _norms(own, messages)
     is_heard = (weights > 0) & jnp.isfinite(distances)
     differences = jax.tree.map(
-        lambda x, heard: jnp.where(_along(is_heard, heard), heard - jnp.asarray(x)[None], 0),
+        lambda x, heard: jnp.where(_add_axes(is_heard, heard), heard - jnp.asarray(x)[None], 0),
         own,
         messages,
     )
@@ -275,7 +294,7 @@ def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Arra
 
 
 def _norms(own: Any, messages: Any) -> jax.Array:
-    """`|y_j - y|` over the whole model, `[K]`, also if a node's devices have parts of it."""
+    """`|y_j - y|` of K messages over all leaves, `[K]`, also of a model sharded inside a node."""
     squares = jax.tree.map(
         lambda x, heard: jnp.sum(
             jnp.square(heard - jnp.asarray(x)[None]), axis=tuple(range(1, heard.ndim))
@@ -288,23 +307,28 @@ def _norms(own: Any, messages: Any) -> jax.Array:
     return jnp.sqrt(sum(leaf.astype(jnp.float32) for leaf in jax.tree.leaves(squares)))
 
 
-def _sum(strengths: jax.Array, differences: Any) -> Any:
+def _sum_scaled(strengths: jax.Array, differences: Any) -> Any:
     """`sum_j c_j d_j`; not as a matrix product, which some chips round to 16 bits."""
     return jax.tree.map(
-        lambda d: jnp.sum(_along(strengths.astype(d.dtype), d) * d, axis=0), differences
+        lambda d: jnp.sum(_add_axes(strengths.astype(d.dtype), d) * d, axis=0), differences
     )
 
 
-def _along(values: jax.Array, heard: jax.Array) -> jax.Array:
+def _add_axes(values: jax.Array, heard: jax.Array) -> jax.Array:
+    """Reshapes `[K]` to `[K, 1, ...]`, as many axes as `heard` has."""
     return values.reshape(-1, *[1] * (heard.ndim - 1))
 
 
 def _clip(weights: jax.Array, distances: jax.Array, radius: Any) -> jax.Array:
+    """`weights min(1, radius / distances)`: no message then pulls farther than the radius."""
     return weights * jnp.minimum(1, radius / jnp.where(distances > 0, distances, 1))
 
 
 def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:
-    """The weight of all messages that are farther away than each, `[K]`; of equals, the later."""
+    """For each of K messages, the sum of the weights of all that are farther away, `[K]`.
+
+    Of two at the same distance, the later one counts as farther.
+    """
     number = jnp.arange(len(weights))
     is_later = (distances[:, None] == distances[None]) & (number[:, None] > number[None])
     is_farther = (distances[:, None] > distances[None]) | is_later
@@ -312,11 +336,11 @@ def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _keep_nearest(distances: jax.Array, weights: jax.Array, liar_weight: float) -> jax.Array:
-    """The weights without those of the farthest messages, up to `liar_weight`."""
-    left = liar_weight - _weigh_farther(distances, weights)
-    return weights - jnp.clip(left, 0, weights)
+    """The weights after `liar_weight` was taken away from them, from the farthest message on."""
+    still_to_take = liar_weight - _weigh_farther(distances, weights)
+    return weights - jnp.clip(still_to_take, 0, weights)
 
 
-def _sort(heard: jax.Array, weights: jax.Array) -> jax.Array:
-    """Sorts each coordinate; what has no weight comes last."""
-    return jnp.sort(jnp.where(_along(weights > 0, heard), heard, jnp.inf), axis=0)
+def _sort_messages(heard: jax.Array, weights: jax.Array) -> jax.Array:
+    """Sorts the K values of each coordinate of `[K, ...]`; messages of weight 0 come last."""
+    return jnp.sort(jnp.where(_add_axes(weights > 0, heard), heard, jnp.inf), axis=0)

@@ -37,8 +37,8 @@ def sparta(
       axis_name: as in `gx.sgp`.
 
     References:
-      After `exo-explore/gym`, exogym/strategy/sparta.py, whose masks are drawn by one node and sent
-      to all, or of a shuffled leaf, as here. No text of a paper was available.
+      After `exo-explore/gym`, exogym/strategy/sparta.py, where one node draws the masks and sends
+      them to all, or masks are parts of a shuffled leaf, as here. There was no paper to read.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.contrib.sparta(gx.topology.complete(2), 0.5)
@@ -54,36 +54,41 @@ def sparta(
     require_doubly_stochastic(schedule, "sparta")
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction of sparta must be above 0 and at most 1, got {fraction}.")
-    period = math.ceil(1 / fraction - 1e-9)  # up to rounding: of 0.1 it is 10
+    period = math.ceil(1 / fraction - 1e-9)  # 1 / 0.1 may be rounded up, and should give 10
 
     def combine(x: Any, u: Any, node: Node) -> Any:
+        """Adds the update, and mixes the slice of this update, the same on all nodes."""
         leaves, structure = jax.tree.flatten(optax.tree.add(x, u))
         slices = [
             draw_slice(leaf.size, period, seed, number, node.count)
             for number, leaf in enumerate(leaves)
         ]
-        values = node.mix(list(map(_take, leaves, slices)))
-        return jax.tree.unflatten(structure, list(map(_put, leaves, slices, values)))
+        values = node.mix(list(map(_take_slice, leaves, slices)))
+        return jax.tree.unflatten(structure, list(map(_put_slice, leaves, slices, values)))
 
     return gossip(schedule, combine, axis_name=axis_name, models=1 / period)
 
 
 def draw_slice(size: int, period: int, seed: int, leaf: int, count: jax.Array) -> jax.Array:
-    """The places in a flat leaf that update `count` averages, one of each `period` neighbours.
+    """The indices in a flat leaf that update `count` averages: one in each group of `period`.
 
-    If the last group is short, a place can be `size` or larger; no value stands there.
+    If the last group is short, its index can be `size` or larger, where the leaf has no value.
     """
     groups = -(-size // period)
     key = jax.random.fold_in(jax.random.fold_in(make_seed_key(seed), leaf), count // period)
+    # Each group starts elsewhere, and goes on by one at each update: in `period` updates it comes
+    # through all its values.
     starts = jax.random.bits(key, (groups,), np.uint32) % np.uint32(period)
-    places = (starts + (count % period).astype(np.uint32)) % np.uint32(period)
-    return period * jax.lax.iota(jnp.int32, groups) + places.astype(jnp.int32)
+    in_group = (starts + (count % period).astype(np.uint32)) % np.uint32(period)
+    return period * jax.lax.iota(jnp.int32, groups) + in_group.astype(jnp.int32)
 
 
-def _take(leaf: jax.Array, places: jax.Array) -> jax.Array:
-    return leaf.ravel().at[places].get(mode="fill", fill_value=0, unique_indices=True)
+def _take_slice(leaf: jax.Array, indices: jax.Array) -> jax.Array:
+    """The values of a leaf at flat indices; 0 at an index beyond its end."""
+    return leaf.ravel().at[indices].get(mode="fill", fill_value=0, unique_indices=True)
 
 
-def _put(leaf: jax.Array, places: jax.Array, values: jax.Array) -> jax.Array:
-    flat = leaf.ravel().at[places].set(values, mode="drop", unique_indices=True)
+def _put_slice(leaf: jax.Array, indices: jax.Array, values: jax.Array) -> jax.Array:
+    """The leaf with new values at flat indices; an index beyond its end is left out."""
+    flat = leaf.ravel().at[indices].set(values, mode="drop", unique_indices=True)
     return flat.reshape(leaf.shape)

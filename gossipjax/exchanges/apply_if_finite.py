@@ -79,6 +79,7 @@ def apply_if_finite(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, ApplyIfFiniteState]:
+        """Updates by `inner` on all nodes, or, if one node's updates are not finite, on none."""
         state = require_state(state, ApplyIfFiniteState, "gx.apply_if_finite")
         gossip = gossip_state(state.inner_state)
         step = extra_args.get("step")
@@ -90,19 +91,20 @@ def apply_if_finite(
                 "gx.osgp(...)), or leave step out."
             )
         is_finite = _all_finite(updates, axis_name, local_axis_name)
+        # Skipped steps in a row: after too many, updates are applied, finite or not.
         in_a_row = jnp.where(is_finite, 0, optax.safe_increment(state.notfinite_count))
-        results = _update_if(
+        inner_updates, inner_state = _update_if(
             is_finite | (in_a_row > max_errors),
             lambda: inner.update(updates, state.inner_state, params, **extra_args),
             state.inner_state,
             axis_name,
         )
         total = optax.safe_increment(state.total_notfinite)
-        return results[0], ApplyIfFiniteState(
+        return inner_updates, ApplyIfFiniteState(
             notfinite_count=in_a_row,
             last_finite=is_finite,
             total_notfinite=jnp.where(is_finite, state.total_notfinite, total),
-            inner_state=results[1],
+            inner_state=inner_state,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -111,9 +113,10 @@ def apply_if_finite(
 def _update_if(
     accept: jax.Array, update: Callable[[], Any], inner_state: Any, axis_name: str
 ) -> Any:
-    """Returns `update()`, or zeros of its types and the old state; tracing decides if it can."""
+    """Returns the updates and state of `update()` if `accept`, else zeros and `inner_state`."""
 
     def reject() -> Any:
+        # Both branches return the same types; `eval_shape` finds them, and runs nothing.
         expected = jax.eval_shape(update)
         zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), expected[0])
         return vary((zeros, inner_state), axis_name)
@@ -124,11 +127,12 @@ def _update_if(
 def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> jax.Array:
     """Whether the updates of all nodes are finite; every device gets the same answer."""
     axis_size(axis_name)
-    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
-    failures = jnp.logical_not(jnp.all(jnp.array(checks))).astype(jnp.float32)
+    are_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
+    failures = jnp.logical_not(jnp.all(jnp.array(are_finite))).astype(jnp.float32)
     names = [axis_name] if local_axis_name is None else [axis_name, local_axis_name]
-    if all(varies(jnp.zeros(()), name) for name in names):  # types do not tell what varies
-        # Each device of a node may have a part of the model.
+    types_tell_nothing = all(varies(jnp.zeros(()), name) for name in names)  # check_vma=False
+    if types_tell_nothing:
+        # Each device of a node may have another part of the model, so all of them are asked.
         manual = jax.sharding.get_abstract_mesh().manual_axes
         names += [name for name in manual if name not in names]
     for name in names:

@@ -25,8 +25,8 @@ from gossipjax.sharding import shard_specs
 from gossipjax.wire import Wire
 
 LEAF = jax.tree.structure(0)
-# States of optax that prove an optimizer or a momentum. Others are not known: they may watch, count
-# or average, and pass.
+# States of optax that prove an optimizer or a momentum. Other states are allowed everywhere: they
+# may only watch, count or average.
 _NAMES = ("COCOB", "DAdaptAdamW", "DoG", "DoWG", "Factored", "GaLore", "Hutchinson", "Madgrad")
 _NAMES += ("Mechanic", "Momo", "MomoAdam", "Muon", "Prodigy", "ScheduleFree", "Sophia", "Trace")
 OPTIMIZERS = tuple(
@@ -50,7 +50,7 @@ def find_exchanging(tree: Any) -> list[Any]:
     """Finds all states that exchange, those inside of others after these."""
     found = []
     for part in find_parts(tree, Exchanging):
-        # What wraps a chain may keep further states, and not in its chain alone.
+        # A state that wraps a chain may keep more states that exchange, in any of its fields.
         fields = tuple(part) if part.inner is not None else ()
         found += [part, *find_exchanging(fields)]
     return found
@@ -109,7 +109,7 @@ def require_order(opt_state: optax.OptState) -> None:
 
     An optimizer or a momentum of optax must come neither after the gossip, nor before a part that
     needs gradients. `gx.weighted` must come directly before an exchange. A chain must not average
-    gradients over the axis of its gossip. What is not known passes.
+    gradients over the axis of its gossip. Parts of other kinds are allowed everywhere.
     """
     for chain, inside in _find_chains(opt_state, None):
         for i, part in enumerate(chain):
@@ -117,15 +117,20 @@ def require_order(opt_state: optax.OptState) -> None:
                 _require_next_exchange(chain[i + 1 :], inside)
             unmasked = find_parts(part, Exchanging, *MASKS)
             for exchange in find_parts(part, Exchanging):
-                # What optax.masked stands around may be of other parameters.
+                # If the exchange is masked, an optimizer in a mask may be of other parameters.
                 passes = () if any(exchange is one for one in unmasked) else MASKS
-                _require_place(exchange, chain[:i], chain[i + 1 :], passes)
+                _require_position(exchange, chain[:i], chain[i + 1 :], passes)
     _require_one_exchange(opt_state)
 
 
-def _require_place(
+def _require_position(
     exchange: Any, before: list[Any], after: list[Any], passes: tuple[type, ...]
 ) -> None:
+    """Raises `ValueError` if an optimizer stands on the wrong side of `exchange` in its chain.
+
+    `before` and `after` are the states of the other parts; those of the kinds `passes` may contain
+    anything.
+    """
     if exchange.mixes_models and (name := _find_optimizer(after, passes)):
         raise ValueError(
             "gossip must be last in a chain, as its updates must reach the parameters as they "
@@ -145,13 +150,15 @@ def _require_place(
 
 
 def _require_next_exchange(after: list[Any], inside: Any) -> None:
-    """Raises `ValueError` unless the first known part behind `gx.weighted` exchanges."""
-    kinds = (Exchanging, WeightedState, *OPTIMIZERS)
-    known = find_parts(after, *kinds)
-    # A whole chain inside gx.outer: what comes next is the outer step.
-    known = known or [inside]
-    if known[0] is None or not isinstance(known[0], Exchanging):
-        got = "nothing that exchanges" if known[0] is None else type(known[0]).__name__
+    """Raises `ValueError` unless an exchange follows on `gx.weighted`, before any optimizer.
+
+    `after` are the parts of the chain behind it, and `inside` is what the chain stands in, or None.
+    """
+    known = find_parts(after, Exchanging, WeightedState, *OPTIMIZERS)
+    # After the last part of a chain inside gx.outer comes the outer step.
+    following = known[0] if known else inside
+    if not isinstance(following, Exchanging):
+        got = "nothing that exchanges" if following is None else type(following).__name__
         raise ValueError(
             "gx.weighted must stand directly before the gossip, or first before gx.allreduce, got "
             f"{got} behind it, which undoes the weights: optax.chain(optimizer, "
@@ -168,27 +175,32 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
             if not exchange.mixes_models:
                 continue
             axis_name = exchange.plan.wire.axis_name
+            # Masks are not looked into: they may be of other parameters.
             for part in find_parts((chain, exchange.inner), Exchanging, *MASKS):
                 is_average = isinstance(part, Exchanging) and not part.mixes_models
                 if is_average and part.plan.wire.axis_name == axis_name:
                     raise ValueError(
                         f"a chain must exchange over {axis_name!r} once, got gx.allreduce in one "
-                        "with gossip or gx.outer: all nodes stay equal, and both are paid for. "
+                        "with gossip or gx.outer, which has no effect, as all nodes stay equal. "
                         "Leave one of them out, or average inside a node, "
                         'gx.allreduce(axis_name="local").'
                     )
 
 
 def _find_optimizer(parts: list[Any], passes: tuple[type, ...]) -> str:
-    """The type of the first state that proves an optimizer, not of those or in those that pass."""
+    """The name of the first state that proves an optimizer; "" if none does.
+
+    States of the kinds `passes` prove nothing, and neither do states inside of them.
+    """
     found = find_parts(parts, *OPTIMIZERS, *passes)
     return next((type(part).__name__ for part in found if type(part) not in passes), "")
 
 
 def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
-    """Finds all chains of transforms: the states of their parts, and what the chain is inside of.
+    """Finds all chains in a state: the states of their parts, and what follows on the last part.
 
-    Chains in chains are one chain.
+    A chain in a chain is a part of it. `inside` is the exchanging state that wraps the chain, whose
+    outer step follows; None if nothing does.
     """
     if _is_chain(tree):
         chain = _flatten_chain(tree)
@@ -199,7 +211,8 @@ def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
         if tree.inner is not None:
             yield from _find_chains((tree.inner,), tree)
     elif jax.tree.structure(tree) != LEAF:
-        for child in jax.tree.leaves(tree, is_leaf=lambda part: part is not tree):
+        children = jax.tree.leaves(tree, is_leaf=lambda part: part is not tree)
+        for child in children:
             yield from _find_chains(child, inside)
 
 
@@ -209,15 +222,16 @@ def _is_chain(tree: Any) -> bool:
 
 
 def _flatten_chain(tree: Any) -> list[Any]:
+    """The states of all parts of a chain, in their order, and of the chains inside of it."""
     parts = tree.values() if isinstance(tree, OrderedDict) else tree
     return [x for part in parts for x in (_flatten_chain(part) if _is_chain(part) else [part])]
 
 
 def wire_of_first_average(opt_state: optax.OptState, axis_name: str) -> Wire | None:
-    """The wire of a `gx.allreduce` that averages over the nodes what a chain is given.
+    """The wire of the `gx.allreduce` over the nodes with which a chain begins.
 
-    None if the chain does something else first, or if the average keeps an error, so that leaves
-    cannot be averaged one by one.
+    None if a chain begins with something else, or if this average keeps an error. Gradients can
+    then not be averaged leaf by leaf before the chain gets them.
     """
     chain = _flatten_chain((opt_state,))
     first = chain[0] if chain else None
@@ -227,7 +241,7 @@ def wire_of_first_average(opt_state: optax.OptState, axis_name: str) -> Wire | N
 
 
 def replace_gossip_state(opt_state: optax.OptState, **fields: Any) -> Any:
-    """Returns the state of a chain with new values in these fields of its gossip state."""
+    """Returns the state of a chain whose gossip state has new values in these fields."""
 
     def replace(part: Any) -> Any:
         return part._replace(**fields) if isinstance(part, GossipState) else part
@@ -247,8 +261,9 @@ def step_plan(opt_state: optax.OptState) -> Plan:
 # are static data of the structure, which is a key: its leaves may be anything.
 @functools.lru_cache(256)
 def _plan_of(structure: Any) -> Plan:
+    """`step_plan` for a state of this structure."""
     opt_state = jax.tree.unflatten(structure, [0] * structure.num_leaves)
-    gossip_state(opt_state)  # one at most
+    gossip_state(opt_state)  # raises if there are several
     require_order(opt_state)
     require_updates_numbered(opt_state)
     state = find_exchange(opt_state)
@@ -261,17 +276,21 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
     They differ inside `optax.MultiSteps`. It also raises if `MultiSteps` hands zeros to a gossip
     that needs a gradient in every update.
     """
-    around = find_parts(opt_state, optax.MultiStepsState)
-    for part in around:
+    accumulating = find_parts(opt_state, optax.MultiStepsState)
+    for part in accumulating:
         if find_parts(part.inner_opt_state, GossipState):
             raise ValueError(
                 "gossip must not stand inside optax.MultiSteps where steps are numbered, as the "
                 "number of a step is not that of an update, got MultiStepsState around it: use "
                 "gx.accumulate_gradients(gradients, every), or leave step out."
             )
-    for chain, _ in _find_chains(opt_state, None) if around else ():
-        moves = [any(e.plan.moves_by_zeros for e in find_exchanging(part)) for part in chain]
-        if find_parts(chain[: moves.index(True) if True in moves else 0], optax.MultiStepsState):
+    for chain, _ in _find_chains(opt_state, None) if accumulating else ():
+        # MultiSteps hands on zeros, so it must not stand before a part that every update moves.
+        needs_gradients = [
+            any(state.plan.moves_by_zeros for state in find_exchanging(part)) for part in chain
+        ]
+        before = chain[: needs_gradients.index(True)] if any(needs_gradients) else []
+        if find_parts(before, optax.MultiStepsState):
             raise ValueError(
                 "every update must carry a gradient where the gossip keeps a correction, a "
                 "momentum or messages that move at each, got optax.MultiSteps before it, which "
@@ -404,4 +423,4 @@ def exchange(
             "inside tx.update."
         )
     require_updates_numbered(opt_state)
-    return state.start(step, params, shard_specs(opt_state), axis_name)
+    return state.start_exchange(step, params, specs=shard_specs(opt_state), axis_name=axis_name)

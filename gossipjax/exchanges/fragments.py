@@ -27,28 +27,28 @@ class Piece(NamedTuple):
     stop: int
 
     def _view(self, leaf: Any) -> Any:
-        """The leaf with the axis as two: rows of `columns` entries."""
+        """The leaf with the axis split in two: rows, and `columns` entries in each."""
         shape = list(leaf.shape)
         shape[self.axis : self.axis + 1] = [shape[self.axis] // self.columns, self.columns]
         return leaf.reshape(shape)
 
     def take(self, leaf: Any) -> jax.Array:
-        """The piece of the leaf, with as many axes."""
+        """The piece of the leaf, with as many axes as the leaf."""
         part = jax.lax.slice_in_dim(self._view(leaf), self.start, self.stop, axis=self.axis + 1)
         return part.reshape(*leaf.shape[: self.axis], -1, *leaf.shape[self.axis + 1 :])
 
     def put(self, leaf: Any, part: Any) -> jax.Array:
         """The leaf with the piece replaced by `part`."""
-        part = self._replace(columns=self.stop - self.start)._view(part)
+        part = self._replace(columns=self.stop - self.start)._view(part)  # rows of the piece
         view = self._view(leaf)
         view = jax.lax.dynamic_update_slice_in_dim(view, part, self.start, self.axis + 1)
         return view.reshape(leaf.shape)
 
 
-# The numbers of the leaves of a fragment, in the order of the tree, and of each its piece; None for
-# all of it.
+# From the number of each leaf that is in the fragment, in the order of the tree, to the piece of
+# the leaf; None for the whole leaf.
 Fragment = dict[int, Piece | None]
-STEP = 0.04  # a leaf is cut to within this part of a fragment's size
+STEP = 0.04  # of a fragment's size: leaves are cut to this precision
 
 
 def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
@@ -60,7 +60,7 @@ def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
     [{0: None}, {1: None, 2: None}]
     """
     sizes = [np.size(leaf) for leaf in jax.tree.leaves(tree)]
-    if not sizes:  # the placeholder of optax.tree_map_params
+    if not sizes:  # optax.tree_map_params calls `init` with a placeholder without leaves
         return [{} for _ in range(fragments)]
     if fragments > len(sizes):
         raise ValueError(
@@ -71,7 +71,7 @@ def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
     stops = []
     for number in range(1, fragments):
         nearest = int(np.abs(ends - ends[-1] * number / fragments).argmin()) + 1
-        least = stops[-1] + 1 if stops else 1
+        least = stops[-1] + 1 if stops else 1  # each fragment gets a leaf, the later ones as well
         stops.append(min(max(nearest, least), len(sizes) - (fragments - number)))
     bounds = zip([0, *stops], [*stops, len(sizes)], strict=True)
     return [dict.fromkeys(range(*bound)) for bound in bounds]
@@ -86,24 +86,28 @@ class LayerFragments:
     axes: str | tuple[tuple[Any, int | None], ...]  # path and axis, or flax's name of the axis
 
     def split(self, tree: Any) -> list[Fragment]:
-        """The pieces of each fragment; only the shapes and the names of axes decide."""
+        """Deals the layers to fragments, and fills these up with pieces of the other leaves.
+
+        Only the shapes and the names of axes decide, so all nodes split their models in one way.
+        """
         fragments: list[Fragment] = [{} for _ in range(self.count)]
         shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
-        if not shapes:  # the placeholder of optax.tree_map_params
+        if not shapes:  # optax.tree_map_params calls `init` with a placeholder without leaves
             return fragments
         axes = self._axis_of_leaves(tree)
         groups = self._count_groups({shapes[number][axis] for number, axis in axes.items()} or {1})
         sizes = np.array([np.prod(shape) for shape in shapes])
-        load = np.zeros(self.count)
+        filled = np.zeros(self.count)  # values in each fragment
         for number, axis in axes.items():
-            load[:groups] += sizes[number] / groups
+            filled[:groups] += sizes[number] / groups
             for f in range(groups):
                 fragments[f][number] = Piece(axis, groups, f, f + 1)
-        # The rest fills the fragments up to the mean, in the order of the tree.
+        # All other leaves, one behind the other in the order of the tree, are cut at `stops`, so
+        # that they fill the fragments up to the mean.
         mean = sizes.sum() / self.count
-        room = np.maximum(mean - load, 0)
-        stops = np.cumsum(room * ((sizes.sum() - load.sum()) / max(room.sum(), 1)))
-        start = 0
+        room = np.maximum(mean - filled, 0)
+        stops = np.cumsum(room * ((sizes.sum() - filled.sum()) / max(room.sum(), 1)))
+        start = 0  # of the leaf, among all other leaves
         for number, shape in enumerate(shapes):
             if number in axes:
                 continue
@@ -112,7 +116,7 @@ class LayerFragments:
             ends = np.clip([0, *ends[:-1], columns], 0, columns).astype(int).tolist()
             for fragment, first, last in zip(fragments, ends[:-1], ends[1:], strict=True):
                 if last - first == columns:
-                    fragment[number] = None
+                    fragment[number] = None  # the whole leaf
                 elif first < last:
                     fragment[number] = Piece(axis, columns, first, last)
             start += sizes[number]
@@ -142,7 +146,10 @@ class LayerFragments:
         return found
 
     def _count_groups(self, layers: set[int]) -> int:
-        """The number of fragments to which layers are dealt in turn."""
+        """The number of fragments that get layers; `layers` are the sizes of the stacked axes.
+
+        It divides the number of layers. Raises `ValueError` if more than one fragment gets none.
+        """
         if len(layers) > 1:
             raise ValueError(
                 "the stacked parameters of layer_fragments must have as many layers each, got "
@@ -154,15 +161,15 @@ class LayerFragments:
         groups = max(d for d in divisors if d <= self.count)
         if groups < min(count, self.count - 1):
             raise ValueError(
-                f"count of layer_fragments must divide the {count} layers, one more than a number "
-                f"that does, or be larger than all of them, got {self.count}: the numbers that do "
-                f"are {', '.join(map(str, divisors))}."
+                f"count of layer_fragments must divide the {count} layers, be one more than a "
+                f"number that does, or be larger than {count}, got {self.count}: the numbers that "
+                f"divide them are {', '.join(map(str, divisors))}."
             )
         return groups
 
 
 def _named_axes(tree: Any, name: str) -> list[int | None]:
-    """The axis of each leaf that flax calls `name`."""
+    """For each leaf, the number of the axis that flax's annotations call `name`, or None."""
     axes = []
     for part in jax.tree.leaves(tree, is_leaf=is_box):
         names = tuple(spec_of_box(part) or ()) if is_box(part) else ()
@@ -172,8 +179,9 @@ def _named_axes(tree: Any, name: str) -> list[int | None]:
 
 
 def _axis_of_path(path: Any, axes: tuple[tuple[Any, int | None], ...]) -> int | None:
-    for entry, axis in axes:
-        if tuple(path[: len(entry)]) == entry:
+    """The axis that `axes` give the parameter at `path`, by its own path or a beginning of it."""
+    for prefix, axis in axes:
+        if tuple(path[: len(prefix)]) == prefix:
             return axis
     raise ValueError(
         "axes of layer_fragments must have an axis, or None, for every parameter, got none for "
@@ -182,9 +190,10 @@ def _axis_of_path(path: Any, axes: tuple[tuple[Any, int | None], ...]) -> int | 
 
 
 def _choose_columns(shape: tuple[int, ...], wanted: float) -> tuple[int, int]:
-    """Chooses an axis of a leaf, and the columns into which it is cut: `wanted` or more.
+    """Chooses the axis of a leaf that is cut, and into how many columns: `wanted` or more.
 
-    It prefers the choice that allows to shard the axis over most devices, as a power of two.
+    If several choices have at most eight times that many columns, it takes the one with which most
+    devices can shard the axis.
     """
     if wanted <= 1 or not shape:
         return 0, 1
@@ -198,15 +207,17 @@ def _choose_columns(shape: tuple[int, ...], wanted: float) -> tuple[int, int]:
     if not near:
         return min(choices, key=lambda c: c[1], default=(int(np.argmax(shape)), max(shape)))
 
-    def devices(choice: tuple[int, int]) -> int:
+    def count_devices(choice: tuple[int, int]) -> int:
+        """The largest power of two that divides the rows, which are sharded."""
         axis, columns = choice
         rows = shape[axis] // columns
         return rows & -rows
 
-    return max(near, key=devices)
+    return max(near, key=count_devices)
 
 
 def _divisors(size: int) -> list[int]:
+    """All divisors of a number, the smallest first."""
     small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)})
 
@@ -236,7 +247,8 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
 
     References:
       Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512, section 2.1. In 23 steps of 3
-      nodes, float64, equal to 2e-15 to the rule of MaxText@e591f30, if this rule is as even.
+      nodes in float64, results are equal to 2e-15 to those by the rule of MaxText@e591f30, if that
+      rule fills the fragments as evenly.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> params = {"blocks": jnp.zeros((4, 3, 3)), "embedding": jnp.zeros((12, 3))}
@@ -253,7 +265,7 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
 
 
 def pick(tree: Any, fragment: Fragment) -> Any:
-    """The tree with an `optax.MaskedNode` at every leaf that is not in the fragment."""
+    """Returns the leaves and pieces of a fragment, with an `optax.MaskedNode` at all others."""
     parts, structure = jax.tree.flatten(tree)
     picked: list[Any] = [optax.MaskedNode()] * len(parts)
     for number, piece in fragment.items():

@@ -18,11 +18,11 @@ from gossipjax.serialization import written_by_flax
 class Mask:
     """The parameters that a masked transform sees: static data of its state."""
 
-    structure: Any  # with an `optax.MaskedNode` at each part that is left out
+    structure: Any  # of all parameters, with an `optax.MaskedNode` at each part that is left out
 
     @functools.cached_property
     def tree(self) -> Any:
-        """The structure as a tree: True at each parameter."""
+        """A tree like the parameters that the transform sees, True at each of them."""
         return jax.tree.unflatten(self.structure, [True] * self.structure.num_leaves)
 
 
@@ -39,7 +39,8 @@ def make_mask(params: Any) -> Mask | None:
 def gossiped(params: Any, state: Any) -> Any:
     """The part of the user's parameters that the transform sees: all, if it is not masked.
 
-    If the caller has already taken this part, the parameters are returned unchanged.
+    `state` is its `GossipState`. If the caller has already taken this part, the parameters are
+    returned unchanged.
     """
     if state is None or state.mask is None:
         return params

@@ -31,7 +31,8 @@ def zeros_like_model(params: Any) -> Any:
 
 
 def widen(params: optax.Params) -> Any:
-    """The parameters that the user holds, float32 at least; they stay rounded to their types."""
+    """The parameters in float32 at least, and equal to what the user holds, in any type."""
+    # Without the second rounding, XLA could keep digits that a narrower type does not have.
     return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
 
 
@@ -42,21 +43,23 @@ def as_update(params: optax.Params, target: Any) -> optax.Updates:
     is also rounded to this type, and the difference is a residual.
     """
 
-    def difference(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
+    def subtract_rounded(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
+        """From the parameter `z`, in float32 `wide`, to the target `leaf`."""
         dtype = jnp.result_type(z)
         return round_to(round_to(leaf, dtype) - wide, dtype).astype(dtype)
 
-    return jax.tree.map(difference, params, widen(params), target)
+    return jax.tree.map(subtract_rounded, params, widen(params), target)
 
 
 def predict(params: optax.Params, updates: optax.Updates) -> Any:
     """The parameters that `optax.apply_updates` will make, float32 at least."""
 
-    def after(z: Any, wide: jax.Array, u: jax.Array) -> jax.Array:
+    def add_rounded(z: Any, wide: jax.Array, u: jax.Array) -> jax.Array:
+        """The sum as `optax.apply_updates` rounds it to the type of `z`; `wide` is `z`."""
         dtype = jnp.result_type(z)
         return round_to(wide + round_to(u.astype(wide.dtype), dtype), dtype)
 
-    return jax.tree.map(after, params, widen(params), updates)
+    return jax.tree.map(add_rounded, params, widen(params), updates)
 
 
 def residuals(model: Any, z: Any) -> Any:
@@ -70,7 +73,7 @@ def residuals(model: Any, z: Any) -> Any:
 
 
 def models(params: optax.Params, state: Any) -> Any:
-    """The latest models `z + r`, float32 at least."""
+    """The latest models `z + r` of parameters `z` and residuals `r`, float32 at least."""
     z = widen(params)
     if state is None or state.residual is None:
         return z
@@ -91,7 +94,7 @@ def numerators(params: optax.Params, state: Any) -> Any:
 def debias(x: Any, weight: jax.Array | None, axis_name: str | None = None) -> Any:
     """Returns `z = x / w`, leaf by leaf, in the type of `x`; without a weight it returns `x`.
 
-    For simulated nodes it is fastest if you give the name of the nodes' axis.
+    Give the name of the nodes' axis inside of it: with simulated nodes this is faster.
     """
     if weight is None:
         return x
@@ -126,10 +129,10 @@ def scale(x: Any, factor: Any) -> Any:
 def interpolate(old: Any, new: Any, keep: Any) -> Any:
     """Returns `keep old + (1 - keep) new`, leaf by leaf."""
 
-    def interpolate(a: jax.Array, b: jax.Array) -> jax.Array:
+    def interpolate_leaf(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.asarray(keep, a.dtype) * a + jnp.asarray(1 - keep, a.dtype) * b
 
-    return jax.tree.map(interpolate, old, new)
+    return jax.tree.map(interpolate_leaf, old, new)
 
 
 def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
@@ -147,7 +150,10 @@ def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
 
 
 def common_model(params: Any, axis_name: str | None) -> Any:
-    """A copy of the parameters, float32 at least; inside the axis, their mean if nodes differ."""
+    """A copy of the parameters, float32 at least, that is the same on all nodes.
+
+    Inside the axis it is the mean of the nodes if their parameters differ.
+    """
 
     def copy(leaf: Any) -> jax.Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -156,6 +162,7 @@ def common_model(params: Any, axis_name: str | None) -> Any:
 
     model = jax.tree.map(copy, params)
     if axis_name is not None:
-        with contextlib.suppress(ValueError):  # no such axis here: all nodes have these parameters
+        # It raises outside of the axis, where there is one set of parameters for all nodes.
+        with contextlib.suppress(ValueError):
             model = agree_on(model, axis_name)
     return model

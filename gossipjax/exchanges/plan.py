@@ -1,8 +1,8 @@
 """What is static about an exchange: when, with whom, in which form. A state carries it as a `Plan`.
 
-Whatever asks about a step asks the plan, and never which algorithm it belongs to: training loops
-which program a step needs, the cost model and `gx.bytes_per_step` what is sent, `offload_outer`
-which arrays a step uses.
+Other code asks the plan about a step, and need not know the algorithm: training loops ask which
+program the step needs, the cost model and `gx.bytes_per_step` what it sends, and `offload_outer`
+which arrays it uses.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ Order = Literal["combine-while-adapting", "adapt-then-combine"]
 class Exchange:
     """One exchange of a plan: who takes part, how many bytes, how often, how late.
 
-    Number m of the exchange starts at the end of step `m every + phase`.
+    It is repeated: exchange m starts at the end of step `m every + phase`.
 
     Attributes:
-      schedule: number m is made by its round m; None if all nodes average at once.
+      schedule: exchange m uses its round m; None if all nodes average at once.
       models: the trees like the parameters in a message, below 1 for a part of one; None if the
         algorithm does not say.
       wire: the codec of the values; None for their type.
       every: the steps from one exchange to the next.
       phase: the step at whose end the first exchange starts.
       late: the steps from the start to the step at whose end the result is used.
-      pieces: in how many of these steps, the last ones, a part of the message travels.
+      pieces: the number of steps, the last ones up to the use, in which a part of the message
+        travels.
       first: the first step in which something may travel.
       is_early: whether an exchange that is not late needs nothing that its step computes.
       to_all: whether each node gets every message by itself, if all nodes exchange at once.
@@ -66,9 +67,10 @@ class Exchange:
         return self.schedule is None and (self.to_all or is_sparse)
 
     def find_piece(self, step: int) -> tuple[int, int] | None:
-        """Which exchange travels in the program of `step`, and which piece; None if none does."""
-        begun = step - self.phase - self.late + self.pieces - 1
-        number, piece = divmod(begun, self.every)
+        """The numbers of the exchange and of its piece that travel in `step`; None if none does."""
+        # Exchange m travels in the last `pieces` steps up to its use, m every + phase + late.
+        since_first = step - self.phase - self.late + self.pieces - 1
+        number, piece = divmod(since_first, self.every)
         return (number, piece) if step >= self.first and piece < self.pieces else None
 
     def round_of(self, number: int) -> Round | None:
@@ -77,7 +79,7 @@ class Exchange:
 
 
 class Used(NamedTuple):
-    """The fragments for which a step reads, and writes, a field of the state."""
+    """The numbers of the fragments whose entry in a field of the state a step reads or writes."""
 
     read: frozenset[int]
     written: frozenset[int]
@@ -104,65 +106,66 @@ class Plan:
         raise NotImplementedError
 
     def role(self, step: int) -> Hashable:
-        """Everything that makes the program of a step differ from that of another."""
+        """Everything static that a step depends on: two steps of one role have one program."""
         raise NotImplementedError
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All that is sent. At any step, those with the same schedule send in turn."""
+        """All exchanges of a run. At any step, those with the same schedule send in turn."""
         raise NotImplementedError
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
-        """How other values than the model are averaged at a step, which may be traced.
+        """Says how a step averages values other than the model, such as batch statistics.
 
-        Returns whether they are, and the number of the round in a schedule; None if over all nodes.
+        Returns whether it does so now, the number of a round, and the schedule of this round; None
+        if all nodes average at once. The step may be traced, and then the first two are, too.
         """
         raise NotImplementedError
 
     def mixes_in_place(self) -> bool:
-        """Whether other nodes read the models of a step while it replaces them."""
+        """Whether a step reads the models of other nodes while these are replaced in place."""
         return False
 
     def is_one_program(self) -> bool:
-        """Whether a traced step gives one program without branches, if nodes are simulated."""
+        """Whether simulated nodes can trace the step, and get one program without branches."""
         return False
 
     def lead(self, is_static: bool = True) -> int | None:
-        """How many steps an exchange can start before the step that uses it.
+        """How many steps before its use an exchange can start, as a separate program.
 
-        The exchange is then a separate program, which runs during these steps and during the
-        gradients of the step that uses it. None if it needs the update of that step, or if the step
-        is traced and its number decides.
+        With 0 the exchange runs during the gradients of the step that uses it. None if the exchange
+        needs the update of this step, or if the step is not static, and its number decides.
         """
         return None
 
     def receives(self, step: int) -> bool:
-        """Whether the update of `step` can use an exchange that started before."""
+        """Whether the update of `step` can use an exchange that has started as `lead` says."""
         return self.lead() is not None
 
     def fields(self, step: int) -> dict[str, Used]:
-        """The fields of the state that only some steps use, and their use at `step`.
+        """The fields of the state that few steps use, and what `step` reads and writes of each.
 
-        Such a field is a tuple with an entry for each fragment.
+        Such a field is a tuple with an entry for each fragment, which can be kept on the host.
         """
         return {}
 
     def in_words(self) -> str:
-        """What is exchanged, in a line for people."""
+        """What is exchanged, in a line that people read."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, str]:
-        """What a checkpoint compares with the plan of the run that resumes it."""
+        """The settings, by name, that must be equal in a checkpoint and the run that resumes it."""
         return {} if self.wire.form is None else {".wire.codec": str(self.wire.form)}
 
-    def _candidates(self) -> Iterable[int]:
-        """Steps among which each role occurs first; none if they are too many to list."""
+    def _steps_of_all_roles(self) -> Iterable[int]:
+        """Steps in which each role occurs, in order; none if they are too many to list."""
         count = sum(self.cycle)
         return range(count) if count <= MAX_STEPS else ()
 
     @functools.cached_property
     def _first_steps(self) -> dict[Hashable, int]:
+        """The first step of each role."""
         first: dict[Hashable, int] = {}
-        for step in self._candidates():
+        for step in self._steps_of_all_roles():
             first.setdefault(self.role(step), step)
         return first
 
@@ -177,7 +180,7 @@ class Plan:
         return tuple(self._first_steps.values()) or range(MAX_STEPS)
 
     def goes_on_alike(self, step: int, other: int) -> bool:
-        """Whether the steps from `step` on equal the steps from `other` on."""
+        """Whether a run has the same roles from `step` on as from `other` on."""
         start, length = self.cycle
         return step == other or (min(step, other) >= start and (step - other) % length == 0)
 
@@ -196,8 +199,8 @@ class ExchangePlan(Plan):
     models: float | None = 1  # trees like the parameters that a step sends; None if not known
     takes_gradients: bool = False
     moves_by_zeros: bool = False
-    # Whether any update may move a model before it is mixed, whatever else the state keeps. The
-    # updates can then be the steps of an outer optimizer.
+    # Whether updates may be the steps of an outer optimizer: what the state keeps besides the
+    # model, if anything, then fits any update.
     mixes_any_update: bool = dataclasses.field(default=False, compare=False)
     # `models` of both messages of `gx.wire.low_rank`, which `init` counts.
     factors: tuple[float, float] | None = dataclasses.field(default=None, compare=False)
@@ -212,7 +215,7 @@ class ExchangePlan(Plan):
         return 0 if self.exchanges_early else None
 
     def mixes_in_place(self) -> bool:
-        """Not under overlap, whose messages are arrays of their own."""
+        """Whether nodes read each other's models; under overlap they read messages instead."""
         return self.schedule is not None and not self.overlap
 
     @functools.cached_property
@@ -222,7 +225,7 @@ class ExchangePlan(Plan):
 
     @property
     def cycle(self) -> tuple[int, int]:
-        """See `Plan`."""
+        """The step from which on all roles repeat, and after how many steps."""
         schedule = self.schedule_by_step
         if schedule is None:
             return 0, self.period
@@ -235,19 +238,20 @@ class ExchangePlan(Plan):
             return step % self.period
         return self.schedule_by_step.canonical_step(step, self.overlap)
 
-    def _candidates(self) -> Iterable[int]:
+    def _steps_of_all_roles(self) -> Iterable[int]:
+        """Steps in which each role occurs, in order: a schedule lists them without a long walk."""
         if self.schedule_by_step is None:
             return range(self.period)
         return self.schedule_by_step.canonical_steps(self.overlap)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """One exchange in each step, or in each `overlap` or `period` steps; two of factors."""
+        """One exchange in `overlap` or `period` steps, or in each; two for a message of factors."""
         every = self.period if self.schedule is None else max(1, self.overlap)
         return tuple(
             Exchange(
                 self.schedule,
-                models,
-                self.wire.codec,
+                models=models,
+                wire=self.wire.codec,
                 every=every,
                 late=self.overlap,
                 pieces=max(1, self.overlap),
@@ -257,6 +261,7 @@ class ExchangePlan(Plan):
         )
 
     def in_words(self) -> str:
+        """Over whom models are averaged, how often and in which form, in one line."""
         if self == ExchangePlan():  # of a chain without gossip
             return "no gossip"
         who = "all nodes" if self.schedule is None else repr(self.schedule)
@@ -267,7 +272,7 @@ class ExchangePlan(Plan):
         return ", ".join((f"averages over {who}", *how))
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
-        """With the models, but under overlap without a delay."""
+        """With the models, by their round; under overlap too, when messages are sent."""
         is_now = True if self.schedule is not None else step % self.period == 0
         return is_now, step, self.schedule_by_step
 

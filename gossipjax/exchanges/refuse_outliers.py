@@ -41,13 +41,13 @@ def refuse_outliers(factor: float = 1e4) -> optax.GradientTransformation:
         return OutlierState(jnp.zeros((), jnp.float32))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, OutlierState]:
+        """Makes outliers NaN, and remembers the largest entry of all updates that are none."""
         del params
         largest = optax.tree.norm(updates, ord="inf").astype(jnp.float32)
         is_outlier = (state.largest > 0) & (largest > factor * state.largest)
         refused = jax.tree.map(lambda u: jnp.where(is_outlier, jnp.nan, u), updates)
-        keeps = is_outlier | ~jnp.isfinite(largest)
-        return refused, OutlierState(
-            jnp.where(keeps, state.largest, jnp.maximum(state.largest, largest))
-        )
+        is_refused = is_outlier | ~jnp.isfinite(largest)
+        new_largest = jnp.maximum(state.largest, largest)
+        return refused, OutlierState(jnp.where(is_refused, state.largest, new_largest))
 
     return optax.GradientTransformation(init, update)

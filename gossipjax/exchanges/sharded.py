@@ -88,16 +88,17 @@ class _Sharded:
     """`init` and `update` of `sharded`."""
 
     tx: optax.GradientTransformationExtraArgs
-    specs: Specs | Callable[[Any], Any] | None  # None for those of annotated parameters
+    specs: Specs | Callable[[Any], Any] | None  # None: the annotations of the parameters say them
     axis_name: str
 
     def init(self, params: optax.Params) -> ShardedState:
+        """Makes the state of `tx`, checks that it can exchange shards, and shards it."""
         given = Specs.make(self.specs(params)) if callable(self.specs) else self.specs
         specs = (given or Specs.of_annotations(params)).for_params(params)
         specs.require(params, inner_axes(self.axis_name))
         with use_specs(specs):
             state = self.tx.init(params)
-        # Of an average of plain gradients, which may be over any axis, the state has no leaves.
+        # An average of plain gradients has a state without leaves, and may use any axis.
         exchanges = [part for part in find_exchanging(state) if jax.tree.leaves(part)]
         for part in exchanges:
             if part.plan.wire.axis_name != self.axis_name:
@@ -117,6 +118,7 @@ class _Sharded:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        """The update of `tx`; its exchanges find the specs in `use_specs`, and run on shards."""
         old, specs = require_state(state, ShardedState, "sharded")
         _require_no_optimizer(specs, old)
         specs.require(updates, inner_axes(self.axis_name))
@@ -151,11 +153,12 @@ def _require_same_copies(specs: Specs, params: Any, exchanges: list[Any]) -> Non
     axes = set(specs.axes)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         spec = specs.of_path(path)
-        missing = axes - set(axes_of(spec))
+        missing = axes - set(axes_of(spec))  # over these axes the parameter has copies
         dtype = jnp.promote_types(jnp.result_type(leaf), jnp.float32)
-        one = jax.ShapeDtypeStruct((2,), dtype)
-        rounds_alone = isinstance(codec, FloatCodec) and not codec.is_scaled(one)
-        if not missing or rounds_alone:
+        values = jax.ShapeDtypeStruct((2,), dtype)
+        # A plain type rounds each value by itself; other codecs scale by the values around it.
+        rounds_copies_alike = isinstance(codec, FloatCodec) and not codec.is_scaled(values)
+        if not missing or rounds_copies_alike:
             continue
         raise ValueError(
             f"wire must be None or bfloat16 where a parameter is whole on several devices of a "

@@ -23,17 +23,17 @@ def follow_nodes(
     rounds: int,
     pull: np.ndarray,
 ) -> list[np.ndarray]:
-    """How the distance of models from 0 grows, by S runs of a transform side by side.
+    """Simulates S runs of a transform side by side, to see how far from 0 the models go.
 
-    Every update is `-pull z`. A thread runs them, because it knows nothing of what the caller
-    traces, shards or promotes.
+    The update of a run is `-pull z` at parameters `z`. The simulation runs in a thread, where
+    nothing holds that the caller traces, shards or promotes.
 
     Args:
-      tx: the transform; of its wire, `wire` has the axes.
-      schedule: says at which steps the rounds repeat.
-      start: `[N, S, ...]`, models of mean 0.
-      rounds: of each segment of the schedule.
-      pull: `[S]`.
+      tx: the transform, which mixes over the axes of `wire`.
+      schedule: the schedule of `tx`, which says at which steps the rounds repeat.
+      start: `[N, S, ...]`, models of mean 0 over the nodes.
+      rounds: how many rounds to follow in each segment of the schedule.
+      pull: `[S]`, how much of the way to 0 a local step goes.
 
     Returns:
       For each segment `[R, S]`, the logarithm of the distance over its start, as
@@ -41,6 +41,7 @@ def follow_nodes(
     """
 
     def follow() -> list[np.ndarray]:
+        """Runs all rounds; returns the logarithms of the distances over those of the start."""
         with jax.numpy_dtype_promotion("standard"):
             values = jnp.asarray(start, jnp.float32), init(jnp.asarray(start, jnp.float32))
             logs = follow_differences(schedule, move, values, rounds, _measure)
@@ -51,6 +52,7 @@ def follow_nodes(
         return z + change, state
 
     def move(_: Any, values: Any, step: int) -> Any:
+        """One step of all nodes and runs; `tx` mixes, so the first argument is not used."""
         return program(values[0], np.float32(pull), values[1], np.int32(step))
 
     init = jax.jit(jax.vmap(jax.vmap(tx.init), axis_name=wire.axis_name))
@@ -64,6 +66,6 @@ def follow_nodes(
 
 
 def _measure(values: Any) -> np.ndarray:
-    """The distance from 0 of the models `[N, S, ...]` of each run."""
+    """The distance from 0 of each run's models `[N, S, ...]`, the first of `values`: `[S]`."""
     by_run = np.moveaxis(np.asarray(values[0]), 1, 0)
     return np.linalg.norm(by_run.reshape(len(by_run), -1), axis=1)

@@ -60,21 +60,23 @@ class Exchanging(abc.ABC):
     inner: Any
 
     @abc.abstractmethod
-    def start(self, step: StepLike, params: Any, specs: Specs | None, axis_name: str | None) -> Any:
+    def start_exchange(
+        self, step: StepLike, params: Any, specs: Specs | None, axis_name: str | None
+    ) -> Any:
         """Runs the exchange that `update(..., step=step, received=)` takes; see `gx.exchange`.
 
         `specs` say how arrays are sharded inside a node.
         """
 
     @abc.abstractmethod
-    def move(self, params: Any, updates: Any) -> Any:
-        """The model after the local half of a step, before any exchange."""
+    def take_local_step(self, params: Any, updates: Any) -> Any:
+        """The model after `updates`, the local half of a step, before any exchange."""
 
     @abc.abstractmethod
     def weigh(self, shares: np.ndarray) -> Any:
-        """The state with each model that it keeps, `[N, ...]`, times the share of its node.
+        """Multiplies each model that the state keeps, `[N, ...]`, by the share of its node.
 
-        A state of another number of nodes starts from the mean of the results.
+        If a run goes on with another number of nodes, they start from the mean of the results.
         """
 
 
@@ -96,9 +98,9 @@ class Extra:
     """A part of the state that only one algorithm keeps."""
 
     value: Any  # a pytree `[...]`
-    # How it survives a change of nodes; with "restart", `init` makes it from the average model.
+    # What a new number of nodes starts with; with "restart", what `init` makes of the new model.
     on_resize: OnResize = "average"
-    is_mass: bool = False  # whether `value`, the same on all nodes, counts in `sum_i x_i`
+    is_mass: bool = False  # whether `gx.total_mass` adds `value`, the same on all nodes, once
 
 
 @Exchanging.register
@@ -140,6 +142,7 @@ class GossipState(NamedTuple):
     mask: Any = None
 
     def __repr__(self) -> str:
+        """Shapes of the scalars, the bytes of all other arrays, and the schedule, in one line."""
         scalars = {"count": self.count, "weight": self.weight}
         parts = [f"{k} {_show(leaf)}" for k, leaf in scalars.items() if leaf is not None]
         leaves = jax.tree.leaves((self.residual, self.in_flight, self.extra))
@@ -167,11 +170,11 @@ class GossipState(NamedTuple):
         return self.plan.wire
 
     def kept(self, name: str) -> Any:
-        """The value of a part that the algorithm keeps."""
+        """The value of the part of `extra` with this name."""
         return self.extra[name].value
 
     def keep(self, **values: Any) -> GossipState:
-        """Returns the state with new values of parts that the algorithm keeps."""
+        """Returns the state with new values of the parts of `extra` with these names."""
         parts = {
             name: dataclasses.replace(self.extra[name], value=value)
             for name, value in values.items()
@@ -181,14 +184,19 @@ class GossipState(NamedTuple):
     inner = None
     mixes_models = True
 
-    def start(
+    def start_exchange(
         self,
         step: StepLike,
         params: Any,
         specs: Specs | None = None,
         axis_name: str | None = None,
     ) -> PushSum:
-        """The exchange that needs nothing of its step, on all devices of a node."""
+        """Runs the exchange whose result `update` takes as `received`.
+
+        It needs nothing that `step` computes, so gradients can be computed meanwhile. Under overlap
+        it delivers messages that were sent before; otherwise it mixes the models. If `specs` are
+        given, each device of a node exchanges its shards.
+        """
         axis_name = axis_name or self.wire.axis_name
         wire = self.wire._replace(axis_name=axis_name)
         plan = dataclasses.replace(self.plan, wire=wire)
@@ -199,36 +207,38 @@ class GossipState(NamedTuple):
                 "call gx.exchange(opt_state, step, params=params)."
             )
         params = None if plan.overlap else gossiped(params, self)
-        # What is mixed, and not the rest of the state, which may be large.
+        # The rest of the state, which may be large, does not become an argument of `run`.
         residual = None if plan.overlap else self.residual
         state = self._replace(residual=residual, extra=None, plan=plan)
-        run = partial(GossipState._start_parts, pieces=self._split_messages())
+        run = partial(GossipState._exchange_shards, pieces=self._split_messages())
         if specs is None:
             return run(state, params, step)
-        like = self.in_flight.x if params is None else params
+        like = self.in_flight.x if params is None else params  # a tree that `specs` are for
         args = (state, params, step)
         weight = None if self.weight is None else PartitionSpec()
         out_specs = PushSum(weight, specs.of(like, like))
         return on_shards(run, specs, axis_name, specs.of(args, like), out_specs)(*args)
 
     def _split_messages(self) -> list[Fragment]:
-        """The leaves of a message that travel in each step of an overlap, about as many bytes each.
+        """Cuts a message into pieces of about as many bytes, one for each step of the overlap.
 
-        Whole leaves are counted, also where a device of a node has parts of them.
+        A piece consists of whole leaves, so it is made before devices see only shards of them.
         """
         if not self.overlap:
             return []
         leaves = jax.tree.leaves(self.in_flight.x)
         return split_leaves(leaves, max(1, min(self.overlap, len(leaves))))
 
-    def _start_parts(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
-        """`start` on one device of a node, or on the whole node; `pieces` of `_split_messages`."""
+    def _exchange_shards(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
+        """`start_exchange` on one device of a node, which may have shards of the arrays."""
         if not self.overlap:
             x, weight = mix_once(numerators(params, self), self.weight, self, step)
             return PushSum(weight, x)
 
         def send(leaves: Fragment, mass: PushSum) -> PushSum:
+            """Delivers one piece: what was sent is replaced by what was received."""
             part = PushSum(mass.weight if 0 in leaves else None, pick(mass.x, leaves))
+            # The weight travels with the first leaf.
             received = deliver(part, schedule, last_round, wire, wire.make_key(self.count))
             weight = received.weight if 0 in leaves else mass.weight
             return PushSum(weight, merge(mass.x, received.x, leaves))
@@ -237,6 +247,7 @@ class GossipState(NamedTuple):
         schedule: Any = self.schedule
         last_round = (step - 1) // self.overlap  # by which all was sent that arrives now
         mass = vary(self.in_flight, wire.axis_name)
+        # If a model has fewer leaves than there are steps, nothing travels in the last steps.
         branches = [partial(send, leaves) for leaves in pieces]
         branches += [lambda mass: mass] * (self.overlap - len(pieces))
         if len(branches) == 1:
@@ -246,12 +257,12 @@ class GossipState(NamedTuple):
             return branches[piece](mass)
         return jax.lax.switch(piece, branches, mass)
 
-    def move(self, params: Any, updates: Any) -> Any:
-        """`(x + u) / w`."""
+    def take_local_step(self, params: Any, updates: Any) -> Any:
+        """The model `(x + u) / w`, for the numerators `x` and the weight `w` of the state."""
         return debias(add(numerators(params, self), updates), self.weight)
 
     def weigh(self, shares: np.ndarray) -> GossipState:
-        """Unchanged: its numerators are weighed already."""
+        """Returns the state unchanged: numerators `x = w z` contain the weight already."""
         del shares
         return self
 
@@ -274,7 +285,8 @@ def init_state(
     leaves = jax.tree.leaves(params) or [np.float32()]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
     is_low_precision = any(dtype != accumulation_dtype(dtype) for dtype in dtypes)
-    # Like a parameter, so that it varies over the nodes by its type too and can be scanned over.
+    # The weight is made from a parameter, so it has the type of a value that differs between nodes
+    # if the parameters have it. A scan needs equal types.
     dtype = np.result_type(*map(accumulation_dtype, dtypes))
     weight = jnp.ones_like(leaves[0], shape=(), dtype=dtype)
     extra = {name: Extra(zeros_like_model(params), rule) for name, rule in (zeros or {}).items()}
@@ -289,7 +301,11 @@ def init_state(
 
 
 def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
-    """Returns `P x, P w` by the round of `step` in the plan of a state."""
+    """Mixes once, by the round of `step` in the plan of a state: returns `P x` and `P w`.
+
+    `tree` is `x`, and `weight` the push-sum weight `w`. If `weight` is None, so is the second
+    result.
+    """
     key = state.wire.make_key(state.count)
     return mix(tree, weight, state.plan.schedule, step, **state.wire.arguments(), key=key)
 
@@ -312,4 +328,5 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
 
 
 def _show(leaf: Any) -> str:
+    """A short text for `repr`: the shape of an array, and other values as they are."""
     return str(list(leaf.shape)) if hasattr(leaf, "shape") else reprlib.repr(leaf)

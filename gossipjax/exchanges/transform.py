@@ -65,6 +65,10 @@ def gossip_transform(
         skip_exchange: bool = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        """Makes the numerators, combines them, and makes updates of the parameters of the result.
+
+        `received` is the result of the exchange, if it was a separate program (`gx.exchange`).
+        """
         del extra_args
         z = require_params(params, name)
         own_state = require_state(state, GossipState, name)
@@ -75,12 +79,11 @@ def gossip_transform(
         step = default_step(step, own_state.count, plan.wire.axis_name)
         # Made from the user's parameters, so changes from outside the chain are seen.
         x = numerators(z, own_state)
-        if skip_exchange:
+        if skip_exchange:  # an outer average replaces all models after this update
             result = Combined(add(x, updates), own_state)
         else:
-            # The caller gives `received` if the exchange is a separate program.
             if plan.exchanges_early and received is None:
-                received = own_state.start(step, z)
+                received = own_state.start_exchange(step, z)
             early = (received,) if plan.exchanges_early else ()
             result = Combined(*combine(x, updates, own_state, step, *early))
         # Gradients are taken at the user's parameters, so the parameters are de-biased.
@@ -98,11 +101,16 @@ def gossip_transform(
 def mix_updated(
     name: str, plan: ExchangePlan, *, push_sum: bool, damped: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """Mixes by the plan's order, `x <- P (x + u)` or `P x + u`; with `push_sum` the weight too."""
+    """Makes a transform that mixes by the plan's order, `x <- P (x + u)` or `x <- P x + u`.
+
+    With `push_sum` it mixes the weight too. With `damped`, a node of a weight below 1 uses only a
+    part of its updates, and holds back the rest.
+    """
 
     def combine(
         x: Any, updates: Any, state: GossipState, step: StepLike, received: Any = None
     ) -> Combined:
+        """Adds the updates to the numerators `x`, before or after the exchange."""
         weight = received.weight if plan.exchanges_early else state.weight
         if damped:
             # `u` is added to the numerator, so at weight w the model moves by u / w: a weight near
@@ -110,7 +118,7 @@ def mix_updated(
             waiting = add(state.kept("held_back"), updates)
             updates = scale(waiting, jnp.minimum(1, weight))
             state = state.keep(held_back=subtract(waiting, updates))
-        if plan.exchanges_early:  # the exchange needed nothing of this step, and is done
+        if plan.exchanges_early:  # `received` is `P x, P w`: this exchange needs no update
             x = add(received.x, updates)
         else:
             x, weight = mix_once(add(x, updates), weight, state, step)
@@ -122,29 +130,31 @@ def mix_updated(
 
 
 def move_locally(name: str, wire: Wire) -> optax.GradientTransformationExtraArgs:
-    """The end of a chain that a transform wraps: `x <- x + u`, with residuals for 16 bits.
+    """A transform that only adds the updates, `x <- x + u`, and exchanges nothing.
 
-    It exchanges nothing. Its `GossipState` keeps what rounding leaves over.
+    `gx.outer` puts it at the end of a chain without gossip: its `GossipState` keeps what 16-bit
+    parameters round away.
     """
     plan = ExchangePlan(wire=wire)
 
-    return gossip_transform(
-        name,
-        plan,
-        partial(init_state, plan=plan),
-        lambda x, updates, state, step: Combined(add(x, updates), state),
-    )
+    def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
+        del step
+        return Combined(add(x, updates), state)
+
+    return gossip_transform(name, plan, partial(init_state, plan=plan), combine)
 
 
 def exchange_on_parts(
     init: optax.TransformInitFn, update: Callable[..., Any], axis_name: str
 ) -> optax.GradientTransformationExtraArgs:
-    """A transform that exchanges over `axis_name`; inside `gx.sharded` it exchanges the parts.
+    """Makes a transform from `init` and `update`, which exchange over `axis_name`.
 
-    The rest of the chain stays outside, where XLA partitions whole arrays.
+    Inside `gx.sharded` each device of a node runs both on its shards. The rest of the chain sees
+    whole arrays, which XLA partitions.
     """
 
-    def init_parts(params: optax.Params) -> optax.OptState:
+    def init_shards(params: optax.Params) -> optax.OptState:
+        """`init`, on each device with its shards of the parameters."""
         specs = specs_here()
         if specs is None:
             return init(params)
@@ -153,12 +163,13 @@ def exchange_on_parts(
         out_specs = specs.of(jax.eval_shape(init, params), params)
         return on_shards(init, specs, axis_name, in_specs, out_specs)(params)
 
-    def update_parts(
+    def update_shards(
         updates: optax.Updates,
         state: optax.OptState,
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        """`update`, on each device with its shards of all arrays."""
         specs = specs_here()
         if specs is None:
             return update(updates, state, params, **extra_args)
@@ -166,19 +177,19 @@ def exchange_on_parts(
         step, received = (extra_args.get(name) for name in ("step", "received"))
         skips = bool(extra_args.get("skip_exchange"))
         if isinstance(state, GossipState) and state.overlap and received is None and not skips:
-            # Here, as messages are cut by whole leaves, of which each device has a part.
+            # Messages are cut into pieces of whole leaves, of which devices see only shards.
             step = default_step(step, state.count, axis_name)
-            received = state.start(step, params, specs)
+            received = state.start_exchange(step, params, specs)
 
-        def run(updates: Any, state: Any, params: Any, step: Any, received: Any) -> Any:
+        def update_device(updates: Any, state: Any, params: Any, step: Any, received: Any) -> Any:
             options = {"step": step, "received": received, "skip_exchange": skips}
             return update(updates, state, params, **options)
 
         args = (updates, state, params, step, received)
         in_specs = specs.of(args, updates)
-        return on_shards(run, specs, axis_name, in_specs, in_specs[:2])(*args)
+        return on_shards(update_device, specs, axis_name, in_specs, in_specs[:2])(*args)
 
-    return optax.GradientTransformationExtraArgs(init_parts, update_parts)
+    return optax.GradientTransformationExtraArgs(init_shards, update_shards)
 
 
 def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
@@ -245,23 +256,26 @@ def require_plan(expected: Any, actual: Any, name: str) -> None:
 def require_like(
     expected: Any, tree: Any, name: str, dtypes: bool = False, like: str = "the parameters"
 ) -> None:
-    """Raises `ValueError` unless `tree` has the given structure, shapes and, on demand, types."""
+    """Raises `ValueError` unless `tree` and `expected` have equal structure and shapes.
 
-    def describe(leaf: Any) -> str:
+    With `dtypes`, types must be equal, too. The error calls the trees `name` and `like`.
+    """
+
+    def describe_leaf(leaf: Any) -> str:
         shape = list(jnp.shape(leaf))
         return f"{jnp.result_type(leaf)} {shape}" if dtypes else f"shape {shape}"
 
-    def compare(path: Any, wanted: Any, leaf: Any) -> None:
-        if describe(wanted) != describe(leaf):
+    def require_equal(path: Any, wanted: Any, leaf: Any) -> None:
+        if describe_leaf(wanted) != describe_leaf(leaf):
             raise ValueError(
-                f"{name} must be like {like}, {describe(wanted)} at "
-                f"{jax.tree_util.keystr(path) or 'their only leaf'}, got {describe(leaf)}."
+                f"{name} must be like {like}, {describe_leaf(wanted)} at "
+                f"{jax.tree_util.keystr(path) or 'their only leaf'}, got {describe_leaf(leaf)}."
             )
 
     structure = jax.tree.structure(tree)
     try:
         is_like = structure.num_leaves == jax.tree.structure(expected).num_leaves
-        jax.tree.map(lambda wanted, part: None, expected, tree)
+        jax.tree.map(lambda wanted, part: None, expected, tree)  # raises if structures differ
     except (ValueError, TypeError):
         is_like = False
     if not is_like:
@@ -269,7 +283,7 @@ def require_like(
             f"{name} must have the structure of {like}, "
             f"{str(jax.tree.structure(expected))[:300]}, got {str(structure)[:300]}."
         )
-    jax.tree_util.tree_map_with_path(compare, expected, tree)
+    jax.tree_util.tree_map_with_path(require_equal, expected, tree)
 
 
 def require_state_of_params(
@@ -279,25 +293,27 @@ def require_state_of_params(
     expected = jax.eval_shape(init, params)
     assert isinstance(expected, GossipState)
     for field in ("weight", "residual", "in_flight", "extra"):
-        expected_specs = _specs(getattr(expected, field))
-        actual_specs = _specs(getattr(state, field))
-        if expected_specs != actual_specs:
+        wanted = _describe_leaves(getattr(expected, field))
+        given = _describe_leaves(getattr(state, field))
+        if wanted != given:
             raise ValueError(
                 f"the state of {name} must be made for these parameters by this algorithm, with "
-                f"{field} {_summarize(expected_specs)}, got {_summarize(actual_specs)}: make it by "
+                f"{field} {_summarize(wanted)}, got {_summarize(given)}: make it by "
                 "tx.init(params) of the same chain; from other parameters or another algorithm, "
                 "go on by gossipjax.checkpoint.change_nodes."
             )
 
 
-def _specs(tree: Any, name: str = "") -> list[str]:
-    """The types and shapes of the leaves, with their names if they have some."""
+def _describe_leaves(tree: Any, name: str = "") -> list[str]:
+    """For each leaf its type and shape, after the name of its part if `tree` is `state.extra`."""
     if isinstance(tree, dict) and all(isinstance(part, Extra) for part in tree.values()):
-        return [spec for key, part in sorted(tree.items()) for spec in _specs(part, f"{key} ")]
+        return [
+            text for key, part in sorted(tree.items()) for text in _describe_leaves(part, f"{key} ")
+        ]
     leaves = jax.tree.leaves(tree)
     return [f"{name}{jnp.result_type(leaf)} {list(jnp.shape(leaf))}" for leaf in leaves]
 
 
-def _summarize(specs: list[str]) -> str:
-    """At most three of the specs, for an error message."""
-    return ", ".join(specs[:3] + ["..."] * (len(specs) > 3)) or "None"
+def _summarize(texts: list[str]) -> str:
+    """The first three texts, for an error message."""
+    return ", ".join(texts[:3] + ["..."] * (len(texts) > 3)) or "None"

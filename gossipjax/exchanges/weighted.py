@@ -81,7 +81,10 @@ def weighted(
 
 
 def make_shares(weights: Any, name: str) -> tuple[float, ...]:
-    """`N p_i` of each node, of mean 1; raises `ValueError` unless these are weights."""
+    """Returns how much each of N nodes counts, of mean 1: `N n_i / sum_j n_j` of its weight `n_i`.
+
+    Raises `ValueError` unless these are weights; the error calls them `name`.
+    """
     values = np.asarray(weights)
     is_row = values.ndim == 1 and values.size > 0 and values.dtype.kind in "iuf"
     if not is_row or not np.isfinite(values).all() or (values < 0).any() or not values.any():
@@ -95,34 +98,38 @@ def make_shares(weights: Any, name: str) -> tuple[float, ...]:
 def scale_by_share(
     tree: Any, shares: tuple[float, ...] | None, node_weight: Any, axis_name: str, name: str
 ) -> Any:
-    """`N p_i tree` of this node, in the types of `tree`; without shares, by `node_weight`."""
+    """Multiplies `tree` by this node's share, of mean 1 over the nodes; keeps the types of `tree`.
+
+    `shares` contains one share for each node. If it is None, the share is this node's weight,
+    `node_weight`, over the mean weight, which takes an all-reduce.
+    """
     size = axis_size(axis_name)
     factor: Any
     if shares is None:
         weight = require_node_weight(node_weight, name)
         mean = node_mean(weight, axis_name)
-        # Where nobody has an example, all count alike.
+        # If no node has an example, all count alike.
         factor = jnp.where(mean > 0, weight / jnp.where(mean > 0, mean, 1), 1)
     elif len(shares) != size:
         raise ValueError(
-            f"weights of {name} must be those of {size} nodes, got {len(shares)} of them."
+            f"weights of {name} must be one for each of {size} nodes, got {len(shares)}."
         )
     else:
         dtype = np.result_type(np.float32, *map(jnp.result_type, jax.tree.leaves(tree)))
         factor = select_for_node(np.asarray(shares), dtype, axis_name)
 
-    def scale(leaf: jax.Array, factor: Any) -> jax.Array:
+    def scale_leaf(leaf: jax.Array, factor: Any) -> jax.Array:
         # In float32 at least: rounded to 8 bits, the factors would not have the mean 1.
         scaled = factor.astype(leaf.dtype) * leaf
         # The loss of a node without data is often 0 / 0, and 0 times NaN is NaN.
         return jnp.where(factor == 0, jnp.zeros_like(leaf), scaled)
 
     wide = upcast(tree)
-    return cast_like(jax.tree.map(scale, wide, copy_for_leaves(factor, wide, axis_name)), tree)
+    return cast_like(jax.tree.map(scale_leaf, wide, copy_for_leaves(factor, wide, axis_name)), tree)
 
 
 def require_node_weight(node_weight: Any, name: str) -> jax.Array:
-    """This node's weight in float32; raises `ValueError` if it is not a weight."""
+    """This node's weight in float32 at least; raises `ValueError` unless it is one number."""
     if node_weight is None or jnp.ndim(node_weight):
         given = "none" if node_weight is None else f"shape {list(jnp.shape(node_weight))}"
         raise ValueError(

@@ -22,24 +22,31 @@ from gossipjax.wire import Codec, Wire
 
 
 def require_gossip(average: Any) -> tuple[optax.GradientTransformationExtraArgs, ExchangePlan]:
-    """Returns a gossip that outer steps can use, and its plan."""
+    """Returns the gossip that replaces the average, and its plan.
+
+    Raises `ValueError` unless this gossip can mix models that an outer optimizer has just moved.
+    """
     gossip = require_transform(average, "average of outer, if no name and no gx.Schedule,")
     state: Any = None
-    with contextlib.suppress(Exception):  # it may take no such number
+    with contextlib.suppress(Exception):  # some transforms cannot take a single number
         state = jax.eval_shape(gossip.init, jax.ShapeDtypeStruct((), jnp.float32))
     plan = state.plan if isinstance(state, GossipState) else ExchangePlan()
-    keeps_parts = isinstance(state, GossipState) and state.extra is not None
-    if plan.schedule is None or plan.exchanges_early or (keeps_parts and not plan.mixes_any_update):
+    is_gossip = plan.schedule is not None
+    mixes_before_updates = plan.exchanges_early
+    # For example the copies that gx.choco keeps: they fit no update but its own.
+    keeps_more = is_gossip and state.extra is not None and not plan.mixes_any_update
+    if not is_gossip or mixes_before_updates or keeps_more:
         raise ValueError(
             "average of outer must be 'exact', 'none', a gx.Schedule, or one of gx.sgp, gx.dpsgd "
             "and gx.gradient_tracking by itself that adapts, then combines, got another transform: "
-            "what stands around it stands around gx.outer, or in outer_tx."
+            "give order='adapt-then-combine', and put other transforms into outer_tx or around "
+            "gx.outer."
         )
     return gossip, plan
 
 
 def require_whole_steps(plan: OuterPlan) -> None:
-    """Raises `ValueError` if a gossip cannot replace the average with these settings."""
+    """Raises `ValueError` if a gossip is to replace the average for only a part of the models."""
     if plan.fragment_count > 1 or plan.delay or plan.mix:
         raise ValueError(
             "fragments of outer must be 1, delay 0 and strength 1 where average is a gossip, which "
@@ -49,6 +56,7 @@ def require_whole_steps(plan: OuterPlan) -> None:
 
 
 def require_average(average: Any, anchor_strength: Any) -> None:
+    """Raises `ValueError` unless outer steps have such an average and `anchor_strength` fits it."""
     if isinstance(average, Schedule):
         require_doubly_stochastic(average, "outer")
         name = "anchor_strength of outer"
@@ -64,12 +72,12 @@ def require_average(average: Any, anchor_strength: Any) -> None:
         name = repr(average) if is_named else "a gossip"
         raise ValueError(
             f"anchor_strength of outer must be 1 where average is {name}, got {anchor_strength!r}: "
-            "all nodes have one anchor, or anchors are not compared. Give a schedule."
+            "only the rounds of a schedule draw different anchors together."
         )
 
 
 def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
-    """Raises `ValueError` unless messages can carry what earlier messages have left out."""
+    """Raises `ValueError` if error feedback is wanted where messages leave nothing out."""
     if factor is None:
         return
     name = "error_feedback of outer"
@@ -83,6 +91,7 @@ def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
 
 
 def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None, weights: Any) -> None:
+    """Raises `ValueError` if `mean_over="senders"` is asked of messages that do not allow it."""
     require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
     is_sparse = codec is not None and codec.is_sparse and factor is not None
     if mean_over == "senders" and not (is_sparse and weights is None):
@@ -94,19 +103,24 @@ def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None, weights:
 
 
 def require_rule(rule: Any, wire: Wire, mean_over: Any, weights: Any) -> None:
-    """Raises `ValueError` unless a robust rule can have each message, and a weight for it."""
+    """Raises `ValueError` unless a robust rule gets each message, and a weight nobody can fake."""
     is_counted = isinstance(weights, str) and weights == "counted"
     if rule is not None and (wire.low_rank is not None or mean_over != "nodes" or is_counted):
         raise ValueError(
             "average of outer can be a rule if wire is not low_rank, mean_over is 'nodes' and "
-            f"weights are numbers, got {wire.form}, {mean_over!r} and {weights!r:.60}: what is "
-            "added up on the way, or counted by the liars, is not robust."
+            f"weights are numbers, got {wire.form}, {mean_over!r} and {weights!r:.60}: low_rank "
+            "and 'senders' add messages up, so a rule cannot judge each, and with 'counted' liars "
+            "choose their own weight."
         )
-    hash(rule)  # it is part of the plan, which programs are kept by
+    hash(rule)  # raises if it cannot be a part of the plan, by which compiled programs are found
 
 
 def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
-    """`N p_i` of each node; raises `ValueError` unless the average can weigh nodes like that."""
+    """Returns how much each node counts in the average, `N n_i / sum_j n_j` of its weight `n_i`.
+
+    With "counted", nodes give their weights only during training, and "counted" is returned. With
+    None all count alike. Raises `ValueError` unless this average can weigh nodes.
+    """
     if weights is None:
         return None
     if average != "exact":
@@ -119,8 +133,9 @@ def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
         return make_shares(weights, "weights of outer, if not 'counted',")
     if delay:
         raise ValueError(
-            "delay of outer must be 0 where weights are 'counted', as their sum is taken where "
-            f"an average is used, got {delay}: give numbers, or no delay."
+            f"delay of outer must be 0 where weights are 'counted', got {delay}: the "
+            "counts of an average would contain steps after its messages were sent. Give numbers "
+            "as weights, or no delay."
         )
     return "counted"
 
@@ -128,7 +143,7 @@ def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
 def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     """Raises `ValueError` if outer steps cannot set the models of the inner chain."""
     gossip = gossip_state(inner)
-    in_parts = plan.fragment_count > 1 or plan.mix > 0
+    sets_part_of_model = plan.fragment_count > 1 or plan.mix > 0
     got = None
     if any(state.inner is not None for state in find_exchanging(inner)):
         got = "another outer optimizer"
@@ -143,10 +158,10 @@ def require_inner(plan: OuterPlan, inner: Any, params: Any) -> None:
     elif gossip.extra is not None or gossip.mask != make_mask(params):
         kept = ", ".join(gossip.extra or ()) or "a mask"
         got = f"one that keeps {kept}: optax.masked may stand around gx.outer"
-    elif in_parts and plan.average == "exact" and gossip.in_flight is not None:
+    elif sets_part_of_model and plan.average == "exact" and gossip.in_flight is not None:
         got = "gx.osgp, whose messages carry whole models, with fragments or a strength below 1"
     if got is not None:
         raise ValueError(
-            "inner of outer must hold no gossip, or that of gx.sgp, gx.osgp or gx.dpsgd of all "
-            f"parameters, which an outer step can replace, got {got}."
+            "inner of outer must contain no gossip, or gx.sgp, gx.osgp or gx.dpsgd of all "
+            f"parameters, whose models an outer step can set, got {got}."
         )

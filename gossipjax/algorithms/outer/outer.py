@@ -166,20 +166,21 @@ def outer(
     inner = require_transform(inner, "inner of outer")
     outer_tx = require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
+    # The plan contains static data alone: of a gossip its plan, of a rule "exact" and the rule.
     gossip = rule = None
-    who: Any = average
+    planned_average: Any = average
     if callable(average):
         rule = average
-        who = "exact"
+        planned_average = "exact"
     elif not isinstance(average, str | Schedule):
-        gossip, who = require_gossip(average)
-    require_average(who, anchor_strength)
-    if (who == "none" or gossip is not None) and wire is not None:
+        gossip, planned_average = require_gossip(average)
+    require_average(planned_average, anchor_strength)
+    if (planned_average == "none" or gossip is not None) and wire is not None:
         raise ValueError(
             "wire of outer must be None where average is 'none' and nothing is sent, or a gossip, "
             f"which has its own, got {wire!r}."
         )
-    require_feedback(error_feedback, who, delay, wire)
+    require_feedback(error_feedback, planned_average, delay, wire)
     has_feedback = error_feedback is not None
     route = Wire.make(axis_name, local_axis_name, wire, has_feedback, takes_low_rank=has_feedback)
     require_mean_over(mean_over, error_feedback, route.codec, weights)
@@ -188,17 +189,17 @@ def outer(
     require_int(count, "fragments of outer", 1, every)
     require_number(strength, "strength of outer", "above 0 and at most 1", lambda s: 0 < s <= 1)
     plan = OuterPlan(
-        every,
-        who,
-        fragments,
-        require_int(delay, "delay of outer", 0, every - 1),
-        1 - strength,
-        float(anchor_strength),
-        route,
-        None if error_feedback is None else float(error_feedback),
-        mean_over,
-        make_outer_shares(weights, who, delay),
-        rule,
+        every=every,
+        average=planned_average,
+        fragments=fragments,
+        delay=require_int(delay, "delay of outer", 0, every - 1),
+        mix=1 - strength,
+        pull=float(anchor_strength),
+        wire=route,
+        error_feedback=None if error_feedback is None else float(error_feedback),
+        mean_over=mean_over,
+        shares=make_outer_shares(weights, planned_average, delay),
+        rule=rule,
     )
     if reset_inner and plan.fragment_count > 1:
         raise ValueError(
@@ -208,11 +209,12 @@ def outer(
     if gossip is not None:
         require_whole_steps(plan)
     if plan.schedule is not None:
+        # The simulation takes an outer step after every step, in full precision.
         axes = Wire(axis_name, local_axis_name)
-        often = dataclasses.replace(plan, every=1, fragments=1, delay=0, wire=axes)
-        alone = optax.with_extra_args_support(optax.identity())
-        steps = _OuterSteps(often, alone, outer_tx, reset_inner=False, gossip=gossip)
-        require_stable(optax.GradientTransformationExtraArgs(steps.init, steps.update), often)
+        simulated = dataclasses.replace(plan, every=1, fragments=1, delay=0, wire=axes)
+        no_optimizer = optax.with_extra_args_support(optax.identity())
+        steps = _OuterSteps(simulated, no_optimizer, outer_tx, reset_inner=False, gossip=gossip)
+        require_stable(optax.GradientTransformationExtraArgs(steps.init, steps.update), simulated)
     steps = _OuterSteps(plan, inner, outer_tx, bool(reset_inner), gossip)
     return optax.GradientTransformationExtraArgs(steps.init, steps.update)
 
@@ -228,14 +230,17 @@ class _OuterSteps:
     gossip: optax.GradientTransformationExtraArgs | None = None  # replaces the average
 
     def init(self, params: Any) -> OuterState:
+        """The state at the start: all anchors are the parameters, cut into fragments."""
         plan = self.plan
         inner = self.inner.init(params)
-        gossip = gossip_state(inner)
-        end = self.gossip or move_locally("outer", plan.wire)
-        local = end.init(params) if gossip is None else None
+        inner_gossip = gossip_state(inner)
+        local = None
+        if inner_gossip is None:
+            # Nobody inside keeps what 16-bit parameters round away, so `local` does.
+            local = (self.gossip or move_locally("outer", plan.wire)).init(params)
         require_inner(plan, inner, params)
-        if gossip is not None:
-            plan = dataclasses.replace(plan, inner=gossip.plan)
+        if inner_gossip is not None:
+            plan = dataclasses.replace(plan, inner=inner_gossip.plan)
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
         anchor = common_model(params, axis_name if is_exact else None)
@@ -252,6 +257,7 @@ class _OuterSteps:
                 specs.require(part, inner_axes(axis_name), may_repeat=True)
         low_rank = plan.wire.low_rank
         if low_rank is not None:
+            # The shapes of the parameters say how many bytes both factors have.
             factors = tuple(low_rank.count_models(part, anchor) for part in parts)
             plan = dataclasses.replace(plan, factors=factors)
         return vary_where_mapped(
@@ -272,11 +278,15 @@ class _OuterSteps:
         )
 
     def make_zeros(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Zeros like each fragment, float32 at least, and sharded as it is."""
         return tuple(self.constrain(zeros_like_model(part), part) for part in parts)
 
-    def constrain(self, outer_state: Any, part: Any) -> Any:
-        """Shards pieces of parameters, and arrays like them, as the parameters inside a node."""
-        return constrain(outer_state, specs_here(), self.plan.wire.axis_name, part)
+    def constrain(self, tree: Any, part: Any) -> Any:
+        """Shards the arrays of `tree` that are like fragment `part` as the parameters are sharded.
+
+        Without `gx.sharded` around `gx.outer` nothing is sharded inside a node.
+        """
+        return constrain(tree, specs_here(), self.plan.wire.axis_name, part)
 
     def update(
         self,
@@ -289,6 +299,11 @@ class _OuterSteps:
         node_weight: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
+        """Takes a step of the inner chain, and then the outer steps that are due after it.
+
+        `received` is the result of an exchange that `gx.exchange` has started: of the gossip
+        inside, or, if the inner chain contains none, of the fragment that this step uses.
+        """
         params = require_params(params, "outer")
         plan = self.plan
         old = require_state(state, OuterState, "outer")
@@ -309,74 +324,90 @@ class _OuterSteps:
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
         if old.counted is not None:
             new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
-        carry = vary((cast_like(change, params), new), plan.wire.axis_name)
+        results = vary((cast_like(change, params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(fragments):
             step_of = _FragmentStep(self, fragment, leaves, params, step, received, old.count)
-            use = step_of.use if plan.delay else step_of.use_at_once
-            carry = change_if(plan.is_used(fragment, step), use, *carry)
+            use = step_of.use_sent if plan.delay else step_of.use_at_once
+            results = change_if(plan.is_used(fragment, step), use, *results)
             if plan.delay:
-                carry = change_if(plan.is_sent(fragment, step), step_of.send, *carry)
-        return carry
+                results = change_if(plan.is_sent(fragment, step), step_of.send, *results)
+        return results
 
     def _move_locally(
         self, change: Any, local: GossipState, params: Any, step: StepLike
     ) -> tuple[Any, GossipState]:
-        """Moves the model by `u`, `z <- z + u`, at any weight, with residuals for 16 bits."""
-        plain = local
+        """Takes the local step `z <- z + u`, and keeps in `local` what 16-bit parameters lose."""
+        without_weight = local
         if self.gossip is not None:
+            # The gossip that mixes anchors keeps a weight, which must not scale local steps.
             plan = ExchangePlan(wire=self.plan.wire)
-            plain = GossipState(local.count, residual=local.residual, plan=plan, mask=local.mask)
+            without_weight = GossipState(
+                local.count, residual=local.residual, plan=plan, mask=local.mask
+            )
         moved: Any
         end = move_locally("outer", self.plan.wire)
-        change, moved = end.update(change, plain, params, step=step)
+        change, moved = end.update(change, without_weight, params, step=step)
         return change, moved if self.gossip is None else local._replace(residual=moved.residual)
 
 
 @dataclasses.dataclass(frozen=True)
 class _FragmentStep:
-    """What happens to one fragment at the end of a step."""
+    """What may happen to one fragment at the end of a step: nodes send it, or use its average."""
 
     steps: _OuterSteps
     fragment: int
     leaves: Fragment
     params: Any
     step: StepLike
-    average: Any  # of what was sent, if it was computed before
+    received: Any  # the average of what was sent, if `gx.exchange` has computed it; else None
     count: jax.Array  # of the updates before this one
-    was_sent: jax.Array | None = None  # whether there is an average to use; None if so
+    was_sent: jax.Array | None = None  # whether nodes have sent the fragment; None if certain
 
-    def _put(self, by_fragment: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+    def _put_if_sent(self, by_fragment: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+        """Replaces the entry of this fragment, if it was sent, in a field of the state."""
         f = self.fragment
-        return (*by_fragment[:f], self._choose(new, by_fragment[f]), *by_fragment[f + 1 :])
+        return (*by_fragment[:f], self._if_sent(new, by_fragment[f]), *by_fragment[f + 1 :])
 
-    def _choose(self, new: Any, old: Any) -> Any:
-        """`new` if there is an average to use. Used for pieces, as XLA would copy whole leaves."""
+    def _if_sent(self, new: Any, old: Any) -> Any:
+        """Returns `new` if the fragment was sent, or else `old`, which keeps the state unchanged.
+
+        It chooses between pieces of leaves, because XLA would copy whole leaves.
+        """
         if self.was_sent is None:
             return new
         return jax.tree.map(partial(jnp.where, self.was_sent), new, old)
 
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        """Without a delay: averages the outer gradients of all nodes, and takes the outer step.
+
+        With error feedback a message also contains what earlier ones left out.
+        """
         plan = self.steps.plan
-        wanted = self._outer_gradient(updates, state)
+        message = self._outer_gradient(updates, state)
         if state.counted is not None:
-            counted = state.counted.at[self.fragment].set(0)
+            counted = state.counted.at[self.fragment].set(0)  # counts for the next average
             state = state._replace(counted=counted)
         if plan.error_feedback is not None:
             left_out = scale(state.error[self.fragment], plan.error_feedback)
-            wanted = add(left_out, wanted)
+            message = add(left_out, message)
         anchor = state.anchor[self.fragment]
         if plan.wire.low_rank is None:
-            average, error = average_fragment(plan, wanted, anchor, self.step, self.count)
+            average, error = average_fragment(plan, message, anchor, self.step, self.count)
         else:
             basis = state.basis[self.fragment]
-            average, error, basis = mean_of_low_rank(wanted, basis, plan.wire)
-            state = state._replace(basis=self._put(state.basis, basis))
+            average, error, basis = mean_of_low_rank(message, basis, plan.wire)
+            state = state._replace(basis=self._put_if_sent(state.basis, basis))
         if plan.error_feedback is not None:
-            state = state._replace(error=self._put(state.error, error))
+            state = state._replace(error=self._put_if_sent(state.error, error))
         return self._apply(average, updates, state)
 
     def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
-        """This node's `D`: as `sum w = N`, the nodes' mean of `w a - x` is `a - sum x / sum w`."""
+        """This node's outer gradient: `w a - x` for the numerators `x` and push-sum weight `w`.
+
+        The weights of all nodes and messages sum to N. So the mean over the nodes is
+        `a - sum x / sum w`: the anchor `a` minus the average model. If the average is not exact, no
+        sums are needed, and the result is `a` minus the model.
+        """
         plan = self.steps.plan
         gossip = gossip_state(state)
         z = predict(self.params, updates)
@@ -396,21 +427,27 @@ class _FragmentStep:
         return scale_by_share(gradient, shares, own, plan.wire.axis_name, "outer")
 
     def _apply(self, average: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """DiLoCo's step: `a <- a + outer_tx(D at a); x <- a`."""
+        """Takes the outer step by the average `D`: `a <- a + outer_tx(D at a); x <- a`.
+
+        A gossip mixes the new anchors `a` of the nodes before the models `x` are set.
+        """
         anchor = state.anchor[self.fragment]
-        change, new = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
-        outer = self._put(state.outer, self.steps.constrain(new, anchor))
+        change, new_outer = self.steps.outer_tx.update(average, state.outer[self.fragment], anchor)
+        outer = self._put_if_sent(state.outer, self.steps.constrain(new_outer, anchor))
         if self.steps.gossip is not None:
-            change, state = self._mix(self.steps.gossip, change, anchor, state)
+            change, state = self._mix_anchors(self.steps.gossip, change, anchor, state)
         anchor = add(anchor, change)
         if self.steps.reset_inner:
             inner = zero_moments(self.steps.inner, state.inner)
-            state = state._replace(inner=self._choose(inner, state.inner))
-        state = state._replace(anchor=self._put(state.anchor, anchor), outer=outer)
+            state = state._replace(inner=self._if_sent(inner, state.inner))
+        state = state._replace(anchor=self._put_if_sent(state.anchor, anchor), outer=outer)
         return self._set_model(anchor, updates, state)
 
     def _set_model(self, anchor: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """Sets `x <- mix x + (1 - mix) a`, and what the inner gossip keeps of `x`."""
+        """Sets `x <- mix x + (1 - mix) a`, and what the gossip state keeps of the model `x`.
+
+        `updates` lead from the user's parameters to the model after the local step.
+        """
         plan = self.steps.plan
         leaves = self.leaves
         gossip = gossip_state(state)
@@ -420,48 +457,52 @@ class _FragmentStep:
             local = pick(models(predict(self.params, updates), gossip), leaves)
             model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
         params = pick(self.params, leaves)
-        part = self._choose(as_update(params, model), pick(updates, leaves))
+        part = self._if_sent(as_update(params, model), pick(updates, leaves))
         # If XLA fused this with the rest of the leaves, it could not write them in place.
         part = jax.lax.optimization_barrier(part)
         fields = {}
         if gossip.residual is not None:
             rest = residuals(model, predict(params, part))
-            rest = self._choose(rest, pick(gossip.residual, leaves))
+            rest = self._if_sent(rest, pick(gossip.residual, leaves))
             fields["residual"] = merge(gossip.residual, rest, leaves)
         if plan.replaces_all:
-            # All mass now belongs to the anchor, or the next de-biasing would restore the old
-            # model.
+            # The weight is 1 again, and nothing is in flight: mass that is left from before would
+            # bring back the old model.
             old = gossip.weight, gossip.in_flight
             new = jax.tree.map(jnp.ones_like, old[0]), jax.tree.map(jnp.zeros_like, old[1])
-            fields["weight"], fields["in_flight"] = self._choose(new, old)
+            fields["weight"], fields["in_flight"] = self._if_sent(new, old)
         state = replace_gossip_state(state, **fields)
         return vary((merge(updates, part, leaves), state), plan.wire.axis_name)
 
-    def _mix(
+    def _mix_anchors(
         self, gossip: Any, change: Any, anchor: Any, state: OuterState
     ) -> tuple[Any, OuterState]:
-        """Gossips instead of averaging: one round, with the outer update as the node's update."""
-        # The anchor is in full precision; the residual belongs to the local model.
-        plain = state.local._replace(residual=None)
+        """Mixes the anchors by one round of `gossip`, which takes `change` as a node's update."""
+        # The residual belongs to the local model; an anchor is in full precision and needs none.
+        without_residual = state.local._replace(residual=None)
         change, mixed = gossip.update(
-            change, plain, anchor, step=self.steps.plan.round_number(self.step)
+            change, without_residual, anchor, step=self.steps.plan.round_number(self.step)
         )
         mixed = mixed._replace(residual=state.local.residual)
-        return change, state._replace(local=self._choose(mixed, state.local))
+        return change, state._replace(local=self._if_sent(mixed, state.local))
 
     # Streaming: nodes send a fragment at one step and use its average `delay` steps later.
 
     def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        sent = self._put(state.sent, self._outer_gradient(updates, state))
+        """Keeps this node's outer gradient, which `use_sent` averages `delay` steps later."""
+        sent = self._put_if_sent(state.sent, self._outer_gradient(updates, state))
         sent_counts = state.sent_counts.at[self.fragment].set(self.count)
         return updates, state._replace(sent=sent, sent_counts=sent_counts)
 
-    def use(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """The outer step. It does nothing if the run began after the fragment should be sent."""
+    def use_sent(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
+        """The outer step `delay` steps after `send`.
+
+        It changes nothing if the run began only after the step at which nodes send this fragment.
+        """
         sent_count = state.sent_counts[self.fragment]
         # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
-        average = self.average
+        average = self.received
         if average is None:
             sent, anchor = state.sent[self.fragment], state.anchor[self.fragment]
             average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
@@ -472,7 +513,11 @@ class _FragmentStep:
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
-    """Sets the momentum and moments of a chain to zeros; counts and gossip stay."""
+    """Sets the momentum and moments of a chain to zeros; counts and gossip stay.
+
+    optax finds the arrays like the parameters. It would also find those of the gossip state, which
+    is therefore taken out and put back.
+    """
 
     def is_gossip(part: Any) -> bool:
         return isinstance(part, GossipState)

@@ -32,14 +32,14 @@ class OuterPlan(Plan):
     average: Average = "exact"  # or the plan of the gossip that replaces it
     fragments: int | LayerFragments = 1
     delay: int = 0
-    mix: float = 0.0
-    pull: float = 1.0
+    mix: float = 0.0  # 1 - strength
+    pull: float = 1.0  # anchor_strength
     wire: Wire = DEFAULT_WIRE
     error_feedback: float | None = None
     mean_over: MeanOver = "nodes"
-    shares: Shares = None  # `N p_i` of each node, of mean 1; None if nodes count alike
+    shares: Shares = None  # how much each node counts, of mean 1; None if all count alike
     rule: Callable[..., Any] | None = None  # a robust rule in the place of the exact average
-    # Of the gossip inside, which the state of the inner chain has, too.
+    # The plan of the gossip inside; None if the inner chain contains none.
     inner: ExchangePlan | None = dataclasses.field(default=None, compare=False)
     # By fragment, the models in both messages of `gx.wire.low_rank`, which `init` counts.
     factors: tuple[tuple[float, float], ...] | None = dataclasses.field(default=None, compare=False)
@@ -48,18 +48,18 @@ class OuterPlan(Plan):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The rounds of the periods; None if all nodes average at once, or none does."""
+        """The rounds of outer steps; None if all nodes average at once, or none does."""
         if isinstance(self.average, ExchangePlan):
             return self.average.schedule
         return self.average if isinstance(self.average, Schedule) else None
 
     @property
     def fragment_count(self) -> int:
-        """p."""
+        """The number of fragments."""
         return self.fragments if isinstance(self.fragments, int) else self.fragments.count
 
     def split(self, tree: Any) -> list[Fragment]:
-        """The parts of a tree like the parameters that are in each fragment."""
+        """Says for each fragment which leaves of `tree`, or pieces of them, are in it."""
         if isinstance(self.fragments, int):
             return split_leaves(tree, self.fragments)
         return self.fragments.split(tree)
@@ -73,29 +73,30 @@ class OuterPlan(Plan):
         """Whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
 
         The exchange would not change the average over all nodes, and the outer step then replaces
-        all models, weights and messages. A codec would see other differences between the nodes.
+        all models, weights and messages. With a codec nothing is skipped, because the rounding
+        depends on the models that nodes send.
         """
         is_known = isinstance(step, int | np.integer) and self.wire.form is None
         return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
 
     def is_sent(self, fragment: int, step: Any) -> Any:
-        """Whether the fragment's outer gradient is taken at the end of `step`."""
+        """Whether nodes take the outer gradient of a fragment at the end of `step`; traceable."""
         offset = (fragment + 1) * self.every // self.fragment_count
         return (step + 1 - offset) % self.every == 0
 
     def is_used(self, fragment: int, step: Any) -> Any:
-        """Whether the average that was sent `delay` steps before is used at the end of `step`."""
+        """Whether nodes use the average of a fragment, `delay` steps after they have sent it."""
         return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
 
     @functools.cached_property
-    def _sent(self) -> dict[int, int]:
-        """The fragment that is sent at the end of each step, modulo H."""
+    def _fragment_by_step(self) -> dict[int, int]:
+        """The fragment that is sent at the end of each step, modulo `every`; most send none."""
         count = self.fragment_count
         return {((f + 1) * self.every // count - 1) % self.every: f for f in range(count)}
 
     def sent_at(self, step: int) -> int | None:
         """The fragment whose outer gradient is taken at the end of `step`."""
-        return self._sent.get(step % self.every)
+        return self._fragment_by_step.get(step % self.every)
 
     def used_at(self, step: int) -> int | None:
         """The fragment whose average is used at the end of `step`."""
@@ -109,13 +110,18 @@ class OuterPlan(Plan):
 
     @property
     def cycle(self) -> tuple[int, int]:
+        """The step from which on all roles repeat, and after how many steps; see `role`."""
         first, rounds = ExchangePlan(self.schedule).cycle
         start = self.delay + self.every * first
         inner = (0, 1) if self.inner is None else self.inner.cycle
         return max(start, inner[0]), math.lcm(self.every * rounds, inner[1])
 
     def role(self, step: int) -> Hashable:
-        """The fragments sent and used at the end of `step`, the round, the gossip's role."""
+        """All that the program of `step` depends on.
+
+        These are the fragments that the step sends and uses, the round by which they are averaged,
+        and the role of the gossip inside.
+        """
         used = self.used_at(step)
         round_ = None
         if used is not None and self.schedule is not None:
@@ -123,60 +129,75 @@ class OuterPlan(Plan):
         return self.sent_at(step), used, round_, self.inner and self.inner.role(step)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        gossips = () if self.inner is None else self.inner.exchanges()
+        """The exchanges of the gossip inside, and one for each fragment in `every` steps."""
+        of_gossip = () if self.inner is None else self.inner.exchanges()
         if self.average == "none":
-            return gossips
-        # Where anchors differ and are drawn together weakly or strongly, they travel, too.
+            return of_gossip
+        # If `pull` is not 1, nodes send their anchors as well as their models.
         models = 1 if self.schedule is None or self.pull == 1 else 2
         codec = self.wire.codec
         if isinstance(self.average, ExchangePlan):
             models = self.average.models
             codec = self.average.wire.codec
-        share = None if models is None else models / self.fragment_count
+        in_message = None if models is None else models / self.fragment_count
         averages = (
             Exchange(
                 self.schedule,
-                models,
-                codec,
+                models=models,
+                wire=codec,
                 every=self.every,
                 phase=phase,
                 late=self.delay,
                 first=self.delay,
                 to_all=self.rule is not None,
             )
-            for phase, fragment in self._sent.items()
-            for models in (self.factors[fragment] if self.factors else (share,))
+            for phase, fragment in self._fragment_by_step.items()
+            for models in (self.factors[fragment] if self.factors else (in_message,))
         )
-        return (*gossips, *averages)
+        return (*of_gossip, *averages)
 
     def in_words(self) -> str:
+        """Who averages which part of the model, how often and how late, in one line."""
         who = {"exact": "all nodes", "none": "no node"}.get(str(self.average))
         parts = f", in {self.fragment_count} fragments" if self.fragment_count > 1 else ""
         parts += f", used {self.delay} steps later" if self.delay else ""
         return f"outer steps every {self.every} steps over {who or repr(self.schedule)}{parts}"
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
-        """With the gossip inside; else at the step that uses the average of the last fragment."""
+        """Other values than the model, such as batch statistics, are averaged by the gossip inside.
+
+        If there is none, they are averaged once in `every` steps, with the last fragment.
+        """
         if self.inner is not None:
             return self.inner.when(step)
         is_now = self.average != "none" and self.is_used(self.fragment_count - 1, step)
         return is_now, self.round_number(step), self.schedule
 
     def mixes_in_place(self) -> bool:
+        """Whether the gossip inside does; an outer average reads outer gradients, not models."""
         return self.inner is not None and self.inner.mixes_in_place()
 
     def lead(self, is_static: bool = True) -> int | None:
-        """The lead of the gossip inside; else an average starts in the step after its sending."""
+        """How many steps an exchange can start before its use; None if it must run inside its step.
+
+        It is the exchange of the gossip inside; if there is none, the average of a fragment, which
+        can start in the step after the fragment was sent.
+        """
         if self.inner is not None:
             return self.inner.lead(is_static)
         is_late = self.delay > 0 and self.average != "none"
         return self.delay - 1 if is_late and is_static else None
 
     def receives(self, step: int) -> bool:
+        """Whether `step` uses the result of an exchange that `lead` is about."""
         return not self.skips_exchange(step) if self.inner else self.used_at(step) is not None
 
     def fields(self, step: int) -> dict[str, Used]:
-        """A skipped step writes what is sent unchanged, so it reads it, too."""
+        """Which fragments of a field a step reads and writes; the others can stay on the host.
+
+        An outer step that turns out to have nothing to use writes the old `sent` back, so `sent`
+        is also read where it is only written.
+        """
         sent, used = (
             frozenset(() if f is None else (f,)) for f in (self.sent_at(step), self.used_at(step))
         )
@@ -189,8 +210,12 @@ class OuterPlan(Plan):
         }
 
     def settings(self) -> dict[str, str]:
+        """The arguments of `gx.outer`, which a checkpoint compares with those of the resumed run.
+
+        Of a schedule or a gossip it says only that there is one.
+        """
         names = {Schedule: "a schedule", ExchangePlan: "a gossip"}
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.compare}
-        if self.rule is None:  # as before there were rules: saved states are compared with it
+        if self.rule is None:  # checkpoints from before there were rules have no such setting
             del values["rule"]
         return {f".plan.{name}": names.get(type(v), str(v)) for name, v in values.items()}

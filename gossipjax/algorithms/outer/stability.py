@@ -17,16 +17,16 @@ from gossipjax.exchanges.stability import follow_nodes
 
 ROUNDS = 1000  # of each segment of a schedule
 WINDOW = 100  # rounds of which the largest difference counts, because nodes may swing
-GROWTH = 4.0  # over the last half; of an optimizer whose steps are bounded it is at most 2
-DIVERGED = 1e3  # from 1 at the start: a rate that falls comes too late
-PARTS = 2.0 ** -np.arange(0, 3.5, 0.25)  # of the way, which local steps go to an optimum
+GROWTH = 4.0  # over the last half; with bounded steps differences at most double in it
+DIVERGED = 1e3  # times the start: nodes diverged, even if a falling rate calms them later
+PARTS = 2.0 ** -np.arange(0, 3.5, 0.25)  # of the way to the optimum that local steps go
 
 
 def require_stable(tx: optax.GradientTransformationExtraArgs, plan: OuterPlan) -> None:
-    """Raises `ValueError` if differences between nodes grow, where every step is an outer one.
+    """Simulates `tx`, an outer step in each step; raises `ValueError` if nodes drift apart.
 
-    By rounds, local steps move no node. By a gossip, they go a part of the way to 0; 14 such parts
-    are simulated side by side.
+    If the rounds of a schedule average, local steps do not move the nodes. If a gossip replaces the
+    average, local steps go a part of the way to the optimum, 0; all `PARTS` run side by side.
     """
     assert plan.schedule is not None
     start = np.random.default_rng(0).normal(size=(plan.schedule.size, 1))
@@ -34,22 +34,24 @@ def require_stable(tx: optax.GradientTransformationExtraArgs, plan: OuterPlan) -
     parts = PARTS if isinstance(plan.average, ExchangePlan) else np.zeros(1)
     start = np.tile(start, len(parts))
     grows = False
-    with contextlib.suppress(Exception):  # a rate may be traced, or outer_tx take no single number
+    # A simulation may fail: a rate is traced, or outer_tx cannot take a single number.
+    with contextlib.suppress(Exception):
         segments = follow_nodes(tx, plan.schedule, plan.wire, start, ROUNDS, parts)
-        grows = any(map(_grows, segments))
+        grows = any(map(_has_grown, segments))
     if grows:
         raise ValueError(
             "outer must be stable, so that nodes come to agree, got an outer_tx by which they "
             "diverge over this average: take a smaller rate or momentum, gx.topology.random_pairs "
-            "or ring, or of a gossip another, or damped=True; docs/guides/transforms.md has a "
-            "table."
+            "or ring; if average is a gossip, another one, or damped=True. "
+            "docs/guides/transforms.md has a table."
         )
 
 
-def _grows(logs: np.ndarray) -> bool:
-    if not logs[-WINDOW:].max() <= math.log(DIVERGED):
+def _has_grown(logs: np.ndarray) -> bool:
+    """Whether a run drifts apart in a segment: `logs [R, S]` of the distances of S runs."""
+    if not logs[-WINDOW:].max() <= math.log(DIVERGED):  # or NaN
         return True
     if len(logs) < 2 * WINDOW:  # a segment that ends before differences can grow
         return False
-    late, half = (part[-WINDOW:].max(axis=0) for part in (logs, logs[: len(logs) // 2]))
-    return bool((late > half + math.log(GROWTH)).any())
+    at_end, at_half = (part[-WINDOW:].max(axis=0) for part in (logs, logs[: len(logs) // 2]))
+    return bool((at_end > at_half + math.log(GROWTH)).any())

@@ -53,60 +53,64 @@ class OuterState(NamedTuple):
 
     @property
     def _gossip_inside(self) -> GossipState:
+        """The gossip state of the inner chain, which must contain one."""
         gossip = gossip_state(self.inner)
         assert gossip is not None
         return gossip
 
-    def start(
+    def start_exchange(
         self,
         step: Any,
         params: Any,
         specs: Specs | None = None,
         axis_name: str | None = None,
     ) -> Any:
-        """The gossip inside, or the average of the fragment that is used at `step`.
+        """Runs the exchange whose result `update` takes as `received` at `step`.
 
-        The average needs no result of the steps since the fragment was sent.
+        With gossip inside this is its exchange, which returns a `PushSum`. Without, it is the
+        average of the fragment that is used at `step`, and returns a tree like the fragment. Nodes
+        have sent this fragment `delay` steps before, so gradients can be computed meanwhile.
         """
         if self.plan.inner is not None:
-            return self._gossip_inside.start(step, params, specs, axis_name)
+            return self._gossip_inside.start_exchange(step, params, specs, axis_name)
         fragment = self.plan.used_at(step)
         assert fragment is not None
         by_fragment = self.sent, self.anchor, self.sent_counts
         sent, anchor, count = (field[fragment] for field in by_fragment)
-        return average_fragment(self.plan, sent, anchor, step, count)[0]
+        average, _ = average_fragment(self.plan, sent, anchor, step, count)
+        return average  # with a delay there is no error feedback, and nothing left out
 
-    def move(self, params: Any, updates: Any) -> Any:
-        """As the gossip inside; without one `x + u`, as local steps count no weight."""
+    def take_local_step(self, params: Any, updates: Any) -> Any:
+        """The model after the local step, before any exchange or outer step."""
         if self.local is None:
-            return self._gossip_inside.move(params, updates)
-        return self.local._replace(weight=None).move(params, updates)
+            return self._gossip_inside.take_local_step(params, updates)
+        # The weight of a gossip between outer steps must not scale the local step.
+        return self.local._replace(weight=None).take_local_step(params, updates)
 
     def weigh(self, shares: np.ndarray) -> OuterState:
-        """Weighs the anchors as the models, so that their means are equal after an outer step."""
+        """Multiplies each node's anchor by its share, as its model is, before both are averaged."""
 
-        def weigh(leaf: Any) -> Any:
+        def weigh_leaf(leaf: Any) -> Any:
             return np.asarray(leaf, np.float64) * shares.reshape(-1, *[1] * (leaf.ndim - 1))
 
-        return self._replace(anchor=jax.tree.map(weigh, self.anchor))
+        return self._replace(anchor=jax.tree.map(weigh_leaf, self.anchor))
 
 
 def average_fragment(
     plan: OuterPlan, sent: Any, anchor: Any, step: StepLike, count: jax.Array
 ) -> tuple[Any, Any]:
-    """The outer gradient `D` of the fragment that is used at `step`, averaged over what nodes sent.
+    """Averages the outer gradients `sent` of the fragment that is used at `step`.
 
-    With error feedback it also returns what this node's message leaves out, else None.
-
-    `count` is the number of updates before the update that sent the fragment. It is the key of a
-    codec that draws random numbers.
+    Returns the average `D`, and, with error feedback, what the codec leaves out of this node's
+    message; else None. `count` is the number of updates before the update that sent the fragment;
+    it seeds a codec that draws random numbers.
     """
     if plan.average == "none" or isinstance(plan.average, ExchangePlan):
-        # Alone, or with a gossip that mixes after the outer step: the optimizer gets the node's own
-        # outer gradient.
+        # Each node steps alone, or a gossip mixes after the outer step: in both cases the outer
+        # optimizer gets the node's own outer gradient.
         return sent, None
     round_number = plan.round_number(step)
-    average = partial(_average_parts, plan)
+    average = partial(_average_shards, plan)
     args = (sent, anchor, count, round_number)
     specs = specs_here()
     if specs is None:
@@ -116,16 +120,19 @@ def average_fragment(
     return on_shards(average, specs, plan.wire.axis_name, in_specs, out_specs)(*args)
 
 
-def _average_parts(
+def _average_shards(
     plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
 ) -> tuple[Any, Any]:
+    """`average_fragment` on a device, which has the whole fragment or a shard of it."""
     key = plan.wire.make_key(count)
     if plan.rule is not None:
         messages, left_out = receive_all(upcast(sent), plan.wire, key)
         nodes = axis_size(plan.wire.axis_name)
         weights = jnp.asarray(plan.shares or [1.0] * nodes, jnp.float32) / nodes
-        nothing = jax.tree.map(jnp.zeros_like, upcast(sent))  # with the weight 0: nodes agree
-        average = plan.rule(nothing, messages, weights, jnp.arange(nodes, dtype=jnp.int32))
+        # The rule's own value is 0, with the weight 0, and not this node's gradient: all nodes get
+        # the same average.
+        center = jax.tree.map(jnp.zeros_like, upcast(sent))
+        average = plan.rule(center, messages, weights, jnp.arange(nodes, dtype=jnp.int32))
         return average, None if plan.error_feedback is None else left_out
     if plan.error_feedback is not None:
         return mean_of_encoded(sent, plan.wire, key, plan.mean_over)
