@@ -126,7 +126,7 @@ OTHERS = [
     ("compare", "--grid no-such", "--grid must be one of relaysgd-table2, methods-mini"),
     ("compare", "--grid methods-mini --algorithm d2", "--algorithm must be left out with --grid"),
     ("compare", "-- --seed=3", "got --seed: give it before --"),
-    ("report", "--section no-such", "--section must be one of hours, averaging, "),
+    ("report", "--section no-such", "--section must be one of scaling, hours, "),
     ("report", "--fashion-mnist OUT", "--fashion-mnist must be a folder that holds the four files"),
     ("launch", "--processes 0 -- true", "--processes must be at least 1, got 0"),
     ("launch", "--processes 1 --stall-slow 9 -- true", "--stall-slow must come with --stall"),
