@@ -134,7 +134,7 @@ def choco(
 def _make_transform(
     schedule: Schedule, gamma: float, copies: Copies, route: Wire
 ) -> optax.GradientTransformationExtraArgs:
-    """`choco` without its checks."""
+    """Makes the transform of `choco`, without its checks."""
     plan = ExchangePlan(schedule, wire=route)
     init = partial(init_state, plan=plan, zeros={"known": "average", "difference": "average"})
 

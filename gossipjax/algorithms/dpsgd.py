@@ -32,7 +32,7 @@ def dpsgd(
     wire: WireLike | None = None,
     strength: optax.ScalarOrSchedule = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD: average with the neighbours and take a local step. Put it *last* in a chain.
+    """D-PSGD: nodes average with neighbours and take a local step. Put it *last* in a chain.
 
     If `x` are the parameters, `[...]` per node, and `u` is the update from the chain:
 

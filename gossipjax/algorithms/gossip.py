@@ -28,7 +28,7 @@ Start = Callable[[Any], Any]  # makes a kept tree from the parameters
 
 
 class Node:
-    """What a node knows in one update, besides its model and the update from the chain.
+    """Has what a node knows in one update, besides its model and the update from the chain.
 
     Attributes:
       kept: a dict of the values that the algorithm keeps, float32 at least.

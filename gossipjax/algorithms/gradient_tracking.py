@@ -51,7 +51,8 @@ def gradient_tracking(
 
         v <- v + min(1, w) (u - v)
 
-    If weights come near 0, as with `random_peer`, the undamped step `(u + c) / w` is far larger.
+    If weights come near 0, as with `random_peer`, the undamped step `(u + c) / w` is far larger
+    than `u + c`.
 
     Args:
       schedule: any column-stochastic schedule.

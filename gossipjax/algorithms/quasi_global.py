@@ -94,7 +94,7 @@ def quasi_global(
     init = partial(init_state, plan=plan, zeros={"momentum": "average"})
 
     def combine(x: Any, gradients: Any, state: GossipState, step: StepLike) -> Combined:
-        """`x' = P (x - eta d)`; then `m <- mu m + (1 - mu) (x - x') / eta`.
+        """Computes `x' = P (x - eta d)`; then `m <- mu m + (1 - mu) (x - x') / eta`.
 
         `m` is the momentum that the state keeps, and `momentum` its factor in the direction `d`.
         """
@@ -125,7 +125,7 @@ def _find_growth(schedule: Schedule, factor: float, mu: float) -> float:
     """
 
     def move(mix_nodes: Any, values: np.ndarray, step: int) -> np.ndarray:
-        """One step of all nodes, whose `x` and `n` are the halves of `values`, `[N, ...]`."""
+        """Makes one step of all nodes, whose `x` and `n` are the halves of `values`, `[N, ...]`."""
         del step
         x, n = np.split(values, 2, axis=1)
         mixed = mix_nodes(x - factor * n)

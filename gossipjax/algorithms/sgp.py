@@ -40,8 +40,9 @@ def sgp(
       schedule: any column-stochastic schedule; it may be directed and irregular.
       order: `"adapt-then-combine"` or `"combine-while-adapting"`, as above.
       axis_name: the mapped axis of the nodes.
-      local_axis_name: the axis of the devices of a node, if a node has several. Each device then
-        exchanges its share of the message, and `allreduce` over this axis goes first in the chain.
+      local_axis_name: the axis of the devices of a node, if a node has several. Put
+        `gx.allreduce` over this axis first in the chain, so that these devices average their
+        gradients. Each device then exchanges its share of the node's message.
       wire: the form of messages: a narrower type, such as `jnp.bfloat16`, or a dense codec, such as
         `gx.wire.int8()`. No mass is lost, but nodes agree only up to the rounding: with bfloat16
         the consensus distance ends at about 1.5e-3 of the model's norm.

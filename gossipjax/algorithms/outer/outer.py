@@ -90,7 +90,7 @@ def outer(
     mean_over: MeanOver = "nodes",
     weights: Sequence[float] | np.ndarray | Literal["counted"] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """An outer optimizer around a chain; its gradient is how far all nodes moved together.
+    """Puts an outer optimizer around a chain; its gradient is how far all nodes moved together.
 
     The anchor `a` is the model after the last outer step. At the end of every H-th step
     (`H = every`; steps H - 1, 2 H - 1, ...):
@@ -221,7 +221,7 @@ def outer(
 
 @dataclasses.dataclass(frozen=True)
 class _OuterSteps:
-    """`init` and `update` of `outer`."""
+    """Makes the `init` and `update` of `gx.outer`."""
 
     plan: OuterPlan
     inner: optax.GradientTransformationExtraArgs
@@ -230,7 +230,7 @@ class _OuterSteps:
     gossip: optax.GradientTransformationExtraArgs | None = None  # replaces the average
 
     def init(self, params: Any) -> OuterState:
-        """The state at the start: all anchors are the parameters, cut into fragments."""
+        """Returns the state at the start: all anchors are the parameters, cut into fragments."""
         plan = self.plan
         inner = self.inner.init(params)
         inner_gossip = gossip_state(inner)
@@ -278,7 +278,7 @@ class _OuterSteps:
         )
 
     def make_zeros(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Zeros like each fragment, float32 at least, and sharded as it is."""
+        """Makes zeros like each fragment, float32 at least, and sharded as it is."""
         return tuple(self.constrain(zeros_like_model(part), part) for part in parts)
 
     def constrain(self, tree: Any, part: Any) -> Any:
@@ -352,7 +352,7 @@ class _OuterSteps:
 
 @dataclasses.dataclass(frozen=True)
 class _FragmentStep:
-    """What may happen to one fragment at the end of a step: nodes send it, or use its average."""
+    """Does what may happen to a fragment at the end of a step: it is sent, or its average used."""
 
     steps: _OuterSteps
     fragment: int
@@ -378,7 +378,7 @@ class _FragmentStep:
         return jax.tree.map(partial(jnp.where, self.was_sent), new, old)
 
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """Without a delay: averages the outer gradients of all nodes, and takes the outer step.
+        """Averages all nodes' outer gradients without a delay, and takes the outer step.
 
         With error feedback a message also contains what earlier ones left out.
         """
@@ -402,7 +402,7 @@ class _FragmentStep:
         return self._apply(average, updates, state)
 
     def _outer_gradient(self, updates: Any, state: OuterState) -> Any:
-        """This node's outer gradient: `w a - x` for the numerators `x` and push-sum weight `w`.
+        """Returns this node's outer gradient `w a - x`, from numerators `x` and the weight `w`.
 
         The weights of all nodes and messages sum to N. So the mean over the nodes is
         `a - sum x / sum w`: the anchor `a` minus the average model. If the average is not exact, no
@@ -495,7 +495,7 @@ class _FragmentStep:
         return updates, state._replace(sent=sent, sent_counts=sent_counts)
 
     def use_sent(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """The outer step `delay` steps after `send`.
+        """Returns the outer step `delay` steps after `send`.
 
         It changes nothing if the run began only after the step at which nodes send this fragment.
         """

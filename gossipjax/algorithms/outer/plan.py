@@ -26,7 +26,7 @@ Shares = tuple[float, ...] | Literal["counted"] | None
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class OuterPlan(Plan):
-    """When an outer optimizer averages which fragment: arguments of `gx.outer`."""
+    """Says when an outer optimizer averages which fragment: arguments of `gx.outer`."""
 
     every: int
     average: Average = "exact"  # or the plan of the gossip that replaces it
@@ -66,11 +66,11 @@ class OuterPlan(Plan):
 
     @property
     def replaces_all(self) -> bool:
-        """Whether an outer step replaces the averaged models completely."""
+        """Says whether an outer step replaces the averaged models completely."""
         return self.average == "exact" and self.fragment_count == 1 and self.mix == 0
 
     def skips_exchange(self, step: StepLike) -> bool:
-        """Whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
+        """Says whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
 
         The exchange would not change the average over all nodes, and the outer step then replaces
         all models, weights and messages. With a codec nothing is skipped, because the rounding
@@ -80,12 +80,12 @@ class OuterPlan(Plan):
         return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
 
     def is_sent(self, fragment: int, step: Any) -> Any:
-        """Whether nodes take the outer gradient of a fragment at the end of `step`; traceable."""
+        """Says whether nodes take a fragment's outer gradient at the end of `step`; traceable."""
         offset = (fragment + 1) * self.every // self.fragment_count
         return (step + 1 - offset) % self.every == 0
 
     def is_used(self, fragment: int, step: Any) -> Any:
-        """Whether nodes use the average of a fragment, `delay` steps after they have sent it."""
+        """Says whether nodes use a fragment's average, `delay` steps after they have sent it."""
         return self.is_sent(fragment, step - self.delay) & (step >= self.delay)
 
     @functools.cached_property
@@ -95,15 +95,15 @@ class OuterPlan(Plan):
         return {((f + 1) * self.every // count - 1) % self.every: f for f in range(count)}
 
     def sent_at(self, step: int) -> int | None:
-        """The fragment whose outer gradient is taken at the end of `step`."""
+        """Returns the fragment whose outer gradient is taken at the end of `step`."""
         return self._fragment_by_step.get(step % self.every)
 
     def used_at(self, step: int) -> int | None:
-        """The fragment whose average is used at the end of `step`."""
+        """Returns the fragment whose average is used at the end of `step`."""
         return self.sent_at(step - self.delay) if step >= self.delay else None
 
     def round_number(self, step: StepLike) -> StepLike:
-        """The round of the schedule for the average that is used at the end of `step`."""
+        """Returns the round of the schedule for the average that is used at the end of `step`."""
         return (step - self.delay) // self.every
 
     # What a step asks; see `Plan`.
@@ -117,7 +117,7 @@ class OuterPlan(Plan):
         return max(start, inner[0]), math.lcm(self.every * rounds, inner[1])
 
     def role(self, step: int) -> Hashable:
-        """All that the program of `step` depends on.
+        """Returns all that the program of `step` depends on.
 
         These are the fragments that the step sends and uses, the round by which they are averaged,
         and the role of the gossip inside.
@@ -129,7 +129,7 @@ class OuterPlan(Plan):
         return self.sent_at(step), used, round_, self.inner and self.inner.role(step)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """The exchanges of the gossip inside, and one for each fragment in `every` steps."""
+        """Returns the exchanges of the inner gossip, and one per fragment in `every` steps."""
         of_gossip = () if self.inner is None else self.inner.exchanges()
         if self.average == "none":
             return of_gossip
@@ -157,14 +157,14 @@ class OuterPlan(Plan):
         return (*of_gossip, *averages)
 
     def in_words(self) -> str:
-        """Who averages which part of the model, how often and how late, in one line."""
+        """Says who averages which part of the model, how often and how late, in one line."""
         who = {"exact": "all nodes", "none": "no node"}.get(str(self.average))
         parts = f", in {self.fragment_count} fragments" if self.fragment_count > 1 else ""
         parts += f", used {self.delay} steps later" if self.delay else ""
         return f"outer steps every {self.every} steps over {who or repr(self.schedule)}{parts}"
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
-        """Other values than the model, such as batch statistics, are averaged by the gossip inside.
+        """Says when other values than the model are averaged: by the inner gossip, if there is one.
 
         If there is none, they are averaged once in `every` steps, with the last fragment.
         """
@@ -174,11 +174,11 @@ class OuterPlan(Plan):
         return is_now, self.round_number(step), self.schedule
 
     def mixes_in_place(self) -> bool:
-        """Whether the gossip inside does; an outer average reads outer gradients, not models."""
+        """Says whether the inner gossip does; an outer average reads outer gradients only."""
         return self.inner is not None and self.inner.mixes_in_place()
 
     def lead(self, is_static: bool = True) -> int | None:
-        """How many steps an exchange can start before its use; None if it must run inside its step.
+        """Says how many steps an exchange can start before its use; None: it must run in its step.
 
         It is the exchange of the gossip inside; if there is none, the average of a fragment, which
         can start in the step after the fragment was sent.
@@ -189,11 +189,11 @@ class OuterPlan(Plan):
         return self.delay - 1 if is_late and is_static else None
 
     def receives(self, step: int) -> bool:
-        """Whether `step` uses the result of an exchange that `lead` is about."""
+        """Says whether `step` uses the result of an exchange that `lead` is about."""
         return not self.skips_exchange(step) if self.inner else self.used_at(step) is not None
 
     def fields(self, step: int) -> dict[str, Used]:
-        """Which fragments of a field a step reads and writes; the others can stay on the host.
+        """Says which fragments of a field a step reads and writes; the others can stay on the host.
 
         An outer step that turns out to have nothing to use writes the old `sent` back, so `sent`
         is also read where it is only written.
@@ -210,7 +210,7 @@ class OuterPlan(Plan):
         }
 
     def settings(self) -> dict[str, str]:
-        """The arguments of `gx.outer`, which a checkpoint compares with those of the resumed run.
+        """Returns the arguments of `gx.outer`, which a checkpoint compares with the resumed run's.
 
         Of a schedule or a gossip it says only that there is one.
         """

@@ -48,7 +48,7 @@ def require_stable(tx: optax.GradientTransformationExtraArgs, plan: OuterPlan) -
 
 
 def _has_grown(logs: np.ndarray) -> bool:
-    """Whether a run drifts apart in a segment: `logs [R, S]` of the distances of S runs."""
+    """Says whether a run drifts apart in a segment: `logs [R, S]` of the distances of S runs."""
     if not logs[-WINDOW:].max() <= math.log(DIVERGED):  # or NaN
         return True
     if len(logs) < 2 * WINDOW:  # a segment that ends before differences can grow

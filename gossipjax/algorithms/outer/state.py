@@ -81,7 +81,7 @@ class OuterState(NamedTuple):
         return average  # with a delay there is no error feedback, and nothing left out
 
     def take_local_step(self, params: Any, updates: Any) -> Any:
-        """The model after the local step, before any exchange or outer step."""
+        """Returns the model after the local step, before any exchange or outer step."""
         if self.local is None:
             return self._gossip_inside.take_local_step(params, updates)
         # The weight of a gossip between outer steps must not scale the local step.
@@ -123,7 +123,7 @@ def average_fragment(
 def _average_shards(
     plan: OuterPlan, sent: Any, anchor: Any, count: jax.Array, round_number: StepLike
 ) -> tuple[Any, Any]:
-    """`average_fragment` on a device, which has the whole fragment or a shard of it."""
+    """Runs `average_fragment` on a device, which has the whole fragment or a shard of it."""
     key = plan.wire.make_key(count)
     if plan.rule is not None:
         messages, left_out = receive_all(upcast(sent), plan.wire, key)
