@@ -17,7 +17,7 @@ OVER = 1 << 40  # the version of the final mass of a life that is over
 
 
 class Ending:
-    """Ends a life of this node, alone or together with all other lives."""
+    """Ends a life of this node (see `Identity`), alone or together with all other nodes."""
 
     def __init__(self, members: Membership, post: Post, holder: Holding):
         # The final mass of each life, once it is known, and its version.
@@ -50,7 +50,7 @@ class Ending:
 
     @property
     def has_left(self) -> bool:
-        """Whether this node has said goodbye to all nodes that it hears."""
+        """Says whether this node has said goodbye to all nodes that it hears."""
         return self.said_goodbye and not self._members.peers
 
     def list_heirs(self) -> list[Peer]:
@@ -82,7 +82,7 @@ class Ending:
 
     @property
     def _is_drained(self) -> bool:
-        """Whether this node sends nothing any more, and none of its messages is on its way."""
+        """Says whether this node sends nothing any more, and none of its messages is on its way."""
         parcels = [peer.parcel for peer in self._members.peers.values()]
         is_sending = any(p and p.message.kind in ("share", "ask") for p in parcels)
         return self.is_finished and not is_sending
@@ -150,7 +150,7 @@ class Ending:
             peer.owe_view()
 
     def _knows_all(self, peer: Peer) -> bool:
-        """Whether a peer knows the same final masses, in the same versions, as this node."""
+        """Says whether a peer knows the same final masses, in the same versions, as this node."""
         return sorted(peer.view.finals) == sorted(self._list_versions())
 
     def _end(self, view: View) -> None:
@@ -166,7 +166,7 @@ class Ending:
             self._members.next_beat = self._members.now
 
     def _list_versions(self) -> tuple[tuple[str, int], ...]:
-        """Lists the lives whose final mass this node knows, with its version."""
+        """Lists the lives of nodes whose final mass this node knows, with its version."""
         return tuple((who.life, version) for who, (version, _) in self.finals.items())
 
     def _send_finals(self, reachable: list[Peer]) -> None:
@@ -186,7 +186,7 @@ class Ending:
                     self._post.put("final", peer, final, origin=origin, version=version)
 
     def _list_lacking(self, peer: Peer) -> list[Identity]:
-        """Lists the lives whose final masses a peer lacks, and that it does not hear itself."""
+        """Lists the nodes whose final masses a peer lacks, and that it does not hear itself."""
         own = self._members.identity
         late = self._members.now - (self._drained_since or self._members.now)
         # The path between two others may be bad. After a while the eldest, which hears all nodes,
@@ -198,14 +198,14 @@ class Ending:
         return [who for who in self.finals if who.life not in known and who not in heard]
 
     def learn_final(self, origin: Identity, version: int, mass: Mass) -> None:
-        """Learns what a life held at its end."""
+        """Learns what another node held at its end."""
         known, _ = self.finals.get(origin, (0, None))
         is_new = version > known and origin != self._members.identity and not self.is_ended
         if is_new and self._members.has_room(self.finals):
             self.finals[origin] = version, mass
 
     def forget_final(self, origin: Identity) -> None:
-        """Sets the final mass of a life to 0, because its process has begun another life."""
+        """Sets the final mass of a former life to 0, because its node has begun another life."""
         if origin in self.finals and not self.is_ended:
             mass = self.finals[origin][1]
             self.finals[origin] = OVER, mass - mass
@@ -242,7 +242,7 @@ class Ending:
         return reasons
 
     def _list_unheard(self) -> Iterator[Identity]:
-        """Yields the lives that only a peer hears, and whose end this node does not know."""
+        """Yields the nodes that only a peer hears, and whose end this node does not know."""
         members = self._members
         told = {who for peer in members.peers.values() for who in peer.view.members}
         known = members.peers.keys() | members.declared | members.left

@@ -50,19 +50,19 @@ class Founding:
 
     @property
     def wants_mass(self) -> bool:
-        """Whether this node has no mass, and so cannot make a step."""
+        """Says whether this node has no mass, and so cannot make a step."""
         return self._wants_since is not None
 
     @property
     def may_go_on_alone(self) -> bool:
-        """Whether this node could go on alone: with a model that was saved or given up."""
+        """Says whether this node could go on alone: with a model that was saved or given up."""
         return self._reserve is not None and self._reserve[0] is not Estate.FIRST
 
     def bring(self, mass: Mass, steps: int = 0, clock: int = 0, branch: int = 0) -> None:
         """Keeps a model in reserve, for the case that no node of the job holds mass.
 
-        A saved model has `steps` above 0: the steps that all lives of this node had made when it
-        was saved, with the clock and the branch of then. A first model has none.
+        A saved model has `steps` above 0: the steps that this node had made until the save, those
+        before restarts included, with the clock and the branch of then. A first model has none.
         """
         self.branch = branch
         self._reserve = (Estate.SAVED if steps else Estate.FIRST), mass
@@ -80,10 +80,10 @@ class Founding:
             self._reserve = None if given_up is None else (Estate.GIVEN_UP, given_up)
 
     def has_founded_before(self, made: int) -> bool:
-        """Whether this founder has learned that its place has made more than the `made` steps.
+        """Says whether this founder has learned that its place has made more than the `made` steps.
 
-        An earlier life made the others. It founded the job, and its model is in what the other
-        nodes hold. If this life founded the job again, it would add a second model.
+        The node made the others before it restarted. It founded the job then, and its model is in
+        what the other nodes hold. If it founded the job again, it would add a second model.
         """
         if not self._is_founder or self._members.own_steps <= made:
             return False
@@ -96,7 +96,7 @@ class Founding:
         return True
 
     def is_outdated(self, view: View) -> bool:
-        """Whether this node holds a branch, and the view is of the job, or of an older branch."""
+        """Says whether this node holds a branch, and the view is of the job or an older branch."""
         if self.wants_mass or view.wants_mass or self.branch <= view.branch:
             return False
         self._members.note(
@@ -134,7 +134,7 @@ class Founding:
             peer.owe_view(begs=True)
 
     def found(self) -> None:
-        """If no node can give mass, goes on with the model in reserve, if there is one."""
+        """Goes on with the model in reserve, if there is one and no node can give mass."""
         if self._reserve is None or not self._may_bring(self._reserve[0]):
             return
         kind, mass = self._reserve
@@ -152,7 +152,7 @@ class Founding:
         self._end_want()
 
     def _all_are_heard(self) -> bool:
-        """Whether this node hears all nodes of the job, and all have heard that it has no mass."""
+        """Says whether this node hears all nodes, and all have heard that it has no mass."""
         is_known = self._members.now - self._members.met > self._members.patience / BEATS
         return 0 < self._num_nodes <= len(self._places()) and is_known
 
@@ -162,7 +162,7 @@ class Founding:
         return others | {self._members.identity.place}
 
     def _may_bring(self, kind: Estate) -> bool:
-        """Whether no node holds mass, as far as known, so that this one may use its reserve."""
+        """Says whether no node holds mass, as far as known, so that it may use its reserve."""
         peers = self._members.peers.values()
         all_are_heard = self._all_are_heard()
         # Nodes that were heard without mass found the job together, each with its model.
@@ -180,7 +180,7 @@ class Founding:
                 return is_new and nobody_gives and 2 * len(self._places()) > self._num_nodes
 
     def _is_calm(self) -> bool:
-        """Whether this node has wanted mass, and met no new node, for longer than the patience."""
+        """Says whether this node has wanted mass, and met no node, for longer than the patience."""
         since = self._wants_since
         calm_since = None if since is None else max(since, self._members.met)
         return calm_since is not None and self._members.now - calm_since > self._members.patience

@@ -52,14 +52,14 @@ class Journal:
             threading.Thread(target=self._run, name="journal", daemon=True).start()
 
     def begin_life(self, identity: Identity) -> None:
-        """Begins another life, to which the lines that follow belong."""
+        """Begins another life of this node, to which the lines that follow belong."""
         self._life |= identity._asdict()
         self._put({"event": "life"} | self._life)
 
     def add(
         self, event: str, peer: str, number: int, mass: Mass | None = None, part: Any = 1.0
     ) -> None:
-        """Adds an event of this life, with the peer, number and mass of the message if it has one.
+        """Adds an event, with the peer, number and mass of the message if it has one.
 
         `part` says by which part of an update the mass moved, or, of a clipped share, the part of
         each distance that was kept. A part of 1 is not written.
@@ -146,7 +146,7 @@ def read_journal(path: Path) -> Iterator[Line]:
 
 
 class Account(NamedTuple):
-    """Where the push-sum weight of a job is, exactly. Each founder brought a weight of 1.
+    """Says where the push-sum weight of a job is, exactly. Each founder brought a weight of 1.
 
     >>> nodes = {0: Fraction(3, 4), 1: Fraction(1, 2)}
     >>> Account(Fraction(2), nodes, Fraction(1, 2), Fraction(1, 4), Fraction(0)).difference

@@ -1,4 +1,4 @@
-"""Who lives: the lives that a node hears, and what nodes tell each other about them.
+"""Says which nodes live: those that a node hears, and what nodes tell of others.
 
 The code here and in `_post.py`, `_founding.py`, `_ending.py` and `_participant.py` uses no sockets,
 clocks or threads: the caller passes in messages and the time.
@@ -48,7 +48,7 @@ class Parcel:
 
 @dataclasses.dataclass
 class Peer:
-    """Another life that this life hears."""
+    """Another node that this node hears, from its start to its end: one life, see `Identity`."""
 
     identity: Identity
     heard: float  # when it was last heard, here or by a node that says so
@@ -80,7 +80,10 @@ class Peer:
 
 
 class Membership:
-    """Knows which other lives this node hears, which are over, and what all have told."""
+    """Knows which other nodes this node hears, which are dead or gone, and what all have told.
+
+    A life is a node from its start until it exits or is declared dead; see `Identity`.
+    """
 
     def __init__(self, settings: Settings, identity: Identity, now: float):
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
@@ -125,11 +128,11 @@ class Membership:
 
     @property
     def own_steps(self) -> int:
-        """The local steps of all lives of this node."""
+        """The local steps of this node, those before restarts and of former lives included."""
         return self.steps[self.identity.place]
 
     def begin_life(self, identity: Identity) -> None:
-        """Begins a new life, which knows no other life yet, and no death.
+        """Begins a new life of this node, which knows no other node yet, and no death.
 
         The former life took back what it had sent to the dead. That is given up with its mass, so
         the new life must not tell others of these deaths.
@@ -155,7 +158,7 @@ class Membership:
         self.stepped[self.identity.place] = self.now
 
     def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
-        """Notes that a life has sent a piece of a message, or (`has_arrived`) got one."""
+        """Notes that a node has sent a piece of a message, or (`has_arrived`) got one."""
         if life in self.peers:
             peer = self.peers[life]
             peer.heard = peer.spoke = now
@@ -163,7 +166,7 @@ class Membership:
                 peer.parcel.repeated = peer.parcel.progress = now
 
     def meet(self, sender: Identity) -> Peer:
-        """Adds a life that this node hears for the first time to its peers; returns the peer."""
+        """Adds a node that this one hears for the first time to its peers; returns the peer."""
         self._met.add(sender.place)
         self._note_contacts([sender])
         self.met = self.now
@@ -199,18 +202,22 @@ class Membership:
             self.twin = peer.identity
 
     def _note_contacts(self, others: Iterable[Identity]) -> None:
-        """Notes the addresses of other lives, at which this node may call them later."""
+        """Notes the addresses of other nodes, and that they were named now.
+
+        This node may call them there later. It forgets addresses that nobody names for long. If the
+        list is full, addresses that are not in it yet are dropped.
+        """
         for other in others:
             if self.has_room(self.contacts) or other.address in self.contacts:
                 self.contacts[other.address] = self.now
         self.contacts.pop(self.identity.address, None)
 
     def has_room(self, known: dict[Any, Any]) -> bool:
-        """Whether this dictionary may grow. Strangers may tell anything, and memory is limited."""
+        """Says whether a dictionary may grow: strangers may tell anything, memory is limited."""
         return len(known) < min(len(self._met) + MAX_UNMET, MAX_PLACES)
 
     def learn_steps(self, place: int, count: int) -> None:
-        """Learns that the lives of a place have together made `count` steps."""
+        """Learns that the nodes at a place, one after another, have made `count` steps."""
         has_room = place in self.steps or self.has_room(self.steps)
         # A count near the largest in a message could not grow any more.
         if has_room and self.steps.get(place, -1) < count < MAX_STEPS:
@@ -235,10 +242,10 @@ class Membership:
     # Which lives are dead.
 
     def outlives(self, other: Identity, members: Iterable[Identity]) -> bool:
-        """Whether this life, and not `other`, goes on if each has declared the other dead.
+        """Says whether this node, and not `other`, goes on if each has declared the other dead.
 
         `other` hears `members`. The side with more than half of all places goes on, else the side
-        with the smallest identity. All lives on both sides decide alike.
+        with the smallest identity. All nodes on both sides decide alike.
         """
 
         def rank(life: Identity, others: Iterable[Identity]) -> tuple[bool, Identity, Identity]:
@@ -250,7 +257,7 @@ class Membership:
         return rank(self.identity, own) < rank(other, members)
 
     def is_dead_to_others(self, view: View, is_finished: bool) -> bool:
-        """Whether a view says that this life is dead, so that it must give up its mass."""
+        """Says whether a view says that this node is dead, so that it must give up its mass."""
         for declarer in (who for who, life, _ in view.deaths if life == self.identity.life):
             if declarer.life not in self.declared:
                 return True
@@ -264,7 +271,7 @@ class Membership:
         return False
 
     def declare_dead(self, peer: Peer) -> None:
-        """Removes a peer, ignores its life from now on, and tells the others that it is dead."""
+        """Removes a peer, ignores it from now on, and tells the others that it is dead."""
         life = peer.identity.life
         del self.peers[life]
         self.declared.add(life)
@@ -273,7 +280,7 @@ class Membership:
             self.note_alone("")
 
     def _note_death(self, declarer: Identity, life: str, time: float) -> None:
-        """Notes who declared a life dead and when; of several declarers the smallest stays."""
+        """Notes who declared a node dead and when; of several, the smallest identity stays."""
         if life not in self.deaths or declarer < self.deaths[life][0]:
             self.deaths[life] = declarer, time
 

@@ -52,7 +52,7 @@ class Mass:
     is_fresh: bool = dataclasses.field(default=False, compare=False)
 
     def at(self, exponent: int) -> Mass:
-        """The same mass in units of `2^exponent`."""
+        """Returns the same mass in units of `2^exponent`."""
         if exponent == self.exponent:
             return self
         factor = self._factor(exponent)
@@ -76,7 +76,7 @@ class Mass:
         return Mass(x, self.w / divisor, self.exponent)
 
     def weight_at(self, exponent: int) -> Any:
-        """The weight in units of `2^exponent`."""
+        """Returns the weight in units of `2^exponent`."""
         return self.w * self._factor(exponent)
 
     def _factor(self, exponent: int) -> float:
@@ -94,7 +94,11 @@ class Mass:
 
 
 class Identity(NamedTuple):
-    """One life of a node. If only one of two lives may go on or be answered, the smaller does."""
+    """Identifies one life of a node, from its start until it exits or is declared dead.
+
+    A node that starts again, or goes on after others declared it dead, gets a new identity. If only
+    one of two lives may go on or be answered, it is the one whose identity is smaller.
+    """
 
     place: int  # the node's number in its job, the same in all its lives
     life: str  # a name that no other life has
@@ -102,7 +106,7 @@ class Identity(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a node knows about the job and about itself."""
+    """Tells other nodes what a node knows about the job and about itself."""
 
     members: tuple[Identity, ...] = ()  # the nodes that it hears
     beats: tuple[int, ...] = ()  # how often each member has said that it lives
@@ -136,7 +140,7 @@ REASONS: dict[Any, str] = {
 
 
 class Message(NamedTuple):
-    """A message from one life to another.
+    """A message from one node to another, each in one of its lives; see `Identity`.
 
     `view` says that the sender lives. `share`, `ask`, `final` and `bye` are parcels. An `answer`
     acknowledges an `ask`, and an `ack` the other parcels. `refuse` says why a parcel will never be
@@ -274,7 +278,7 @@ def _read_mass(
 
 
 def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
-    """Whether all values of `x / w` are finite; computed in parts that fit into the cache."""
+    """Says whether all values of `x / w` are finite; computed in parts that fit into the cache."""
     with np.errstate(over="ignore", invalid="ignore"):
         scale = x.dtype.type(1 / w)
         parts = (x[i : i + CHECKED] for i in range(0, len(x), CHECKED))
@@ -326,7 +330,9 @@ def read_numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address 
 
 
 def is_address(address: str, may_be_any: bool = False) -> bool:
-    """Whether a text is `host:port` in plain letters. Port 0 (any free port) needs `may_be_any`.
+    """Says whether a text is `host:port` in plain letters.
+
+    `may_be_any` allows port 0, for any free port.
 
     >>> is_address("127.0.0.1:5000"), is_address("[::1]:5000"), is_address("any text")
     (True, True, False)

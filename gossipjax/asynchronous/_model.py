@@ -222,7 +222,7 @@ class Holding:
         return self.mass
 
     def is_finite(self) -> bool:
-        """Whether all values of the model are finite."""
+        """Says whether all values of the model are finite."""
         mass = self.merge()
         return all(is_finite(np.asarray(x), mass.w or 1.0) for x in mass.x)
 

@@ -44,7 +44,7 @@ PROBE_SECONDS = 2.0  # of silence, after which a node looks whether all others r
 
 
 class Statistics(NamedTuple):
-    """Counts of what a node has done in its lives.
+    """Counts what a node has done since its process began, also before others declared it dead.
 
     >>> Statistics(9, skipped=1, sent=8, kept=1, staleness=1.5, sent_bytes=960, weight=1.0,
     ...            dropped={}).sent
@@ -141,7 +141,7 @@ class Node:
         return Format(header | {"algorithm": algorithm, "wire": " ".join(map(str, names))}, buffers)
 
     def _make_life(self) -> Identity:
-        """Makes the identity of a new life, which begins without local updates."""
+        """Makes the identity of this node for a new life, which begins without local updates."""
         self._moved = self._make_moved()
         identity = Identity(self.place, secrets.token_hex(8), self.address)
         self._journal.begin_life(identity)
@@ -168,12 +168,12 @@ class Node:
 
     @property
     def steps(self) -> int:
-        """The local steps that all lives of this place have made with its data, as far as known."""
+        """The local steps of this place, those before restarts included, as far as known."""
         return self._participant.members.own_steps
 
     @property
     def total_steps(self) -> int:
-        """The local steps of all lives of all nodes, as far as this node knows."""
+        """The local steps of all places, those before restarts included, as far as known."""
         with self._service.lock:
             return sum(self._participant.members.steps.values())
 
@@ -256,7 +256,7 @@ class Node:
         return aux
 
     def _begin(self) -> tuple[Mass, Any, str]:
-        """Waits until the node holds mass; returns it, the local updates, and the life of both."""
+        """Waits until the node holds mass; returns it, the local updates, and the node's life."""
         while True:
             self.wait_for_mass()
             launch.advance(self._steps)

@@ -55,18 +55,18 @@ class Participant:
 
     @property
     def life(self) -> str:
-        """The life of this node. A node that was declared dead begins another one."""
+        """The name of this node's life; a node that was declared dead begins another life."""
         return self.members.identity.life
 
     @property
     def may_change(self) -> bool:
-        """Whether this node holds mass that its own steps may still move."""
+        """Says whether this node holds mass that its own steps may still move."""
         return not (self.founding.wants_mass or self.ending.is_finished)
 
     # What the training loop asks for.
 
     def all_are_ready(self, count: int) -> bool:
-        """Whether `count` nodes, with this one, are ready to begin, or another has begun."""
+        """Says whether `count` nodes, with this one, are ready to begin, or another has begun."""
         peers = self.members.peers.values()
         views = [peer.view for peer in peers if peer.view.is_ready]
         has_begun = any(self.members.steps.get(peer.identity.place) for peer in peers)
@@ -119,14 +119,14 @@ class Participant:
         return choose(reachable, self.members.identity, turn, seconds)
 
     def may_send(self, identity: Identity, is_share: bool) -> bool:
-        """Whether a node may be sent a share, or an ask: if no parcel is on its way to it."""
+        """Says whether a node may be sent a share, or an ask: if no parcel is on its way to it."""
         peer = self.members.peers.get(identity.life)  # None for this node itself
         if peer is None or peer.view.wants_mass or peer.view.is_finished:
             return False
         return self.post.is_free(peer) and (self._can_spare_share() or not is_share)
 
     def _can_spare_share(self) -> bool:
-        """Whether little enough of this node's mass is on its way for another share."""
+        """Says whether little enough of this node's mass is on its way for another share."""
         # A mass on its way gets no updates, and needs memory. So at most two thirds of what a node
         # has may be on their way.
         total = self._holder.total
@@ -283,7 +283,7 @@ class Participant:
         return change
 
     def _is_affordable(self, mine: Mass, weight: Any) -> bool:
-        """Whether enough of `mine` is left after an average with `weight`, and all pending asks.
+        """Says whether enough of `mine` is left after an average with `weight` and pending asks.
 
         An answer to an ask takes at most half of the mass that this node held when it asked.
         """
@@ -329,7 +329,7 @@ class Participant:
             self._holder.add(parcel.mass)
 
     def _learn(self, peer: Peer, view: View) -> None:
-        """Acts on a view: gives up the mass if this life is dead or must not go on, else learns."""
+        """Acts on a view: gives up the mass if this node is dead or must not go on, else learns."""
         made = self.members.own_steps
         self.members.learn(peer, view)
         self.ending.learn(peer, view)
@@ -358,7 +358,7 @@ class Participant:
     # Which nodes die, or leave.
 
     def _answer_the_dead(self, message: Message) -> None:
-        """Tells a life that this one has declared dead so; gives up if the other goes on."""
+        """Tells a node that this one has declared it dead; gives up if the other goes on."""
         sender = message.sender
         view = message.view or View()
         is_mutual = self.life in {life for _, life, _ in view.deaths}
@@ -380,14 +380,17 @@ class Participant:
             self._take_back(peer.parcel.message)
 
     def _bury_former_life(self, message: Message, address: str) -> None:
-        """Declares a life dead, because another life, at its address, says that it has begun."""
+        """Declares a former life of a node dead: at its address the node has begun another one."""
         peer = self.members.peers.get(message.text)
         if peer is not None and peer.identity.address == address:
             self._declare_dead(peer)
             self.ending.forget_final(peer.identity)
 
     def give_up(self, event: str = "give up", keeps: bool = True) -> None:
-        """Begins a new life without mass; `keeps` the old mass in reserve, if nobody gives any."""
+        """Begins a new life of this node, without mass.
+
+        `keeps` the old mass in reserve, in case that no other node gives any.
+        """
         mass = self._holder.take()
         self._journal(event, self.life, 0, mass)
         self.founding.want(mass if keeps else None)

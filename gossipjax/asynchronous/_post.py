@@ -40,7 +40,7 @@ class Post:
         self.outbox.append((peer.identity.address, message))
 
     def say(self, to: Identity, kind: str, **more: Any) -> None:
-        """Makes a message, and sends it to a life, also to one that this node does not hear."""
+        """Makes a message, and sends it to a node, even to one that this node does not hear."""
         more |= {"steps": self._members.own_steps}
         self.outbox.append((to.address, Message(kind, self._members.identity, to.life, **more)))
 
@@ -77,7 +77,7 @@ class Post:
         self.send(peer, message)
 
     def is_free(self, peer: Peer) -> bool:
-        """Whether a peer may be sent a parcel with a mass now."""
+        """Says whether a peer may be sent a parcel with a mass now."""
         return peer.parcel is None and not self.shuns(peer)
 
     def list_moving(self) -> list[Mass]:
@@ -96,7 +96,7 @@ class Post:
         return [one.mass for one in moving if one.kind == "share" and one.mass is not None]
 
     def shuns(self, peer: Peer) -> bool:
-        """Whether a peer gets no parcels for now, because the last ones did not reach it."""
+        """Says whether a peer gets no parcels for now, because the last ones did not reach it."""
         until, _ = self._shunned.get(peer.identity.address, (0.0, 0.0))
         is_stuck = peer.parcel is not None and peer.parcel.is_stuck
         return is_stuck or self._members.now < until

@@ -63,11 +63,11 @@ class Saves:
 
     @property
     def is_asked_to_end(self) -> bool:
-        """Whether this process has got SIGTERM, SIGINT or SIGHUP."""
+        """Says whether this process has got SIGTERM, SIGINT or SIGHUP."""
         return self.checkpoints is not None and self.checkpoints.is_preempted
 
     def is_due(self, steps: int) -> bool:
-        """Whether the node must save now: at every `every`-th step, or to end."""
+        """Says whether the node must save now: at every `every`-th step, or to end."""
         return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
 
     def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, rest: Any) -> None:

@@ -271,7 +271,7 @@ class Service:
     # Why nobody gives mass.
 
     def is_refused(self) -> bool:
-        """Whether waiting is useless: all known nodes have another secret, or another job."""
+        """Says whether waiting is useless: all known nodes have another secret, or another job."""
         if self._node.founding.may_go_on_alone or not self._node.members.contacts:
             return False
         return all(way_out in (FIT, COMPARE) for _, way_out in self._ask_all())

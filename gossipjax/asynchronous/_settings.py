@@ -81,7 +81,7 @@ class Settings:
 
 
 def may_connect(address: str, secret: str | None) -> bool:
-    """Whether a node may connect to an address, or listen there.
+    """Says whether a node may connect to an address, or listen there.
 
     Without a secret, it may only if no other machine can reach the address.
 

@@ -169,7 +169,7 @@ class Sockets:
         return None
 
     def _is_refused_at(self, numbers: str) -> bool | OSError:
-        """Whether the node at a numeric address refuses this secret, or why nobody listens there.
+        """Says whether the node at a numeric address refuses this secret, or why nobody listens.
 
         It tries with a connection of its own, so any thread may call it.
         """

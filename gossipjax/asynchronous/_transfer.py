@@ -77,7 +77,7 @@ class _Queue:
 
 @dataclasses.dataclass
 class _Arrival:
-    """A message that arrives from a life."""
+    """A message that arrives from another node, in one of its lives; see `Identity`."""
 
     number: int  # of the transfer
     buffer: np.ndarray | None  # None when the message is complete
@@ -136,7 +136,7 @@ class Transfers:
     ) -> tuple[str | None, list[Any] | None] | None:
         """Takes a piece of a message, or the acknowledgement of a piece.
 
-        Returns None for all other frames. Else returns the life that was heard by that, if it is
+        Returns None for all other frames. Else returns the life of the node that sent it, if it is
         known, and the frames of the message, if this was its last piece.
         """
         kind = bytes(frames[0][:1])
@@ -240,7 +240,7 @@ class Transfers:
         return [buffer.data[end - size : end] for end, size in zip(ends, lengths, strict=True)]
 
     def _has_room(self, size: int, life: str, now: float) -> bool:
-        """Whether there is memory for another message: for one of any size, or several small ones.
+        """Says whether there is memory for one more message of any size, or several small ones.
 
         A message that makes no progress does not count, because its sender may be a stranger, who
         could hold up all others by it.

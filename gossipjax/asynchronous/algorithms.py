@@ -50,7 +50,7 @@ class Algorithm:
 
 
 def sgp(*, graph: Graph = "exponential", seed: int = 0) -> Algorithm:
-    """Asynchronous stochastic gradient push: push-sum without a handshake.
+    """Makes asynchronous stochastic gradient push: push-sum without a handshake.
 
     At each of its steps a node makes its update `x <- x + w u(z)` with `z = x / w`. The node then
     adds the shares that have arrived meanwhile, and sends half of its `(x, w)` to one peer, which
@@ -82,7 +82,7 @@ def sgp(*, graph: Graph = "exponential", seed: int = 0) -> Algorithm:
 
 
 def adpsgd(*, graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
-    """Asynchronous decentralized parallel SGD: pairs of nodes average their models.
+    """Makes asynchronous decentralized parallel SGD: pairs of nodes average their models.
 
     After each of its updates a node sends a copy `s` of its `(x, w)` to a random peer, unless it
     still waits for an answer. The peer, which holds `t`, adds `c = (s - t) / 2` at once and sends c
@@ -118,7 +118,7 @@ def outer(
     graph: Graph = "random",
     seed: int = 0,
 ) -> Algorithm:
-    """Our asynchronous outer optimizer: nodes send shares rarely, and momentum travels with them.
+    """Makes our asynchronous outer optimizer: nodes rarely send shares; momentum travels, too.
 
     A node holds a numerator x, a weight w and a momentum m. After every H local steps (`H =
     every`), which together have moved its model by p, it makes an outer step with Nesterov's
