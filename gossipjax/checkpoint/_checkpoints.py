@@ -272,7 +272,7 @@ class Checkpoints:
 
     @meshes.apart_from_set_mesh
     def save(self, step: int, state: Any, metadata: dict[str, Any]) -> None:
-        """Begins to write a checkpoint, when the previous one is complete.
+        """Waits until the previous checkpoint is complete, then starts to write this one.
 
         Does nothing if this step was the last one saved or restored.
 

@@ -114,7 +114,7 @@ def _describe(spec: list[Any] | None) -> str:
 
 
 def is_on_all_processes(leaf: Any) -> bool:
-    """Whether an array is on devices of several processes, and not of this one alone."""
+    """Says whether an array is on devices of several processes, and not of this one alone."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is not None and not sharding.is_fully_addressable
 

@@ -74,7 +74,8 @@ def change_nodes(
 
     For each PRNG key, node j gets `jax.random.fold_in(key, j)` of node 0's key. A uint32 array
     `[..., 2]` or `[..., 4]` counts as raw keys if its path has a name with `key` or `rng` in it.
-    Only a part of `extra` whose rule is `"first"` is the same on all nodes, keys included.
+    After the resize, a part of `extra` whose rule is `"first"` is the same on all nodes, with its
+    PRNG keys; all other keys differ between nodes.
 
     Args:
       params: the parameters `[N, ...]`, NumPy arrays or JAX's, with all nodes in this process.
@@ -185,7 +186,7 @@ def _cast(leaf: Any, like: Any) -> Any:
 def _repeat(tree: Any, nodes: int) -> Any:
     """Repeats the state of one node, `[...]`, to `[M, ...]`: views of one array, but other keys.
 
-    A part whose rule is "first" is the same on all nodes, keys included.
+    A part of `extra` whose rule is "first" is the same on all nodes, with its PRNG keys.
     """
 
     def is_shared(part: Any) -> bool:
@@ -222,7 +223,11 @@ ON_RESIZE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, float]:
-    """Returns the model `z` in float64 and the sum of the weights, with all that is in flight."""
+    """Returns the model `z` in float64 and the sum of the weights, with all that is in flight.
+
+    Parameters and residuals are de-biased, so each counts with the weight of its node. Messages in
+    flight are numerators, which contain their weight already, so each counts once.
+    """
     part = gossiped(params, old)
     require_floats(part, "params")
     weights = np.ones(nodes) if old.weight is None else np.asarray(old.weight, np.float64)
@@ -310,7 +315,7 @@ def _count_nodes(tree: Any) -> int:
 
 
 def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
-    """Whether a leaf, after `leading` axes, contains PRNG keys; raw ones are known by name."""
+    """Says whether a leaf, after `leading` axes, contains PRNG keys; raw ones are known by name."""
     if is_key(leaf):
         return True
     has_form = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS

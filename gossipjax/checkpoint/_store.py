@@ -53,7 +53,7 @@ class DamagedError(Exception):
 
 
 class Restored(NamedTuple):
-    """What `Checkpoints.restore` returns: the step, the state, and the metadata saved with it.
+    """Has what `Checkpoints.restore` returns: the step, the state, and the metadata saved with it.
 
     >>> Restored(step=3, state={"w": 1.0}, metadata={"seed": 0}).metadata["seed"]
     0
@@ -185,7 +185,7 @@ class Folder:
                 holders.setdefault(key, set()).add(number)
 
         def is_complete(key: tuple[int, str]) -> bool:
-            """Whether all nodes of a save are there, or one of its processes saved again later."""
+            """Says whether a save has all its nodes, or one of its processes saved again later."""
             parts = [offers[number][key[0]] or {"whole": [], "size": 0} for number in holders[key]]
             nodes = {node for part in parts for node in part["whole"]}
             is_former = any(key[0] < max(offers[number]) for number in holders[key])
@@ -463,7 +463,8 @@ def _read_arrays(folder: AnyPath, leaves: list[Any]) -> list[Any]:
 def _read_together(read: Callable[[], Any], folder: AnyPath) -> Any:
     """Calls `read` in each process, again if the disk fails; returns what it has read.
 
-    If a process cannot read, all raise: `DamagedError` if that is why, else `OSError`.
+    If one process cannot read, all processes raise the same type of error, also those that could
+    read: `DamagedError` if every failure was a damaged checkpoint, else `OSError`.
     """
     item = None
     error: Exception | None = None
@@ -479,6 +480,7 @@ def _read_together(read: Callable[[], Any], folder: AnyPath) -> Any:
         time.sleep(delay)
     if all_processes(error is None):
         return item
+    # A process that could read votes True as well, so one failing disk makes all raise `OSError`.
     is_damaged = error is None or isinstance(error, DamagedError)
     if all_processes(is_damaged):
         raise error or DamagedError("another process cannot read it")

@@ -27,7 +27,7 @@ MakeTx = Callable[[dict[str, Any]], optax.GradientTransformation]
 
 
 class Preempted(SystemExit):
-    """SIGTERM asked the run to end, and its state is saved. The exit status is 143.
+    """Says that SIGTERM asked the run to end, and its state is saved. The exit status is 143.
 
     Attributes:
       step: the step of the newest complete checkpoint; None if no checkpoint could be written.
@@ -106,7 +106,7 @@ def _flatten(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _have_same_specs(one: Any, other: Any) -> bool:
-    """Whether two trees have the same structure, shapes and types."""
+    """Says whether two trees have the same structure, shapes and types."""
     specs = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (one, other))
     return jax.tree.structure(one) == jax.tree.structure(other) and operator.eq(*specs)
 
