@@ -64,7 +64,7 @@ def _map_buffers(apply: Callable[[jax.Array], jax.Array], tree: Any, axis_name: 
 
 
 def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
-    """The node average of every leaf, summed in float32 at least and returned in the leaf's type.
+    """Returns the node average of every leaf, in the leaf's type, summed in float32 at least.
 
     Values travel as `codec` rounds them. The codec must not need a key.
     """
@@ -80,7 +80,7 @@ def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
 def _mean_of_leaves(
     leaves: list[jax.Array], axis_name: str, codec: Codec | None
 ) -> list[jax.Array]:
-    """The node averages of flat leaves of one type, in one message, as `codec` rounds values."""
+    """Returns the node averages of flat leaves of one type, in one message, as `codec` rounds."""
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
 
@@ -95,7 +95,7 @@ def _mean_of_leaves(
 
 
 def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[jax.Array]:
-    """The node averages of flat leaves, of values that travel as `codec` rounds them.
+    """Returns the node averages of flat leaves, of values that travel as `codec` rounds them.
 
     Each of N nodes averages 1/N of the values, a row, in full precision, and all nodes gather these
     averages. So a value is rounded twice: before the sum, and before all nodes gather it.
@@ -110,7 +110,7 @@ def _narrow_mean(leaves: list[jax.Array], axis_name: str, codec: Codec) -> list[
 
 
 def clipped_node_mean(tree: Any, axis_name: str) -> Any:
-    """The node average, clipped to the range of the nodes' values.
+    """Returns the node average, clipped to the range of the nodes' values.
 
     If all nodes have the same value, the average is exactly this value; a rounded sum may miss it.
     """
@@ -149,7 +149,7 @@ def agree_on(tree: Any, axis_name: str) -> Any:
 
 
 def _digest(values: jax.Array) -> jax.Array:
-    """Two numbers, `int32[2]`, that almost surely tell apart arrays of different bits."""
+    """Returns two numbers, `int32[2]`, that almost surely tell apart arrays of different bits."""
     words = jax.lax.bitcast_convert_type(values, jnp.uint32)
     # Factors are odd, so that a sum always changes if a single word does.
     factors = [draw_words(make_seed_key(seed), 0, words.shape) | np.uint32(1) for seed in (0, 1)]
@@ -158,7 +158,7 @@ def _digest(values: jax.Array) -> jax.Array:
 
 
 def node_sum(tree: Any, wire: Wire) -> Any:
-    """The sum of every leaf over the nodes, float32 at least."""
+    """Returns the sum of every leaf over the nodes, float32 at least."""
     axis_size(wire.axis_name)
 
     def psum(part: jax.Array, wire: Wire) -> jax.Array:
@@ -171,12 +171,12 @@ def node_sum(tree: Any, wire: Wire) -> Any:
 
 
 def node_spread(x: jax.Array, axis_name: str) -> jax.Array:
-    """The largest value of all nodes minus the smallest, for each entry of `x`."""
+    """Returns the largest value of all nodes minus the smallest, for each entry of `x`."""
     return jax.lax.pmax(x, axis_name) - jax.lax.pmin(x, axis_name)
 
 
 def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
-    """The node mean of a vector `[L]`, in a form that runs during other computation.
+    """Returns the node mean of a vector `[L]`, in a form that runs during other computation.
 
     All nodes get the same bits. XLA for TPUs runs permutes during computation that does not need
     them, but an all-reduce blocks the computation. On TPUs the mean of up to 64 nodes is therefore
@@ -193,7 +193,7 @@ def mean_beside(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
-    """The node mean of a vector `[L]` along a ring; each node sends 2 (N - 1) / N of the vector.
+    """Returns the node mean of a vector `[L]`; nodes send 2 (N - 1) / N of it along a ring.
 
     Each of N parts goes around the ring twice: first to be summed, so that one node has its mean,
     and then as the mean, to all others. So all nodes get the same bits.
@@ -204,7 +204,7 @@ def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
     to_next = [(sender, (sender + 1) % nodes) for sender in range(nodes)]
 
     def row(hop: int) -> jax.Array:
-        """This node's values of the part that it holds after `hop` hops."""
+        """Returns this node's values of the part that it holds after `hop` hops."""
         return jax.lax.dynamic_index_in_dim(rows, (node - hop) % nodes, keepdims=False)
 
     part = row(0)
@@ -255,7 +255,7 @@ def mean_of_encoded(
 
 
 def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool = False) -> Any:
-    """The node average of every leaf, with the same bits on all nodes; float32 at least.
+    """Returns the node average of every leaf, with the same bits on all nodes; float32 at least.
 
     Nodes send one message per type, and each device of a node sends its share. What a codec leaves
     out is lost. With `is_beside` the average can run during other computation; see `mean_beside`.
@@ -280,7 +280,7 @@ def _mean_of_encoded(
     key: jax.Array | None,
     mean_over: MeanOver = "nodes",
 ) -> tuple[jax.Array, jax.Array]:
-    """`mean_of_encoded` of a flat array `x`."""
+    """Computes `mean_of_encoded` for a flat array `x`."""
     nodes = axis_size(axis_name)
     if nodes == 1 or x.size <= nodes:
         return node_mean(x, axis_name), jnp.zeros_like(x)
@@ -292,7 +292,7 @@ def _mean_of_encoded(
 def _mean_of_sparse(
     x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None, mean_over: MeanOver
 ) -> tuple[jax.Array, jax.Array]:
-    """`_mean_of_encoded` by messages that each node gathers from all nodes and decodes."""
+    """Computes `_mean_of_encoded`: each node gathers the messages of all, and decodes them."""
     words = encode_array(x, codec, key)
     error = x - decode_array(words, codec, x)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -312,7 +312,7 @@ def _mean_of_sparse(
 def _mean_of_dense(
     x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """`_mean_of_encoded` by messages of 1/N of the values, a row, that one node each averages."""
+    """Computes `_mean_of_encoded`: each node averages 1/N of the values, a row."""
     nodes = axis_size(axis_name)
     row = jax.ShapeDtypeStruct((-(-x.size // nodes),), x.dtype)
     words = encode_rows([x], nodes, codec, fold_in(key, 0))
@@ -382,7 +382,7 @@ def straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) ->
 
 
 def buffer_mean(buffer: jax.Array, wire: Wire) -> jax.Array:
-    """The node average of a flat buffer in full precision."""
+    """Returns the node average of a flat buffer in full precision."""
 
     def pmean(part: jax.Array, wire: Wire) -> jax.Array:
         return as_varying(jax.lax.pmean(part, wire.axis_name), wire.axis_name)
@@ -391,7 +391,7 @@ def buffer_mean(buffer: jax.Array, wire: Wire) -> jax.Array:
 
 
 def mean_of_others(sent: jax.Array, axis_name: str) -> jax.Array:
-    """`(sum_j sent_j - sent_i) / (N - 1)`: what node i gets in a round in which all average.
+    """Returns `(sum_j sent_j - sent_i) / (N - 1)`: what node i gets if all nodes average.
 
     Each node j has split off `sent_j`, and sends an equal share of it to every other node.
     """
@@ -400,7 +400,7 @@ def mean_of_others(sent: jax.Array, axis_name: str) -> jax.Array:
 
 
 def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.Array:
-    """`mean_of_others` in messages that a codec rounds, by the traffic of one all-reduce.
+    """Computes `mean_of_others` from rounded messages, by the traffic of one all-reduce.
 
     Every node sums 1/N of the buffer and replies to each node. The sender keeps the rounding errors
     of its message. The rounding error of a reply goes into the reply to the next node, and the

@@ -24,7 +24,7 @@ SMALL_LEAF = 2**14  # values
 
 
 def accumulation_dtype(dtype: DTypeLike) -> np.dtype:
-    """The type in which values of `dtype` are mixed: float32 at least."""
+    """Returns the type in which values of `dtype` are mixed: float32 at least."""
     is_float = jnp.issubdtype(dtype, jnp.floating)
     return np.promote_types(dtype, np.float32) if is_float else np.dtype(np.float32)
 
@@ -40,7 +40,7 @@ def cast_like(tree: Any, like: Any) -> Any:
 
 
 def dtype_of(leaf: Any) -> Any:
-    """The type of an array or a number; None for anything else, such as "float32" or `jnp.int8`."""
+    """Returns the type of an array or a number; None for all else, as "float32" or `jnp.int8`."""
     if isinstance(leaf, str | bytes | type | np.dtype):
         return None
     try:
@@ -100,7 +100,7 @@ class Layout:
         return [sum(sizes) for sizes in self._leaf_sizes()]
 
     def _leaf_sizes(self) -> list[list[int]]:
-        """The number of values of each leaf of each buffer."""
+        """Returns the number of values of each leaf of each buffer."""
         return [[int(np.prod(self._shapes[i])) for i in group] for _, group in self._groups]
 
     def pack(self, tree: Any) -> list[jax.Array]:
@@ -190,7 +190,7 @@ def pack_u16_pairs(words: jax.Array) -> jax.Array:
 
 
 def unpack_u16_pairs(pairs: jax.Array, like: jax.Array) -> jax.Array:
-    """Inverse of `pack_u16_pairs`; `like` is an array like the unpacked words."""
+    """Unpacks what `pack_u16_pairs` packed; `like` is an array like the unpacked words."""
     if like.dtype.itemsize > 2:
         return pairs
     return jnp.concatenate([pairs, pairs >> 16]).astype(like.dtype)[: like.size]

@@ -54,12 +54,12 @@ class NodeSlot(NamedTuple):
 
     @property
     def senders(self) -> np.ndarray:
-        """`[R, N]`, the sender of each receiver."""
+        """The sender of each receiver, `[R, N]`."""
         return np.argsort(self.receivers, axis=1)
 
     @property
     def received_weights(self) -> np.ndarray:
-        """`[R, N]`, the weights by receiver."""
+        """The weights by receiver, `[R, N]`."""
         return np.take_along_axis(self.weights, self.senders, axis=1)
 
 
@@ -91,7 +91,7 @@ class NodeRound:
         return _stack_slots(self._rounds)[1]
 
     def select(self, values: np.ndarray, dtype: DTypeLike, slot: Any = None) -> Any:
-        """The entry of a table `[R, N]` for this round and this node; a constant if all are equal.
+        """Returns a table's entry `[R, N]` for this round and node; a constant if all are equal.
 
         If you give the number of a slot, which may be traced, the table is `[K, R, N]`.
         """
@@ -104,7 +104,7 @@ class NodeRound:
         return entry.reshape(())
 
     def select_round(self, values: np.ndarray) -> Any:
-        """The entry of booleans `[R]` for this round; a constant if all are equal."""
+        """Returns the entry of booleans `[R]` for this round; a constant if all are equal."""
         if (values == values[0]).all():
             return values[0]
         return jnp.asarray(values)[self._index]
@@ -236,12 +236,12 @@ def exchange_slots(
 
 
 def _or_zeros(is_wanted: Any, x: jax.Array) -> jax.Array:
-    """`x`, or true zeros instead, also where `x` is NaN or infinite."""
+    """Returns `x`, or zeros instead, also where `x` is NaN or infinite."""
     return jnp.where(is_wanted, x, jnp.zeros_like(x))
 
 
 def _divides_exactly(shares: np.ndarray) -> bool:
-    """Whether leaves divide into shares `[K, N]` without rounding: into halves, quarters, ...
+    """Says whether leaves divide into shares `[K, N]` without rounding: into halves, quarters, ...
 
     The K shares of a node must add up to 1, or to 0 if the node sends nothing.
     """
@@ -303,7 +303,7 @@ def permute(
 
 
 def pairs_add_up() -> bool:
-    """Whether two nodes exchange by a sum of their values, of which each subtracts its own.
+    """Says whether two nodes exchange by a sum of their values, of which each subtracts its own.
 
     Gloo, through which CPUs exchange over processes, runs the two permutes of a pair one after the
     other over one connection. A sum over the pair uses both directions at once, in half the time.
@@ -371,7 +371,7 @@ def exchange_along(tree: Any, receivers: np.ndarray, is_message: np.ndarray, wir
 
 
 def axis_size(axis_name: str) -> int:
-    """The number of nodes on `axis_name`; raises `ValueError` if no such axis is bound."""
+    """Returns the number of nodes on `axis_name`; raises `ValueError` if no such axis is bound."""
     try:
         return jax.lax.axis_size(axis_name)
     except NameError:
@@ -383,28 +383,28 @@ def axis_size(axis_name: str) -> int:
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """The axes over which `x` varies by its type, which only check_vma=True records."""
+    """Returns the axes over which `x` may differ; JAX records them only with check_vma=True."""
     return jax.typeof(x).manual_axis_type.varying
 
 
 def varies(x: jax.Array, axis_name: str) -> bool:
-    """Whether `x` may differ over the axis: unless its type, under check_vma=True, denies it."""
+    """Says whether `x` may differ over the axis: only its type, under check_vma, can deny it."""
     types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
     return not types_known or axis_name in varying_axes(x)
 
 
 def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
-    """`x` typed as a value that differs between nodes, so that all rounds have the same types."""
+    """Returns `x`, typed as differing between nodes, so that all rounds have the same types."""
     return x if varies(x, axis_name) else jax.lax.pcast(x, axis_name, to="varying")
 
 
 def vary(tree: Any, axis_name: str) -> Any:
-    """The leaves, typed as values that differ between nodes."""
+    """Returns the leaves, typed as values that differ between nodes."""
     return jax.tree.map(lambda leaf: as_varying(jnp.asarray(leaf), axis_name), tree)
 
 
 def vary_where_mapped(tree: Any, axis_name: str) -> Any:
-    """`vary` if the axis is bound; else it returns `tree`, as for a state that is made outside."""
+    """Calls `vary` if the axis is bound; else returns `tree`, as for a state made outside."""
     try:
         axis_size(axis_name)
     except ValueError:
@@ -430,7 +430,7 @@ def require_step(step: Any, axis_name: str) -> None:
 
 
 def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> StepLike:
-    """`step`, or, if it is None, the maximum of `count` over the nodes.
+    """Returns `step` or, if it is None, the maximum of `count` over the nodes.
 
     Raises:
       ValueError: if the axis is missing, or `step` is not an integer that is the same on every
@@ -444,14 +444,14 @@ def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> Ste
 
 
 def select_for_node(values: np.ndarray, dtype: DTypeLike, axis_name: str) -> Any:
-    """This node's entry of `values` `[N, ...]`; a constant if all nodes have the same."""
+    """Returns this node's entry of `values` `[N, ...]`; a constant if all nodes have the same."""
     if (values == values[0]).all():
         return np.asarray(values[0], dtype)
     return jnp.asarray(values, dtype)[jax.lax.axis_index(axis_name)]
 
 
 def is_simulated(axis_name: str) -> bool:
-    """Whether the axis is an axis of `vmap`, so that nothing travels and permutations must be full.
+    """Says whether `vmap` maps the axis, so that nothing travels and permutations must be full.
 
     The mesh tells, whose manual axes are those of `shard_map` and `pmap`. To try a collective and
     catch its error fails in a branch of a switch or a nested jit, which JAX maps later.
@@ -477,7 +477,7 @@ def copy_for_leaves(scalar: jax.Array | np.ndarray, tree: Any, axis_name: str) -
 
 
 def travels_by_leaf(wire: Wire) -> bool:
-    """Whether leaves are exchanged one by one, as for simulated nodes, where nothing travels.
+    """Says whether leaves are exchanged one by one, as for simulated nodes, where nothing travels.
 
     For them, one message for all leaves would be two copies of the model, and would block fusions.
     """

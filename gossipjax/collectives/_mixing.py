@@ -88,7 +88,7 @@ def mix(
     key: Any = None,
     specs: Any = None,
 ) -> tuple[Any, Any]:
-    """One push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
+    """Makes one push-sum exchange of any pytree: `x <- P x`, `w <- P w`.
 
     You give numerators and get numerators; the estimate of the average is `x / w`. To mix a
     de-biased statistic `s`, call `x, w = mix(w * s, w, ...)`. The sender keeps the rounding error
@@ -147,7 +147,7 @@ def mix(
         weight = jnp.asarray(weight, accumulation_dtype(getattr(weight, "dtype", np.float32)))
 
     def mix_at(step: StepLike, x: Any, key: Any) -> Any:
-        """The pair of weight and tree after the round of `step`."""
+        """Returns the pair of weight and tree after the round of `step`."""
         return at_round(lambda round_, x: _mix(x, round_, route, key), schedule, step, axis_name, x)
 
     # The weight travels inside the message of its type: one message per peer and round.
@@ -191,7 +191,7 @@ def deliver(
 
 
 def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
-    """`deliver` in one round, in a message per type.
+    """Runs `deliver` for one round, in one message per type.
 
     With any codec the derivative is the derivative of the exchange in full precision.
     """
@@ -226,9 +226,10 @@ def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) ->
 
 
 def _is_average(round_: NodeRound, is_narrow: bool) -> bool:
-    """Whether a round is computed as an average over all nodes, and not by a message per peer.
+    """Says whether a round is computed as an average over all nodes, and not by a message per peer.
 
-    All nodes then average, and this takes less traffic, unless two nodes exchange rounded messages.
+    In such a round all nodes average. An average takes less traffic than a message per peer, unless
+    two nodes exchange rounded messages.
     """
     return round_.is_uniform and (round_.size > 2 or not is_narrow)
 
@@ -236,7 +237,7 @@ def _is_average(round_: NodeRound, is_narrow: bool) -> bool:
 def _deliver_buffer(
     sent: jax.Array, round_: NodeRound, wire: Wire, key: jax.Array | None
 ) -> jax.Array:
-    """`_deliver` of a flat buffer, of which each device of a node delivers its part."""
+    """Delivers a flat buffer; each device of a node delivers its part of it."""
     if not sent.size:
         return sent
     key = fold_in_node(key, wire)
@@ -252,7 +253,7 @@ def _deliver_buffer(
 
 
 def _deliver_in_full(sent: jax.Array, round_: NodeRound, wire: Wire) -> jax.Array:
-    """`_deliver` of a flat buffer in full precision."""
+    """Delivers a flat buffer in full precision."""
     if round_.is_uniform:
         return mean_of_others(sent, wire.axis_name)
     return exchange_slots([sent], None, round_, wire._replace(codec=None))[0]
@@ -261,7 +262,7 @@ def _deliver_in_full(sent: jax.Array, round_: NodeRound, wire: Wire) -> jax.Arra
 def _deliver_rounded(
     sent: jax.Array, key: jax.Array | None, round_: NodeRound, wire: Wire
 ) -> jax.Array:
-    """`_deliver` of a flat buffer as the codec rounds it, but of its first value in full precision.
+    """Delivers a flat buffer as the codec rounds it, but its first value in full precision.
 
     The first value may be the push-sum weight, whose rounding would move the whole model.
     """
@@ -352,7 +353,7 @@ def cond(
     if_false: Callable[..., Any],
     *operands: Any,
 ) -> Any:
-    """`lax.cond`, of which only one branch is traced if `predicate` is a known bool."""
+    """Calls `lax.cond`, but traces only one branch if `predicate` is a known bool."""
     if isinstance(predicate, bool | np.bool_):
         return (if_true if predicate else if_false)(*operands)
     return jax.lax.cond(predicate, if_true, if_false, *operands)
@@ -374,7 +375,7 @@ def change_if(
 
 
 def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
-    """The number of the distinct round of `step`: `schedule.index_at`, also for a traced step."""
+    """Returns the number of the round of `step`: `schedule.index_at`, also of a traced step."""
     if isinstance(step, int | np.integer):
         return schedule.index_at(int(step))
     starts = np.array([s.start for s in schedule.segments], np.int32)

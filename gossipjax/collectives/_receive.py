@@ -96,7 +96,7 @@ def receive(
 def _receive(
     round_: NodeRound, tree: Any, wire: Wire, key: jax.Array | None, slots: int
 ) -> Received:
-    """`receive` in one round, filled up to `slots` slots, as all rounds must give equal shapes."""
+    """Runs `receive` for one round, filled up to `slots` slots: all rounds then have one shape."""
     # In a filler each node sends to itself, with weight 0.
     filler = NodeSlot(*np.broadcast_arrays(np.arange(round_.size), np.zeros((1, round_.size))))
     filled = [*round_.slots, *[filler] * (slots - len(round_.slots))]
