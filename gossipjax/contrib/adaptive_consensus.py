@@ -10,7 +10,7 @@ import optax
 def adaptive_consensus(
     rate: optax.Schedule, *, start: int = 0, power: float = 3.0, minimum: float = 0.0
 ) -> optax.Schedule:
-    """The strength of DSGD-AC: the lower the learning rate, the less nodes agree.
+    """Returns the strength of DSGD-AC: the lower the learning rate, the less nodes agree.
 
     Before update `start` the strength is 1. Later, after `k` updates, the strength is `c(k)`, but
     at most 1:
@@ -46,7 +46,7 @@ def adaptive_consensus(
         )
 
     def strength(count: jax.typing.ArrayLike) -> jax.Array:
-        """`(1 - minimum) (rate / highest)^power + minimum` at update `count`; 1 in a warm-up."""
+        """Returns `(1 - minimum) (rate / highest)^power + minimum`; 1 in a warm-up."""
         count = jnp.asarray(count)
         share = jnp.minimum(jnp.asarray(rate(count)) / highest, 1.0)
         return jnp.where(count < start, 1.0, (1 - minimum) * share**power + minimum)

@@ -61,7 +61,7 @@ def d2(schedule: Schedule, *, axis_name: str = "nodes") -> optax.GradientTransfo
     averages_all = schedule.round_at(0).is_uniform
 
     def combine(x: Any, u: Any, node: Node) -> tuple[Any, dict[str, Any]]:
-        """`x' = W (x + u + c)`; the new correction `c` is what mixing changed, `x' - x - u`."""
+        """Computes `x' = W (y + c)` with `y = x + u`; the new correction is `x' - y`."""
         y = optax.tree.add(x, u)
         # In an average over all nodes the corrections cancel, but their rounding would add up.
         mixed = node.mix(y if averages_all else optax.tree.add(y, node.kept["correction"]))

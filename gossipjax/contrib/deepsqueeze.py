@@ -34,9 +34,9 @@ def deepsqueeze(
         y = x + u;    v = y + e;    q = C(v);    e <- v - q
         x <- y + gamma (sum_j P_ij q_j - q)
 
-    Nodes send models, while in `gx.choco` they send differences. DeepSqueeze needs one copy of the
-    model less, and works with any doubly stochastic schedule. But the noise of the codec does not
-    vanish as the nodes agree.
+    Nodes send models, while in `gx.choco` they send differences. DeepSqueeze keeps one
+    copy of the model less than `gx.choco`, and works with any doubly stochastic schedule. But the
+    noise of the codec does not vanish as the nodes agree.
 
     Args:
       schedule: a doubly stochastic schedule.

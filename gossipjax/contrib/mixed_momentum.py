@@ -51,7 +51,7 @@ def mixed_momentum(
     require_doubly_stochastic(schedule, "mixed_momentum")
 
     def combine(x: Any, g: Any, node: Node) -> tuple[Any, dict[str, Any]]:
-        """`m = momentum m + g`; the model after the step, and `m`, are mixed in one message."""
+        """Computes `m = momentum m + g`, steps, and mixes the model and `m` in one message."""
         m = add_scaled(g, momentum, node.kept["momentum"])
         d = add_scaled(g, momentum, m) if nesterov else m
         x, m = node.mix((add_scaled(x, -node.rate, d), m))

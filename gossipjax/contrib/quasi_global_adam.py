@@ -69,7 +69,7 @@ def quasi_global_adam(
         t = (node.count + 1).astype(jnp.float32)
 
         def divide(m: jax.Array, v: jax.Array) -> jax.Array:
-            """Adam's direction from both moments, with the bias correction of update `t`."""
+            """Returns Adam's direction from both moments, with the bias correction of update t."""
             return m / (1 - b1**t) / (jnp.sqrt(v / (1 - b2**t)) + eps)
 
         local_mean = add_scaled(optax.tree.scale(weight, g), b1, mean)

@@ -68,7 +68,7 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
     plan = ExchangePlan(from_graph(tree, weights="metropolis"), wire=wire, moves_by_zeros=True)
 
     def init(params: optax.Params) -> GossipState:
-        """A message of count 0 from each neighbour: nothing has arrived yet."""
+        """Returns a message of count 0 from each neighbour: nothing has arrived yet."""
         state = init_state(params, plan, push_sum=True)
         empty = PushSum(jnp.zeros_like(state.weight), zeros_like_model(params))
         messages = tuple(jax.tree.map(jnp.copy, empty) for _ in pairs)
@@ -87,7 +87,7 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
         count, total = functools.reduce(optax.tree.add, arrived)
 
         def average(own: jax.Array, others: jax.Array) -> jax.Array:
-            """The mean of N models: `own` stands for each that has not arrived yet."""
+            """Returns the mean of N models: `own` stands for each that has not arrived yet."""
             return (own * (size - count).astype(own.dtype) + others) / size
 
         return Combined(jax.tree.map(average, y, total), state.keep(messages=arrived))
@@ -96,7 +96,7 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
 
 
 def _relay(y: Any, received: Messages) -> Messages:
-    """The next message to each neighbour: this node's model `y`, and what all others have sent."""
+    """Returns the next message to each neighbour: `y`, and what all other neighbours have sent."""
     one = PushSum(jnp.ones_like(received[0].weight), y)
     # Sums of the messages before and behind each neighbour, because a subtraction would round.
     before = list(itertools.accumulate(received[:-1], optax.tree.add, initial=one))
@@ -105,7 +105,7 @@ def _relay(y: Any, received: Messages) -> Messages:
 
 
 def pair_neighbors(tree: Any) -> np.ndarray:
-    """The edges of a tree of nodes `0, ..., N - 1` as K pairings, `[K, N]`.
+    """Returns the edges of a tree of nodes `0, ..., N - 1` as K pairings, `[K, N]`.
 
     In pairing `k`, node `i` is paired with its neighbour `pairs[k, i]`, or with itself if it has
     no partner. Each edge is in one pairing; K is the largest degree.

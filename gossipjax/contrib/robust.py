@@ -104,7 +104,7 @@ class _Pull(abc.ABC):
 
     @abc.abstractmethod
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
-        """The strengths of K messages, from their distances `|y_j - y|` and their weights."""
+        """Returns the strengths of K messages, from their distances `|y_j - y|` and weights."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ClippedGossip(_Pull):
             )
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
-        """The weights, smaller for messages that are farther away than the radius."""
+        """Returns the weights, smaller for messages that are farther away than the radius."""
         radius: Any = self.radius
         if self.liar_weight is not None:
             kept = _keep_nearest(distances, weights, self.liar_weight)
@@ -175,7 +175,7 @@ class ClippedSum(_Pull):
     liar_weight: float
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
-        """The weights, smaller for messages beyond a radius that an honest neighbour sets."""
+        """Returns the weights, smaller beyond a radius that an honest neighbour sets."""
         is_near = _weigh_farther(distances, weights) >= 2 * self.liar_weight - TINY
         radius = jnp.max(jnp.where(is_near, distances, 0))
         return _clip(weights, distances, radius)
@@ -203,14 +203,14 @@ class NearestNeighbors(_Pull):
     liar_weight: float
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
-        """The weights of the nearest messages, in a mean with the node's own value."""
+        """Returns the weights of the nearest messages, in a mean with the node's own value."""
         kept = _keep_nearest(distances, weights, self.liar_weight)
         return kept / jnp.maximum(1 - weights.sum() + kept.sum(), TINY)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean:
-    """Of each coordinate, the plain mean without the `liars` smallest and the `liars` largest.
+    """Takes of each coordinate the plain mean without the `liars` smallest and largest values.
 
     A node's own value always counts. If there are not more messages than `2 liars`, a node keeps
     its own value.
@@ -239,7 +239,7 @@ class TrimmedMean:
         kept = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
 
         def average(x: Any, heard: jax.Array) -> jax.Array:
-            """The mean of a leaf `x [...]` and the middle ones of its K values `heard [K, ...]`."""
+            """Returns the mean of a leaf `x [...]` and the middle ones of its K values `heard`."""
             rank = _add_axes(jnp.arange(len(weights)), heard)
             is_kept = (rank >= self.liars) & (rank < count - self.liars)
             total = jnp.sum(jnp.where(is_kept, _sort_messages(heard, weights), 0), axis=0)
@@ -251,7 +251,7 @@ class TrimmedMean:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinateMedian:
-    """Of each coordinate, the median of a node's own value and the messages.
+    """Takes of each coordinate the median of a node's own value and the messages.
 
     References:
       Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, arXiv:1803.01498.
@@ -262,7 +262,7 @@ class CoordinateMedian:
     """
 
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
-        """The median of the node's `own` value and K `messages` `[K, ...]`, by coordinates."""
+        """Returns the median by coordinates of the node's `own` value and K `messages`."""
         del senders
         _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
         # The last weight is that of `own`; it is 0 in gx.outer, where only messages count.
@@ -270,7 +270,7 @@ class CoordinateMedian:
         last = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # the index of the largest value
 
         def average(x: Any, heard: jax.Array) -> jax.Array:
-            """The median of a leaf `x [...]` and its K values `heard [K, ...]`."""
+            """Returns the median of a leaf `x [...]` and its K values `heard [K, ...]`."""
             values = jnp.concatenate([heard, jnp.asarray(x, heard.dtype)[None]])
             ordered = _sort_messages(values, weights)
             return (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
@@ -279,7 +279,7 @@ class CoordinateMedian:
 
 
 def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-    """Differences `y_j - y` of K messages, their norms `[K]`, and the weights `[K]`.
+    """Returns the differences `y_j - y` of K messages, their norms `[K]`, and weights `[K]`.
 
     All three are 0 for a message that is missing or not finite.
     """
@@ -294,7 +294,7 @@ def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Arra
 
 
 def _norms(own: Any, messages: Any) -> jax.Array:
-    """`|y_j - y|` of K messages over all leaves, `[K]`, also of a model sharded inside a node."""
+    """Returns `|y_j - y|` of K messages over all leaves, `[K]`; also of a model that is sharded."""
     squares = jax.tree.map(
         lambda x, heard: jnp.sum(
             jnp.square(heard - jnp.asarray(x)[None]), axis=tuple(range(1, heard.ndim))
@@ -308,7 +308,7 @@ def _norms(own: Any, messages: Any) -> jax.Array:
 
 
 def _sum_scaled(strengths: jax.Array, differences: Any) -> Any:
-    """`sum_j c_j d_j`; not as a matrix product, which some chips round to 16 bits."""
+    """Returns `sum_j c_j d_j`; no matrix product, because some chips round these to 16 bits."""
     return jax.tree.map(
         lambda d: jnp.sum(_add_axes(strengths.astype(d.dtype), d) * d, axis=0), differences
     )
@@ -320,12 +320,12 @@ def _add_axes(values: jax.Array, heard: jax.Array) -> jax.Array:
 
 
 def _clip(weights: jax.Array, distances: jax.Array, radius: Any) -> jax.Array:
-    """`weights min(1, radius / distances)`: no message then pulls farther than the radius."""
+    """Returns `weights min(1, radius / distances)`: no message then pulls beyond the radius."""
     return weights * jnp.minimum(1, radius / jnp.where(distances > 0, distances, 1))
 
 
 def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:
-    """For each of K messages, the sum of the weights of all that are farther away, `[K]`.
+    """Sums, for each of K messages, the weights of all that are farther away, `[K]`.
 
     Of two at the same distance, the later one counts as farther.
     """
@@ -336,7 +336,7 @@ def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _keep_nearest(distances: jax.Array, weights: jax.Array, liar_weight: float) -> jax.Array:
-    """The weights after `liar_weight` was taken away from them, from the farthest message on."""
+    """Returns the weights after `liar_weight` was taken from them, from the farthest message on."""
     still_to_take = liar_weight - _weigh_farther(distances, weights)
     return weights - jnp.clip(still_to_take, 0, weights)
 

@@ -24,10 +24,10 @@ def sparta(
         x <- x + u;    x[S] <- sum_j P_ij x_j[S]
 
     In `T = ceil(1 / fraction)` updates every value is averaged once. A leaf of `n` values is cut
-    into `ceil(n / T)` groups of T neighbours. A slice contains one value of each group, at each
-    update the next one, and every T updates the groups start elsewhere. Every node draws the places
-    of a slice from the seed and the number of the update, so only the values travel: `1 / T` of the
-    model.
+    into `ceil(n / T)` groups of T consecutive values. A slice contains one value of each group, at
+    each update the next one. Every T updates a new first value is drawn for each group. Every node
+    draws the places of a slice from the seed and the number of the update, so only the values
+    travel: `1 / T` of the model.
 
     Args:
       schedule: a doubly stochastic schedule; for the exact average use `gx.topology.complete(n)`.
@@ -59,6 +59,7 @@ def sparta(
     def combine(x: Any, u: Any, node: Node) -> Any:
         """Adds the update, and mixes the slice of this update, the same on all nodes."""
         leaves, structure = jax.tree.flatten(optax.tree.add(x, u))
+        # `node.count` is the number of updates so far, the same on all nodes.
         slices = [
             draw_slice(leaf.size, period, seed, number, node.count)
             for number, leaf in enumerate(leaves)
@@ -70,7 +71,7 @@ def sparta(
 
 
 def draw_slice(size: int, period: int, seed: int, leaf: int, count: jax.Array) -> jax.Array:
-    """The indices in a flat leaf that update `count` averages: one in each group of `period`.
+    """Returns the indices in a flat leaf that update `count` averages: one per group of `period`.
 
     If the last group is short, its index can be `size` or larger, where the leaf has no value.
     """
@@ -84,11 +85,11 @@ def draw_slice(size: int, period: int, seed: int, leaf: int, count: jax.Array) -
 
 
 def _take_slice(leaf: jax.Array, indices: jax.Array) -> jax.Array:
-    """The values of a leaf at flat indices; 0 at an index beyond its end."""
+    """Returns the values of a leaf at flat indices; 0 at an index beyond its end."""
     return leaf.ravel().at[indices].get(mode="fill", fill_value=0, unique_indices=True)
 
 
 def _put_slice(leaf: jax.Array, indices: jax.Array, values: jax.Array) -> jax.Array:
-    """The leaf with new values at flat indices; an index beyond its end is left out."""
+    """Returns the leaf with new values at flat indices; an index beyond its end is left out."""
     flat = leaf.ravel().at[indices].set(values, mode="drop", unique_indices=True)
     return flat.reshape(leaf.shape)
