@@ -109,7 +109,7 @@ class Exchange(plan.Exchange):
         return 32.0 if self.wire is None else 8 * self.wire.count_bytes(SAMPLE_SIZE) / SAMPLE_SIZE
 
     def happens_at(self, step: int) -> bool:
-        """Whether the nodes begin an exchange at the end of `step`."""
+        """Says whether the nodes begin an exchange at the end of `step`."""
         return step % self.every == self.phase
 
     def round_at(self, step: int) -> Round | None:
@@ -117,7 +117,7 @@ class Exchange(plan.Exchange):
         return self.round_of(step // self.every) if self.happens_at(step) else None
 
     def is_collective_at(self, step: int) -> bool:
-        """Whether all nodes exchange by an all-reduce, or with a server, at `step`."""
+        """Says whether all nodes exchange by an all-reduce, or with a server, at `step`."""
         round_ = self.round_at(step)
         if round_ is not None:  # the exact average of more than two nodes is a ring's all-reduce
             return round_.is_uniform and round_.size > 2
@@ -193,7 +193,7 @@ class Exchange(plan.Exchange):
 
     @property
     def _collective_kind(self) -> Kind:
-        """How all nodes average at once: by `kind`, or on a ring if they gossip or gather."""
+        """The way in which all nodes average at once: `kind`, or a ring to gossip or gather."""
         return self.kind if self.schedule is None and not self.gathers else "ring"
 
     @property

@@ -46,7 +46,7 @@ class Method:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether nodes go on without waiting for messages."""
+        """Says whether nodes go on without waiting for messages."""
         return any(exchange.awaits != "peers" for exchange in self.exchanges)
 
     @property
