@@ -27,7 +27,7 @@ def apply_if_finite(
     max_consecutive_errors: int = 5,
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.apply_if_finite` for several nodes: if one node's updates are not finite, all skip.
+    """Applies `optax.apply_if_finite` to several nodes: if one's updates are not finite, all skip.
 
     With optax's own version each node decides by itself. Around a gossip transform, nodes would
     then take different branches of a conditional with an exchange in it: on a mesh of devices they
@@ -125,7 +125,7 @@ def _update_if(
 
 
 def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> jax.Array:
-    """Whether the updates of all nodes are finite; every device gets the same answer."""
+    """Says whether the updates of all nodes are finite; every device gets the same answer."""
     axis_size(axis_name)
     are_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
     failures = jnp.logical_not(jnp.all(jnp.array(are_finite))).astype(jnp.float32)

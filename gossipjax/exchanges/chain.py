@@ -57,7 +57,7 @@ def find_exchanging(tree: Any) -> list[Any]:
 
 
 def find_exchange(opt_state: optax.OptState) -> Any:
-    """The state of a chain that exchanges models, with all that it wraps; None if none does."""
+    """Returns the state in a chain that exchanges models, with all it wraps; None if none does."""
     found = find_parts(opt_state, Exchanging)
     return next((state for state in found if state.mixes_models), None)
 
@@ -188,7 +188,7 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
 
 
 def _find_optimizer(parts: list[Any], passes: tuple[type, ...]) -> str:
-    """The name of the first state that proves an optimizer; "" if none does.
+    """Returns the name of the first state that proves an optimizer; "" if none does.
 
     States of the kinds `passes` prove nothing, and neither do states inside of them.
     """
@@ -217,18 +217,18 @@ def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
 
 
 def _is_chain(tree: Any) -> bool:
-    """Whether this is the state of `optax.chain`, or of `optax.named_chain`."""
+    """Says whether this is the state of `optax.chain`, or of `optax.named_chain`."""
     return type(tree) in (tuple, OrderedDict)
 
 
 def _flatten_chain(tree: Any) -> list[Any]:
-    """The states of all parts of a chain, in their order, and of the chains inside of it."""
+    """Returns the states of all parts of a chain, in order, and of the chains inside of it."""
     parts = tree.values() if isinstance(tree, OrderedDict) else tree
     return [x for part in parts for x in (_flatten_chain(part) if _is_chain(part) else [part])]
 
 
 def wire_of_first_average(opt_state: optax.OptState, axis_name: str) -> Wire | None:
-    """The wire of the `gx.allreduce` over the nodes with which a chain begins.
+    """Returns the wire of the `gx.allreduce` over the nodes with which a chain begins.
 
     None if a chain begins with something else, or if this average keeps an error. Gradients can
     then not be averaged leaf by leaf before the chain gets them.
@@ -261,7 +261,7 @@ def step_plan(opt_state: optax.OptState) -> Plan:
 # are static data of the structure, which is a key: its leaves may be anything.
 @functools.lru_cache(256)
 def _plan_of(structure: Any) -> Plan:
-    """`step_plan` for a state of this structure."""
+    """Returns the `step_plan` of a state of this structure."""
     opt_state = jax.tree.unflatten(structure, [0] * structure.num_leaves)
     gossip_state(opt_state)  # raises if there are several
     require_order(opt_state)
@@ -323,7 +323,7 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
 
 
 def canonical_steps(opt_state: optax.OptState) -> list[int]:
-    """All values of `canonical_step`, one for each program that a training loop compiles.
+    """Returns all values of `canonical_step`, one for each program that a training loop compiles.
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> gx.canonical_steps(gx.osgp(gx.topology.one_peer_exponential(4)).init(jnp.zeros(3)))
@@ -382,7 +382,7 @@ def exchange(
     axis_name: str | None = None,
     params: optax.Params | None = None,
 ) -> Any:
-    """The first half of an update: an exchange that needs nothing that the step computes.
+    """Returns the first half of an update: an exchange that needs nothing that the step computes.
 
     - Under overlap (`osgp`) the exchange delivers messages that nodes sent before this step.
     - For algorithms that combine while they adapt (`dpsgd`, `adpsgd`, `sgp` in that order) the

@@ -27,18 +27,18 @@ class Piece(NamedTuple):
     stop: int
 
     def _view(self, leaf: Any) -> Any:
-        """The leaf with the axis split in two: rows, and `columns` entries in each."""
+        """Returns the leaf with the axis split in two: rows, and `columns` entries in each."""
         shape = list(leaf.shape)
         shape[self.axis : self.axis + 1] = [shape[self.axis] // self.columns, self.columns]
         return leaf.reshape(shape)
 
     def take(self, leaf: Any) -> jax.Array:
-        """The piece of the leaf, with as many axes as the leaf."""
+        """Returns the piece of the leaf, with as many axes as the leaf."""
         part = jax.lax.slice_in_dim(self._view(leaf), self.start, self.stop, axis=self.axis + 1)
         return part.reshape(*leaf.shape[: self.axis], -1, *leaf.shape[self.axis + 1 :])
 
     def put(self, leaf: Any, part: Any) -> jax.Array:
-        """The leaf with the piece replaced by `part`."""
+        """Returns the leaf with the piece replaced by `part`."""
         part = self._replace(columns=self.stop - self.start)._view(part)  # rows of the piece
         view = self._view(leaf)
         view = jax.lax.dynamic_update_slice_in_dim(view, part, self.start, self.axis + 1)
@@ -123,7 +123,7 @@ class LayerFragments:
         return [dict(sorted(fragment.items())) for fragment in fragments]
 
     def _axis_of_leaves(self, tree: Any) -> dict[int, int]:
-        """The axis of each stacked leaf, by the number of the leaf."""
+        """Returns the axis of each stacked leaf, by the number of the leaf."""
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         if isinstance(self.axes, str):
             axes = _named_axes(tree, self.axes)
@@ -146,7 +146,7 @@ class LayerFragments:
         return found
 
     def _count_groups(self, layers: set[int]) -> int:
-        """The number of fragments that get layers; `layers` are the sizes of the stacked axes.
+        """Returns the number of fragments that get layers; `layers` are the stacked axes' sizes.
 
         It divides the number of layers. Raises `ValueError` if more than one fragment gets none.
         """
@@ -169,7 +169,7 @@ class LayerFragments:
 
 
 def _named_axes(tree: Any, name: str) -> list[int | None]:
-    """For each leaf, the number of the axis that flax's annotations call `name`, or None."""
+    """Returns for each leaf the number of the axis that flax's annotations call `name`, or None."""
     axes = []
     for part in jax.tree.leaves(tree, is_leaf=is_box):
         names = tuple(spec_of_box(part) or ()) if is_box(part) else ()
@@ -179,7 +179,7 @@ def _named_axes(tree: Any, name: str) -> list[int | None]:
 
 
 def _axis_of_path(path: Any, axes: tuple[tuple[Any, int | None], ...]) -> int | None:
-    """The axis that `axes` give the parameter at `path`, by its own path or a beginning of it."""
+    """Returns the axis that `axes` give the parameter at `path`, by its path or the start of it."""
     for prefix, axis in axes:
         if tuple(path[: len(prefix)]) == prefix:
             return axis
@@ -208,7 +208,7 @@ def _choose_columns(shape: tuple[int, ...], wanted: float) -> tuple[int, int]:
         return min(choices, key=lambda c: c[1], default=(int(np.argmax(shape)), max(shape)))
 
     def count_devices(choice: tuple[int, int]) -> int:
-        """The largest power of two that divides the rows, which are sharded."""
+        """Returns the largest power of two that divides the rows, which are sharded."""
         axis, columns = choice
         rows = shape[axis] // columns
         return rows & -rows
@@ -217,13 +217,13 @@ def _choose_columns(shape: tuple[int, ...], wanted: float) -> tuple[int, int]:
 
 
 def _divisors(size: int) -> list[int]:
-    """All divisors of a number, the smallest first."""
+    """Returns all divisors of a number, the smallest first."""
     small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)})
 
 
 def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
-    """Fragments by layers, for `gx.outer`, of a model that scans over stacked layers.
+    """Makes fragments by layers, for `gx.outer`, of a model that scans over stacked layers.
 
     Layer `l` goes to fragment `l % count`, so the layers of a fragment are spread over the depth,
     as in Streaming DiLoCo. If `count` is one more than a divisor of the number of layers, the last

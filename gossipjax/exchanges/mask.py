@@ -31,13 +31,13 @@ def _is_masked(part: Any) -> bool:
 
 
 def make_mask(params: Any) -> Mask | None:
-    """The mask, if `optax.masked` left out some of the parameters; None if all are there."""
+    """Returns the mask, if `optax.masked` left out some of the parameters; else None."""
     parts = jax.tree.leaves(params, is_leaf=_is_masked)
     return Mask(jax.tree.structure(params)) if any(map(_is_masked, parts)) else None
 
 
 def gossiped(params: Any, state: Any) -> Any:
-    """The part of the user's parameters that the transform sees: all, if it is not masked.
+    """Returns the part of the user's parameters that the transform sees: all, if it is not masked.
 
     `state` is its `GossipState`. If the caller has already taken this part, the parameters are
     returned unchanged.

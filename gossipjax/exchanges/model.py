@@ -24,14 +24,14 @@ from gossipjax.wire import round_to
 
 
 def zeros_like_model(params: Any) -> Any:
-    """Zeros like the leaves, float32 at least; leaves may be `jax.ShapeDtypeStruct`s."""
+    """Makes zeros like leaves, float32 at least; leaves may be `jax.ShapeDtypeStruct`s."""
     return jax.tree.map(
         lambda leaf: jnp.zeros_like(leaf, dtype=accumulation_dtype(jnp.result_type(leaf))), params
     )
 
 
 def widen(params: optax.Params) -> Any:
-    """The parameters in float32 at least, and equal to what the user holds, in any type."""
+    """Returns the parameters in float32 at least, and equal to what the user holds, in any type."""
     # Without the second rounding, XLA could keep digits that a narrower type does not have.
     return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
 
@@ -44,7 +44,7 @@ def as_update(params: optax.Params, target: Any) -> optax.Updates:
     """
 
     def subtract_rounded(z: Any, wide: jax.Array, leaf: jax.Array) -> jax.Array:
-        """From the parameter `z`, in float32 `wide`, to the target `leaf`."""
+        """Returns the update from the parameter `z`, in float32 `wide`, to the target `leaf`."""
         dtype = jnp.result_type(z)
         return round_to(round_to(leaf, dtype) - wide, dtype).astype(dtype)
 
@@ -52,10 +52,10 @@ def as_update(params: optax.Params, target: Any) -> optax.Updates:
 
 
 def predict(params: optax.Params, updates: optax.Updates) -> Any:
-    """The parameters that `optax.apply_updates` will make, float32 at least."""
+    """Returns the parameters that `optax.apply_updates` will make, float32 at least."""
 
     def add_rounded(z: Any, wide: jax.Array, u: jax.Array) -> jax.Array:
-        """The sum as `optax.apply_updates` rounds it to the type of `z`; `wide` is `z`."""
+        """Returns the sum as `optax.apply_updates` rounds it to the type of `z`; `wide` is `z`."""
         dtype = jnp.result_type(z)
         return round_to(wide + round_to(u.astype(wide.dtype), dtype), dtype)
 
@@ -73,7 +73,7 @@ def residuals(model: Any, z: Any) -> Any:
 
 
 def models(params: optax.Params, state: Any) -> Any:
-    """The latest models `z + r` of parameters `z` and residuals `r`, float32 at least."""
+    """Returns the latest models `z + r` of parameters `z` and residuals `r`, float32 at least."""
     z = widen(params)
     if state is None or state.residual is None:
         return z
@@ -81,7 +81,7 @@ def models(params: optax.Params, state: Any) -> Any:
 
 
 def numerators(params: optax.Params, state: Any) -> Any:
-    """The numerators `x = w (z + r)`, float32 at least."""
+    """Returns the numerators `x = w (z + r)`, float32 at least."""
     if state is None or state.weight is None:
         return models(params, state)
     return jax.tree.map(
@@ -94,7 +94,8 @@ def numerators(params: optax.Params, state: Any) -> Any:
 def debias(x: Any, weight: jax.Array | None, axis_name: str | None = None) -> Any:
     """Returns `z = x / w`, leaf by leaf, in the type of `x`; without a weight it returns `x`.
 
-    Give the name of the nodes' axis inside of it: with simulated nodes this is faster.
+    Where the axis of the nodes is mapped, give its name: simulated nodes then divide faster than
+    without it.
     """
     if weight is None:
         return x
@@ -105,7 +106,7 @@ def debias(x: Any, weight: jax.Array | None, axis_name: str | None = None) -> An
 
 
 def push_sum_weight(state: Any) -> jax.Array:
-    """The weight `w`; 1 for algorithms without a weight."""
+    """Returns the weight `w`; 1 for algorithms without a weight."""
     if state is None or state.weight is None:
         return jnp.ones((), jnp.float32)
     return state.weight
@@ -141,7 +142,7 @@ def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
 
 
 def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
-    """`optax.apply_updates` that also takes updates wider than the parameters, if JAX is strict.
+    """Calls `optax.apply_updates`; updates may be wider than parameters, even if JAX is strict.
 
     Gossip returns updates in the types of the parameters; a chain without gossip may not.
     """
@@ -150,7 +151,7 @@ def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
 
 
 def common_model(params: Any, axis_name: str | None) -> Any:
-    """A copy of the parameters, float32 at least, that is the same on all nodes.
+    """Returns a copy of the parameters, float32 at least, that is the same on all nodes.
 
     Inside the axis it is the mean of the nodes if their parameters differ.
     """

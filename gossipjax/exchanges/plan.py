@@ -27,9 +27,9 @@ Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """One exchange of a plan: who takes part, how many bytes, how often, how late.
+    """Says of an exchange that repeats: who takes part, how many bytes, how often, how late.
 
-    It is repeated: exchange m starts at the end of step `m every + phase`.
+    Exchange m starts at the end of step `m every + phase`.
 
     Attributes:
       schedule: exchange m uses its round m; None if all nodes average at once.
@@ -62,19 +62,19 @@ class Exchange:
 
     @property
     def gathers(self) -> bool:
-        """Whether each node gets the messages of all others, and not only their mean."""
+        """Says whether each node gets the messages of all others, and not only their mean."""
         is_sparse = self.wire is not None and self.wire.is_sparse
         return self.schedule is None and (self.to_all or is_sparse)
 
     def find_piece(self, step: int) -> tuple[int, int] | None:
-        """The numbers of the exchange and of its piece that travel in `step`; None if none does."""
+        """Returns the numbers of the exchange and its piece that travel in `step`; None if none."""
         # Exchange m travels in the last `pieces` steps up to its use, m every + phase + late.
         since_first = step - self.phase - self.late + self.pieces - 1
         number, piece = divmod(since_first, self.every)
         return (number, piece) if step >= self.first and piece < self.pieces else None
 
     def round_of(self, number: int) -> Round | None:
-        """The round of exchange `number`; None if all nodes average at once."""
+        """Returns the round of exchange `number`; None if all nodes average at once."""
         return None if self.schedule is None else self.schedule.round_at(number)
 
 
@@ -86,7 +86,7 @@ class Used(NamedTuple):
 
 
 class Plan:
-    """What an exchange answers about its steps; base of the static data in an exchanging state.
+    """Answers what a step asks about exchanges; the base of static data in an exchanging state.
 
     Attributes:
       wire: the axes and the form of messages.
@@ -106,11 +106,11 @@ class Plan:
         raise NotImplementedError
 
     def role(self, step: int) -> Hashable:
-        """Everything static that a step depends on: two steps of one role have one program."""
+        """Returns everything static that a step depends on: steps of one role have one program."""
         raise NotImplementedError
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges of a run. At any step, those with the same schedule send in turn."""
+        """Returns all exchanges of a run. In one step, those of the same schedule send in turn."""
         raise NotImplementedError
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
@@ -122,15 +122,15 @@ class Plan:
         raise NotImplementedError
 
     def mixes_in_place(self) -> bool:
-        """Whether a step reads the models of other nodes while these are replaced in place."""
+        """Says whether a step reads the models of other nodes while these are replaced in place."""
         return False
 
     def is_one_program(self) -> bool:
-        """Whether simulated nodes can trace the step, and get one program without branches."""
+        """Says whether simulated nodes can trace the step, and get one program without branches."""
         return False
 
     def lead(self, is_static: bool = True) -> int | None:
-        """How many steps before its use an exchange can start, as a separate program.
+        """Says how many steps before its use an exchange can start, as a separate program.
 
         With 0 the exchange runs during the gradients of the step that uses it. None if the exchange
         needs the update of this step, or if the step is not static, and its number decides.
@@ -138,26 +138,26 @@ class Plan:
         return None
 
     def receives(self, step: int) -> bool:
-        """Whether the update of `step` can use an exchange that has started as `lead` says."""
+        """Says whether the update of `step` can use an exchange that has started as `lead` says."""
         return self.lead() is not None
 
     def fields(self, step: int) -> dict[str, Used]:
-        """The fields of the state that few steps use, and what `step` reads and writes of each.
+        """Returns the state's fields that few steps use, and what `step` reads and writes of each.
 
         Such a field is a tuple with an entry for each fragment, which can be kept on the host.
         """
         return {}
 
     def in_words(self) -> str:
-        """What is exchanged, in a line that people read."""
+        """Says what is exchanged, in a line that people read."""
         raise NotImplementedError
 
     def settings(self) -> dict[str, str]:
-        """The settings, by name, that must be equal in a checkpoint and the run that resumes it."""
+        """Returns the settings, by name, that must be equal in a checkpoint and a resumed run."""
         return {} if self.wire.form is None else {".wire.codec": str(self.wire.form)}
 
     def _steps_of_all_roles(self) -> Iterable[int]:
-        """Steps in which each role occurs, in order; none if they are too many to list."""
+        """Lists steps in which each role occurs, in order; none if they are too many to list."""
         count = sum(self.cycle)
         return range(count) if count <= MAX_STEPS else ()
 
@@ -170,7 +170,7 @@ class Plan:
         return first
 
     def canonical_step(self, step: int) -> int:
-        """The first step with the role of `step`, and so with its program."""
+        """Returns the first step with the role of `step`, and so with its program."""
         step = require_int(step, "step", 0)
         return self._first_steps[self.role(step)] if self._first_steps else step
 
@@ -180,7 +180,7 @@ class Plan:
         return tuple(self._first_steps.values()) or range(MAX_STEPS)
 
     def goes_on_alike(self, step: int, other: int) -> bool:
-        """Whether a run has the same roles from `step` on as from `other` on."""
+        """Says whether a run has the same roles from `step` on as from `other` on."""
         start, length = self.cycle
         return step == other or (min(step, other) >= start and (step - other) % length == 0)
 
@@ -207,15 +207,15 @@ class ExchangePlan(Plan):
 
     @property
     def exchanges_early(self) -> bool:
-        """Whether the exchange of a step needs nothing that the step computes."""
+        """Says whether the exchange of a step needs nothing that the step computes."""
         return self.overlap > 0 or self.order == "combine-while-adapting"
 
     def lead(self, is_static: bool = True) -> int | None:
-        """0 if the exchange can run during the gradients of its step."""
+        """Returns 0 if the exchange can run during the gradients of its step, else None."""
         return 0 if self.exchanges_early else None
 
     def mixes_in_place(self) -> bool:
-        """Whether nodes read each other's models; under overlap they read messages instead."""
+        """Says whether nodes read each other's models; under overlap they read messages instead."""
         return self.schedule is not None and not self.overlap
 
     @functools.cached_property
@@ -233,19 +233,19 @@ class ExchangePlan(Plan):
         return (last.start + self.overlap if others else 0), len(last.cycle)
 
     def role(self, step: int) -> Hashable:
-        """The rounds at `step` and, under overlap, at the steps before it."""
+        """Returns the rounds at `step` and, under overlap, at the steps before it."""
         if self.schedule_by_step is None:
             return step % self.period
         return self.schedule_by_step.canonical_step(step, self.overlap)
 
     def _steps_of_all_roles(self) -> Iterable[int]:
-        """Steps in which each role occurs, in order: a schedule lists them without a long walk."""
+        """Lists steps in which each role occurs, in order, which a schedule knows at once."""
         if self.schedule_by_step is None:
             return range(self.period)
         return self.schedule_by_step.canonical_steps(self.overlap)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """One exchange in `overlap` or `period` steps, or in each; two for a message of factors."""
+        """Returns one exchange per `overlap` or `period` steps, or two for a message of factors."""
         every = self.period if self.schedule is None else max(1, self.overlap)
         return tuple(
             Exchange(
@@ -261,7 +261,7 @@ class ExchangePlan(Plan):
         )
 
     def in_words(self) -> str:
-        """Over whom models are averaged, how often and in which form, in one line."""
+        """Says over whom models are averaged, how often and in which form, in one line."""
         if self == ExchangePlan():  # of a chain without gossip
             return "no gossip"
         who = "all nodes" if self.schedule is None else repr(self.schedule)
@@ -272,12 +272,12 @@ class ExchangePlan(Plan):
         return ", ".join((f"averages over {who}", *how))
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
-        """With the models, by their round; under overlap too, when messages are sent."""
+        """Says when other values are averaged: with models; under overlap, when these are sent."""
         is_now = True if self.schedule is not None else step % self.period == 0
         return is_now, step, self.schedule_by_step
 
     def is_one_program(self) -> bool:
-        """Whether all rounds exchange in the same way, and differ only in data."""
+        """Says whether all rounds exchange in the same way, and differ only in data."""
         if self.schedule is None or self.overlap > 1:
             return False
         return len(group_rounds(self.schedule)) == 1

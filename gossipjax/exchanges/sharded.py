@@ -21,7 +21,7 @@ from gossipjax.wire import FloatCodec
 def sharded(
     tx: optax.GradientTransformation, specs: Any = None, *, axis_name: str = "nodes"
 ) -> optax.GradientTransformationExtraArgs:
-    """Gossip of a model that is sharded inside a node: each device exchanges its own part.
+    """Lets nodes gossip a model that is sharded inside a node: each device sends its own part.
 
     A node is a mesh of its own. Of a model of `B` bytes, each of the node's L devices sends one
     message of `B / L` bytes per round, to the device at the same place in another node. No model is
@@ -85,7 +85,7 @@ def sharded(
 
 @dataclasses.dataclass(frozen=True)
 class _Sharded:
-    """`init` and `update` of `sharded`."""
+    """Makes the `init` and `update` of `gx.sharded`."""
 
     tx: optax.GradientTransformationExtraArgs
     specs: Specs | Callable[[Any], Any] | None  # None: the annotations of the parameters say them
@@ -118,7 +118,7 @@ class _Sharded:
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        """The update of `tx`; its exchanges find the specs in `use_specs`, and run on shards."""
+        """Calls `tx.update`; its exchanges find the specs by `specs_here`, and run on shards."""
         old, specs = require_state(state, ShardedState, "sharded")
         _require_no_optimizer(specs, old)
         specs.require(updates, inner_axes(self.axis_name))

@@ -52,7 +52,7 @@ def follow_nodes(
         return z + change, state
 
     def move(_: Any, values: Any, step: int) -> Any:
-        """One step of all nodes and runs; `tx` mixes, so the first argument is not used."""
+        """Makes one step of all nodes and runs; `tx` mixes, so the first argument is not used."""
         return program(values[0], np.float32(pull), values[1], np.int32(step))
 
     init = jax.jit(jax.vmap(jax.vmap(tx.init), axis_name=wire.axis_name))
@@ -66,6 +66,6 @@ def follow_nodes(
 
 
 def _measure(values: Any) -> np.ndarray:
-    """The distance from 0 of each run's models `[N, S, ...]`, the first of `values`: `[S]`."""
+    """Returns each run's distance from 0, `[S]`, of models `[N, S, ...]`, the first of `values`."""
     by_run = np.moveaxis(np.asarray(values[0]), 1, 0)
     return np.linalg.norm(by_run.reshape(len(by_run), -1), axis=1)

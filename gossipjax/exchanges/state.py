@@ -44,7 +44,9 @@ OnResize = Literal["average", "max", "first", "restart"]
 
 
 class Exchanging(abc.ABC):
-    """What the state of a transform that exchanges answers; its class is registered here.
+    """Says what the library asks the state of a transform that exchanges.
+
+    Register the type of such a state here: `@Exchanging.register`.
 
     A state that mixes models contains one `GossipState`. A transform that wraps a chain without
     gossip ends it by `move_locally`, whose state keeps what 16-bit parameters round away.
@@ -70,7 +72,7 @@ class Exchanging(abc.ABC):
 
     @abc.abstractmethod
     def take_local_step(self, params: Any, updates: Any) -> Any:
-        """The model after `updates`, the local half of a step, before any exchange."""
+        """Returns the model after `updates`, the local half of a step, before any exchange."""
 
     @abc.abstractmethod
     def weigh(self, shares: np.ndarray) -> Any:
@@ -142,7 +144,7 @@ class GossipState(NamedTuple):
     mask: Any = None
 
     def __repr__(self) -> str:
-        """Shapes of the scalars, the bytes of all other arrays, and the schedule, in one line."""
+        """Shows the shapes of scalars, the bytes of all other arrays, and the schedule, in a line."""
         scalars = {"count": self.count, "weight": self.weight}
         parts = [f"{k} {_show(leaf)}" for k, leaf in scalars.items() if leaf is not None]
         leaves = jax.tree.leaves((self.residual, self.in_flight, self.extra))
@@ -161,7 +163,7 @@ class GossipState(NamedTuple):
 
     @property
     def overlap(self) -> int:
-        """Steps between sending a message and using it."""
+        """The number of steps between sending a message and using it."""
         return self.plan.overlap
 
     @property
@@ -170,7 +172,7 @@ class GossipState(NamedTuple):
         return self.plan.wire
 
     def kept(self, name: str) -> Any:
-        """The value of the part of `extra` with this name."""
+        """Returns the value of the part of `extra` with this name."""
         return self.extra[name].value
 
     def keep(self, **values: Any) -> GossipState:
@@ -230,7 +232,7 @@ class GossipState(NamedTuple):
         return split_leaves(leaves, max(1, min(self.overlap, len(leaves))))
 
     def _exchange_shards(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
-        """`start_exchange` on one device of a node, which may have shards of the arrays."""
+        """Runs `start_exchange` on one device of a node, which may have shards of the arrays."""
         if not self.overlap:
             x, weight = mix_once(numerators(params, self), self.weight, self, step)
             return PushSum(weight, x)
@@ -258,7 +260,7 @@ class GossipState(NamedTuple):
         return jax.lax.switch(piece, branches, mass)
 
     def take_local_step(self, params: Any, updates: Any) -> Any:
-        """The model `(x + u) / w`, for the numerators `x` and the weight `w` of the state."""
+        """Returns the model `(x + u) / w`, with the state's numerators `x` and weight `w`."""
         return debias(add(numerators(params, self), updates), self.weight)
 
     def weigh(self, shares: np.ndarray) -> GossipState:
@@ -311,7 +313,7 @@ def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tupl
 
 
 def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
-    """The weight and numerators (like `params`, float32 at least) of this node's messages.
+    """Returns the weight and numerators (like `params`, float32 at least) of this node's messages.
 
     They are zeros if nothing is in flight. The weight is None for an algorithm without weights.
     """
@@ -328,5 +330,5 @@ def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
 
 
 def _show(leaf: Any) -> str:
-    """A short text for `repr`: the shape of an array, and other values as they are."""
+    """Returns a short text for `repr`: the shape of an array, and other values as they are."""
     return str(list(leaf.shape)) if hasattr(leaf, "shape") else reprlib.repr(leaf)

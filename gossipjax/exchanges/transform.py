@@ -130,7 +130,7 @@ def mix_updated(
 
 
 def move_locally(name: str, wire: Wire) -> optax.GradientTransformationExtraArgs:
-    """A transform that only adds the updates, `x <- x + u`, and exchanges nothing.
+    """Returns a transform that only adds the updates, `x <- x + u`, and exchanges nothing.
 
     `gx.outer` puts it at the end of a chain without gossip: its `GossipState` keeps what 16-bit
     parameters round away.
@@ -154,7 +154,7 @@ def exchange_on_parts(
     """
 
     def init_shards(params: optax.Params) -> optax.OptState:
-        """`init`, on each device with its shards of the parameters."""
+        """Runs `init` on each device with its shards of the parameters."""
         specs = specs_here()
         if specs is None:
             return init(params)
@@ -169,7 +169,7 @@ def exchange_on_parts(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        """`update`, on each device with its shards of all arrays."""
+        """Runs `update` on each device with its shards of all arrays."""
         specs = specs_here()
         if specs is None:
             return update(updates, state, params, **extra_args)
@@ -305,7 +305,7 @@ def require_state_of_params(
 
 
 def _describe_leaves(tree: Any, name: str = "") -> list[str]:
-    """For each leaf its type and shape, after the name of its part if `tree` is `state.extra`."""
+    """Returns each leaf's type and shape, after the name of its part if `tree` is `state.extra`."""
     if isinstance(tree, dict) and all(isinstance(part, Extra) for part in tree.values()):
         return [
             text for key, part in sorted(tree.items()) for text in _describe_leaves(part, f"{key} ")
@@ -315,5 +315,5 @@ def _describe_leaves(tree: Any, name: str = "") -> list[str]:
 
 
 def _summarize(texts: list[str]) -> str:
-    """The first three texts, for an error message."""
+    """Returns the first three texts, for an error message."""
     return ", ".join(texts[:3] + ["..."] * (len(texts) > 3)) or "None"

@@ -129,7 +129,7 @@ def scale_by_share(
 
 
 def require_node_weight(node_weight: Any, name: str) -> jax.Array:
-    """This node's weight in float32 at least; raises `ValueError` unless it is one number."""
+    """Returns this node's weight, float32 at least; `ValueError` unless it is one number."""
     if node_weight is None or jnp.ndim(node_weight):
         given = "none" if node_weight is None else f"shape {list(jnp.shape(node_weight))}"
         raise ValueError(
