@@ -76,15 +76,15 @@ class Faults:
         return int(np.max(self.delays))
 
     def arrives_at(self, step: int) -> np.ndarray:
-        """Whether a message that `j` sends to `i` at this step arrives; bool `[N, N]`."""
+        """Says whether a message that `j` sends to `i` at this step arrives; bool `[N, N]`."""
         return self.arrives[step % len(self.arrives)]
 
     def active_at(self, step: int) -> np.ndarray:
-        """Whether each node is active and not dead at this step; bool `[N]`."""
+        """Says whether each node is active and not dead at this step; bool `[N]`."""
         return self.table_at(step) & (step < self.death_steps)
 
     def table_at(self, step: int) -> np.ndarray:
-        """Whether each node would be active at this step if no node died; bool `[N]`."""
+        """Says whether each node would be active at this step if no node died; bool `[N]`."""
         return self.active[step % len(self.active)]
 
     @property

@@ -56,7 +56,7 @@ class Links:
         self._read_row = partial(read_row, axis_name=wire.axis_name)
 
     def shares(self, step: StepLike, count: jax.Array) -> jax.Array:
-        """The weight of each link in the round of `step`, `[L]`; 0 unless both ends are active."""
+        """Returns the weight of each link, `[L]`, at `step`; 0 unless both ends are active."""
         receives = self._read_row(self._active_receivers, count)
         receives &= count < self._read_row(self._deaths_of_receivers[None], 0)
         weights = self._read_row(self.weights, round_index(self.schedule, step))
@@ -64,12 +64,12 @@ class Links:
         return jnp.where(sends & receives, weights, jnp.zeros_like(weights))
 
     def due(self, shares: jax.Array, count: jax.Array) -> jax.Array:
-        """The steps until a message sent now arrives, `[L]` by link; `NEVER` if it is lost."""
+        """Returns after how many steps a message sent now arrives, `[L]`; `NEVER` if lost."""
         arrives = (shares > 0) & self._read_row(self._arrives, count)
         return jnp.where(arrives, self._read_row(self._delays, count), NEVER)
 
     def push(self, queue: jax.Array, new: jax.Array) -> jax.Array:
-        """The queue `[L, D + 1, ...]` one step later; `new` `[L, ...]` is the youngest entry."""
+        """Returns the queue `[L, D + 1, ...]` a step later, with the youngest `new` `[L, ...]`."""
         if self.capacity == 1:
             return queue + new[:, None]
         # Shares older than any delay were lost. Their sum waits for a later message to bring it.
@@ -81,7 +81,7 @@ class Links:
         return jnp.concatenate([new[:, None], queue[:, :-1] - 1], axis=1)
 
     def no_message(self, like: Any) -> jax.Array:
-        """A queue for `push_due` in which no message is on its way, int32 `[L, D + 1]`."""
+        """Returns a queue for `push_due` in which no message is on its way, int32 `[L, D + 1]`."""
         return jnp.full_like(like, NEVER, shape=(self.count, self.capacity), dtype=jnp.int32)
 
     def exchange(self, messages: Any) -> list[Any]:
@@ -103,7 +103,7 @@ def read_row(table: np.ndarray, row: Any, axis_name: str) -> jax.Array:
 
 
 def is_active(faults: Faults, count: jax.Array, axis_name: str) -> jax.Array:
-    """Whether this node is active at its step `count`; bool scalar."""
+    """Says whether this node is active at its step `count`; bool scalar."""
     death = read_row(faults.death_steps[None], 0, axis_name)
     return read_row(faults.active, count, axis_name) & (count < death)
 

@@ -45,7 +45,7 @@ class NoiseCodec(Codec):
 
 
 def noise(std: float, *, seed: int = 0) -> NoiseCodec:
-    """A `wire=` that adds normal noise of standard deviation `std` to every value of a message.
+    """Returns a `wire=` that adds normal noise of standard deviation `std` to every value sent.
 
     The sender knows the noise, as if it masked its model on purpose, and subtracts it from later
     messages. So the sums over all nodes stay the same, as with any codec. Push-sum weights, zeros

@@ -154,7 +154,7 @@ def require_isolated(schedule: Schedule, faults: Faults, overlap: int) -> None:
 
 
 def _find_isolated(round_: Round) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each node sends nothing, and whether each receives nothing; both bool `[N]`."""
+    """Says whether each node sends nothing, and whether each receives nothing; both bool `[N]`."""
     edges = round_.receivers != round_.senders
     sends_nothing = np.bincount(round_.senders[edges], minlength=round_.size) == 0
     receives_nothing = np.bincount(round_.receivers[edges], minlength=round_.size) == 0

@@ -168,7 +168,7 @@ def dpsgd(
     axis_name: str = "nodes",
     local_axis_name: str | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """D-PSGD, but for a model that does not arrive, nodes use their own. Put it *last* in a chain.
+    """D-PSGD, but nodes use their own model for one that does not arrive. Put it *last* in a chain.
 
     Let `y = x + u`, and let `m_j` be the model `y_j` that arrives at node `i`, late and with noise:
 
@@ -252,7 +252,7 @@ def dpsgd(
 
 
 class Account(NamedTuple):
-    """Where the mass of all nodes is. Each part is a `PushSum` of numerators `x` and weights.
+    """Says where the mass of all nodes is: each part is a `PushSum` of numerators and weights.
 
         held + in_flight + lost = start + sum of the updates    (for the weights: N)
 
@@ -312,7 +312,7 @@ def _sum_leading(tree: Any, axes: int) -> Any:
 
 
 def _select(condition: jax.Array, leaf: jax.Array) -> jax.Array:
-    """The leaf where a condition on its leading axes holds, else zeros, even instead of NaN."""
+    """Returns the leaf where a condition on its first axes holds, else zeros, even for NaN."""
     return jnp.where(add_axes(condition, leaf), leaf, jnp.zeros_like(leaf))
 
 
