@@ -15,7 +15,7 @@ MINIMA = {"processes": 1, "local_devices": 1, "stall": 0.1}  # of all other numb
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line `arguments` (default: `sys.argv[1:]`). Return the exit status."""
+    """Runs the command line `arguments` (default: `sys.argv[1:]`); returns the exit status."""
     parser = build_parser()
     options = parser.parse_args(arguments)
     if options.processes is None:

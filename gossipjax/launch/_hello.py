@@ -250,7 +250,7 @@ def _hear_hello(connection: socket.socket) -> _Hello | None:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether a process has ended: it says no more after its hello, so only the end can be read."""
+    """Says whether a process has ended: it sends no more after its hello, so an end shows."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

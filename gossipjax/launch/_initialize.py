@@ -45,7 +45,7 @@ def initialize(
     initialization_timeout: float | None = None,
     heartbeat_timeout: float | None = None,
 ) -> ProcessInfo:
-    """Join this process to its job. Call it once, at the top, before you first use JAX.
+    """Joins this process to its job. Call it once, at the top, before you first use JAX.
 
     `initialize` looks for the number of this process, the number of processes and the address of
     process 0. The order is: the arguments; `GOSSIPJAX_COORDINATOR_ADDRESS`,

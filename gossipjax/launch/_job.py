@@ -228,7 +228,11 @@ class _Supervisor:
         group.terminate(min(self._options.grace, MAX_GRACE_AFTER_FAILURE))
 
     def _find_stalls(self, watch: Watch, groups: Sequence[_Group]) -> None:
-        """Lets processes that are stuck write their stacks, kills them, and stops their groups."""
+        """Finds the groups that are stuck, and ends them.
+
+        All processes of such a group write their stacks. Those that are stuck are then killed, and
+        the others are stopped, so the group counts as failed.
+        """
         processes = watch.look()
         limits = self._options.stall, self._options.stall_slow
         for group in groups:

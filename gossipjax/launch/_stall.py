@@ -28,11 +28,11 @@ class Watched:
 
     @property
     def has_advanced(self) -> bool:
-        """Whether the process has ever called `advance`."""
+        """Says whether the process has ever called `advance`."""
         return self.beat.nanoseconds > 0
 
     def is_overdue(self, seconds: float, slow_seconds: float) -> bool:
-        """Whether the process has not advanced for too long."""
+        """Says whether the process has not advanced for too long."""
         is_slow = self.beat.is_slow or not self.has_advanced
         return self.quiet_seconds >= (slow_seconds if is_slow else seconds)
 

@@ -101,7 +101,7 @@ class Worker:
         return self._process.returncode
 
     def _has_exited(self) -> bool:
-        """Whether the process has exited; where possible, it is not reaped by that."""
+        """Says whether the process has exited; where possible, it is not reaped by that."""
         if not hasattr(os, "waitid"):  # on macOS before Python 3.13
             return self._process.poll() is not None
         # The process stays a zombie, so that no other group gets its id before the group is killed.
