@@ -44,7 +44,10 @@ CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call", "CustomVJPTraced")
 
 
 class Composition:
-    """Functions of one of N nodes, run in `shard_map` and `vmap` over a composed axis."""
+    """Runs functions of one of N nodes in `shard_map` over devices and `vmap` over their nodes.
+
+    Together these two axes are the composed axis. A composed collective runs over both.
+    """
 
     def __init__(self, axis: ComposedAxis):
         self._axis = axis
@@ -66,7 +69,12 @@ class Composition:
         }
 
     def compose(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `fn`, traced for one node, with the composed form of its collectives."""
+        """Returns `fn` with composed collectives: for one node, in a program of several per device.
+
+        Each collective over the nodes becomes one over the nodes of this device (the axis of
+        `vmap`) and one over the devices. The result takes the arguments of `fn`, those of one node,
+        and traces `fn` with them.
+        """
         axis_env = [(self._axis.name, self._axis.size)]
         trace = jax.make_jaxpr(fn, axis_env=axis_env, return_shape=True)
 
@@ -192,7 +200,11 @@ class Composition:
         return apply(*_values_of_variables(eqn, operands))
 
     def _custom_vjp(self, eqn: JaxprEqn, *operands: Any) -> Any:
-        """Calls a function that has a VJP rule, as `_custom_jvp` does."""
+        """Calls a function that has a VJP rule; collectives in function and rule are composed.
+
+        The forward pass runs the composed function without its rule. The backward pass
+        differentiates the original call with its rule, and composes the result.
+        """
         variables = _variables(eqn)
         function = self._as_function(eqn)
 
@@ -234,17 +246,17 @@ class Composition:
 
 
 def _read(values: dict[Var, Any], atoms: Sequence[Atom]) -> list[Any]:
-    """The values of variables, and those of literals, which are written in the program."""
+    """Returns the values of variables, and those of literals, which are written in the program."""
     return [atom.val if isinstance(atom, Literal) else values[atom] for atom in atoms]
 
 
 def _variables(eqn: JaxprEqn) -> list[Var]:
-    """The operands of an equation that are not literals, each once."""
+    """Returns the operands of an equation that are not literals, each once."""
     return list(dict.fromkeys(atom for atom in eqn.invars if not isinstance(atom, Literal)))
 
 
 def _values_of_variables(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """The values of an equation's `_variables`, of the values of all its operands."""
+    """Returns the values of an equation's `_variables`, of the values of all its operands."""
     values = {
         atom: value
         for atom, value in zip(eqn.invars, operands, strict=True)
@@ -263,7 +275,7 @@ def _floats(variables: Sequence[Var], values: Sequence[Any]) -> list[Any]:
 
 
 def _fill(variables: Sequence[Any], floats: Sequence[Any]) -> list[Any]:
-    """Inverse of `_floats`: derivatives of all variables, with JAX's `float0` for integers."""
+    """Undoes `_floats`: returns derivatives of all variables, with `float0` for integers."""
     remaining = iter(floats)
     return [
         next(remaining) if _is_float(variable) else np.zeros(variable.aval.shape, float0)

@@ -28,17 +28,17 @@ class ComposedAxis(NamedTuple):
 
     @property
     def size(self) -> int:
-        """N."""
+        """N, the number of nodes."""
         return self.devices * self.per_device
 
     @property
     def row_axis(self) -> str:
-        """The axis of `vmap`."""
+        """The axis of `vmap`, over the nodes of one device."""
         return f"{self.name} of a device"
 
 
 def _index(axis: ComposedAxis, **params: Any) -> list[jax.Array]:
-    """This node's number, 0 to N - 1. Functions of `COLLECTIVES` return a list of results."""
+    """Returns this node's number, 0 to N - 1, in a list, as all functions of `COLLECTIVES` do."""
     device = jax.lax.axis_index(axis.name)
     return [device * axis.per_device + jax.lax.axis_index(axis.row_axis)]
 
@@ -82,13 +82,13 @@ def _sum_rows(rows: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
 
 
 def _permute(axis: ComposedAxis, *operands: Any, perm: Any, **params: Any) -> list[jax.Array]:
-    """`lax.ppermute` of several arrays."""
+    """Runs `lax.ppermute` for several arrays."""
     edges = np.array(perm, int).reshape(-1, 2)
     return [permute(axis, x, edges) for x in operands]
 
 
 def permute(axis: ComposedAxis, x: jax.Array, edges: np.ndarray) -> jax.Array:
-    """`lax.ppermute` over all nodes by `edges` `[E, 2]`, sender and receiver of each.
+    """Runs `lax.ppermute` over all nodes by `edges` `[E, 2]`, each a sender and a receiver.
 
     A device sends rows of its block to other devices, and then picks its new rows from its block
     and from all rows that came in. Nodes to which nobody sends get zeros.
@@ -138,7 +138,7 @@ def _own_row(axis: ComposedAxis, block: jax.Array) -> jax.Array:
 
 
 def _gather_group(axis: ComposedAxis, x: jax.Array, groups: Groups) -> jax.Array:
-    """The rows of the nodes in this node's group, `[g, ...]`, in the order of the group."""
+    """Returns the rows of the nodes in this node's group, `[g, ...]`, in the order of the group."""
     table = np.array(groups)
     size = table.shape[1]
     positions = np.zeros(axis.size, int)
@@ -162,7 +162,7 @@ def _all_gather(
     tiled: bool,
     **params: Any,
 ) -> list[jax.Array]:
-    """`lax.all_gather` of all nodes or of groups: within a device, then between devices."""
+    """Runs `lax.all_gather` of all nodes or of groups: within a device, then between devices."""
     if axis_index_groups is None:
         rows = jax.lax.all_gather(x, axis.row_axis)
         rows = jax.lax.all_gather(rows, axis.name, tiled=True)
@@ -189,7 +189,7 @@ def _all_to_all(
     axis_index_groups: Groups | None,
     **params: Any,
 ) -> list[jax.Array]:
-    """`lax.all_to_all` of all nodes."""
+    """Runs `lax.all_to_all` of all nodes."""
     # There is no case for `tiled`: JAX adds and removes axes outside of the primitive, which always
     # splits one axis and joins the parts along another.
     if axis_index_groups is not None:
@@ -216,7 +216,7 @@ def _reduce_scatter(
     tiled: bool,
     **params: Any,
 ) -> list[jax.Array]:
-    """`lax.psum_scatter` over all nodes."""
+    """Runs `lax.psum_scatter` over all nodes."""
     if axis_index_groups is not None:
         raise ValueError(
             "lax.psum_scatter must have no axis_index_groups where devices hold several nodes "

@@ -31,7 +31,7 @@ MAX_CPU_CONVOLUTIONS = 256  # of single nodes in a program
 
 
 def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) -> Any:
-    """`jax.vmap` over nodes that rewrites their convolutions, for GPUs and for CPUs."""
+    """Calls `jax.vmap` over nodes, but rewrites their convolutions, for GPUs and for CPUs."""
     mapped = jax.vmap(fn, in_axes, axis_name=axis_name, axis_size=size)
     if size == 1:
         return mapped
@@ -167,7 +167,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, lhs: Any, rhs: Any, params: dict[str, Any]) -> _Sizes:
-        """The sizes of `conv_general_dilated` of arrays of such shapes, by its parameters."""
+        """Returns the sizes of `conv_general_dilated` for such shapes, by its parameters."""
         numbers = params["dimension_numbers"]
         batch, channels, *space = (lhs.shape[axis] for axis in numbers.lhs_spec)
         features, _, *kernel = (rhs.shape[axis] for axis in numbers.rhs_spec)
@@ -199,13 +199,13 @@ class _Sizes(NamedTuple):
 
     @property
     def windows(self) -> int:
-        """Elements of all windows of the image, which a product after slicing reads."""
+        """Counts the elements of all windows of the image, which a product after slicing reads."""
         taps = math.prod(self.kernel) * math.prod(self.out)
         return self.groups * self.batch * self.channels * taps
 
     @property
     def taps(self) -> float:
-        """Elements of the products with each tap of the kernel, before they are summed."""
+        """Counts the elements of the products with each tap of the kernel, before their sum."""
         if self.is_strided:
             return math.inf  # most of them would be computed for nothing
         taps = math.prod(self.kernel) * math.prod(self.space)
@@ -213,17 +213,17 @@ class _Sizes(NamedTuple):
 
     @property
     def slices(self) -> int:
-        """How many slices `_slide` takes of the image, over all axes."""
+        """The number of slices that `_slide` takes of the image, over all axes."""
         return sum(map(min, self.kernel, self.out))
 
     @property
     def flops(self) -> int:
-        """Of the whole convolution, of all groups."""
+        """The floating-point operations of the whole convolution, of all groups."""
         return 2 * self.windows * self.features
 
 
 def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) -> jax.Array:
-    """`conv_general_dilated` with the parameters of its primitive, by one `dot_general`.
+    """Computes `conv_general_dilated`, from its primitive's parameters, by one `dot_general`.
 
     It works for any number of axes, strides, padding, dilations and groups.
     """
@@ -248,7 +248,7 @@ def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) 
 def convolve_by_node(
     lhs: jax.Array, rhs: jax.Array, params: dict[str, Any], nodes: int
 ) -> jax.Array:
-    """`conv_general_dilated` by one convolution for each node, whose results are concatenated."""
+    """Computes `conv_general_dilated` by one convolution for each node, and concatenates."""
     numbers = params["dimension_numbers"]
     kind = "batch_group_count" if params["batch_group_count"] > 1 else "feature_group_count"
     params = params | {kind: params[kind] // nodes}
@@ -280,7 +280,7 @@ def _multiply(x: jax.Array, w: jax.Array, axes: Any, params: dict[str, Any]) -> 
 def _multiply_windows(
     x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]
 ) -> jax.Array:
-    """The convolution as one product of the kernel with all windows of the image, in slices."""
+    """Convolves by one product of the kernel with all windows of the image, in slices."""
     edges = [
         (low, high, spread - 1)
         for (low, high), spread in zip(params["padding"], params["lhs_dilation"], strict=True)
@@ -300,7 +300,7 @@ def _multiply_windows(
 
 
 def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: int) -> jax.Array:
-    """`x[..., o * stride + k * dilation, ...]`; axes k and o replace `axis`."""
+    """Returns `x[..., o * stride + k * dilation, ...]`; axes k and o replace `axis`."""
 
     def take(start: int, count: int, step: int) -> jax.Array:
         return lax.slice_in_dim(x, start, start + (count - 1) * step + 1, step, axis)
@@ -312,7 +312,7 @@ def _slide(x: jax.Array, axis: int, taps: int, out: int, stride: int, dilation: 
 
 
 def _sum_taps(x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]) -> jax.Array:
-    """The convolution as a product of the image with each tap of the kernel, shifted and added."""
+    """Convolves by products of the image with each tap of the kernel, shifted and added."""
     count = len(sizes.kernel)
     y = _multiply(x, w, ((x.ndim - 1,), (w.ndim - 2,)), params)  # G B *space *kernel O
     for i in range(count):

@@ -21,7 +21,7 @@ Argnums = int | Sequence[int]
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentKinds:
-    """Which positional arguments are static, shared by all nodes, or split over local devices."""
+    """Says which arguments are static, shared by all nodes, or split over local devices."""
 
     static: frozenset[int]
     shared: frozenset[int]
@@ -33,7 +33,7 @@ class ArgumentKinds:
         return cls(*(frozenset(argument_numbers(given)) for given in (static, shared, local)))
 
     def dynamic(self, args: Sequence[Any]) -> dict[int, Any]:
-        """The arguments that are not static, by their numbers."""
+        """Returns the arguments that are not static, by their numbers."""
         return {i: arg for i, arg in enumerate(args) if i not in self.static}
 
     def merge(self, args: Sequence[Any], dynamic: dict[int, Any]) -> list[Any]:
@@ -47,7 +47,7 @@ def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
 
 
 def is_function(tree: Any) -> bool:
-    """Whether `tree` is a function, and not a pytree that can be called, such as a module."""
+    """Says whether `tree` is a function, and not a pytree that can be called, such as a module."""
     is_leaf = isinstance(tree, functools.partial) or jax.tree_util.all_leaves([tree])
     return callable(tree) and is_leaf
 
@@ -89,7 +89,7 @@ def require_numbers(tree: Any, name: str) -> None:
 
 
 def is_int(value: Any) -> bool:
-    """Whether a value is an integer, and not a bool."""
+    """Says whether a value is an integer, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 

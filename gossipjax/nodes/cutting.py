@@ -89,12 +89,12 @@ def cut(traced: Traced, wanted: Sequence[list[Any]]) -> list[Part]:
 
 
 def variables(values: Iterable[Any]) -> list[Any]:
-    """The variables among operands or results, which can also be literals."""
+    """Returns the variables among operands or results, which can also be literals."""
     return [value for value in values if not isinstance(value, Literal)]
 
 
 def _find_reads(eqns: Iterable[Any], results: list[Any], constants: dict[Any, Any]) -> list[Any]:
-    """The variables that equations and results read, and that these equations do not make."""
+    """Returns the variables that equations and results read but these equations do not make."""
     made = {var for eqn in eqns for var in eqn.outvars} | constants.keys()
     used = [*(var for eqn in eqns for var in eqn.invars), *results]
     return list(dict.fromkeys(var for var in variables(used) if var not in made))

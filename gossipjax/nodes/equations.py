@@ -11,13 +11,13 @@ AXIS_PARAMS = ("axes", "axis_name", "axis")  # where the primitives name the axe
 
 
 def name_of(eqn: Any) -> str:
-    """The name of the primitive of an equation, or of what it calls instead; see `params_of`."""
+    """Returns the name of an equation's primitive, or of what it calls instead; see `params_of`."""
     hidden = eqn.params.get("_prim")
     return eqn.primitive.name if hidden is None else type(hidden).__name__
 
 
 def params_of(eqn: Any) -> dict[str, Any]:
-    """The parameters of an equation.
+    """Returns the parameters of an equation.
 
     With `JAX_REMAT3` or `JAX_CUSTOM_VJP3` the equation of `jax.checkpoint` or `jax.custom_vjp` has
     an object as its parameter `_prim`, and this object has the parameters.
@@ -27,7 +27,7 @@ def params_of(eqn: Any) -> dict[str, Any]:
 
 
 def programs_in(eqn: Any) -> list[Any]:
-    """The programs inside an equation, such as the body of a loop, without their constants.
+    """Returns the programs inside an equation, such as the body of a loop, without their constants.
 
     Raises:
       ValueError: if the equation hides its program, in which there may be collectives.
@@ -57,6 +57,6 @@ def all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
 
 
 def is_collective_over(axis_name: str, eqn: Any) -> bool:
-    """Whether an equation is a collective over an axis; `axis_index` counts as one."""
+    """Says whether an equation is a collective over an axis; `axis_index` counts as one."""
     names = [eqn.params.get(param) for param in AXIS_PARAMS]
     return any(axis_name in (name if isinstance(name, tuple | list) else (name,)) for name in names)

@@ -1,4 +1,4 @@
-"""A per-node function on node-stacked arrays: on a mesh of devices, or simulated on one device.
+"""Runs a per-node function on node-stacked arrays: on a mesh, or simulated on one device.
 
 `Nodes` says once where N nodes run; `spmd` compiles a function that is written from one node's
 point of view. Node-stacked arrays are `[N, ...]`; the function sees `[...]`.
@@ -123,7 +123,7 @@ class Shared:
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """Where N nodes run: each on a device (or row of devices), or several on each device.
+    """Says where N nodes run: each on a device (or row of devices), or several on each device.
 
     `Nodes(8)` simulates 8 nodes on one device by `vmap`. `Nodes(mesh=mesh)` takes the nodes of a
     mesh: `shard_map` runs each on a device. `Nodes(8, mesh=mesh)` on a mesh of D = 2 devices puts
@@ -180,7 +180,7 @@ class Nodes:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether all nodes run on one device."""
+        """Says whether all nodes run on one device."""
         return self.mesh is None
 
     @property
@@ -214,7 +214,7 @@ class Nodes:
         local_argnums: Argnums = (),
         check_vma: bool = False,
     ) -> Program:
-        """`gx.spmd` on these nodes."""
+        """Calls `gx.spmd` with these nodes."""
         return spmd(
             fn,
             self,
@@ -281,7 +281,7 @@ class Nodes:
         return make_rows(make, shapes, specs, self, *args, fold_in=fold_in)
 
     def _is_on_devices(self, tree: Any) -> bool:
-        """Whether all leaves are arrays on the mesh of the nodes, maybe in parts."""
+        """Says whether all leaves are arrays on the mesh of the nodes, maybe in parts."""
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(tree)]
         return bool(shardings) and all(
             isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def is_put(x: Any, sharding: NamedSharding) -> bool:
-    """Whether an array need not be moved: it has this sharding, or is traced."""
+    """Says whether an array need not be moved: it has this sharding, or is traced."""
     return isinstance(x, Tracer) or getattr(x, "sharding", None) == sharding
 
 
@@ -52,7 +52,7 @@ def keep_inside(x: Any, sharding: NamedSharding, nodes: Nodes) -> NamedSharding:
 
 
 def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
-    """Whether a mesh is the mesh of the nodes, also if its axes are Explicit instead of Auto."""
+    """Says whether a mesh is that of the nodes, also with Explicit axes instead of Auto ones."""
     return isinstance(mesh, Mesh) and meshes.auto_mesh(mesh) == nodes.mesh
 
 
@@ -132,7 +132,7 @@ class Program:
 
     @functools.cached_property
     def _is_one_at_a_time(self) -> bool:
-        """Whether a program must wait until the program before has ended.
+        """Says whether a program must wait until the program before has ended.
 
         This holds if a process has several CPU devices, because they share its threads: a
         collective could wait for a thread on which a later program waits, and neither would end.
@@ -163,7 +163,7 @@ class Program:
             return self._jitted.lower(*meshes.on_auto_axes(args))
 
     def has_collective(self, axis_name: str, *args: Any) -> bool:
-        """Whether the program exchanges anything over an axis; the program is traced if needed."""
+        """Says whether the program exchanges over an axis; traces the program if needed."""
         with meshes.unset_mesh():
             jaxpr = self._jitted.trace(*meshes.on_auto_axes(args)).jaxpr
         return any(
@@ -196,7 +196,7 @@ class Program:
         ]
 
     def _need_not_move(self, number: int, arg: Any) -> bool:
-        """Whether all arrays of an argument are known to be where the program takes them.
+        """Says whether all arrays of an argument are known to be where the program takes them.
 
         They are if a call has returned them, or if they are sharded like arrays of an earlier call.
         """
@@ -298,7 +298,7 @@ def run_sharded(
 
 
 def _spec_of_argument(number: int, kinds: ArgumentKinds, nodes: Nodes) -> P:
-    """How an argument is sharded over the nodes, and over the devices of each node."""
+    """Says how an argument is sharded over the nodes, and over the devices of each node."""
     if number in kinds.shared:
         return P()
     if number in kinds.local and nodes.local_devices is not None:

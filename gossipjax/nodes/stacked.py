@@ -24,7 +24,7 @@ MAX_SPREAD = 1e-2
 
 
 def repeat_rows(tree: Any, count: int) -> Any:
-    """`[...]` -> `[count, ...]`: `count` equal rows, without copies of arrays on the host."""
+    """Repeats `[...]` to `[count, ...]`, equal rows, without copies of arrays on the host."""
 
     def repeat(leaf: Any) -> Any:
         if is_key(leaf) or isinstance(leaf, Tracer):
@@ -58,7 +58,7 @@ def require_one_model(tree: Any, size: int) -> None:
 
 
 def is_raw_key(leaf: Any, leading: int = 1) -> bool:
-    """Whether an array may have a `jax.random.PRNGKey`, two numbers, behind `leading` axes."""
+    """Says whether an array may have a `jax.random.PRNGKey`, two numbers, behind `leading` axes."""
     return jnp.shape(leaf)[leading:] == (2,) and jnp.result_type(leaf) == jnp.uint32
 
 
@@ -140,7 +140,7 @@ def make_rows(
     """
 
     def make_all(*args: Any) -> list[jax.Array]:
-        """The leaves of the rows. XLA computes on each device only what this device needs."""
+        """Returns the rows' leaves. XLA computes on each device only what this device needs."""
 
         def repeat(leaf: Any) -> jax.Array:
             return jnp.broadcast_to(leaf, (nodes.size, *jnp.shape(leaf)))
@@ -172,7 +172,7 @@ def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
 
 
 def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
-    """The shardings of node-stacked arrays, from the specs of their rows."""
+    """Returns the shardings of node-stacked arrays, from the specs of their rows."""
     return jax.tree.map(
         lambda spec: NamedSharding(mesh, P(axis_name, *(spec or ()))),
         specs,
@@ -181,7 +181,7 @@ def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
 
 
 def spec_of_row(stacked: Any) -> P:
-    """How a row of a node-stacked array `[N, ...]` is sharded inside a node."""
+    """Says how a row of a node-stacked array `[N, ...]` is sharded inside a node."""
     sharding = getattr(stacked, "sharding", None)
     return P(*sharding.spec[1:]) if isinstance(sharding, NamedSharding) else P()
 
@@ -212,7 +212,7 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None, compares: b
 
 
 def _difference(x: jax.Array) -> jax.Array:
-    """How far rows `[N, ...]` are from the first row, divided by the largest finite value of all.
+    """Says how far rows `[N, ...]` are from the first row, over the largest finite value of all.
 
     The result is infinite if integers or keys differ at all, or if a number is not finite in one of
     two rows alone. NaN is equal to NaN of any bits, and 0.0 to -0.0.
