@@ -96,10 +96,10 @@ def average_batch_stats(
     variances leaves out how much the means of the nodes differ.
 
     Args:
-      stats: the statistics of this node, `[...]`.
+      stats: the statistics of this node, `[...]`; with `nodes=` those of all nodes, `[N, ...]`.
       axis_name: the mapped axis of the nodes; by default "nodes", or the axis of `nodes`.
-      nodes: where the nodes run, if you call it outside of a per-node function, as in
-        `gx.average_model`.
+      nodes: where the nodes run, if you call this function outside of a per-node function. You then
+        get the average once, `[...]`, and not for each node.
 
     Raises:
       ValueError: if the axis is missing or a leaf is not floating-point.

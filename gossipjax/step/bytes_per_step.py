@@ -99,7 +99,7 @@ def bytes_per_step(
         return jax.shard_map(fn, mesh=mesh, in_specs=P(), out_specs=P(), **options)
 
     def count(step: int) -> np.ndarray:
-        """The bytes `[2, N]` that nodes send and receive in the update of one step."""
+        """Returns the bytes `[2, N]` that nodes send and receive in the update of one step."""
 
         def update(updates: Any, state: Any, params: Any) -> Any:
             return tx.update(updates, state, params, step=step, **extra_args)
@@ -130,7 +130,7 @@ def bytes_per_step(
 
 
 def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
-    """The kind of a step, and how many messages each node sends and receives in it, `[2, N]`.
+    """Returns the kind of a step, and how many messages each node sends and receives, `[2, N]`.
 
     Messages have the same size in all steps of one kind, so only one of them must be traced. The
     kind is None if other steps tell nothing about this one.
@@ -158,7 +158,7 @@ def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
 
 
 def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:
-    """The bytes `[2, N]` that each node sends and receives in a program, over all its devices.
+    """Counts the bytes `[2, N]` that each node sends and receives in a program, over its devices.
 
     `manual` has the sizes of the manual axes, over which each device runs the program.
     """
@@ -186,7 +186,7 @@ def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) 
 
 
 def _choose(branches: list[np.ndarray], platforms: Any, may_skip: bool) -> np.ndarray:
-    """The bytes of the branch of a `cond` that is counted.
+    """Returns the bytes of the branch of a `cond` that is counted.
 
     With `platforms`, it is the branch that this backend compiles. If values decide at run time,
     all branches must exchange alike, except that with `may_skip` one may skip the exchange.
@@ -205,7 +205,7 @@ def _choose(branches: list[np.ndarray], platforms: Any, may_skip: bool) -> np.nd
 
 
 def _count_collective(eqn: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
-    """The bytes `[2, N]` of one collective, added over all devices of a node."""
+    """Returns the bytes `[2, N]` of one collective, added over all devices of a node."""
     names = [eqn.params[name] for name in AXIS_PARAMS if name in eqn.params]
     over = {name for part in names for name in (part if isinstance(part, tuple) else (part,))}
     devices = math.prod(size for axis, size in manual.items() if axis not in over)

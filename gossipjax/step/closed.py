@@ -113,7 +113,7 @@ def decentralize(
 
 
 class DecentralizedStep:
-    """What `gx.decentralize` returns. `train_step` is the `gx.TrainStep` behind it."""
+    """Steps all nodes: what `gx.decentralize` returns. `train_step` is its `gx.TrainStep`."""
 
     def __init__(
         self,
@@ -316,10 +316,11 @@ def _split(state: Any, marked: Any) -> tuple[list[Any], Any]:
 
 
 def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `gradients` for `gx.TrainStep` of a closed step: how it moves the parameters.
+    """Makes the `gradients` of `gx.TrainStep` from a closed step, which applies its own optimizer.
 
-    The transform of a closed step takes updates, as after an optimizer, and not gradients. `aux` is
-    the rest of the new state, and the metrics.
+    `gradients` returns how the step moves the parameters. The transform after it, a gossip without
+    an optimizer, takes these updates instead of gradients. `aux` is the rest of the new state, and
+    the metrics.
     """
 
     def gradients(params: Any, rest: Any, named: dict[str, Any], *inputs: Any) -> Any:
@@ -381,7 +382,7 @@ def _warn_of_copies(params: Any, rest: Any) -> None:
 
 
 def _first_row(leaf: Any) -> np.ndarray:
-    """The first row `[d]` along the last axis of an array; empty if this process cannot read it.
+    """Returns the first row `[d]` along the last axis; empty if this process cannot read it.
 
     It is empty for scalars, too, as equal scalars need not be copies.
     """
@@ -392,7 +393,7 @@ def _first_row(leaf: Any) -> np.ndarray:
 
 
 def _find_raw_keys(rest: Any, fold_in: bool | None) -> list[bool]:
-    """Which leaves of the rest of a state are a `PRNGKey` into which the node is folded.
+    """Says which leaves of the rest of a state are a `PRNGKey` into which the node is folded.
 
     Two numbers in uint32 can be a key or something else, so the user must say so by `fold_in`.
     """

@@ -28,7 +28,7 @@ class OnHost:
 
 
 def _can_wait_on_host(part: Any) -> bool:
-    """Whether a part of a chain's state has fields that only some steps use."""
+    """Says whether a part of a chain's state has fields that only some steps use."""
     return isinstance(part, Exchanging) and bool(part.plan.fields(0))
 
 

@@ -57,7 +57,7 @@ class _Programs(NamedTuple):
     called: set[Any]  # the static numbers and shapes of inputs for which programs are compiled
 
     def arguments(self, number: Any, params: Any, opt_state: Any, inputs: Any) -> tuple[Any, ...]:
-        """The arguments of `fused`, for code that calls or traces it directly."""
+        """Returns the arguments of `fused`, for code that calls or traces it directly."""
         if self.offloads:
             opt_state = offloaded.bring_used_state(opt_state, number)
         return number, params, opt_state, *inputs
@@ -92,8 +92,8 @@ class TrainStep:
       overlap_in_thread: whether an exchange that needs no result of its step becomes a separate
         program, which a thread dispatches; None chooses by the backend.
       bucket_bytes: the bytes of gradients that a thread averages at once, at least; without a
-        `wire` the first bucket has 1 MiB. Small buckets are faster on links of short delays, and
-        large ones on long links.
+        `wire` the first bucket has 1 MiB. On links of short delays, small buckets are faster
+        than large ones; on links of long delays they are slower.
       offload_outer: whether the anchor and the other state of `gx.outer` wait in the host's memory
         from the first step on, except for steps that use a fragment: docs/guides/large_models.md.
         It has no effect without `gx.outer`, or if a thread dispatches the exchange, on CPU.
@@ -332,12 +332,12 @@ class TrainStep:
         self._averages_locally = True
 
     def canonical_steps(self, opt_state: optax.OptState) -> list[int] | None:
-        """The static steps, one per compiled program; None if the step is traced."""
+        """Returns the static steps, one per compiled program; None if the step is traced."""
         plan, programs = self._find_programs(opt_state)
         return list(plan.canonical_steps) if programs.is_static else None
 
     def overlaps(self, opt_state: optax.OptState) -> bool:
-        """Whether the exchange runs as a separate program, on a thread.
+        """Says whether the exchange runs as a separate program, on a thread.
 
         If an exchange takes several steps, the first step decides, because it cannot run on a
         thread if the chain contains other collectives.
@@ -346,7 +346,7 @@ class TrainStep:
         return isinstance(update, Exchanger) and update.is_on_thread is not False
 
     def _traces_rounds(self, plan: Plan) -> bool:
-        """Whether the round can be data, because that is as fast as one program per round."""
+        """Says whether the round can be data, because that is as fast as one program per round."""
         return self.nodes.is_simulated and plan.is_one_program() and not self._has_thread
 
     def _make_number(self, plan: Plan, step: int, is_static: bool) -> Any:
@@ -361,7 +361,7 @@ class TrainStep:
         return self._numbers_on_device[canonical]
 
     def _is_static(self, plan: Plan) -> bool:
-        """Whether the step is static: a part of the program, which then exists for each round."""
+        """Says whether the step is static: part of the program, which then exists per round."""
         programs = len(plan.canonical_steps)
         return programs <= (1 if self._traces_rounds(plan) else self._max_programs)
 
@@ -399,7 +399,7 @@ class TrainStep:
 
     @functools.cached_property
     def _has_thread(self) -> bool:
-        """Whether a thread dispatches exchanges that can run during the gradients of a step."""
+        """Says whether a thread dispatches exchanges that can run during a step's gradients."""
         if self._overlap_in_thread is not None:
             return self._overlap_in_thread
         # XLA on CPU runs the programs of a process with several devices one after another.
@@ -408,7 +408,7 @@ class TrainStep:
         return on_cpu and jax.local_device_count() == 1 and has_one_device
 
     def _find_programs(self, opt_state: optax.OptState) -> tuple[Plan, _Programs]:
-        """The plan of a chain, and its programs, which are made once."""
+        """Returns the plan of a chain, and its programs, which are made once."""
         plan = step_plan(opt_state)
         if plan not in self._programs:
             self._programs[plan] = self._make_programs(plan, opt_state)
