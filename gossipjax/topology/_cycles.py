@@ -56,7 +56,8 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
       averages exactly if `N` is a power of `p + 1`. The authors' code uses the list `"authors"` by
       default since June 2019.
 
-    For one peer both lists are the same. For more peers, the hops of `"authors"` average faster.
+    For one peer both lists are the same. For two peers and more, the hops of `"authors"` average
+    faster than those of `"paper"`.
     The published figures of 2P-SGP most likely used neither list, but
     `{1, -1}, {2, -2}, {4, -4}, ...`: the version of the code that the authors name for the figures
     (`sgp_pytorch0.5`) has no other hops for SGP.

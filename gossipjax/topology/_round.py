@@ -18,7 +18,7 @@ TOLERANCE = 1e-6  # how far a sum may be from 1, so that float32 matrices pass
 
 
 def require_int(value: Any, what: str, minimum: int, maximum: int | None = None) -> int:
-    """Return `value` as an int; raise `ValueError` unless it is an integer in the range."""
+    """Returns `value` as an int; raises `ValueError` unless it is an integer in the range."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
         raise ValueError(f"{what} must be an integer >= {minimum}, got {value!r}.")
     if maximum is not None and value > maximum:
@@ -175,19 +175,19 @@ class Round:
 
     @functools.cached_property
     def is_identity(self) -> bool:
-        """Whether no node sends anything."""
+        """Says whether no node sends anything."""
         return len(self.weights) == self.size
 
     @functools.cached_property
     def is_uniform(self) -> bool:
-        """Whether every entry is 1/N, so that every node gets the exact average."""
+        """Says whether every entry is 1/N, so that every node gets the exact average."""
         return len(self.weights) == self.size**2 and bool(
             np.allclose(self.weights, 1 / self.size, rtol=TOLERANCE, atol=0)
         )
 
     @functools.cached_property
     def is_doubly_stochastic(self) -> bool:
-        """Whether rows and columns both sum to 1, so that push-sum weights stay 1."""
+        """Says whether rows and columns both sum to 1, so that push-sum weights stay 1."""
         sums = np.bincount(self.receivers, self.weights, self.size)
         return bool((abs(sums - 1) <= TOLERANCE).all())
 

@@ -136,7 +136,8 @@ def star(nodes: int, *, weights: Weights = "uniform") -> Schedule:
     Args:
       weights: with `"uniform"`, `P[i, 0] = 1 / N`, and every other node keeps 1/2 and sends 1/2 to
         the hub. Rows do not sum to 1, so only push-sum can use it. With `"metropolis"`, every edge
-        has weight `1 / N` and a node keeps the rest, so that rows and columns sum to 1.
+        has weight `1 / N`, because one of its ends, the hub, has N - 1 neighbours. A node keeps the
+        rest, so that rows and columns sum to 1.
 
     Raises:
       ValueError: for an unknown `weights`.

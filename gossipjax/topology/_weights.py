@@ -22,7 +22,7 @@ def read_graph(graph: Any) -> tuple[int, np.ndarray]:
 
 
 def optimal_weights(graph: Any, *, min_self_weight: float = 0.0) -> np.ndarray:
-    """The symmetric mixing matrix `[N, N]` of an undirected graph that averages fastest.
+    """Returns the symmetric mixing matrix `[N, N]` of an undirected graph that averages fastest.
 
     Of all symmetric `W >= 0` whose rows sum to 1 and whose entries are 0 where the graph has no
     edge, the result, the fastest mixing Markov chain, has the smallest

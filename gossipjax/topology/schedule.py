@@ -147,7 +147,7 @@ class Schedule:
 
     @property
     def is_doubly_stochastic(self) -> bool:
-        """Whether rows and columns both sum to 1 in every round."""
+        """Says whether rows and columns both sum to 1 in every round."""
         return all(round_.is_doubly_stochastic for round_ in self.rounds)
 
     def index_at(self, step: int) -> int:
@@ -183,7 +183,7 @@ class Schedule:
         return self.rounds[self.index_at(step)]
 
     def matrices(self, steps: int | None = None) -> np.ndarray:
-        """Mixing matrices `[steps, N, N]` of the first `steps` steps, by default of one cycle.
+        """Returns the mixing matrices `[steps, N, N]` of the first steps, by default of one cycle.
 
         Raises:
           AttributeError: if you do not give `steps` and the schedule is piecewise, so that it has
@@ -231,7 +231,7 @@ class Schedule:
         return self._made_by_every[k, phase]
 
     def _find_canonical_steps(self, lookback: int) -> list[list[int]]:
-        """For each segment, the canonical steps of its first `lookback + len(cycle)` steps.
+        """Finds for each segment the canonical steps of its first `lookback + len(cycle)` steps.
 
         The window of a step is its round and the rounds of the `lookback` steps before it. Of all
         steps with the same window, the first is canonical. Once windows lie within the segment,

@@ -28,7 +28,7 @@ Move = Callable[[Mix, Any, int], Any]  # one round: mix, values, step -> values
 
 
 def spectral_gap(schedule: Schedule, *, per_round: bool = False) -> float:
-    """The gap `1 - |lambda_2|` of one cycle of rounds, or per round.
+    """Returns the gap `1 - |lambda_2|` of one cycle of rounds or, with `per_round`, per round.
 
     `lambda_2` is the second largest eigenvalue in modulus of `P_(T-1) ... P_0`. In the long run,
     each cycle of `T` rounds multiplies the distance to the average by about `|lambda_2|`. The gap
@@ -58,7 +58,7 @@ def spectral_gap(schedule: Schedule, *, per_round: bool = False) -> float:
 
 
 def second_singular_value(schedule: Schedule, steps: int) -> float:
-    """The second largest singular value `sigma_2` of the product of the first `steps` rounds.
+    """Returns `sigma_2`, the second largest singular value of the product of `steps` rounds.
 
     The product is `P_(steps-1) ... P_0`. If the rounds are doubly stochastic,
     `||x(steps) - mean|| <= sigma_2 ||x(0) - mean||`, and no smaller factor holds for every start.
@@ -134,7 +134,7 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
 
 
 def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> float:
-    """The factor by which a round multiplies the differences between nodes, in the long run.
+    """Returns the factor by which a round multiplies nodes' differences, in the long run.
 
     `move(mix, values, step)` is one round of a linear algorithm without gradients, as in
     `follow_differences`; nodes come to agree if the factor is below 1. Start from random values
@@ -266,7 +266,7 @@ def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
 
 
 def _span_same_space(basis: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two orthonormal bases `[N, d]` of vectors whose sum is 0 span the same space."""
+    """Says whether two orthonormal bases `[N, d]` of vectors whose sum is 0 span the same space."""
     if basis.shape != other.shape:
         return False
     if basis.shape[1] == len(basis) - 1:  # both span all vectors whose sum is 0
@@ -280,7 +280,7 @@ def _map_frequencies(round_: Round, frequencies: np.ndarray) -> np.ndarray:
 
 
 def _is_circulant(round_: Round) -> bool:
-    """Whether all nodes have the same weights by hop: `P[i, j]` depends on `(i - j) mod N` only."""
+    """Says whether `P[i, j]` depends only on the hop `(i - j) mod N`, so all nodes are alike."""
     weights = _get_hop_weights(round_)
     hops = (round_.receivers - round_.senders) % round_.size
     has_all_edges = len(hops) == round_.size * np.count_nonzero(weights)
@@ -288,7 +288,7 @@ def _is_circulant(round_: Round) -> bool:
 
 
 def _get_hop_weights(circulant: Round) -> np.ndarray:
-    """The weights of a circulant round by hop, `[N]`: the first column of its matrix."""
+    """Returns the weights of a circulant round by hop, `[N]`: the first column of its matrix."""
     is_first = circulant.senders == 0
     weights = np.zeros(circulant.size)
     weights[circulant.receivers[is_first]] = circulant.weights[is_first]
@@ -296,12 +296,12 @@ def _get_hop_weights(circulant: Round) -> np.ndarray:
 
 
 def _find_moduli(circulant: Round) -> np.ndarray:
-    """The moduli of the eigenvalues of a circulant round, `[N]`, by frequency of the mode."""
+    """Returns the moduli of a circulant round's eigenvalues, `[N]`, by frequency of the mode."""
     return abs(np.fft.fft(_get_hop_weights(circulant)))
 
 
 def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
-    """`log |lambda_2|` of one cycle. In float64, `|lambda_2|` of a long cycle would underflow."""
+    """Returns `log |lambda_2|` of one cycle; `|lambda_2|` itself could underflow in float64."""
     rounds = [schedule.round_at(step) for step in range(schedule.period)]
     if all(map(_is_circulant, schedule.rounds)):
         moduli = np.stack([_find_moduli(round_)[1:] for round_ in rounds])
