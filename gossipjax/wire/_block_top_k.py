@@ -43,13 +43,13 @@ class BlockTopK(Codec):
         return f"block_top_k({self.count}, block={self.block})"
 
     def _cut(self, size: int) -> tuple[int, int, int]:
-        """The number of blocks of an array, the length of a block, and how many values it sends."""
+        """Returns the number of blocks of an array, their length, and how many values one sends."""
         blocks = -(-size // self.block)
         length = -(-size // max(1, blocks))
         return blocks, length, min(self.count, length)
 
     def _count_code_words(self, size: int) -> int:
-        """The number of words of the codes of all blocks, which come before the tables."""
+        """Returns the number of words of the codes of all blocks, which come before the tables."""
         blocks, _, count = self._cut(size)
         return -(-blocks * count // GROUP) * GROUP_WORDS
 
@@ -94,7 +94,7 @@ class BlockTopK(Codec):
 
 
 def _find_bins(values: jax.Array) -> jax.Array:
-    """The bins, 0 to 3, of values `[blocks, count]`; 2 in a block with one that is not finite."""
+    """Returns the bins, 0 to 3, of `[blocks, count]` values; 2 where a block is not finite."""
     largest = jnp.abs(values).max(axis=1, keepdims=True)
     scaled = jnp.where(largest > 0, values / largest, 0)  # so that no square is too large or small
     centered = scaled - scaled.mean(axis=1, keepdims=True)
@@ -105,7 +105,7 @@ def _find_bins(values: jax.Array) -> jax.Array:
 
 
 def _average_bins(values: jax.Array, bins: jax.Array) -> jax.Array:
-    """The mean of the values in each bin, `[blocks, 4]`; 0 for an empty bin."""
+    """Returns the mean of the values in each bin, `[blocks, 4]`; 0 for an empty bin."""
     is_in = bins[:, None, :] == jax.lax.broadcasted_iota(WORD, (1, BINS, 1), 1)
     sums = jnp.where(is_in, values[:, None, :], jnp.zeros_like(values[:, None, :])).sum(axis=2)
     counts = is_in.sum(axis=2).astype(values.dtype)
@@ -124,7 +124,7 @@ def _unpack(words: jax.Array) -> jax.Array:
 
 
 def _split_bits(numbers: jax.Array, bits: int) -> jax.Array:
-    """The lowest `bits` bits of each number `[n]`, the lowest first: `[n bits]`."""
+    """Returns the lowest `bits` bits of each number `[n]`, the lowest first: `[n bits]`."""
     return (numbers[:, None] >> np.arange(bits, dtype=WORD)[None] & np.uint32(1)).ravel()
 
 
@@ -135,7 +135,7 @@ def _join_bits(digits: jax.Array, bits: int) -> jax.Array:
 
 
 def block_top_k(count: int = 64, block: int = 4096) -> BlockTopK:
-    """A codec that sends the largest `count` of every `block` values, in 14 bits each.
+    """Returns a codec that sends the largest `count` of every `block` values, in 14 bits each.
 
     If the values `v` that a block sends have the mean `m` and the standard deviation `s`, then
 

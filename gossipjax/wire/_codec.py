@@ -46,7 +46,7 @@ class Codec(abc.ABC):
         return WORD
 
     def applies_to(self, dtype: np.dtype) -> bool:
-        """Whether the codec makes arrays of `dtype` smaller; other arrays travel unchanged."""
+        """Says whether the codec makes arrays of `dtype` smaller; other arrays travel unchanged."""
         del dtype
         return True
 
@@ -60,7 +60,7 @@ class Codec(abc.ABC):
 
     @abc.abstractmethod
     def count_words(self, like: Like) -> int:
-        """The number of words of an array with the size and type of `like`."""
+        """Returns the number of words of an array with the size and type of `like`."""
 
     def join(self, size: int) -> tuple[Codec, int] | None:
         """Says how to encode several arrays of `size` values as one array, with the same words.
@@ -72,7 +72,7 @@ class Codec(abc.ABC):
         return None
 
     def count_bytes(self, size: int) -> int:
-        """The bytes of a message of `size` float32 values, scales and indices included."""
+        """Returns the bytes of a message of `size` float32 values, scales and indices included."""
         return self.count_words(jax.ShapeDtypeStruct((size,), np.float32)) * self.word.itemsize
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class Codec(abc.ABC):
 
 
 def as_words(values: jax.Array) -> jax.Array:
-    """The bits of values of 32 or 64 bits, as flat words."""
+    """Returns the bits of values of 32 or 64 bits, as flat words."""
     return jax.lax.bitcast_convert_type(values, WORD).ravel()
 
 

@@ -16,7 +16,7 @@ MIN_BITS = 16  # of a floating-point type that can be averaged or sent
 
 
 def is_real_float(dtype: DTypeLike) -> bool:
-    """Whether `dtype` is a real floating-point type of at least 16 bits."""
+    """Says whether `dtype` is a real floating-point type of at least 16 bits."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= MIN_BITS
 
 
@@ -67,7 +67,7 @@ class FloatCodec(Codec):
         return self.dtype.itemsize < dtype.itemsize
 
     def is_scaled(self, array: Like) -> bool:
-        """Whether an array's values may exceed the range of the type."""
+        """Says whether an array's values may exceed the range of the type."""
         has_smaller_range = jnp.finfo(self.dtype).maxexp < jnp.finfo(array.dtype).maxexp
         return has_smaller_range and array.size > 1
 
@@ -109,7 +109,7 @@ def _power_of_two(exponent: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def float32() -> FloatCodec:
-    """A codec that keeps float32: full precision for float32 models, for example in `gx.choco`.
+    """Returns a codec that keeps float32: full precision for float32 models, as in `gx.choco`.
 
     >>> float32().count_bytes(1000)
     4000
@@ -118,7 +118,7 @@ def float32() -> FloatCodec:
 
 
 def bfloat16() -> FloatCodec:
-    """A codec that rounds to bfloat16, by at most 2^-9 of a value: half the bytes of float32.
+    """Returns a codec that rounds to bfloat16, by at most 2^-9 of a value: half of float32's bytes.
 
     >>> bfloat16().count_bytes(1000)
     2000
@@ -127,7 +127,7 @@ def bfloat16() -> FloatCodec:
 
 
 def float16() -> FloatCodec:
-    """A codec that rounds to float16, by at most 2^-12 of a value, and scales by a power of two.
+    """Returns a codec that rounds to float16, by at most 2^-12 of a value, scaled by powers of 2.
 
     >>> float16().count_bytes(1000)
     2002

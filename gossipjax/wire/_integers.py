@@ -151,7 +151,7 @@ class IntegerCodec(Codec):
 
 
 def _find_largest(values: jax.Array) -> jax.Array:
-    """The largest magnitude of each block of `[..., block]`; not finite if a value is not.
+    """Returns the largest magnitude of each block of `[..., block]`; not finite if a value is not.
 
     It compares the two halves of a block again and again. XLA on CPU vectorizes this, but not a
     reduction.
@@ -178,7 +178,9 @@ def draw_words(key: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 def int8(block: int = 256, *, seed: int = 0) -> IntegerCodec:
-    """A codec of 8-bit integers, one float32 scale per block: 0.254 of the bytes in blocks of 256.
+    """Returns a codec of 8-bit integers with one float32 scale per block.
+
+    In blocks of 256 a message has 0.254 of the bytes of float32.
 
     A value arrives with an error below 1/127 of the largest magnitude of its block; on average the
     error is 0. If a block contains a value that is not finite, no value of the block arrives
@@ -204,7 +206,9 @@ def int8(block: int = 256, *, seed: int = 0) -> IntegerCodec:
 
 
 def int4(block: int = 256, *, seed: int = 0) -> IntegerCodec:
-    """A codec like `int8`, with 4 bits: 0.129 of the bytes, errors below 1/7 of the largest value.
+    """Returns a codec like `int8`, with 4 bits: errors are below 1/7 of the block's maximum.
+
+    In blocks of 256 a message has 0.129 of the bytes of float32.
 
     >>> int4().count_bytes(25_600_000) / (4 * 25_600_000)
     0.12890625

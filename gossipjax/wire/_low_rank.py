@@ -33,7 +33,7 @@ class LowRank:
         return f"low_rank({self.rank}{f', seed={self.seed}' if self.seed else ''})"
 
     def applies_to(self, shape: Sequence[int]) -> bool:
-        """Whether the factors of a leaf of this shape have fewer values than the leaf."""
+        """Says whether the factors of a leaf of this shape have fewer values than the leaf."""
         rows, columns = matrix_shape(shape)
         return len(shape) > 1 and self.rank * (rows + columns) < rows * columns
 
@@ -49,7 +49,7 @@ class LowRank:
         return jax.random.normal(key, (shape[-1], self.rank), dtype)
 
     def count_models(self, part: Any, model: Any) -> tuple[float, float]:
-        """The sizes of the two messages for a part of a model, as fractions of the model's size."""
+        """Returns the sizes of the two messages for a part, as fractions of the model's size."""
         size = max(1, sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(model)))
         first = second = 0
         for shape in map(jnp.shape, jax.tree.leaves(part)):
@@ -61,7 +61,7 @@ class LowRank:
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """The shape of a leaf as a matrix: all axes but the last one, and the last one."""
+    """Returns the shape of a leaf as a matrix: all axes but the last one, and the last one."""
     return math.prod(shape[:-1]), shape[-1] if shape else 1
 
 

@@ -81,7 +81,7 @@ class Wire(NamedTuple):
         return cls(axis_name, local_axis_name, codec)
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments with which a transform's factory makes this wire again."""
+        """Returns the arguments with which a transform's factory makes this wire again."""
         return {
             "axis_name": self.axis_name,
             "local_axis_name": self.local_axis_name,
@@ -89,7 +89,7 @@ class Wire(NamedTuple):
         }
 
     def make_key(self, count: Any) -> jax.Array | None:
-        """The PRNG key for the exchange at update number `count`; None if the codec is not random.
+        """Returns the PRNG key for the exchange of update `count`; None if the codec is not random.
 
         All nodes get the same key. Each then folds in its index, by `fold_in_node`.
         """
@@ -122,7 +122,7 @@ def require_codec(wire: WireLike, name: str) -> Codec:
 
 
 def is_narrower(codec: Codec | None, dtype: np.dtype) -> bool:
-    """Whether a message of `dtype` gets smaller by the codec; otherwise it travels unchanged."""
+    """Says whether the codec makes messages of `dtype` smaller; if not, they travel unchanged."""
     return codec is not None and codec.applies_to(dtype)
 
 
@@ -248,7 +248,7 @@ def concatenate_in_place(arrays: Sequence[jax.Array]) -> jax.Array:
 
 
 def is_cpu_over_processes() -> bool:
-    """Whether JAX runs on CPU over several processes, whose messages go through Gloo."""
+    """Says whether JAX runs on CPU over several processes, whose messages go through Gloo."""
     return jax.default_backend() == "cpu" and jax.process_count() > 1
 
 

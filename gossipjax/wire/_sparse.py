@@ -31,7 +31,7 @@ class SparseCodec(Codec):
     fraction: float
 
     def count_values(self, size: int) -> int:
-        """The number of values that are sent of an array of `size`."""
+        """Returns the number of values that are sent of an array of `size`."""
         return min(size, max(1, round(self.fraction * size)))
 
 
@@ -114,7 +114,7 @@ def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
 
 
 def top_k(fraction: float) -> TopK:
-    """A codec that sends a fraction of the values, the largest in magnitude, with their indices.
+    """Returns a codec that sends the values largest in magnitude, a fraction of all, and indices.
 
     A value and its index take 8 bytes. The fraction, above 0 and at most 1, counts in each message,
     not in each leaf. Use the codec with `gx.choco`, `gx.contrib.deepsqueeze` and `gx.allreduce`,
@@ -130,7 +130,7 @@ def top_k(fraction: float) -> TopK:
 
 
 def random_k(fraction: float, *, seed: int = 0) -> RandomK:
-    """A codec that sends a fraction of the values, drawn anew for every message.
+    """Returns a codec that sends a fraction of the values, drawn anew for every message.
 
     Each value takes 4 bytes. The key takes 8 bytes, and sender and receivers draw the indices from
     it. `fraction` is as in `top_k`, and `seed` as in `int8`.
