@@ -27,7 +27,7 @@ __getattr__ = old_names("diagnostics")
 def consensus_distance(
     params: optax.Params, *, axis_name: str = "nodes", specs: Any = None
 ) -> jax.Array:
-    """This node's Euclidean distance to the node average: `||z_i - (1/N) sum_j z_j||_2`.
+    """Returns this node's Euclidean distance to the node average: `||z_i - (1/N) sum_j z_j||_2`.
 
     The distance is one scalar per node, over all leaves together, in float32 at least. If all nodes
     have the same bits, the distance is exactly 0.
@@ -74,7 +74,7 @@ def layer_consensus_distance(
 
 
 def _squared_distances(params: optax.Params, axis_name: str, specs: Any) -> Any:
-    """The squared distance of each leaf to the node average, as a tree of scalars."""
+    """Returns the squared distance of each leaf to the node average, as a tree of scalars."""
     require_floats(params, "params")
     values = upcast(params)
     average = clipped_node_mean(values, axis_name)  # exact if all nodes have the same bits
@@ -146,7 +146,7 @@ def monitor_outer_gradient() -> optax.GradientTransformation:
 
 
 def effective_rate(learning_rate: Any, momentum: Any, cosine: Any) -> Any:
-    """The rate at which plain SGD goes as far along a gradient as SGD with Nesterov momentum.
+    """Returns the rate at which plain SGD goes as far along a gradient as Nesterov's momentum SGD.
 
         eta (1 + mu / (1 - mu rho))    with rate eta, momentum mu and cosine rho
 

@@ -39,7 +39,7 @@ class TrainState(flax.training.train_state.TrainState):
     """
 
     def apply_gradients(self, *, grads: Any, step: Any = None, **kwargs: Any) -> Any:
-        """flax's `apply_gradients` with `tx.update(..., step=step)`.
+        """Calls flax's `apply_gradients` with `tx.update(..., step=step)`.
 
         Args:
           grads: the gradients of this node.

@@ -22,17 +22,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def auto_mesh(mesh: Mesh) -> Mesh:
-    """A mesh of the same devices and axes, in which all axes are Auto."""
+    """Returns a mesh of the same devices and axes, in which all axes are Auto."""
     return Mesh(mesh.devices, mesh.axis_names)
 
 
 def has_explicit_axes(mesh: Mesh | AbstractMesh) -> bool:
-    """Whether an axis of the mesh is Explicit, so that it appears in the types of arrays."""
+    """Says whether an axis of the mesh is Explicit, so that it appears in the types of arrays."""
     return AxisType.Explicit in mesh.axis_types
 
 
 def current_mesh() -> Mesh | None:
-    """The mesh that `jax.set_mesh` has set; None if there is none, and inside of `jax.jit`."""
+    """Returns the mesh that `jax.set_mesh` has set; None without one, and inside of `jax.jit`."""
     try:
         mesh = jax.sharding.get_mesh()
     except ValueError:  # inside of jax.jit
@@ -41,7 +41,7 @@ def current_mesh() -> Mesh | None:
 
 
 def unset_mesh() -> contextlib.AbstractContextManager[Any]:
-    """A context in which no mesh is set; inside of `jax.jit` it changes nothing."""
+    """Returns a context in which no mesh is set; inside of `jax.jit` it changes nothing."""
     return contextlib.nullcontext() if current_mesh() is None else jax.set_mesh(None)
 
 

@@ -52,7 +52,7 @@ def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Param
 def local_model(
     params: optax.Params, opt_state: optax.OptState, updates: optax.Updates
 ) -> optax.Params:
-    """This node's model after the local half of a step, before any exchange: `(x + u) / w`.
+    """Returns this node's model after the local half of a step, before any exchange: `(x + u) / w`.
 
     Assran et al. plot the `consensus_distance` of this model, "after the gradient step and before
     the gossip".
@@ -236,13 +236,13 @@ def sum_mass(
 
 
 def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str | None) -> PushSum:
-    """The sums of weights and numerators over the nodes and the messages in flight."""
+    """Returns the sums of weights and numerators over the nodes and the messages in flight."""
     axis_size(_axis_name(state, axis_name))  # raises `ValueError` if the axis is missing
     return node_sum(_mass_of_node(params, state), Wire(_axis_name(state, axis_name)))
 
 
 def _mass_of_node(params: optax.Params, state: GossipState | None) -> PushSum:
-    """Weight and numerators of this node, plus the messages in flight to it."""
+    """Returns the weight and numerators of this node, plus the messages in flight to it."""
     require_floats(params, "params")
     if state is not None and state.residual is not None:
         require_like(state.residual, params, "params")

@@ -48,7 +48,7 @@ _max_waiting = contextvars.ContextVar("seconds", default=MEETING_SECONDS)  # see
 
 @contextlib.contextmanager
 def meet_within(seconds: float) -> Iterator[None]:
-    """Within this context, processes wait for one another for at most `seconds`.
+    """Lets processes wait for one another for at most `seconds` within this context.
 
     Use it for work that all processes do at the same time and that compiles and evaluates nothing,
     such as reading.
@@ -61,7 +61,7 @@ def meet_within(seconds: float) -> Iterator[None]:
 
 
 def is_main_process() -> bool:
-    """Whether this is process 0, which writes files and prints.
+    """Says whether this is process 0, which writes files and prints.
 
     >>> is_main_process()
     True
@@ -70,7 +70,7 @@ def is_main_process() -> bool:
 
 
 def all_processes(flag: bool, timeout: float | None = None) -> bool:
-    """Whether `flag` is true on all processes.
+    """Says whether `flag` is true on all processes.
 
     If the processes met by `gx.launch.initialize`, they agree over the connections of that meeting.
     After 30 s of waiting, a line says which process is missing and in which call. If JAX found the
@@ -92,7 +92,7 @@ def all_processes(flag: bool, timeout: float | None = None) -> bool:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether `flag` is true on at least one process.
+    """Says whether `flag` is true on at least one process.
 
     >>> any_process(False)
     False
@@ -101,7 +101,7 @@ def any_process(flag: bool) -> bool:
 
 
 def processes_agree(flag: bool) -> bool:
-    """Whether `flag` is the same on all processes.
+    """Says whether `flag` is the same on all processes.
 
     >>> processes_agree(True)
     True
@@ -188,7 +188,7 @@ def gather_arrays(tree: Any) -> Any:
 
 
 def local_nodes(mesh: Mesh | None, size: int, *, axis_name: str = "nodes") -> list[int]:
-    """The numbers of the nodes whose devices belong to this process; all nodes without a mesh.
+    """Returns the numbers of the nodes on this process's devices; without a mesh, of all nodes.
 
     N = `size` is a multiple of the D devices of the axis. Each device gets N / D consecutive nodes.
 
@@ -267,7 +267,7 @@ def put_sharded(rows: Any, shardings: Any, size: int, *, axis_name: str = "nodes
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is an array of typed PRNG keys, or a `jax.ShapeDtypeStruct` of one."""
+    """Says whether a leaf is an array of typed PRNG keys, or a `jax.ShapeDtypeStruct` of one."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 

@@ -30,12 +30,12 @@ MAX_COPIES = 1.5  # how often the devices of a node may have a value, on average
 
 
 def is_spec(part: Any) -> bool:
-    """Whether `part` is a spec: a `PartitionSpec`, or None for a whole array."""
+    """Says whether `part` is a spec: a `PartitionSpec`, or None for a whole array."""
     return part is None or isinstance(part, PartitionSpec)
 
 
 def _leaves_by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[Path, Any]:
-    """The leaves of a tree by their paths, without flax's boxes."""
+    """Returns the leaves of a tree by their paths, without flax's boxes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
     return {_without_box(path): leaf for path, leaf in leaves}
 
@@ -55,7 +55,7 @@ def _shapes_of(tree: Any) -> dict[Path, tuple[int, ...]]:
 
 
 def is_box(part: Any) -> bool:
-    """Whether `part` is an annotated parameter: flax.linen's `Partitioned`, NNX's `Variable`."""
+    """Says whether `part` is a boxed parameter: flax.linen's `Partitioned`, NNX's `Variable`."""
     return hasattr(part, "get_partition_spec") or hasattr(part, "get_metadata")
 
 
@@ -76,7 +76,7 @@ def _shorten(spec: PartitionSpec) -> PartitionSpec:
 
 
 def axes_of(spec: PartitionSpec) -> list[str]:
-    """The axes over which an array of this spec is sharded."""
+    """Returns the axes over which an array of this spec is sharded."""
     parts = [part if isinstance(part, tuple) else (part,) for part in spec]
     return [axis for part in parts for axis in part if axis is not None]
 
@@ -130,7 +130,7 @@ class Specs:
         return dict(self.by_path)
 
     def of_path(self, path: Path) -> PartitionSpec:
-        """The spec of one parameter."""
+        """Returns the spec of one parameter."""
         return self._spec_of[_without_box(path)]
 
     @property
@@ -145,7 +145,7 @@ class Specs:
         others: Any = WHOLE,
         sizes: Mapping[str, int] | None = None,
     ) -> Any:
-        """The specs of any pytree that contains trees like the parameters, as `state_specs` says.
+        """Returns the specs of a pytree that contains trees like the parameters; see `state_specs`.
 
         `like` are the parameters, or None for those that the state was made for. Other arrays get
         the spec `others`; by default they are whole. With the `sizes` of the inner axes, pieces of
@@ -280,7 +280,7 @@ def state_specs(tree: Any, params: Any, specs: Any) -> Any:
 
 
 def fsdp_specs(params: Any, mesh: Mesh, *, axis_name: str = "fsdp") -> Any:
-    """Specs that shard each parameter over one axis inside a node: fully sharded data parallelism.
+    """Makes specs that shard each parameter over one axis inside a node, as FSDP does.
 
     Each parameter is sharded over its largest axis that the number of devices divides; of equally
     large axes, over the first. A parameter stays whole if the number divides none of its axes.
@@ -334,7 +334,7 @@ class ShardedState(NamedTuple):
 
 
 def shard_specs(opt_state: Any) -> Specs | None:
-    """The specs that `gx.sharded` has put into the state of a chain; None if there is none."""
+    """Returns the specs that `gx.sharded` has put into the state of a chain; None if none."""
     leaves = jax.tree.leaves(opt_state, is_leaf=_is_sharded)
     return next((part.specs for part in leaves if _is_sharded(part)), None)
 
@@ -344,7 +344,7 @@ def _is_sharded(part: Any) -> bool:
 
 
 def inner_axes(axis_name: str) -> dict[str, int]:
-    """The sizes of the axes inside a node that XLA partitions in the function being traced.
+    """Returns the sizes of the axes inside a node that XLA partitions in the function being traced.
 
     These axes are Auto, while the axis of the nodes is manual. Outside of `gx.spmd` there are none.
     """
@@ -414,7 +414,7 @@ def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) 
 
 @contextlib.contextmanager
 def use_specs(specs: Specs) -> Iterator[None]:
-    """Within this context, `specs_here` returns these specs to the functions that JAX traces."""
+    """Lets `specs_here` return these specs to functions that JAX traces within this context."""
     token = _specs_in_use.set(specs)
     try:
         yield
@@ -423,5 +423,5 @@ def use_specs(specs: Specs) -> Iterator[None]:
 
 
 def specs_here() -> Specs | None:
-    """The specs of the `gx.sharded` around the function that JAX traces; None outside of any."""
+    """Returns the specs of the `gx.sharded` around the traced function; None outside of any."""
     return _specs_in_use.get()

@@ -18,7 +18,7 @@ class _Fields(NamedTuple):  # a base class, because a NamedTuple cannot have its
 
 
 class TrainState(_Fields):
-    """Everything that a training run needs to go on.
+    """Contains everything that a training run needs to go on.
 
     Attributes:
       step: the number of updates so far.
