@@ -32,7 +32,7 @@ class ResizeReport(NamedTuple):
 
     Attributes:
       before, after: the old and the new number of nodes.
-      weight: the sum of the old push-sum weights, in flight included. Up to rounding it is
+      weight: the sum of the old push-sum weights and of those in flight. Up to rounding it is
         `before`.
 
     >>> print(ResizeReport(before=4, after=3, weight=4.0))
