@@ -35,7 +35,7 @@ def init_basis(tree: Any, form: LowRank, axis_name: str) -> Any:
 
 
 def mean_of_low_rank(tree: Any, basis: Any, wire: Wire) -> tuple[Any, Any, Any]:
-    """Returns the node average of every leaf by factors `P Q^T` of low rank; see `wire.low_rank`.
+    """Returns the node average of every leaf by factors `P Q^T`, as `gx.wire.low_rank` says.
 
     `basis` has the factor `Q` of every leaf, as `init_basis` makes it. The function returns the
     averages, what they leave out of this node's leaves, and the next `Q`. Leaves without a `Q` are
