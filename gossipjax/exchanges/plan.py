@@ -176,7 +176,7 @@ class Plan:
 
     @functools.cached_property
     def canonical_steps(self) -> tuple[int, ...] | range:
-        """All values of `canonical_step`, or as many as `MAX_STEPS`."""
+        """All values of `canonical_step`; the first `MAX_STEPS` steps if there are too many."""
         return tuple(self._first_steps.values()) or range(MAX_STEPS)
 
     def goes_on_alike(self, step: int, other: int) -> bool:

@@ -144,7 +144,7 @@ class GossipState(NamedTuple):
     mask: Any = None
 
     def __repr__(self) -> str:
-        """Shows the shapes of scalars, the bytes of all other arrays, and the schedule, in a line."""
+        """Shows the shapes of scalars, the bytes of other arrays, and the schedule, in one line."""
         scalars = {"count": self.count, "weight": self.weight}
         parts = [f"{k} {_show(leaf)}" for k, leaf in scalars.items() if leaf is not None]
         leaves = jax.tree.leaves((self.residual, self.in_flight, self.extra))
