@@ -20,7 +20,10 @@ Groups = Sequence[Sequence[int]]
 
 
 class ComposedAxis(NamedTuple):
-    """An axis of N = D k nodes: node `i` is row `i % k` of device `i // k`."""
+    """Joins the axis of D devices and the `vmap` axis of the k nodes on each: N = D k nodes.
+
+    Node `i` is row `i % k` of device `i // k`.
+    """
 
     name: str  # the name of the axis of all nodes, and of the devices' axis of `shard_map`
     devices: int  # D
