@@ -30,7 +30,7 @@ NO_EDGES = Edges(np.zeros(0, dtype=int), np.zeros(0, dtype=int), np.zeros(0))
 
 @named
 def base_graph(nodes: int, peers: int = 1) -> Schedule:
-    """Base-(k+1) graph with `k = peers`: one cycle averages exactly for every `N`.
+    """Base-(k+1) graph with `k = peers`: a cycle of rounds averages exactly for every `N`.
 
     `P_(T-1) ... P_0 = 1 1^T / N`, every round is symmetric (so doubly stochastic), and no node has
     more than `peers` peers in a round; `T <= 2 log_(peers+1)(N) + 2`. If no prime factor of `N`
