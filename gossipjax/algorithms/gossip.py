@@ -116,7 +116,7 @@ class Node:
     def _count_values(self, tree: Any) -> Any:
         """Counts the values of a tree that is sent next, and returns the tree."""
         if self._values_sent:
-            # XLA would compute the first exchange anew for each peer of the next one, and so on.
+            # Without a barrier XLA would compute the first exchange anew for each peer of the next.
             tree = jax.lax.optimization_barrier(tree)
         self._values_sent += sum(leaf.size for leaf in jax.tree.leaves(tree))
         return tree

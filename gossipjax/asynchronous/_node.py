@@ -262,7 +262,8 @@ class Node:
             launch.advance(self._steps)
             with self._service.lock:
                 founding = self._participant.founding
-                if not founding.wants_mass:  # it may have been given up meanwhile
+                # Else the mass was given up between the wait and the lock: wait again.
+                if not founding.wants_mass:
                     if founding.joined_at is not None:
                         # The optimizer's schedules go on at the step of the node that gave mass.
                         self.opt_state = set_schedules(self.opt_state, founding.joined_at)

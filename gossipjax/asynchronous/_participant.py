@@ -358,7 +358,10 @@ class Participant:
     # Which nodes die, or leave.
 
     def _answer_the_dead(self, message: Message) -> None:
-        """Tells a node that this one has declared it dead; gives up if the other goes on."""
+        """Tells a node that this one has declared it dead.
+
+        If each has declared the other dead, the one that does not outlive the other gives up.
+        """
         sender = message.sender
         view = message.view or View()
         is_mutual = self.life in {life for _, life, _ in view.deaths}

@@ -235,7 +235,11 @@ class Service:
                 self._sockets.forget(first)
 
     def _look_after(self, address: str, now: float) -> None:
-        """Reads answers of a silent address to earlier calls: who is there, or why it refuses."""
+        """Reads the answers to earlier calls of an address that is no peer yet.
+
+        An answer says who is there, or why it refuses. Whoever answers and does not become a peer
+        hears this node, but cannot reach its address.
+        """
         for answer in self._sockets.look_after(address):
             who, _, reason = answer[:MAX_ANSWER_BYTES].decode(errors="replace").partition(" ")
             with self.lock:

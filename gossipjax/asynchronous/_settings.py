@@ -83,7 +83,7 @@ class Settings:
 def may_connect(address: str, secret: str | None) -> bool:
     """Says whether a node may connect to an address, or listen there.
 
-    Without a secret, it may only if no other machine can reach the address.
+    Without a secret the node may do so only where no other machine can reach the address.
 
     >>> may_connect("127.0.0.1:5000", None), may_connect("192.0.2.1:5000", None)
     (True, False)

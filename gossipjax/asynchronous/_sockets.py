@@ -98,7 +98,7 @@ class Sockets:
     def send(self, address: str, frames: Sequence[Any], is_bulk: bool = False) -> bool:
         """Sends frames, which must not change afterwards; returns False if they were dropped.
 
-        Frames are dropped if too many wait already, or while the number of the address is unknown.
+        Frames are dropped if too many wait already, or while the host name has no IP address.
         Pieces of models are `is_bulk`.
         """
         key = address, is_bulk

@@ -148,7 +148,7 @@ class Checkpoints:
 
     def __enter__(self) -> Checkpoints:
         self._is_entered = True
-        if self._every is not None:
+        if self._every is not None:  # SIGTERM saves in `after`, which needs `every`
             handlers = launch.signal_handlers([signal.SIGTERM], self._on_sigterm)
             self._at_exit.enter_context(handlers)
         self._at_exit.callback(self._lock.release)

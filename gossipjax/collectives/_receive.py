@@ -49,7 +49,7 @@ def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None)
 def _receive_slot(
     words: jax.Array, slot: NodeSlot, round_: NodeRound, wire: Wire, like: jax.Array
 ) -> jax.Array:
-    """Exchanges the words of a slot; returns the decoded message of this node's sender.
+    """Sends words to the peer of one slot; returns the decoded message that this node received.
 
     `like` is an array like the message. The result is zeros if nobody sends to this node.
     """

@@ -245,7 +245,11 @@ class ExchangePlan(Plan):
         return self.schedule_by_step.canonical_steps(self.overlap)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Returns one exchange per `overlap` or `period` steps, or two for a message of factors."""
+        """Returns the exchanges of a cycle: one, or two for a message of factors.
+
+        Gossip makes it every `overlap` steps, sent in as many pieces; an all-reduce, which has no
+        schedule, every `period` steps.
+        """
         every = self.period if self.schedule is None else max(1, self.overlap)
         return tuple(
             Exchange(

@@ -1,9 +1,9 @@
 """Programs of several nodes on each device, by `vmap` inside of `shard_map`.
 
 The per-node function is traced with an axis of all N nodes. Each collective over this axis is then
-replaced by collectives over the devices and over the nodes of a device. Everything else stays as it
-is. If XLA alone got the vmapped function and sharded arrays, it would gather all N models on every
-device.
+replaced by collectives over the devices and over the nodes of a device. A program whose collectives
+are replaced is called composed. Everything else stays as it is. If XLA alone got the vmapped
+function and sharded arrays, it would gather all N models on every device.
 """
 
 from __future__ import annotations

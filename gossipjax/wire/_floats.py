@@ -118,7 +118,7 @@ def float32() -> FloatCodec:
 
 
 def bfloat16() -> FloatCodec:
-    """Returns a codec that rounds to bfloat16, by at most 2^-9 of a value: half of float32's bytes.
+    """Returns a codec that rounds to bfloat16, by at most 2^-8 of a value: half of float32's bytes.
 
     >>> bfloat16().count_bytes(1000)
     2000
@@ -127,7 +127,9 @@ def bfloat16() -> FloatCodec:
 
 
 def float16() -> FloatCodec:
-    """Returns a codec that rounds to float16, by at most 2^-12 of a value, scaled by powers of 2.
+    """Returns a codec that scales by a power of 2 and rounds to float16: an error of at most 2^-11.
+
+    The error is relative. Values below 2^-29 of the largest lose more digits.
 
     >>> float16().count_bytes(1000)
     2002
