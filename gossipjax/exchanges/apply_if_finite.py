@@ -37,7 +37,7 @@ def apply_if_finite(
     all nodes take the same branch. You can put it in two places:
 
     - around a whole chain: at a bad step no parameter and no state changes on any node. If the
-      chain contains `osgp`, do not pass `step=`: a skipped step delivers no message, so the messages
+      chain contains `osgp`, do not pass `step=`: a skipped step delivers no message, so messages
       follow the count in the state and not the step that you pass.
     - inside the chain, before the gossip: all nodes skip the optimizer and still exchange. If only
       the bad node should skip the optimizer, use `optax.apply_if_finite` in this place; right
