@@ -143,7 +143,7 @@ CALLS += [
     ),
     *each(lambda wire: gx.choco(RING, wire, 0.1), "wire of choco", None, gx.wire.int8),
     *each(gx.wire.low_rank, "rank of low_rank", 0, 1.5, "4"),
-    (lambda: gx.sgp(RING, wire=gx.wire.low_rank(1)), "averages over all nodes"),
+    (lambda: gx.sgp(RING, wire=gx.wire.low_rank(1)), "averaged over all nodes at once"),
     (lambda: outer(wire=gx.wire.low_rank(1)), "error_feedback=1"),
     *each(lambda c: gx.choco(RING, INT8, c), "strength of choco", 0, 1.1, NAN),
     (lambda: gx.choco(STAR, INT8, 0.1), "schedule of choco"),

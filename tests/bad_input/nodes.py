@@ -98,7 +98,7 @@ CALLS: list[Call] = [
     (lambda: gx.sharded(SGP, {"w": "fsdp", "b": None}), "PartitionSpec"),
     (lambda: gx.sharded("sgp", SPECS), "tx of sharded must"),
     (lambda: gx.sharded(SGP, lambda params: "fsdp").init(MODEL), "PartitionSpec"),
-    (lambda: gx.sharded(SGP).init(MODEL), "specs must be given where"),
+    (lambda: gx.sharded(SGP).init(MODEL), "specs must be given if"),
     *each(update_unsharded, "sharded", SGP, gx.osgp(RING), gx.allreduce(), OUTER),
     (lambda: init({"w": P("fsdp")}), "none for params['b']"),
     *each(

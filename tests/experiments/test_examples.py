@@ -10,7 +10,9 @@ from experiments import examples
 from experiments.examples import flax_nnx, grain_language_model, whole_program
 
 PROGRAMS = sorted(Path(examples.__path__[0]).glob("[a-z]*.py"))
-PROGRAMS = [path for path in PROGRAMS if path.stem not in ("conftest", "digits", "tiny_qwen")]
+PROGRAMS = [
+    path for path in PROGRAMS if path.stem not in ("conftest", "digits", "methods", "tiny_qwen")
+]
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
