@@ -126,7 +126,7 @@ METHODS = {  # title -> (call, algorithm)
     "Scaffnew": ("gut-momentum", f"{OWN}:scaffnew"),
 }
 COLUMNS = (
-    *("average", "average_best", "nodes_mean", "nodes_worst", "consensus_distance"),
+    *("values", "average_best", "nodes_mean", "nodes_worst", "consensus_distance"),
     "sent_bytes",
 )
 POINT_SPREAD = 1.0  # standard deviation of a seed, in points
@@ -157,7 +157,9 @@ def find_uneven(scale: Scale, results: Results) -> Findings:
         rate = f"{cell['rate']:g}" if cell.get("rate") else "-"
         found = [read_cell(cell, name) for name in COLUMNS]
         found[-1] = found[-1]._replace(values=tuple(x / 1e6 for x in found[-1].values))
-        rows.append((title, rate, *(f"{x:.1f}" for x in found)))
+        specs = (".1f", ".1f", ".1f", ".1f", ".3f", ".0f")
+        texts = (f"{x:{spec}}" for x, spec in zip(found, specs, strict=True))
+        rows.append((title, rate, *texts))
     return Findings(read_claims("gut", nodes | {"behind": behind}), [read_table("gut", rows)])
 
 
@@ -168,8 +170,9 @@ def find_cell(results: Results, call: str, algorithm: str) -> Record:
 
 
 def read_cell(cell: Record, name: str) -> Sample:
-    """Returns the values of the seeds by a name of `compare`."""
-    return Sample(tuple(cell.get("seeds", {}).get(name, ())), single_spread=POINT_SPREAD)
+    """Returns the values of the seeds by a name of `compare`; "values" are of its metric."""
+    values = cell.get(name, ()) if name == "values" else cell.get("seeds", {}).get(name, ())
+    return Sample(tuple(values), single_spread=POINT_SPREAD)
 
 
 UNEVEN_SECTION = read_section(name="gut", list_runs=list_uneven_runs, find=find_uneven)
