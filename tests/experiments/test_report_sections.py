@@ -68,7 +68,8 @@ def find_options(run: Run) -> set[str]:
         "steps_to_loss": ("steps_to_loss", "StepsOptions"),
         "outer_momentum": ("outer_momentum", "OuterMomentumOptions"),
         "asynchronous_liars": ("asynchronous_liars", "LiarsOptions"),
-        "speed": SPEED_OPTIONS.get(run.arguments[0], ("", "")),
+        "compare": ("compare.options", "CompareOptions"),
+        "speed": SPEED_OPTIONS.get("".join(run.arguments[:1]), ("", "")),
         "gossipjax.launch": ("fault_injection.slow", "SlowImageOptions"),
     }.get(run.program, (run.program, f"{run.program.title()}Options"))
     options = getattr(importlib.import_module(f"experiments.{place[0]}"), place[1])
@@ -85,6 +86,11 @@ def test_runs_are_commands_of_the_programs(scale: Scale, can_limit: bool):
         if run.program == "gossipjax.launch":
             assert list_option(run, "--processes") == list_option(run, "--nodes")
             arguments = arguments[arguments.index("-m") :]
+        if run.program == "compare":
+            end = arguments.index("--")
+            options = find_options(run._replace(program="image"))
+            assert {x for x in arguments[end + 1 :] if x.startswith("--")} <= options
+            arguments = arguments[:end]
         names = {name for name in arguments if name.startswith("--")}
         assert names <= find_options(run), run.command
         assert run.is_alone == (run.program == "speed")

@@ -156,7 +156,7 @@ def tabulate(records: Mapping[str, Record]) -> Table:
                 for name, scale, spec in (*fields, ("distance", 1, ".3f"))
             ]
             rows.append((*texts, count_messages(run), gap, f"{run['rate']:g}", *found))
-    return read_table("scaling", rows)
+    return read_table("scaling", rows or [["-"] * 10])
 
 
 def draw(losses: Mapping[str, Sample], figure: MatplotlibFigure) -> None:

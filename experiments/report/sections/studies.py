@@ -82,7 +82,9 @@ def find_outer(scale: Scale, results: Results) -> Findings:
         partial(draw, rows),
     )
     return Findings(
-        read_claims(OUTER, figures), [read_table(OUTER, table)], [drawn] if rows else []
+        read_claims(OUTER, figures),
+        [read_table(OUTER, table or [["-"] * 6])],
+        [drawn] if rows else [],
     )
 
 
