@@ -161,7 +161,9 @@ def test_a_report_is_made_again_from_what_was_kept(tmp_path, monkeypatch):
     origin = again["environment"]
     assert (origin["machine"], origin["versions"]) == ("a machine", "")
     page = (other / "results.md").read_text()
-    assert "- This fails. **No.** The cause." in page
-    assert "python -m experiments.image --steps 9" in page
+    assert "- This fails. **No.**" in page
+    assert "The cause." in page
+    assert "`--section first`" in page
+    assert "python -m experiments.image --steps 9" in (other / "report.md").read_text()
     with pytest.raises(SystemExit):
         program.main(["--kept", "--quick", "--out", str(tmp_path / "third")])
