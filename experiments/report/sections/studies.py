@@ -135,9 +135,9 @@ POINT_SPREAD = 1.0  # standard deviation of a seed, in points
 
 
 def list_uneven_runs(scale: Scale) -> list[Run]:
-    """Calls of `compare`, which chooses the rates; when quick, D-PSGD and GUT for 8 steps."""
+    """Calls of `compare`, which chooses the rates; when quick, GUT for 8 steps."""
     if scale.is_quick:
-        small = f"--algorithm {DPSGD} {OWN}:gut --topology ring --dirichlet-alpha 0.1 --seed 0"
+        small = f"--algorithm {OWN}:gut --topology ring --dirichlet-alpha 0.1 --seed 0"
         calls = {"gut-momentum": (f"{small} --jobs 1", "--max-steps 8")}
     else:
         calls = CALLS
