@@ -35,17 +35,16 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments.cells import run_study, show_seeds
-from experiments.options import (
-    Fraction,
-    OptionalPath,
-    OutputOptions,
-    PositiveFloat,
-    PositiveInt,
-    Seed,
-    require_different,
-)
+from experiments.options import Fraction, PositiveFloat, PositiveInt
 from experiments.results import Record
-from experiments.simulated import Task, Trainer, average_nodes, hold_then_fall, make_task
+from experiments.simulated import (
+    SimulatedOptions,
+    Task,
+    Trainer,
+    average_nodes,
+    hold_then_fall,
+    make_task,
+)
 from experiments.tables import make_table
 
 HIDDEN = 32
@@ -54,9 +53,10 @@ RATES = tuple(2.0 ** (k / 2) for k in range(-8, 4))
 
 
 @dataclasses.dataclass(frozen=True)
-class OuterMomentumOptions(OutputOptions):
+class OuterMomentumOptions(SimulatedOptions):
     """Compares outer momentum with larger outer rates, for averages after every H steps."""
 
+    GRID = ("every", "momentum", "outer_rate")
     task: Literal["image", "language"] = "image"
     """What nodes learn: to classify images, or to predict Python's manual, which is installed."""
     every: tuple[PositiveInt, ...] = (4, 16, 64)
@@ -69,20 +69,8 @@ class OuterMomentumOptions(OutputOptions):
     """Rate of the inner optimizer."""
     nodes: PositiveInt = 8
     """Number of simulated nodes."""
-    batch_size_per_node: PositiveInt = 32
-    """Images, or sequences of 32 tokens, per node and step."""
     steps: PositiveInt = 1024
     """Steps of each run."""
-    fashion_mnist: OptionalPath = None
-    """Folder with the four files of Fashion-MNIST. Without the folder, nodes train on 4,000 MNIST
-    digits.
-    """
-    seed: tuple[Seed, ...] = (0, 1, 2)
-    """One or several seeds for models and batches."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_different(self, "every", "momentum", "outer_rate", "seed")
 
 
 def measure(options: OuterMomentumOptions, task: Task, every: int, momentum: float) -> Record:

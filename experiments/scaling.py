@@ -37,17 +37,16 @@ from rich.table import Table
 
 import gossipjax as gx
 from experiments.cells import run_study, show_seeds
-from experiments.options import (
-    Check,
-    OptionalPath,
-    OutputOptions,
-    PositiveInt,
-    Seed,
-    require_different,
-)
+from experiments.options import Check, PositiveInt
 from experiments.perceptron import Images, compute_accuracy, compute_loss, load_images
 from experiments.results import Record
-from experiments.simulated import Trainer, average_nodes, hold_then_fall, make_image_task
+from experiments.simulated import (
+    SimulatedOptions,
+    Trainer,
+    average_nodes,
+    hold_then_fall,
+    make_image_task,
+)
 from experiments.tables import make_table
 from experiments.tuning import tune
 
@@ -89,9 +88,10 @@ EXACT = ("allreduce", "none")
 
 
 @dataclasses.dataclass(frozen=True)
-class ScalingOptions(OutputOptions):
+class ScalingOptions(SimulatedOptions):
     """Measures what gossip costs over more and more simulated nodes, graph by graph."""
 
+    GRID = ("nodes", "batch", "method", "graph")
     nodes: tuple[
         Annotated[PositiveInt, Check("even, from 4 on", lambda n: n % 2 == 0 and n >= 4)], ...
     ] = (16, 64, 256, 1024)
@@ -110,16 +110,6 @@ class ScalingOptions(OutputOptions):
     """Images of all nodes together per step."""
     steps: PositiveInt = 256
     """Steps of each run."""
-    fashion_mnist: OptionalPath = None
-    """Folder with the four files of Fashion-MNIST. Without the folder, nodes train on 4,000 MNIST
-    digits.
-    """
-    seed: tuple[Seed, ...] = (0, 1, 2)
-    """One or several seeds for models and batches."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_different(self, "nodes", "batch", "method", "graph", "seed")
 
     def find_batch_size(self, batch: str, nodes: int) -> int:
         """Returns the images of a node in a step."""

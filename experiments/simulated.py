@@ -3,16 +3,24 @@
 All nodes draw their own batches from the same examples, with replacement.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from experiments.language import LanguageModeling, LanguageOptions
+from experiments.options import (
+    OptionalPath,
+    OutputOptions,
+    PositiveInt,
+    Seed,
+    require_different,
+)
 from experiments.perceptron import Images, compute_loss, init_perceptron, load_images
 
 MOMENTUM = 0.9
@@ -35,13 +43,32 @@ class Task(NamedTuple):
     make_optimizer: Callable[[Any], optax.GradientTransformation]  # of a rate
 
 
-def make_image_task(images: Images, hidden: int, watched: Batch | None = None) -> Task:
+@dataclasses.dataclass(frozen=True)
+class SimulatedOptions(OutputOptions):
+    """The options of a study of simulated nodes; `GRID` names those that make its cells."""
+
+    GRID: ClassVar[tuple[str, ...]] = ()
+    batch_size_per_node: PositiveInt = 32
+    """Images, or sequences of 32 tokens, per node and step."""
+    fashion_mnist: OptionalPath = None
+    """Folder with the four files of Fashion-MNIST. Without the folder, nodes train on 4,000 MNIST
+    digits.
+    """
+    seed: tuple[Seed, ...] = (0, 1, 2)
+    """One or several seeds for models and batches."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_different(self, *self.GRID, "seed")
+
+
+def make_image_task(images: Images, hidden: int) -> Task:
     """Returns a perceptron that classifies images, by SGD with Nesterov momentum."""
     return Task(
         lambda key: init_perceptron(key, images.pixels, hidden),
         compute_loss,
         images.train,
-        jax.tree.map(lambda x: x[:WATCHED], images.train) if watched is None else watched,
+        jax.tree.map(lambda x: x[:WATCHED], images.train),
         lambda rate: optax.sgd(rate, momentum=MOMENTUM, nesterov=True),
     )
 

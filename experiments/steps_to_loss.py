@@ -44,25 +44,14 @@ import numpy as np
 import optax
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 import gossipjax as gx
-from experiments import results
+from experiments.cells import run_study
 from experiments.models.resnet import ResNet
-from experiments.options import (
-    Check,
-    OptionalPath,
-    OutputOptions,
-    PositiveFloat,
-    PositiveInt,
-    Seed,
-    parse_arguments,
-    require_different,
-)
-from experiments.program import exit_on_error
+from experiments.options import Check, PositiveFloat, PositiveInt
 from experiments.results import Record
-from experiments.simulated import Task, Trainer, average_nodes, make_task
+from experiments.simulated import SimulatedOptions, Task, Trainer, average_nodes, make_task
 from experiments.tuning import tune
 from gossipjax.cost_model import Method, Network, Workload, from_transform, predict_step
 
@@ -111,9 +100,10 @@ else:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepsOptions(OutputOptions):
+class StepsOptions(SimulatedOptions):
     """Counts the steps that each method needs to reach one loss, over simulated nodes."""
 
+    GRID = ("method", "nodes")
     task: TaskName = "image"
     """What nodes learn: to classify images, or to predict Python's manual, which is installed."""
     method: tuple[MethodName, ...] = tuple(METHODS)[:6]
@@ -124,22 +114,10 @@ class StepsOptions(OutputOptions):
     """One or several numbers of simulated nodes."""
     every: PositiveInt = 16
     """H, local steps from one exchange to the next, for sgp-every-H and both diloco."""
-    batch_size_per_node: PositiveInt = 32
-    """Images, or sequences of 32 tokens, per node and step."""
     loss: PositiveFloat = 0.42
     """The loss to reach, in nats."""
     max_steps: PositiveInt = 2048
     """Largest number of steps of a run. A method that needs more is shown without a number."""
-    fashion_mnist: OptionalPath = None
-    """Folder with the four files of Fashion-MNIST. Without the folder, nodes train on 4,000 MNIST
-    digits.
-    """
-    seed: tuple[Seed, ...] = (0, 1, 2)
-    """One or several seeds for models and batches."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_different(self, "method", "nodes", "seed")
 
 
 def make_loss_finder(
@@ -226,25 +204,23 @@ def predict_seconds(name: str, nodes: int, every: int, bandwidths: Iterable[floa
     return np.array(seconds)
 
 
-def measure(options: StepsOptions, out: Path, console: Console) -> None:
-    """Counts all steps, writes the files, and prints the tables."""
+def measure(options: StepsOptions, task: Task, nodes: int, name: str) -> Record:
+    """Counts the steps of a method."""
+    head = {"run": f"{name}, {nodes} nodes", "method": name, "nodes": nodes}
+    find_loss = make_loss_finder(METHODS[name], nodes, task, options)
+    return head | count_steps(find_loss, options)
+
+
+def start(options: StepsOptions) -> tuple[Iterable[Any], Callable[..., Record]]:
+    """Loads the task, and lists the cells."""
     task = make_task(options.task, HIDDEN, options.fashion_mnist)
-    cells = list(itertools.product(options.nodes, options.method))
-    records: list[Record] = []
-    with results.make_progress_bar(console) as bar:
-        progress = bar.add_task("steps", total=len(cells), status="")
-        for nodes, name in cells:
-            head = {"run": f"{name}, {nodes} nodes", "method": name, "nodes": nodes}
-            bar.update(progress, status=head["run"])
-            find_loss = make_loss_finder(METHODS[name], nodes, task, options)
-            records.append(head | count_steps(find_loss, options))
-            results.write_summary(out, dataclasses.asdict(options), {}, records)
-            bar.advance(progress)
-    console.print(tabulate(records, options))
+    cells = itertools.product(options.nodes, options.method)
+    return cells, functools.partial(measure, options, task)
 
 
-def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
+def show(options: StepsOptions, records: Sequence[Record], out: Path) -> Table:
     """Returns a table of the steps, those over AllReduce's by seed, and the hours of ResNet-50."""
+    del out
     title = f"Steps to a loss of {options.loss:g}, and hours of ResNet-50, modelled"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     hours = [f"hours,\n{bandwidth}" for bandwidth in BANDWIDTHS]
@@ -269,12 +245,8 @@ def tabulate(records: Sequence[Record], options: StepsOptions) -> Table:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parses the options, measures, and reports."""
-    out = None
-    with exit_on_error(lambda: out):
-        options = parse_arguments(StepsOptions, "experiments.steps_to_loss", arguments)
-        out = results.create_run_dir("steps_to_loss", options.out, options.overwrite)
-        measure(options, out, Console())
+    """Parses the options, measures all cells, and reports."""
+    run_study("steps_to_loss", StepsOptions, start, show, arguments)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ COMPLETE = gx.topology.complete(N)
 DOUBLY = gx.topology.from_matrices(oracle.doubly_stochastic(np.random.default_rng(1), N))
 SOMETIMES = gx.topology.random_rounds(DOUBLY, 6, seed=1, probability=0.6)
 PEERS = gx.topology.random_peer(N, 5, seed=0, graph="complete", peers=2)
-PAGE: dict[str, Any] = dict(vars(methods))
 
 
 @pytest.fixture(autouse=True)
@@ -55,54 +54,54 @@ def draw_noises(std, seed):
     return std * flatten(draws, 2)
 
 
-# Name -> the transform of the names of the page, and its oracle, `(starts, updates)`. Where all
+# Name -> what makes the transform, and its oracle, `(starts, updates)`. Where all
 # nodes must begin with one model, the row says "one start".
 ROWS = {
     "ProxSkip": (
-        lambda page: page["proxskip"](SOMETIMES, 0.3),
+        lambda: methods.proxskip(SOMETIMES, 0.3),
         lambda x, u: oracle.proxskip(
             [SOMETIMES.round_at(k).matrix for k in range(STEPS)], x, u, 0.3
         ),
     ),
     "LED": (
-        lambda page: page["proxskip"](RING.every(3, phase=2), 1 / 3),
+        lambda: methods.proxskip(RING.every(3, phase=2), 1 / 3),
         lambda x, u: oracle.proxskip([np.eye(N), np.eye(N), LAZY], x, u, 1 / 3),
     ),
     "K-GT": (
-        lambda page: page["kgt"](DOUBLY, 2),
+        lambda: methods.kgt(DOUBLY, 2),
         lambda x, u: oracle.kgt(DOUBLY.matrices(), x, u, 2),
     ),
     "SCAFFOLD as K-GT, one start": (
-        lambda page: page["kgt"](COMPLETE, 3),
+        lambda: methods.kgt(COMPLETE, 3),
         lambda x, u: oracle.scaffold(x, u, 3),
     ),
     "SCAFFOLD as ProxSkip, one start": (
-        lambda page: page["proxskip"](COMPLETE.every(3, phase=2), 1 / 3),
+        lambda: methods.proxskip(COMPLETE.every(3, phase=2), 1 / 3),
         lambda x, u: oracle.scaffold(x, u, 3),
     ),
     "momentum tracking": (
-        lambda page: optax.chain(optax.sgd(0.3, 0.8), gx.gradient_tracking(DOUBLY)),
+        lambda: optax.chain(optax.sgd(0.3, 0.8), gx.gradient_tracking(DOUBLY)),
         lambda x, u: oracle.gradient_tracking(DOUBLY.matrices(), x, add_momentum(-0.3 * u, 0.8)),
     ),
     "GUT, one start": (
-        lambda page: page["gut"](RING, 0.9),
+        lambda: methods.gut(RING, 0.9),
         lambda x, u: oracle.gut(LAZY, x, u, 0.9),
     ),
-    "GUT is D2": (lambda page: page["gut"](RING, 1.0), partial(oracle.d2, LAZY)),
+    "GUT is D2": (lambda: methods.gut(RING, 1.0), partial(oracle.d2, LAZY)),
     "DecentLaM": (
-        lambda page: page["decentlam"](DOUBLY, falling_rate, 0.8),
+        lambda: methods.decentlam(DOUBLY, falling_rate, 0.8),
         lambda x, u: oracle.decentlam(DOUBLY.matrices(), x, u, falling_rate, 0.8),
     ),
     "Muffliato": (
-        lambda page: page["muffliato"](RING, 3, 0.5, seed=2),
+        lambda: methods.muffliato(RING, 3, 0.5, seed=2),
         lambda x, u: oracle.muffliato(LAZY, x, u, 3, draw_noises(0.5, 2)),
     ),
     "EL-Local": (
-        lambda page: page["epidemic"](PEERS),
+        lambda: methods.epidemic(PEERS),
         partial(oracle.epidemic, PEERS.matrices()),
     ),
     "DeMuon": (
-        lambda page: page["demuon"](DOUBLY, 0.3, 0.8),
+        lambda: methods.demuon(DOUBLY, 0.3, 0.8),
         lambda x, u: oracle.demuon(DOUBLY.matrices(), x, u, 0.3, 0.8, SHAPES["kernel"]),
     ),
 }
@@ -129,7 +128,7 @@ def test_a_method_of_the_page_equals_the_oracle_round_by_round(name, mode):
     _, starts, updates = make_problem(N, jnp.float32, STEPS)
     if "one start" in name:
         starts = np.tile(starts[:1], (N, 1))
-    history = partial(follow, make(PAGE), lambda params, u: u)
+    history = partial(follow, make(), lambda params, u: u)
     models = run(mode, history, N)(unflatten(starts), unflatten(updates.swapaxes(0, 1)))
     expected = np.stack([z for z, *_ in expect(starts, updates)], 1)
     np.testing.assert_allclose(flatten(models, 2), expected, rtol=1e-5, atol=3e-5)
@@ -138,7 +137,7 @@ def test_a_method_of_the_page_equals_the_oracle_round_by_round(name, mode):
 def test_kgt_knows_the_round_from_the_static_step_of_a_training_loop():
     _, starts, updates = make_problem(N, jnp.float32, STEPS)
     nodes = gx.Nodes(N)
-    tx = PAGE["kgt"](DOUBLY, 2)
+    tx = methods.kgt(DOUBLY, 2)
     train_step = gx.TrainStep(lambda params, u: (u, ()), tx, nodes=nodes)
     _, state = nodes.init(tx, unflatten(starts[0]))
     params = unflatten(starts)
@@ -161,7 +160,7 @@ def test_decaf_equals_the_oracle_in_the_products():
         return {"layer": dict(zip("ba", move(adapter["b"], adapter["a"], target), strict=True))}
 
     def history(params, target):
-        path = follow(PAGE["decaf"](DOUBLY), move_tree, params, jnp.stack([target] * STEPS))
+        path = follow(methods.decaf(DOUBLY), move_tree, params, jnp.stack([target] * STEPS))
         return path["layer"]["b"] @ path["layer"]["a"]
 
     params = {"layer": {"b": jnp.float32(b), "a": jnp.float32(a)}}
@@ -201,16 +200,16 @@ def test_methods_do_on_uneven_data_what_their_papers_say():
     """Those that correct reach the optimum of all; local steps alone do not."""
     ring = gx.topology.ring(8)
     sgd = optax.sgd(0.05)
-    assert error(sgd, PAGE["proxskip"](ring.every(5, phase=4), 0.2)) < 2e-5
-    assert error(sgd, PAGE["kgt"](ring, 5)) < 2e-5
+    assert error(sgd, methods.proxskip(ring.every(5, phase=4), 0.2)) < 2e-5
+    assert error(sgd, methods.kgt(ring, 5)) < 2e-5
     plain = error(sgd, gx.dpsgd(ring))
     assert plain > 0.1
-    assert error(PAGE["decentlam"](ring, 0.05)) < plain
-    assert 1e-3 < error(sgd, PAGE["gut"](ring, 0.9)) < plain / 5  # a mu below 1 leaves a part
+    assert error(methods.decentlam(ring, 0.05)) < plain
+    assert 1e-3 < error(sgd, methods.gut(ring, 0.9)) < plain / 5  # a mu below 1 leaves a part
 
 
 def test_what_gut_needs_of_the_eigenvalues():
     for eigenvalue, is_stable in ((-1 / 2.8 + 0.02, True), (-1 / 2.8 - 0.02, False)):
         W = np.array([[1 + eigenvalue, 1 - eigenvalue], [1 - eigenvalue, 1 + eigenvalue]]) / 2
-        tx = optax.chain(optax.sgd(0.01), PAGE["gut"](gx.topology.from_matrices(W), 0.9))
+        tx = optax.chain(optax.sgd(0.01), methods.gut(gx.topology.from_matrices(W), 0.9))
         assert (np.ptp(end(tx, np.ones(2), [0, 1], 300)) < 1) == is_stable

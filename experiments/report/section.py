@@ -165,6 +165,11 @@ class Sample(NamedTuple):
         return self._replace(values=tuple(math.exp(value) for value in self.values))
 
 
+def read_records(results: Results, name: str) -> list[Record]:
+    """Returns the entries of `summary.json` of a run; none if it has not finished."""
+    return results[name].runs if name in results else []
+
+
 class Place(NamedTuple):
     """Where the values of a method are: a run, and the entries of its `summary.json`.
 
@@ -177,10 +182,9 @@ class Place(NamedTuple):
 
     def find_runs(self, results: Results) -> list[Record]:
         """Returns the entries, one of each seed; none if the run has not finished."""
-        runs = results.get(self.run, Result(status="missing")).runs
         return [
             run
-            for run in runs
+            for run in read_records(results, self.run)
             if run["algorithm"] == self.algorithm and self.topology in (None, run["topology"])
         ]
 

@@ -1,6 +1,7 @@
 """Steps to a loss, with rates by one rule."""
 
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from experiments.steps_to_loss import (
     count_steps,
     list_methods,
     make_loss_finder,
-    tabulate,
+    show,
 )
 
 
@@ -66,7 +67,7 @@ def test_hours_are_steps_times_seconds():
         {"method": name, "steps": steps, **head}
         for name, steps in (("allreduce", [100, 200]), ("sgp", [200, 400]), ("1-osgp", [None] * 2))
     ]
-    table = tabulate(records, StepsOptions(nodes=(8,)))
+    table = show(StepsOptions(nodes=(8,)), records, Path())
     cells = {column.header: list(column.cells) for column in table.columns}
     assert cells["times\nAllReduce"] == ["1.00 1.00", "2.00 2.00", "inf inf"]
     seconds = 0.228 + 102.4e6 / 1.25e6 + 5e-5

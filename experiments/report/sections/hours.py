@@ -22,10 +22,11 @@ from experiments.report.section import (
     compare,
     exact,
     read_claims,
+    read_records,
     read_section,
     read_table,
 )
-from experiments.runner import Result, Run
+from experiments.runner import Run
 from experiments.steps_to_loss import BUCKETS, EXAMPLES, LATENCY, WORKLOAD, predict_seconds
 from gossipjax.cost_model import Network, from_transform, predict_step
 from gossipjax.cost_model.networks import SGP_ETHERNET
@@ -65,7 +66,7 @@ def read_steps(results: Results) -> dict[int, dict[str, Sample]]:
     A method that did not reach the loss is left out.
     """
     steps: dict[int, dict[str, Sample]] = {}
-    for record in results.get(RUN, Result(status="missing")).runs:
+    for record in read_records(results, RUN):
         if None not in record["steps"]:
             logs = tuple(math.log(count) for count in record["steps"])
             sample = Sample(logs, single_spread=STEP_SPREAD)

@@ -21,7 +21,7 @@ from experiments.report.section import (
     read_table,
 )
 from experiments.results import Record
-from experiments.runner import Result, Run
+from experiments.runner import Run
 
 BATCHES = {"per node": "8 images a node and step", "total": "2,048 images a step, all together"}
 NODES = (16, 64, 256, 1024)
@@ -59,7 +59,7 @@ def list_runs(scale: Scale) -> list[Run]:
     return runs
 
 
-def read_records(results: Results) -> dict[str, Record]:
+def find_records(results: Results) -> dict[str, Record]:
     """Returns what was measured, by `batch/method/graph/nodes`."""
     found: dict[str, Record] = {}
     for result in results.values():
@@ -71,7 +71,7 @@ def read_records(results: Results) -> dict[str, Record]:
 
 def find(scale: Scale, results: Results) -> Findings:
     """Compares losses over the nodes."""
-    records = read_records({run.name: results.get(run.name, MISSING) for run in list_runs(scale)})
+    records = find_records(results)
     losses = {
         name: Sample(tuple(run["loss"]), single_spread=LOSS_SPREAD)
         for name, run in records.items()
@@ -130,7 +130,6 @@ def find(scale: Scale, results: Results) -> Findings:
     )
 
 
-MISSING = Result(status="missing")
 GRAPHS = ("ring", "torus", "exponential", "one-peer", "base")
 
 

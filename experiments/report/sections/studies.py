@@ -18,13 +18,12 @@ from experiments.report.section import (
     Scale,
     exact,
     read_claims,
+    read_records,
     read_section,
     read_table,
 )
 from experiments.results import Record
-from experiments.runner import Result, Run
-
-MISSING = Result(status="missing")
+from experiments.runner import Run
 
 # Outer momentum, if nodes average often
 
@@ -41,7 +40,7 @@ def list_outer_runs(scale: Scale) -> list[Run]:
 def find_outer(scale: Scale, results: Results) -> Findings:
     """Compares the best rates of the momentums."""
     del scale
-    rows = list_rows(results.get(OUTER, MISSING).runs)
+    rows = list_rows(read_records(results, OUTER))
     best = {(row["every"], row["momentum"]): row for row in pick_best(rows)}
     figures: dict[str, Any] = {
         name: {} for name in ("gains", "effective", "naive", "limits", "diloco")
@@ -167,7 +166,7 @@ def find_uneven(scale: Scale, results: Results) -> Findings:
 
 def find_cell(results: Results, call: str, algorithm: str) -> Record:
     """Returns what `compare` has written of an algorithm; nothing if it has not finished."""
-    runs = results.get(call, MISSING).runs
+    runs = read_records(results, call)
     return next((run for run in runs if run["row"].startswith(algorithm)), {})
 
 
@@ -214,7 +213,7 @@ def find_liars(scale: Scale, results: Results) -> Findings:
     del scale
     worst = {
         f"{run['rule']}/{run['attack']}": make_sample(run, "worst_accuracy", 100)
-        for run in results.get(LIARS, MISSING).runs
+        for run in read_records(results, LIARS)
     }
 
     def list_losses(*rules: str) -> dict[str, Estimate]:
@@ -232,7 +231,7 @@ def find_liars(scale: Scale, results: Results) -> Findings:
     figures["nna"] = {lie: get("ClippedSum", lie) - get("NearestNeighbors", lie) for lie in LIES}
     figures["price"] = {RULES[rule]: get("average", "none") - get(rule, "none") for rule in RULES}
     figures["clipping"] = {}
-    for run in results.get(ASYNCHRONOUS, MISSING).runs:
+    for run in read_records(results, ASYNCHRONOUS):
         if run["case"] != "honest":
             mean = float(np.mean(run["mean"]))
             is_on = run["clip"] > 0
