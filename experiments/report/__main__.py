@@ -4,10 +4,10 @@
     python -m experiments.report --fashion-mnist FOLDER --out runs/report
 
 Runs the programs that the sections need, several side by side, each once; with the same `--out` it
-goes on where it stopped. The folder then holds `report.md`, `results.md` (the
-claims, and what did not hold), their figures, `summary.json`, and `runs`, a folder for each run. A
-run that has failed is shown with its error, and the program then exits with status 1. A run whose
-loss is not finite has diverged, which is a result.
+goes on where it stopped. The folder then holds `report.md`, `results.md` (the claims, and what did
+not hold), their figures, `summary.json`, and `runs`, a folder for each run. A run that has failed
+is shown with its error, and the program then exits with status 1. A run whose loss is not finite
+has diverged, which is a result.
 
 `--kept` makes the last full report again from small files in the repository, without training.
 """
