@@ -1,8 +1,11 @@
 """Under `jax.set_mesh`, nodes give the same bits, as arrays of the mesh that is set.
 
+Simulated nodes, whose program XLA then partitions over the mesh, give the same up to rounding.
+
 `jax.make_mesh` makes Explicit axes by default, under which JAX refuses arrays of any other mesh.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -113,11 +116,14 @@ def put_on(case):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_all_that_nodes_do_gives_the_same_bits(case, tmp_path):
+def test_all_that_nodes_do_gives_the_same(case, tmp_path):
     expected = train(case, case.nodes.put, tmp_path / "unset")
     with jax.set_mesh(case.mesh):
         actual = train(case, put_on(case), tmp_path / "set")
-        jax.tree.map(np.testing.assert_array_equal, to_host(actual), to_host(expected))
+        # XLA partitions a simulated program over the mesh, which may round otherwise.
+        tolerance = 1e-6 if case.nodes.is_simulated else 0
+        compare = functools.partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+        jax.tree.map(compare, to_host(actual), to_host(expected))
         if case.mesh is OTHER:
             return
         del actual["resized"]  # on one device
