@@ -213,10 +213,11 @@ def require_inside(axis_name: str, call: str) -> None:
 def sum_mass(
     params: optax.Params, opt_state: optax.OptState, aux: Any, axis_name: str
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes what `gx.TrainStep` checks: three numbers `[3]`, and bool `[N]`, on every node.
+    """Computes the values that `gx.TrainStep` checks, the same on every node.
 
-    The numbers are the sum of the weights, the sum of all values of the numerators, and how far the
-    nodes' counts of updates differ. The bools say whose `aux`, such as the loss, is not finite.
+    The first array, `[3]`, has the sum of the weights, the sum of all values of the numerators, and
+    the difference between the largest and the smallest count of updates. The second, bool `[N]`,
+    says whose `aux`, such as the loss, is not finite.
     """
     params, opt_state = _without_variables((params, opt_state))
     state = gossip_state(opt_state)

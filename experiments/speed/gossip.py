@@ -249,7 +249,9 @@ def make_table(runs: Sequence[Record]) -> Table:
         "x first": "{first_ratio:.1f}",
     }
     title = "A step of simulated nodes over the same without gossip"
-    return tables.make_table(title, "x first: the first step, compiled", columns, runs, texts=2)
+    return tables.make_table(
+        title, "x first: the first step, with its compilation", columns, runs, texts=2
+    )
 
 
 def make_measurement(options: GossipTimeOptions) -> harness.Measurement:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gossipjax.asynchronous._messages import CHECKED, Mass
 
-FIRST = 2  # shares at the start of a life that bring weight and tell distances, but no model
+FIRST_SHARES = 2  # at the start of a life; they bring weight and tell distances, but no model
 REMEMBERED = 9  # distances of each node
 Distances = tuple[float, ...]  # of the model, and of its momentum if that travels
 
@@ -28,7 +28,9 @@ def measure(mass: Mass, own: Mass, models: int) -> Distances:
     return tuple(np.nan_to_num(np.sqrt(squares), nan=np.inf, posinf=np.inf).tolist())
 
 
-def pull(mass: Mass, own: Mass, distances: Distances, limits: Distances) -> tuple[Mass, Distances]:
+def pull(
+    mass: Mass, own: Mass, distances: Distances, limits: Distances
+) -> tuple[Mass, tuple[float, ...]]:
     """Pulls the model (and the momentum) of a mass towards z, the node's own, if it is too far.
 
     Returns `w (z + part (x / w - z))` with `part = min(1, limit / distance)`, and the part of each
@@ -46,17 +48,18 @@ def pull(mass: Mass, own: Mass, distances: Distances, limits: Distances) -> tupl
 
 
 def find_limits(known: Iterable[Sequence[Distances]], clip: float, models: int) -> Distances:
-    """Returns how far a received model may be, from the last distances of each other node.
+    """Computes how far a received model may be from the node's own.
 
-    The limit is `clip` times the median over the nodes of the median of each node's distances. So
-    neither one large share nor one node that sends often moves it far. Of two middle values the
-    lower counts. The limit is 0 until there are `FIRST` distances.
+    `known` has the last distances of each other node. The limit is `clip` times the median over the
+    nodes of the median of each node's distances. So neither one large share nor one node that sends
+    often moves it far. Of two middle values the lower counts. Until `FIRST_SHARES` distances are
+    known the limit is 0: a share then brings its weight, but no model.
     """
     known = [distances for distances in known if distances]
-    if sum(map(len, known)) < FIRST:
+    if sum(map(len, known)) < FIRST_SHARES:
         return (0.0,) * models
     medians = [map(median_low, zip(*distances, strict=True)) for distances in known]
-    return tuple(clip * median_low(norms) for norms in zip(*medians, strict=True))
+    return tuple(clip * median_low(of_nodes) for of_nodes in zip(*medians, strict=True))
 
 
 def pull_finals(masses: Sequence[Mass], clip: float, models: int) -> list[Mass]:

@@ -186,9 +186,13 @@ class Founding:
         return calm_since is not None and self._members.now - calm_since > self._members.patience
 
     def learn(self, peer: Peer, view: View) -> None:
-        """Learns from a view whether a peer has mass to give, or waits for some from here."""
+        """Asks a peer that has mass for half of it if this node has none.
+
+        Else notes whether the peer still waits for half of the mass of this node.
+        """
         peer.came_without_mass |= view.wants_mass
         if self.wants_mass and not view.wants_mass:
             self._ask_for_half(peer)
         else:
+            # What it begs for stands until it has mass.
             peer.awaits_half = view.wants_mass and (view.begs or peer.awaits_half)

@@ -87,4 +87,4 @@ class Observer:
             f"{self._address} is open, but no node of this version of gossipjax answers",
             None,
         )
-        return f"{obstacle}. {way_out or 'Give the address of a node that lives'}."
+        return f"{obstacle}. {way_out or 'Give the address of a node that runs'}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gossipjax.asynchronous._clipping import REMEMBERED, Distances, find_limits, measure, pull
+from gossipjax.asynchronous._clipping import REMEMBERED, find_limits, measure, pull
 from gossipjax.asynchronous._ending import Ending
 from gossipjax.asynchronous._founding import Founding
 from gossipjax.asynchronous._membership import BEATS, UNKNOWN, Membership, Peer
@@ -240,8 +240,11 @@ class Participant:
         if owes_half:
             self.post.put("share", peer, self._holder.halve(), event="grant", text=RETURNED)
 
-    def _clip(self, peer: Peer, mass: Mass) -> tuple[Mass, Distances]:
-        """Pulls a share nearer if its model is too far; returns what `pull` returns."""
+    def _clip(self, peer: Peer, mass: Mass) -> tuple[Mass, tuple[float, ...]]:
+        """Pulls a share nearer if its model is too far.
+
+        Returns the share, and which part of its distance each model keeps; `()` if none was pulled.
+        """
         clip = self._settings.clip
         if clip is None or not (self._holder.total.w and mass.w):  # else nothing to compare
             return mass, ()
@@ -252,6 +255,7 @@ class Participant:
         peer.distances = (*peer.distances, distances)[-REMEMBERED:]
         mass, parts = pull(mass, own, distances, limits)
         if parts:
+            # It is only counted so. The node takes the share.
             self.post.drop(f"clipped, of place {peer.identity.place}")
         return mass, parts
 

@@ -285,16 +285,16 @@ class Service:
         answers = list(itertools.islice(self._ask_all(), MAX_SHOWN))
         ways_out = {way_out for _, way_out in answers}
         if known := [way_out for way_out in WAYS_OUT if way_out in ways_out]:
-            way_out = known[0]
+            way_out = known[0]  # the most useful one
         elif self._settings.num_nodes and self._settings.is_founder is None:
             way_out = (
-                f"A job of {self._settings.num_nodes} nodes begins when most of them are there and "
-                "none has made a step, or all. Start the others"
+                f"A job of {self._settings.num_nodes} nodes begins when all of them are there, or "
+                "most of them if none has made a step. Start the others"
             )
-        elif self._node.members.peers or not answers:
+        elif self._node.members.peers or not answers:  # all wait for mass, or nobody is known
             way_out = "One node must found the job: give it no address, or is_founder=True"
         else:
-            way_out = "Give the address of one that lives"
+            way_out = "Give the address of a node that runs"
         text = "; ".join(text for text, _ in answers)
         return f"{text or 'there is no address'}. {way_out}."
 

@@ -134,9 +134,9 @@ class Sockets:
         If the name of this node has a new number, the node listens there, too. Threads ask for the
         names, so a call takes no time, and a later call sees what they have found.
         """
-        if self.find_numbers(address, is_silent=True) != self._numbers.get(address):
+        if self.find_numbers(address, peer_is_silent=True) != self._numbers.get(address):
             self.forget(address)
-        own = self.find_numbers(self.address, is_silent=True)
+        own = self.find_numbers(self.address, peer_is_silent=True)
         with contextlib.suppress(zmq.ZMQError):  # if it is no address of this machine
             if own not in (self._bound, None):
                 self._bound = self._bind(own)
@@ -256,26 +256,31 @@ class Names:
     """Remembers the numeric addresses of names.
 
     `find` never waits. It returns the last good answer, and lets a thread ask again, for each name
-    at most once in `seconds`.
+    at most once in `min_interval` seconds.
     """
 
-    def __init__(self, seconds: float, secret: str | None):
-        self._seconds = seconds
+    def __init__(self, min_interval: float, secret: str | None):
+        self._min_interval = min_interval
         self._secret = secret
         self._answers: dict[str, tuple[str, ...]] = {}  # address -> the same in numbers
-        self._asked: dict[str, float] = {}  # address -> when the last answer came
+        # address -> when the last answer came; infinite while a thread asks
+        self._answered_at: dict[str, float] = {}
 
-    def find(self, address: str, is_silent: bool = False) -> str | None:
-        """Returns the numeric address to connect to; None if it is forbidden or not known yet."""
+    def find(self, address: str, peer_is_silent: bool = False) -> str | None:
+        """Returns the numeric address to connect to; None if it is forbidden or not known yet.
+
+        If `peer_is_silent` and its name has several numbers, the next answer is another number.
+        """
         if not may_connect(address, self._secret):
             return None
         if read_numeric(address) is not None:
             return address
-        since = time.monotonic() - self._asked.get(address, -math.inf)
-        if since > self._seconds:
-            self._asked[address] = math.inf  # until there is an answer
-            # If a name has several numbers and the node at this one is silent, tries the next one.
-            arguments = address, is_silent and since < 2 * self._seconds
+        age = time.monotonic() - self._answered_at.get(address, -math.inf)
+        if age > self._min_interval:
+            self._answered_at[address] = math.inf
+            # After a longer pause the peer's silence says nothing about the number in use.
+            takes_next = peer_is_silent and age < 2 * self._min_interval
+            arguments = address, takes_next
             threading.Thread(target=self._ask, args=arguments, daemon=True).start()
         return self._answers.get(address, (None,))[0]
 
@@ -286,4 +291,4 @@ class Names:
             last = self._answers.get(address, found)[0]
             first = (found.index(last) + takes_next) % len(found) if last in found else 0
             self._answers[address] = found[first:] + found[:first]
-        self._asked[address] = time.monotonic()
+        self._answered_at[address] = time.monotonic()

@@ -136,22 +136,22 @@ class Transfers:
     ) -> tuple[str | None, list[Any] | None] | None:
         """Takes a piece of a message, or the acknowledgement of a piece.
 
-        Returns None for all other frames. Else returns the life of the node that sent it, if it is
-        known, and the frames of the message, if this was its last piece.
+        Returns None for all other frames. Else returns the life (`Identity.life`) of the node that
+        sent it, if it is known, and the frames of the message, if this was its last piece.
         """
         kind = bytes(frames[0][:1])
         if kind not in (PIECE, PROGRESS):
             return None
         match read_json(frames[0][1:]):
-            case [str() as address, str() as life, number, offset] if kind == PROGRESS:
-                read_as(tuple[int, int], [number, offset])
-                return self._acknowledge(address, life, number, offset, now), None
-            case [str() as address, life, number, offset, [*lengths]] as said if (
+            case [str() as address, str() as own_life, number, offset] if kind == PROGRESS:
+                read_as(tuple[int, int], [number, offset])  # raises unless they are integers
+                return self._acknowledge(address, own_life, number, offset, now), None
+            case [str() as address, life, number, offset, [*lengths]] as header if (
                 kind == PIECE and is_address(address) and 0 < len(lengths) <= MAX_BUFFERS
             ):
                 read_as(tuple[int, ...], [number, offset, *lengths])
-                return read_as(str, life), self._add_piece(said, frames[1:], now)
-        raise MessageError("a piece that is none")
+                return read_as(str, life), self._add_piece(header, frames[1:], now)
+        raise MessageError("a malformed piece or acknowledgement")
 
     def _send_pieces(self, address: str, queue: _Queue, now: float) -> None:
         """Sends pieces of the first message of a queue, up to a window of pieces on their way.
@@ -171,10 +171,10 @@ class Transfers:
             size = max(MIN_PIECE, min(MAX_PIECE, size))
             window = WINDOW
         while stream.sent < stream.total and stream.sent - stream.acknowledged < window * size:
-            said = [self._address, stream.life, stream.number, stream.sent, stream.lengths]
+            header = [self._address, stream.life, stream.number, stream.sent, stream.lengths]
             end = min(stream.sent + size, stream.total)
             parts = stream.cut(stream.sent, end)
-            frames = [PIECE + json.dumps(said).encode(), *parts]
+            frames = [PIECE + json.dumps(header).encode(), *parts]
             if not self._send(address, frames, True):  # is bulk
                 return
             stream.sent = end
@@ -205,9 +205,11 @@ class Transfers:
         self._send_pieces(address, queue, now)
         return stream.key[0]
 
-    def _add_piece(self, said: Sequence[Any], parts: Sequence[Any], now: float) -> list[Any] | None:
+    def _add_piece(
+        self, header: Sequence[Any], parts: Sequence[Any], now: float
+    ) -> list[Any] | None:
         """Adds a piece to its message and acknowledges it; returns the frames if it is whole."""
-        address, life, number, offset, lengths = said
+        address, life, number, offset, lengths = header
         total = sum(lengths)
         arrival = self._arrivals.get(life)
         if arrival is None or arrival.number < number:
@@ -227,7 +229,7 @@ class Transfers:
             for part in parts:
                 end = arrival.received + len(part)
                 if end > len(buffer):
-                    raise MessageError("a piece that is none")
+                    raise MessageError("a malformed piece or acknowledgement")
                 buffer[arrival.received : end] = np.frombuffer(part, np.uint8)
                 arrival.received = end
         # Also for a piece that came twice or too early: the sender learns where to go on.

@@ -314,7 +314,7 @@ class Checkpoints:
             )
         if self._has_parts:  # the manifest says which nodes are in this folder, and of which save
             save = broadcast_text(uuid.uuid4().hex)
-            part = {"nodes": held_nodes(leaves), "whole": held_nodes(leaves, is_whole=True)}
+            part = {"nodes": held_nodes(leaves), "whole": held_nodes(leaves, only_whole=True)}
             part |= {"save": save, "is_first": not steps}
             manifest = manifest._replace(part=part)
         self._last_step = step

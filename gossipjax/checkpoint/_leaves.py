@@ -119,8 +119,11 @@ def is_on_all_processes(leaf: Any) -> bool:
     return sharding is not None and not sharding.is_fully_addressable
 
 
-def held_nodes(leaves: list[Any], is_whole: bool = False) -> list[int]:
-    """Returns the nodes, rows of the first array, of which this process has a part, or all."""
+def held_nodes(leaves: list[Any], only_whole: bool = False) -> list[int]:
+    """Returns the nodes (rows of the first array) of which this process has at least a part.
+
+    With `only_whole`, returns only the nodes of which no other process has a part.
+    """
     first = next((leaf for leaf in leaves if leaf.shape), None)
     if first is None:
         return []
@@ -129,4 +132,4 @@ def held_nodes(leaves: list[Any], is_whole: bool = False) -> list[int]:
     for device, index in first.sharding.devices_indices_map(first.shape).items():
         nodes = here if device.process_index == jax.process_index() else elsewhere
         nodes.update(range(first.shape[0])[index[0]])
-    return sorted(here - elsewhere if is_whole else here)
+    return sorted(here - elsewhere if only_whole else here)

@@ -181,7 +181,8 @@ def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array
 def pack_u16_pairs(words: jax.Array) -> jax.Array:
     """Packs 16-bit words into half as many words of 32 bits; wider words stay as they are.
 
-    Nodes exchange them by a sum, which XLA on CPU computes, and sends, in 32 bits at least.
+    Two nodes exchange words by their sum, from which each subtracts its own. XLA on CPU computes
+    and sends sums in 32 bits at least, so words of 16 bits would travel at twice their size.
     """
     if words.dtype.itemsize > 2:
         return words

@@ -92,7 +92,7 @@ def mix(
 
     You give numerators and get numerators; the estimate of the average is `x / w`. To mix a
     de-biased statistic `s`, call `x, w = mix(w * s, w, ...)`. The sender keeps the rounding error
-    of its messages (in full precision, if it keeps 1/128 or more), so no mass is lost.
+    of its messages (in full precision if its self weight is 1/128 or more), so no mass is lost.
 
     Args:
       tree: this node's values: floating-point leaves `[...]`, which are mixed in float32 at least.

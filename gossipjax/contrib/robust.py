@@ -236,15 +236,15 @@ class TrimmedMean:
         # The own value counts 1; but 0 for gx.outer, which gives all weight to the messages.
         own_share = (1 - weights.sum() > TINY).astype(jnp.float32)
         count = jnp.sum(weights > 0)
-        kept = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
+        kept_with_own = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
 
-        def average(x: Any, heard: jax.Array) -> jax.Array:
-            """Returns the mean of a leaf `x [...]` and the middle ones of its K values `heard`."""
-            rank = _add_axes(jnp.arange(len(weights)), heard)
+        def average(x: Any, received: jax.Array) -> jax.Array:
+            """Averages a leaf `x [...]` with the middle ones of the `received` `[K, ...]`."""
+            rank = _add_axes(jnp.arange(len(weights)), received)
             is_kept = (rank >= self.liars) & (rank < count - self.liars)
-            total = jnp.sum(jnp.where(is_kept, _sort_messages(heard, weights), 0), axis=0)
-            share, divisor = (v.astype(heard.dtype) for v in (own_share, jnp.maximum(kept, 1)))
-            return (total + share * x) / divisor
+            total = jnp.sum(jnp.where(is_kept, _sort_messages(received, weights), 0), axis=0)
+            divisor = jnp.maximum(kept_with_own, 1).astype(received.dtype)
+            return (total + own_share.astype(received.dtype) * x) / divisor
 
         return jax.tree.map(average, own, messages)
 

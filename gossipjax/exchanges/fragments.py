@@ -26,23 +26,24 @@ class Piece(NamedTuple):
     start: int
     stop: int
 
-    def _view(self, leaf: Any) -> Any:
-        """Returns the leaf with the axis split in two: rows, and `columns` entries in each."""
-        shape = list(leaf.shape)
-        shape[self.axis : self.axis + 1] = [shape[self.axis] // self.columns, self.columns]
-        return leaf.reshape(shape)
+    def _split_axis(self, array: Any, columns: int) -> Any:
+        """Returns the array with the axis split in two: rows, and `columns` entries in each."""
+        shape = list(array.shape)
+        shape[self.axis : self.axis + 1] = [shape[self.axis] // columns, columns]
+        return array.reshape(shape)
 
     def take(self, leaf: Any) -> jax.Array:
         """Returns the piece of the leaf, with as many axes as the leaf."""
-        part = jax.lax.slice_in_dim(self._view(leaf), self.start, self.stop, axis=self.axis + 1)
+        rows = self._split_axis(leaf, self.columns)
+        part = jax.lax.slice_in_dim(rows, self.start, self.stop, axis=self.axis + 1)
         return part.reshape(*leaf.shape[: self.axis], -1, *leaf.shape[self.axis + 1 :])
 
     def put(self, leaf: Any, part: Any) -> jax.Array:
         """Returns the leaf with the piece replaced by `part`."""
-        part = self._replace(columns=self.stop - self.start)._view(part)  # rows of the piece
-        view = self._view(leaf)
-        view = jax.lax.dynamic_update_slice_in_dim(view, part, self.start, self.axis + 1)
-        return view.reshape(leaf.shape)
+        rows = self._split_axis(leaf, self.columns)
+        part_rows = self._split_axis(part, self.stop - self.start)  # as many rows as the leaf
+        rows = jax.lax.dynamic_update_slice_in_dim(rows, part_rows, self.start, self.axis + 1)
+        return rows.reshape(leaf.shape)
 
 
 # From the number of each leaf that is in the fragment, in the order of the tree, to the piece of
@@ -148,22 +149,23 @@ class LayerFragments:
     def _count_groups(self, layers: set[int]) -> int:
         """Returns the number of fragments that get layers; `layers` are the stacked axes' sizes.
 
-        It divides the number of layers. Raises `ValueError` if more than one fragment gets none.
+        It is the largest divisor of the number of layers that is at most `self.count`. Raises
+        `ValueError` if more than one fragment gets none although there are layers for all.
         """
         if len(layers) > 1:
             raise ValueError(
-                "the stacked parameters of layer_fragments must have as many layers each, got "
-                f"{sorted(layers)}: give None for the smaller stack, which is then cut as "
-                "embeddings are."
+                "the stacked parameters of layer_fragments must all have the same number of "
+                f"layers, got {sorted(layers)}: give None for the smaller stack, which is then "
+                "cut as embeddings are."
             )
-        (count,) = layers
-        divisors = _divisors(count)
+        (num_layers,) = layers
+        divisors = _divisors(num_layers)
         groups = max(d for d in divisors if d <= self.count)
-        if groups < min(count, self.count - 1):
+        if groups < min(num_layers, self.count - 1):
             raise ValueError(
-                f"count of layer_fragments must divide the {count} layers, be one more than a "
-                f"number that does, or be larger than {count}, got {self.count}: the numbers that "
-                f"divide them are {', '.join(map(str, divisors))}."
+                f"count of layer_fragments must divide the {num_layers} layers, be one more than a "
+                f"number that does, or be larger than {num_layers}, got {self.count}: the numbers "
+                f"that divide them are {', '.join(map(str, divisors))}."
             )
         return groups
 

@@ -29,10 +29,11 @@ class Faults:
       size: N, the number of nodes.
       arrives: bool `[T, N, N]`; `arrives[k, i, j]` says whether the message that `j` sends to `i`
         at step `k` arrives. By default all arrive.
-      active: bool `[T, N]`, whether each node is active at each step. By default all are.
+      active: bool `[T, N]`, whether each node is active at each step. By default all nodes
+        are active.
       deaths: a dict from a node to the step at which it dies.
-      delays: steps by which messages are late: one number, or int `[T, N, N]` in the order of
-        `arrives`.
+      delays: how many steps late a message arrives: one number, or int `[T, N, N]` in the order
+        of `arrives`.
       noise: standard deviation of the normal noise on every value of a message. Push-sum weights
         get no noise.
       seed: the seed of the noise.

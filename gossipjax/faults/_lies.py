@@ -21,9 +21,9 @@ Attack = Literal["sign flip", "alie", "inner product", "dissensus"]
 class Lying:
     """Wraps a robust rule: it gets lies instead of the messages of some nodes, the liars.
 
-    The liars know all messages to a receiver `i`, and tell each receiver another lie. Let `y_i` be
-    the receiver's own value, `m` and `s` the mean and the standard deviation of each coordinate
-    over `y_i` and the honest messages, and `e = strength`:
+    The liars know all messages to each receiver `i`, and send each of them a different lie. Let
+    `y_i` be the receiver's own value, `m` and `s` the mean and the standard deviation of each
+    coordinate over `y_i` and the honest messages, and `e = strength`:
 
     - "sign flip": `-e y_l`, of the value that the liar `l` would have sent;
     - "alie" (a little is enough): `m - e s`;

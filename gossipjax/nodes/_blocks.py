@@ -2,8 +2,8 @@
 
 The per-node function is traced with an axis of all N nodes. Each collective over this axis is then
 replaced by collectives over the devices and over the nodes of a device. A program whose collectives
-are replaced is called composed. Everything else stays as it is. If XLA alone got the vmapped
-function and sharded arrays, it would gather all N models on every device.
+are replaced is called composed. Everything else stays as it is. If one jitted the vmapped function
+without this replacement, on sharded arrays, XLA would gather all N models on every device.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Program:
         return result
 
     def _count_static_values(self, args: Sequence[Any]) -> None:
-        """Warns once if a program is compiled again and again, as for each number of a step."""
+        """Warns once if a program is compiled for many static values, such as each step number."""
         values = tuple(arg for i, arg in enumerate(args) if i in self._kinds.static)
         self._static_values.add(values)
         if len(self._static_values) > self.max_static_values:

@@ -213,14 +213,19 @@ def decode_each(
 ) -> list[jax.Array]:
     """Decodes `words`, which `encode_each` made, to flat arrays with sizes and types of `like`."""
     arrays: list[Any] = [None] * len(like)
-    for group_words, (group_codec, group) in zip(words, _group_arrays(codec, like), strict=True):
-        whole = jax.ShapeDtypeStruct((sum(group.values()),), like[next(iter(group))].dtype)
+    groups = _group_arrays(codec, like)
+    for group_words, (group_codec, padded_sizes) in zip(words, groups, strict=True):
+        dtype = like[next(iter(padded_sizes))].dtype  # that of all arrays of the group
+        whole = jax.ShapeDtypeStruct((sum(padded_sizes.values()),), dtype)
         values = decode_array(group_words, group_codec, whole)
-        if len(group) > 1:  # otherwise XLA would decode the whole group again for each array
-            bits = np.dtype(f"uint{8 * whole.dtype.itemsize}")
+        # Several arrays read these values: without `compute_once`, XLA would decode the group again
+        # for each of them. It takes integers, so the values pass through it as bits.
+        if len(padded_sizes) > 1:
+            bits = np.dtype(f"uint{8 * dtype.itemsize}")
             once = compute_once(jax.lax.bitcast_convert_type(values, bits))
-            values = jax.lax.bitcast_convert_type(once, whole.dtype)
-        for i, padded in zip(group, split_by_size(values, list(group.values())), strict=True):
+            values = jax.lax.bitcast_convert_type(once, dtype)
+        parts = split_by_size(values, list(padded_sizes.values()))
+        for i, padded in zip(padded_sizes, parts, strict=True):
             arrays[i] = padded[: like[i].size]
     return arrays
 

@@ -67,9 +67,10 @@ class OuterState(NamedTuple):
     ) -> Any:
         """Runs the exchange whose result `update` takes as `received` at `step`.
 
-        With gossip inside this is its exchange, which returns a `PushSum`. Without, it is the
-        average of the fragment that is used at `step`, and returns a tree like the fragment. Nodes
-        have sent this fragment `delay` steps before, so gradients can be computed meanwhile.
+        With gossip inside this is its exchange, which returns a `PushSum`. Without, it averages the
+        outer gradients of the fragment that is used at `step`, and returns a tree like the
+        fragment. The nodes have set these aside `delay` steps earlier, so the average needs nothing
+        of this step, and can run while gradients are computed.
         """
         if self.plan.inner is not None:
             return self._gossip_inside.start_exchange(step, params, specs, axis_name)
