@@ -100,8 +100,8 @@ def monitor_outer_gradient() -> optax.GradientTransformation:
 
         norm = ||D_t||_2,    cosine = <D_t, D_{t-1}> / (||D_t||_2 ||D_{t-1}||_2)
 
-    `norm` has the units of the parameters, and `cosine` is between -1 and 1. Before the first outer
-    step both are NaN; after the first one, or if one of the two gradients is 0, `cosine` is NaN.
+    `norm` has the units of the parameters, and `cosine` is between -1 and 1. `norm` is NaN until
+    the first outer step, and `cosine` until the second, and also if D_t or D_{t-1} is 0.
     `optax.tree.get(opt_state, "cosine")` finds the scalars `[N]` of all nodes. With several
     `fragments` each has a state, and `optax.tree.get_all_with_path` finds them all.
 

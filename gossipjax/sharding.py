@@ -375,19 +375,20 @@ def on_shards(
     """
 
     def call(*args: Any) -> Any:
-        traced = [i for i, arg in enumerate(args) if not isinstance(arg, int | np.integer)]
+        # `shard_map` takes arrays only: `run` puts the integers back between them.
+        array_argnums = [i for i, arg in enumerate(args) if not isinstance(arg, int | np.integer)]
 
         def run(*parts: Any) -> Any:
-            part_of = dict(zip(traced, parts, strict=True))
+            part_of = dict(zip(array_argnums, parts, strict=True))
             with use_specs(specs):
                 return fn(*(part_of.get(i, arg) for i, arg in enumerate(args)))
 
-        arrays = [args[i] for i in traced]
+        arrays = [args[i] for i in array_argnums]
         axes = inner_axes(axis_name)
         if axes:
             run = jax.shard_map(
                 run,
-                in_specs=tuple(in_specs[i] for i in traced),
+                in_specs=tuple(in_specs[i] for i in array_argnums),
                 out_specs=out_specs,
                 axis_names=set(axes),
                 check_vma=False,

@@ -87,7 +87,7 @@ gossipjax/algorithms/allreduce.py | collectives/test_codecs.py -k that_of_one_st
 gossipjax/collectives/_low_rank.py | algorithms/test_low_rank.py -k without_a_direction | a column of zeros is kept | return jnp.where(is_usable, new, old) => return new
 gossipjax/collectives/_low_rank.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and low_rank" | what factors leave out is lost | errors[i] = leaves[i] - means[i] => pass
 gossipjax/wire/_block_top_k.py | collectives/test_codecs.py -k block_top_k_equals | bins are of another width | np.asarray(RANGE / BINS => np.asarray(1 / BINS
-gossipjax/exchanges/fragments.py | algorithms/test_outer.py -k "round_by_round and layers" | pieces are put where the first stands | rows, part_rows, self.start, => rows, part_rows, 0,
+gossipjax/exchanges/fragments.py | algorithms/test_outer.py -k "round_by_round and layers" | pieces are put where the first stands | table, columns, self.start, => table, columns, 0,
 gossipjax/algorithms/outer/outer.py | algorithms/test_error_feedback.py -k fragments | what is left out never decays | scale(state.error[self.fragment], plan.error_feedback) => scale(state.error[self.fragment], 1.0)
 gossipjax/collectives/_averages.py | algorithms/test_error_feedback.py -k "oracle and senders" | senders are all nodes | (values != 0).astype(like.dtype) => (values == values).astype(like.dtype)
 gossipjax/algorithms/easgd.py | algorithms/test_algorithms.py -k "round_by_round and vmap-3 and easgd" | the center is pulled by one node | node_sum(pull, plan.wire) => pull

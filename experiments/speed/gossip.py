@@ -245,7 +245,7 @@ def make_table(runs: Sequence[Record]) -> Table:
         "10-90 %": "{ratio_p10:.2f}-{ratio_p90:.2f}",
         "x by hand": tables.scale("ratio_by_hand", 1, ".2f"),
         "update ms": tables.scale("update_seconds", 1e-3, ".2f"),
-        "x its hand": tables.scale("update_ratio_to_hand", 1, ".2f"),
+        "x update": tables.scale("update_ratio_to_hand", 1, ".2f"),
         "x first": "{first_ratio:.1f}",
     }
     title = "A step of simulated nodes over the same without gossip"

@@ -102,7 +102,7 @@ def allreduce(
             return state
         # The shapes of the parameters say how many bytes both factors have.
         return state._replace(
-            plan=dataclasses.replace(plan, factors=low_rank.count_models(params, params)),
+            plan=dataclasses.replace(plan, factors=low_rank.find_sizes(params, params)),
             basis=init_basis(params, low_rank, axis_name),
         )
 

@@ -39,7 +39,7 @@ class Parcel:
     message: Message
     since: float  # when it was first sent
     step: int  # how many local steps this node had made at that time
-    repeated: float  # when it was last sent
+    last_sent: float
     progress: float  # when it was first sent, or a piece of it acknowledged
     # Whether this node has withdrawn it, because there was no progress for long. It stays here
     # until the peer says that it will not apply it, or that it has.
@@ -158,12 +158,12 @@ class Membership:
         self.stepped[self.identity.place] = self.now
 
     def note_progress(self, life: str | None, now: float, has_arrived: bool) -> None:
-        """Notes that a node has sent a piece of a message, or (`has_arrived`) got one."""
+        """Notes that a node has sent a piece, or (`has_arrived`) acknowledged one of this node."""
         if life in self.peers:
             peer = self.peers[life]
             peer.heard = peer.spoke = now
             if has_arrived and peer.parcel is not None:
-                peer.parcel.repeated = peer.parcel.progress = now
+                peer.parcel.last_sent = peer.parcel.progress = now
 
     def meet(self, sender: Identity) -> Peer:
         """Adds a node that this one hears for the first time to its peers; returns the peer."""

@@ -113,20 +113,21 @@ def move(
 ) -> tuple[Any, ...]:
     """Moves a numerator x by `moved`, p: what the node's local steps have changed in its model.
 
-    Returns `x + w p`. With an outer step, computes `m <- b m - w p`, and with this new momentum m
-    `x <- x + rate (w p - b m)`, and returns x followed by m.
+    `x` holds the numerator, and behind it the outer momentum m if that travels. Returns `x + w p`,
+    and m as it is. With an outer step (Nesterov's momentum, of the gradient `-w p`), computes
+    `m <- beta m - w p` and `x <- x + rate (w p - beta m)`; without a momentum, `x + rate w p`.
     """
-    m = x[len(moved) :]  # empty if no momentum travels
+    m = x[len(moved) :]
     x = x[: len(moved)]
-    # From here on p is in units of the numerator: w p.
-    p = tuple(jnp.asarray(w, b.dtype) * b for b in moved)
+    wp = tuple(jnp.asarray(w, p.dtype) * p for p in moved)
     if outer is None:
-        return add(x, p) + m
-    pulls = p
+        return add(x, wp) + m
+    direction = wp
     if m:
-        m = tuple(outer.momentum * a - b for a, b in zip(m, p, strict=True))
-        pulls = tuple(b - outer.momentum * a for a, b in zip(m, p, strict=True))
-    return tuple(a + outer.learning_rate * b for a, b in zip(x, pulls, strict=True)) + m
+        beta = outer.momentum
+        m = tuple(beta * a - b for a, b in zip(m, wp, strict=True))
+        direction = tuple(b - beta * a for a, b in zip(m, wp, strict=True))
+    return tuple(a + outer.learning_rate * b for a, b in zip(x, direction, strict=True)) + m
 
 
 @functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=2)
@@ -171,7 +172,7 @@ class Holding:
 
     @property
     def total(self) -> Mass:
-        """The weight of the mass, without the numerator."""
+        """The mass with what has arrived, but without its numerator: only its weight and counts."""
         return self.mass.bare if self._change is None else self.mass.bare + self._change.bare
 
     def read(self) -> Mass:

@@ -107,7 +107,7 @@ class Node:
         self.address = self._service.address
         self._journal = Journal(settings.journal, is_continued=bool(saved), outer=self._outer)
         self._participant = Participant(
-            settings, self._holding, self._make_life, self._journal.add, time.monotonic()
+            settings, self._holding, self._begin_life, self._journal.add, time.monotonic()
         )
         if settings.is_founder is None:  # the node goes on with its model if nobody gives mass
             estate = Mass(tuple(map(np.asarray, x)), 1.0)
@@ -140,14 +140,14 @@ class Node:
         header = {"version": VERSION, "job": self._settings.job, "model": model}
         return Format(header | {"algorithm": algorithm, "wire": " ".join(map(str, names))}, buffers)
 
-    def _make_life(self) -> Identity:
-        """Makes the identity of this node for a new life, which begins without local updates."""
-        self._moved = self._make_moved()
+    def _begin_life(self) -> Identity:
+        """Begins a new life, without local updates; journals and returns its identity."""
+        self._local_updates = self._make_zero_updates()
         identity = Identity(self.place, secrets.token_hex(8), self.address)
         self._journal.begin_life(identity)
         return identity
 
-    def _make_moved(self) -> tuple[jax.Array, ...] | None:
+    def _make_zero_updates(self) -> tuple[jax.Array, ...] | None:
         """Makes zeros to add up the local updates until the next outer step; None without those."""
         layout = self._layout
         return self._outer and tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
@@ -157,7 +157,7 @@ class Node:
         """The model, `x / w`, or 0 until the node holds mass."""
         with self._service.lock:
             mass = self._holding.merge()
-            return self._unpack(mass.x, mass.w or 1.0, self._moved)
+            return self._unpack(mass.x, mass.w or 1.0, self._local_updates)
 
     @property
     def members(self) -> list[int]:
@@ -238,7 +238,7 @@ class Node:
                 self._update_factor = participant.members.update_factor
                 if is_finite:
                     self._journal.add("end", life, self._steps - 1, part=self._update_factor)
-                self._moved = moved if self._outer else None
+                self._local_updates = moved if self._outer else None
                 if not is_finite and not self._holding.is_finite():
                     participant.give_up("write off", keeps=False)
                 elif self._steps % (self._outer.every if self._outer else 1) == 0:
@@ -271,7 +271,7 @@ class Node:
                     mass = self._holding.merge()
                     life = self._participant.life
                     self._journal.add("begin", life, self._steps, mass)
-                    return mass, self._moved, life
+                    return mass, self._local_updates, life
 
     def _save(self) -> None:
         """Saves if a save is due; after SIGTERM raises `Preempted`."""
@@ -281,7 +281,7 @@ class Node:
                 mass = self._holding.merge()
                 clock = self._participant.members.clock
                 rest = {"clock": clock, "branch": self._participant.founding.branch}
-                moved = self._moved
+                moved = self._local_updates
             self._saves.save(steps, mass, moved, self.opt_state, rest)
         self._end_if_asked()
 
@@ -315,7 +315,7 @@ class Node:
         self._participant.is_compiling = True
         with self._service.lock:
             mass = self._holding.merge()
-        state = (mass.x, mass.w or 1.0, self._moved, self.opt_state)
+        state = (mass.x, mass.w or 1.0, self._local_updates, self.opt_state)
         update.lower(*self._update.args, gradients, *state, *inputs).compile()
         self._compiled.add(gradients)
         arrived = tuple(map(np.asarray, mass.x))
@@ -390,7 +390,7 @@ class Node:
         # From place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
         half = self._holding.move(moved, self._outer, wires, key, self._update_factor)
-        self._moved = self._make_moved()
+        self._local_updates = self._make_zero_updates()
         self._kept += peer is not None and not is_free  # as a statistic
         if peer is None or not is_free:
             return
@@ -404,8 +404,8 @@ class Node:
 
     def _finish(self) -> None:
         """Moves the mass by the local updates since the last outer step, without momentum."""
-        moved = self._moved
-        self._moved = self._make_moved()
+        moved = self._local_updates
+        self._local_updates = self._make_zero_updates()
         participant = self._participant
         if moved is not None and participant.may_change:
             self._journal.add("finish", participant.life, self._steps, part=self._update_factor)

@@ -119,7 +119,11 @@ class Participant:
         return choose(reachable, self.members.identity, turn, seconds)
 
     def may_send(self, identity: Identity, is_share: bool) -> bool:
-        """Says whether a node may be sent a share, or an ask: if no parcel is on its way to it."""
+        """Says whether this node may send another a share, or else ask it to average.
+
+        The other node must hold mass, train, and have no parcel on its way to it. For a share, this
+        node must have mass to spare.
+        """
         peer = self.members.peers.get(identity.life)  # None for this node itself
         if peer is None or peer.view.wants_mass or peer.view.is_finished:
             return False

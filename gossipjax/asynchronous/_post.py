@@ -20,7 +20,7 @@ JournalAdd = Callable[..., None]  # `Journal.add`
 
 
 class Post:
-    """Sends messages, among them to each peer one parcel at a time."""
+    """Sends messages, and repeats parcels; each peer gets one parcel at a time."""
 
     def __init__(self, members: Membership, journal: JournalAdd):
         self.outbox: list[tuple[str, Message]] = []  # messages to send, by address
@@ -71,7 +71,7 @@ class Post:
         more = {"version": members.clock, "applied": peer.applied} | more
         message = Message(kind, members.identity, receiver, peer.sent, mass, **more)
         since = members.now if since is None else since
-        peer.parcel = Parcel(message, since, members.own_steps, repeated=since, progress=since)
+        peer.parcel = Parcel(message, since, members.own_steps, last_sent=since, progress=since)
         if kind in ("share", "ask"):
             self._journal(event or kind, receiver, peer.sent, mass)
         self.send(peer, message)
@@ -142,8 +142,8 @@ class Post:
                     since = min(since, parcel.progress + (STUCK + 1) * self._members.patience)
             if now - since > self._members.patience:
                 silent.append(peer)
-            elif parcel is not None and now - parcel.repeated > self._members.patience / 2:
-                parcel.repeated = now
+            elif parcel is not None and now - parcel.last_sent > self._members.patience / 2:
+                parcel.last_sent = now
                 is_late = now - parcel.progress > STUCK * self._members.patience
                 if is_late and parcel.message.mass is not None:
                     self._withdraw(peer, parcel)

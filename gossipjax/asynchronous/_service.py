@@ -131,7 +131,7 @@ class Service:
             for _, message in self._awaiting_journal:
                 peer = node.members.peers.get(str(message.receiver))
                 if peer is not None and peer.parcel is not None:
-                    peer.parcel.repeated = peer.parcel.progress = now
+                    peer.parcel.last_sent = peer.parcel.progress = now
             for life, has_arrived in heard:
                 node.members.note_progress(life, now, has_arrived)
             for message in messages:

@@ -269,7 +269,7 @@ class Names:
     def find(self, address: str, peer_is_silent: bool = False) -> str | None:
         """Returns the numeric address to connect to; None if it is forbidden or not known yet.
 
-        If `peer_is_silent` and its name has several numbers, the next answer is another number.
+        If `peer_is_silent` and its name has several addresses, later calls return another one.
         """
         if not may_connect(address, self._secret):
             return None
@@ -277,7 +277,7 @@ class Names:
             return address
         age = time.monotonic() - self._answered_at.get(address, -math.inf)
         if age > self._min_interval:
-            self._answered_at[address] = math.inf
+            self._answered_at[address] = math.inf  # nobody else asks meanwhile
             # After a longer pause the peer's silence says nothing about the number in use.
             takes_next = peer_is_silent and age < 2 * self._min_interval
             arguments = address, takes_next

@@ -337,7 +337,7 @@ def read_checkpoint(
     in some folder. Processes in `lost` have no part of the checkpoint.
 
     Returns:
-      What was read, and the numbers of the nodes of such NumPy arrays, or None in the usual case.
+      What was read; and in the usual case None, else the nodes whose rows the arrays have.
     """
     folder = source.path / str(step)
     is_lost = jax.process_index() in lost
@@ -368,22 +368,23 @@ def read_checkpoint(
     part = manifest.own_part()
     if is_lost:
         part |= {"nodes": [], "whole": []}
-    kept = None if source.shared else _find_nodes(part, leaves, folder)
+    giver_of = None if source.shared else _find_givers(part, leaves, folder)
     _read_together(lambda: is_lost or _check_files(folder, manifest, source.shared), folder)
-    if kept is None:
+    if giver_of is None:
         arrays = _read_together(lambda: _read_arrays(folder, leaves), folder)
     else:
         # Each process reads the nodes that it gives to all. So that these can be gathered, all
         # processes give the same number of rows, some of them empty.
-        givers = [*kept.values()]  # for each node, the process that gives it
-        given = [node for node, process in kept.items() if process == jax.process_index()]
+        givers = [*giver_of.values()]  # for each node, the process that gives it
+        given = [node for node, process in giver_of.items() if process == jax.process_index()]
         padding = max(map(givers.count, givers)) - len(given)
         own = _read_together(lambda: _read_rows(folder, leaves, given, padding), folder)
+        # Which of its giver's rows each node is.
         positions = [givers[:i].count(process) for i, process in enumerate(givers)]
         rows = [gathered[givers, positions] for gathered in gather_arrays(own)]
         arrays = [*map(_give_form, rows, leaves)]
     restored = Restored(step, jax.tree.unflatten(structure, arrays), manifest.metadata)
-    return restored, None if kept is None else [*kept]
+    return restored, None if giver_of is None else [*giver_of]
 
 
 def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
@@ -394,7 +395,7 @@ def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
             raise DamagedError(f"{name} has another checksum")
 
 
-def _find_nodes(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dict[int, int] | None:
+def _find_givers(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dict[int, int] | None:
     """Returns for each saved node a process that has it; None if each has just what it needs."""
     # The nodes that this process needs.
     own = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
@@ -403,14 +404,14 @@ def _find_nodes(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dic
     if all_processes(own is not None and own == part["nodes"]):
         return None
     offers = [json.loads(text) for text in gather_texts(json.dumps(part["whole"]))]
-    kept = {node: process for process, nodes in reversed([*enumerate(offers)]) for node in nodes}
-    if not kept:
+    giver_of = {node: i for i, nodes in reversed([*enumerate(offers)]) for node in nodes}
+    if not giver_of:
         raise OSError(
             f"at least one of the {part['size']} nodes that saved {folder} must be whole in the "
             "folder of a process, got none: mount the disks of the processes that saved it, or "
             "begin in empty folders."
         )
-    return dict(sorted(kept.items()))
+    return dict(sorted(giver_of.items()))
 
 
 def _read_rows(folder: AnyPath, leaves: list[Any], nodes: list[int], padding: int) -> list[Any]:

@@ -280,7 +280,7 @@ def _mean_of_encoded(
     key: jax.Array | None,
     mean_over: MeanOver = "nodes",
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes `mean_of_encoded` for a flat array `x`."""
+    """Computes `mean_of_encoded` for a flat array `x`: the mean, and what was left out."""
     nodes = axis_size(axis_name)
     if nodes == 1 or x.size <= nodes:
         return node_mean(x, axis_name), jnp.zeros_like(x)

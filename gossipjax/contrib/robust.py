@@ -76,7 +76,7 @@ def robust_gossip(
 
 
 def _require_liar_weight(rule: Any, schedule: Schedule) -> None:
-    """Raises `ValueError` if a rule's `liar_weight` covers no neighbour, or half of all weight."""
+    """Raises `ValueError` if `liar_weight` is below every neighbour's weight, or 1/2 or more."""
     matrices = [round_.matrix for round_ in schedule.rounds if not round_.is_identity]
     weights = np.array([w for m in matrices for w in m[~np.eye(len(m), dtype=bool)] if w > 0])
     liar_weight = getattr(rule, "liar_weight", None)

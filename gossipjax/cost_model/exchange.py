@@ -222,15 +222,17 @@ class Exchange(plan.Exchange):
 
     def _find_largest_delay(self, seconds: float, compute_seconds: float) -> float:
         """Returns by how many seconds the latest layer comes too late for the next forward pass."""
-        layers = self.list_layers()
+        layers = self.list_layers()  # the numbers of those that are sent, the last one first
         backward = BACKWARD * compute_seconds
-        part = seconds / len(layers)
+        forward = compute_seconds - backward
+        each = seconds / len(layers)  # seconds on the link
         order = np.arange(len(layers))
-        # Times count from the start of the backward pass, which leaves the last layer first. The
-        # link carries one part after another: arrival[k] = max(ready[k], arrival[k - 1]) + part.
+        # Times count from the start of the backward pass. The link carries one layer after another:
+        # `arrival[k] = max(ready[k], arrival[k - 1]) + each`. Less `(k + 1) each` on both sides,
+        # this is a running maximum.
         ready = (self.layers - layers) * backward / self.layers
-        arrival = np.maximum.accumulate(ready - order * part) + (order + 1) * part
-        needed = backward + layers * (compute_seconds - backward) / self.layers
+        arrival = np.maximum.accumulate(ready - order * each) + (order + 1) * each
+        needed = backward + layers * forward / self.layers
         return float((arrival - needed).max())
 
     def require_nodes(self, nodes: int) -> None:

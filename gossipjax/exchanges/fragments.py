@@ -34,16 +34,16 @@ class Piece(NamedTuple):
 
     def take(self, leaf: Any) -> jax.Array:
         """Returns the piece of the leaf, with as many axes as the leaf."""
-        rows = self._split_axis(leaf, self.columns)
-        part = jax.lax.slice_in_dim(rows, self.start, self.stop, axis=self.axis + 1)
+        table = self._split_axis(leaf, self.columns)
+        part = jax.lax.slice_in_dim(table, self.start, self.stop, axis=self.axis + 1)
         return part.reshape(*leaf.shape[: self.axis], -1, *leaf.shape[self.axis + 1 :])
 
     def put(self, leaf: Any, part: Any) -> jax.Array:
-        """Returns the leaf with the piece replaced by `part`."""
-        rows = self._split_axis(leaf, self.columns)
-        part_rows = self._split_axis(part, self.stop - self.start)  # as many rows as the leaf
-        rows = jax.lax.dynamic_update_slice_in_dim(rows, part_rows, self.start, self.axis + 1)
-        return rows.reshape(leaf.shape)
+        """Returns the leaf with the piece, these columns of each row, replaced by `part`."""
+        table = self._split_axis(leaf, self.columns)
+        columns = self._split_axis(part, self.stop - self.start)
+        table = jax.lax.dynamic_update_slice_in_dim(table, columns, self.start, self.axis + 1)
+        return table.reshape(leaf.shape)
 
 
 # From the number of each leaf that is in the fragment, in the order of the tree, to the piece of

@@ -82,9 +82,9 @@ class Faults:
 
     def active_at(self, step: int) -> np.ndarray:
         """Says whether each node is active and not dead at this step; bool `[N]`."""
-        return self.table_at(step) & (step < self.death_steps)
+        return self.scheduled_at(step) & (step < self.death_steps)
 
-    def table_at(self, step: int) -> np.ndarray:
+    def scheduled_at(self, step: int) -> np.ndarray:
         """Says whether each node would be active at this step if no node died; bool `[N]`."""
         return self.active[step % len(self.active)]
 

@@ -102,8 +102,8 @@ def apply(
         receives = start * stride + overlap < faults.death_steps
         for k in range(start, start + steps):
             step = k * stride
-            arrives = faults.arrives_at(step) & sends & faults.table_at(step)
-            arrives = arrives & (receives & faults.table_at(step + overlap))[:, None]
+            arrives = faults.arrives_at(step) & sends & faults.scheduled_at(step)
+            arrives = arrives & (receives & faults.scheduled_at(step + overlap))[:, None]
             number = cycle[(k - first) % len(cycle)]
             rounds.append(_remove_messages(schedule.rounds[number], arrives, keep))
     return Schedule(rounds, segments, deaths)

@@ -222,11 +222,12 @@ def dpsgd(
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         """Sends this node's newest model, and moves towards the models that arrive."""
+        # `due` and `shares` are `[links, D + 1]`, `history` is `[D + 1, ...]`: the newest first.
         on_the_way = state.kept(LINKS)
         y = add(x, updates)
-        share = links.shares(step, state.count)
-        due = links.push_due(on_the_way["due"], links.due(share, state.count))
-        shares = jnp.concatenate([share[:, None], on_the_way["shares"][:, :-1]], axis=1)
+        new_shares = links.shares(step, state.count)
+        due = links.push_due(on_the_way["due"], links.due(new_shares, state.count))
+        shares = jnp.concatenate([new_shares[:, None], on_the_way["shares"][:, :-1]], axis=1)
         history = jax.tree.map(
             lambda old, new: jnp.concatenate([new[None], old[:-1]]), on_the_way["history"], y
         )
@@ -236,14 +237,15 @@ def dpsgd(
         is_done = jnp.cumsum(arrives, axis=1) > 0
         youngest = arrives.argmax(axis=1)
         messages = jax.tree.map(lambda leaf: leaf[youngest], history)
-        weight = jnp.take_along_axis(shares, youngest[:, None], axis=1)[:, 0]
-        weight = jnp.where(arrives.any(axis=1), weight, jnp.zeros_like(weight))
+        sent_shares = jnp.take_along_axis(shares, youngest[:, None], axis=1)[:, 0]
+        sent_shares = jnp.where(arrives.any(axis=1), sent_shares, jnp.zeros_like(sent_shares))
         receives = is_active(faults, state.count, route.axis_name)
         new = y
-        for number, (message, share) in enumerate(links.exchange((messages, weight))):
+        for link, (message, share) in enumerate(links.exchange((messages, sent_shares))):
             if faults.noise:
-                message = add(message, _draw_noise(faults, message, state.count, number, route))
+                message = add(message, _draw_noise(faults, message, state.count, link, route))
             share = jnp.where(receives, share, jnp.zeros_like(share))
+            # new + share (message - y)
             new = jax.tree.map(partial(_move_towards, share), new, message, y)
         on_the_way = {"due": jnp.where(is_done, NEVER, due), "shares": shares, "history": history}
         return Combined(new, state.keep(links=on_the_way))

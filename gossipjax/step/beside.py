@@ -78,7 +78,7 @@ class UpdateDuringExchange(Exchanger):
     def __call__(
         self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """Takes step `step`; `number` is the step as the programs take it, static or an array."""
+        """Takes step `step`; `number` is what the programs get: its canonical step, or an array."""
         if self.is_on_thread is None:
             # Other collectives of the chain could overtake, on one process and not on another, an
             # exchange that takes several steps. The update of step 0 shows whether there are any,

@@ -51,15 +51,16 @@ class UpdateInBuckets(Exchanger):
         self._nodes = nodes
         self._bucket_bytes = bucket_bytes
         self._has_codec = wire.codec is not None
-        self._fused = fused
+        self._fused = fused  # where gradients cannot be cut
         self._average = nodes.spmd(average)
-        self._update = nodes.spmd(update, static_argnums=0)
-        self._cuts: dict[Any, _Cut | None] = {}  # by structure, shapes and types of arguments
+        self._update = nodes.spmd(update, static_argnums=0)  # of the step
+        # By structure, shapes and types of arguments; None if the gradients cannot be cut.
+        self._cuts: dict[Any, _Cut | None] = {}
 
     def __call__(
         self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """Takes a step; `number` is the step as the program takes it, static or an array."""
+        """Takes a step; `number` is what the programs get: its canonical step, or an array."""
         del step
         number, params, opt_state, *placed = self._fused.put(number, params, opt_state, *inputs)
         leaves, structure = jax.tree.flatten((params, *placed))

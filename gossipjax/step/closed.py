@@ -129,8 +129,9 @@ class DecentralizedStep:
             _updates_as_gradients(train_step),
             tx,
             nodes=nodes,
-            # In `gradients` two arguments precede the inputs: the rest of the state, named inputs.
+            # The step calls `gradients(params, rest, named, *inputs)`: two more before the inputs.
             local_argnums=[number + 2 for number in argument_numbers(local_argnums)],
+            # `aux` is `(rest, metrics)`.
             extra_args=None if extra_args is None else lambda aux: extra_args(aux[1]),
             donated_inputs=(0,),  # the rest of the state, which `aux` replaces
             **options,
@@ -138,8 +139,8 @@ class DecentralizedStep:
         self.nodes = self.train_step.nodes
         self._tx = tx
         self._params = params
-        # The first array of the last result of `average`, and the number of the next step. Given to
-        # `init`, such a state goes on with this number.
+        # By the first array of the last result of `average`, `init` recognizes this result, and
+        # goes on with the number of its next step: a weak reference to the array, and the number.
         self._last_average: tuple[Any, int] = None, 0
 
     def init(self, state: Any, *, fold_in: bool | None = None) -> TrainState:
@@ -424,9 +425,10 @@ def _convert_keys(tree: Any, is_raw: list[bool], convert: Callable[[Any], Any]) 
 
 
 def _require_updates(opt_state: Any, rest: Any) -> None:
-    """Raises `ValueError` if `tx` of a closed step needs gradients, or has an optimizer.
+    """Raises `ValueError` unless `tx` of a closed step is a gossip that takes updates.
 
-    The optimizer is inside of the closed step, so `tx` gets updates and no gradients.
+    The optimizer is inside of the closed step, so `tx` gets no gradients. An `optax.MultiSteps` in
+    there makes zero updates between its steps, and `tx` must not move the model by these.
     """
     exchange = find_exchange(opt_state)
     # A transform around a chain, such as `outer`, has an optimizer of its own, which is allowed.

@@ -48,7 +48,7 @@ class LowRank:
         assert key is not None
         return jax.random.normal(key, (shape[-1], self.rank), dtype)
 
-    def count_models(self, part: Any, model: Any) -> tuple[float, float]:
+    def find_sizes(self, part: Any, model: Any) -> tuple[float, float]:
         """Returns the sizes of the two messages for a part, as fractions of the model's size."""
         size = max(1, sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(model)))
         first = second = 0
@@ -99,7 +99,7 @@ def low_rank(rank: int, *, seed: int = 0) -> LowRank:
 
     >>> import jax.numpy as jnp, gossipjax as gx
     >>> params = {"kernel": jnp.zeros((784, 512)), "bias": jnp.zeros(512)}
-    >>> first, second = gx.wire.low_rank(4).count_models(params, params)
+    >>> first, second = gx.wire.low_rank(4).find_sizes(params, params)
     >>> round(1 / (first + second))
     71
     """

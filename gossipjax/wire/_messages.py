@@ -237,12 +237,13 @@ def split_by_size(buffer: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def concatenate_in_place(arrays: Sequence[jax.Array]) -> jax.Array:
-    """Concatenates; computes every array at its offset in the result, if that is faster.
+    """Concatenates flat arrays, by writing each into one buffer where that is faster.
 
     It is faster on GPUs, and on CPU over several processes: a concatenation of many arrays costs
-    two more passes over memory, and explicit writes cost one. But the result must not be an output
-    that takes a donated argument's memory. In one process on CPU, where nodes are simulated, XLA
-    may fuse such writes with a permutation of what they write to.
+    two more passes over memory, and explicit writes cost one. Elsewhere it is a plain
+    concatenation: in one process on CPU, where nodes are simulated, XLA may fuse such writes with a
+    permutation of what they write to. The result must not be an output that takes a donated
+    argument's memory.
     """
     if len(arrays) == 1:
         return arrays[0]

@@ -46,7 +46,7 @@ def require_gossip(average: Any) -> tuple[optax.GradientTransformationExtraArgs,
 
 
 def require_whole_steps(plan: OuterPlan) -> None:
-    """Raises `ValueError` if a gossip is to replace the average for only a part of the models."""
+    """Raises `ValueError` if a gossip replaces the average, but not of whole models at once."""
     if plan.fragment_count > 1 or plan.delay or plan.mix:
         raise ValueError(
             "fragments of outer must be 1, delay 0 and strength 1 where average is a gossip, which "
@@ -118,7 +118,7 @@ def require_rule(rule: Any, wire: Wire, mean_over: Any, weights: Any) -> None:
 def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
     """Returns how much each node counts in the average, `N n_i / sum_j n_j` of its weight `n_i`.
 
-    With "counted", nodes give their weights only during training, and "counted" is returned. With
+    Returns "counted" for "counted", because nodes then give their weights with each update. With
     None all count alike. Raises `ValueError` unless this average can weigh nodes.
     """
     if weights is None:

@@ -236,13 +236,15 @@ class _OuterSteps:
         inner_gossip = gossip_state(inner)
         local = None
         if inner_gossip is None:
-            # Nobody inside keeps what 16-bit parameters round away, so `local` does.
+            # No gossip inside keeps what 16-bit parameters round away. So the gossip that replaces
+            # the average does, or else one that exchanges nothing.
             local = (self.gossip or move_locally("outer", plan.wire)).init(params)
         require_inner(plan, inner, params)
         if inner_gossip is not None:
             plan = dataclasses.replace(plan, inner=inner_gossip.plan)
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
+        # An exact average needs equal anchors, so it makes them equal. Others start as they are.
         anchor = common_model(params, axis_name if is_exact else None)
         parts = tuple(pick(anchor, leaves) for leaves in plan.split(anchor))
         parts = tuple(self.constrain(part, part) for part in parts)
@@ -257,8 +259,8 @@ class _OuterSteps:
                 specs.require(part, inner_axes(axis_name), may_repeat=True)
         low_rank = plan.wire.low_rank
         if low_rank is not None:
-            # The shapes of the parameters say how many bytes both factors have.
-            factors = tuple(low_rank.count_models(part, anchor) for part in parts)
+            # The sizes of the two factors that travel for a fragment, known only from the shapes.
+            factors = tuple(low_rank.find_sizes(part, anchor) for part in parts)
             plan = dataclasses.replace(plan, factors=factors)
         return vary_where_mapped(
             OuterState(

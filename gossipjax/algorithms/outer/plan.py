@@ -66,7 +66,7 @@ class OuterPlan(Plan):
 
     @property
     def replaces_all(self) -> bool:
-        """Says whether an outer step replaces the averaged models completely."""
+        """Says whether an outer step replaces every node's whole model by the same one."""
         return self.average == "exact" and self.fragment_count == 1 and self.mix == 0
 
     def skips_exchange(self, step: StepLike) -> bool:
