@@ -141,7 +141,11 @@ def _make_transform(
     def exchange(
         round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
     ) -> tuple[Any, Any, Any]:
-        """Sends the compressed change of this node's model since `known`, its neighbours' copy."""
+        """Mixes the model `y`, and sends the compressed change since `known`.
+
+        `known` is the copy of the model that the neighbours have, and `difference` is
+        `sum_j P_ij known_j - known_i`. With `copies="previous"` the node mixes before it sends.
+        """
         y, known, difference, count = operands
         if round_.is_identity:  # a local step, without messages
             return y, known, difference
@@ -149,7 +153,7 @@ def _make_transform(
         change = jax.tree.map(jnp.subtract, x, known)
         sent, mixed = mix_encoded(change, round_, route, route.make_key(count))
         known = jax.tree.map(jnp.add, known, sent)
-        difference = jax.tree.map(lambda d, p, q: d + (p - q), difference, mixed, sent)
+        difference = jax.tree.map(lambda d, m, s: d + (m - s), difference, mixed, sent)
         if copies == "updated":
             x = add_scaled(y, gamma, difference)
         return x, known, difference

@@ -75,7 +75,7 @@ class Node:
                 "node.mix of a schedule whose rows do not sum to 1 needs push-sum weights, got "
                 "row_stochastic=True, which leaves them out: average what node.receive returns."
             )
-        tree, averages = self._count_values((tree, averages))
+        tree, averages = self._prepare_to_send((tree, averages))
         weight = self._state.weight
         # Averages travel as numerators `w m`, and are divided by the new weight.
         weighed = averages if averages is None or weight is None else scale(averages, weight)
@@ -107,16 +107,17 @@ class Node:
                 "a sum of messages would be biased. Take a doubly stochastic schedule, or say "
                 "gx.gossip(row_stochastic=True) if your combine makes averages of its own."
             )
-        sent = self._count_values(tree)
+        sent = self._prepare_to_send(tree)
         key = state.wire.make_key(state.count)
         received: Received = receive(sent, state.plan.schedule, self.step, state.wire, key)
         self.senders = received.senders
         return received.messages, received.weights
 
-    def _count_values(self, tree: Any) -> Any:
-        """Counts the values of a tree that is sent next, and returns the tree."""
+    def _prepare_to_send(self, tree: Any) -> Any:
+        """Counts the values of a tree, and returns the tree, after an exchange behind a barrier."""
         if self._values_sent:
-            # Without a barrier XLA would compute the first exchange anew for each peer of the next.
+            # The tree may depend on the exchange before. Without a barrier XLA would compute that
+            # exchange anew for each peer.
             tree = jax.lax.optimization_barrier(tree)
         self._values_sent += sum(leaf.size for leaf in jax.tree.leaves(tree))
         return tree

@@ -8,23 +8,23 @@ from statistics import median_low
 
 import numpy as np
 
-from gossipjax.asynchronous._messages import CHECKED, Mass
+from gossipjax.asynchronous._messages import CHUNK, Mass
 
 FIRST_SHARES = 2  # at the start of a life; they bring weight and tell distances, but no model
 REMEMBERED = 9  # distances of each node
 Distances = tuple[float, ...]  # of the model, and of its momentum if that travels
 
 
-def measure(mass: Mass, own: Mass, models: int) -> Distances:
-    """Returns how far a mass's model (and momentum) is from the node's own: `|x / w - z|`."""
-    squares = np.zeros(models)
+def measure(mass: Mass, own: Mass, num_models: int) -> Distances:
+    """Returns how far a mass's model (and momentum) is from the node's own, the norm of each."""
+    squares = np.zeros(num_models)
     with np.errstate(over="ignore", invalid="ignore"):
         for number, buffers in enumerate(zip(mass.x, own.x, strict=True)):
-            for i in range(0, len(buffers[0]), CHECKED):
-                a, b = (np.asarray(x[i : i + CHECKED], np.float32) for x in buffers)
+            for i in range(0, len(buffers[0]), CHUNK):
+                a, b = (np.asarray(x[i : i + CHUNK], np.float32) for x in buffers)
                 apart = a * np.float32(1 / mass.w) - b * np.float32(1 / own.w)
-                # The first half of the buffers is the model, and the second half its momentum.
-                squares[number * models // len(mass.x)] += apart @ apart
+                # Of two models, one is in the first half of the buffers, and one in the second.
+                squares[number * num_models // len(mass.x)] += apart @ apart
     return tuple(np.nan_to_num(np.sqrt(squares), nan=np.inf, posinf=np.inf).tolist())
 
 
@@ -47,7 +47,7 @@ def pull(
     return dataclasses.replace(mass, x=tuple(x), is_fresh=True), parts
 
 
-def find_limits(known: Iterable[Sequence[Distances]], clip: float, models: int) -> Distances:
+def find_limits(known: Iterable[Sequence[Distances]], clip: float, num_models: int) -> Distances:
     """Computes how far a received model may be from the node's own.
 
     `known` has the last distances of each other node. The limit is `clip` times the median over the
@@ -57,18 +57,18 @@ def find_limits(known: Iterable[Sequence[Distances]], clip: float, models: int) 
     """
     known = [distances for distances in known if distances]
     if sum(map(len, known)) < FIRST_SHARES:
-        return (0.0,) * models
+        return (0.0,) * num_models
     medians = [map(median_low, zip(*distances, strict=True)) for distances in known]
     return tuple(clip * median_low(of_nodes) for of_nodes in zip(*medians, strict=True))
 
 
-def pull_finals(masses: Sequence[Mass], clip: float, models: int) -> list[Mass]:
+def pull_finals(masses: Sequence[Mass], clip: float, num_models: int) -> list[Mass]:
     """Pulls final models that are far from the middle, the median of each value over the nodes.
 
     The limit is `clip` times the median of their distances from the middle.
     """
     columns = zip(*([np.asarray(x) / mass.w for x in mass.x] for mass in masses), strict=True)
     middle = Mass(tuple(np.median(column, axis=0) for column in columns), 1.0)
-    distances = [measure(mass, middle, models) for mass in masses]
+    distances = [measure(mass, middle, num_models) for mass in masses]
     limits = tuple(clip * median_low(norms) for norms in zip(*distances, strict=True))
     return [pull(m, middle, d, limits)[0] for m, d in zip(masses, distances, strict=True)]

@@ -37,7 +37,7 @@ class Ending:
         self._drained_since: float | None = None
         # Of each peer that says that training is over, the view that says which masses count.
         self._verdicts: dict[Identity, View] = {}
-        self._last_told: Any = None  # what this node last told the eldest about its end
+        self._last_report: Any = None  # what this node last told the eldest about its end
 
     def finish(self) -> None:
         """Notes that this node makes no more steps, and tells the other nodes at once."""
@@ -97,17 +97,18 @@ class Ending:
     def _go_on_ending(self) -> None:
         """Exchanges final masses with the others, and ends when the eldest says which count.
 
-        The eldest is the smallest identity. It decides, so that all nodes end with the same masses.
+        The eldest is the node with the smallest identity, perhaps this one. It decides, so that all
+        nodes end with the same masses.
         """
         peers = self._members.peers.values()
         deaths = self._members.deaths
         reachable = [peer for peer in peers if not peer.lacks_final]
-        eldest = min(reachable, key=lambda peer: peer.identity, default=None)
         # Among many nodes, some hear late that an elder node is dead. So the word of a younger one
         # is believed if all that are elder have been declared dead.
         living = [peer.identity for peer in reachable if peer.identity.life not in deaths]
-        if living and min(living) in self._verdicts:
-            self._end(self._verdicts[min(living)])
+        eldest_living = min(living, default=None)
+        if eldest_living is not None and eldest_living in self._verdicts:
+            self._end(self._verdicts[eldest_living])
             return
         if 2 * len(reachable) < len(peers):  # most peers have not received the final mass
             self.is_cut_off = True
@@ -115,13 +116,14 @@ class Ending:
             return
         if self._drained_since is not None and self._is_drained:
             self._send_finals(reachable)
+        eldest = min(reachable, key=lambda peer: peer.identity, default=None)
         if eldest is None or self._members.identity < eldest.identity:
             self._decide(reachable)
         else:
             knows_all = len(self.finals) > len(peers)
-            tells = (eldest.identity, self._is_drained, self._drained_since, knows_all)
-            if tells != self._last_told or self._members.now >= self._members.next_beat:
-                self._last_told = tells
+            report = (eldest.identity, self._is_drained, self._drained_since, knows_all)
+            if report != self._last_report or self._members.now >= self._members.next_beat:
+                self._last_report = report
                 eldest.owe_view()
 
     def _decide(self, reachable: list[Peer]) -> None:

@@ -79,13 +79,13 @@ class Founding:
             self._wants_since = self._members.now
             self._reserve = None if given_up is None else (Estate.GIVEN_UP, given_up)
 
-    def has_founded_before(self, made: int) -> bool:
-        """Says whether this founder has learned that its place has made more than the `made` steps.
+    def founded_before(self, known_steps: int) -> bool:
+        """Says whether a view has told this founder of steps that it made before it restarted.
 
-        The node made the others before it restarted. It founded the job then, and its model is in
+        Before the view it had `known_steps`. It has founded the job already, and its model is in
         what the other nodes hold. If it founded the job again, it would add a second model.
         """
-        if not self._is_founder or self._members.own_steps <= made:
+        if not self._is_founder or self._members.own_steps <= known_steps:
             return False
         self._members.note(
             "founds",
@@ -95,9 +95,13 @@ class Founding:
         )
         return True
 
-    def is_outdated(self, view: View) -> bool:
-        """Says whether this node holds a branch, and the view is of the job or an older branch."""
-        if self.wants_mass or view.wants_mass or self.branch <= view.branch:
+    def must_yield_to(self, view: View) -> bool:
+        """Says whether this node must give up its mass, and notes it for the user if so.
+
+        It must if it holds a branch, and the view is of the job (0), or of a branch that began
+        earlier.
+        """
+        if self.wants_mass or view.wants_mass or view.branch >= self.branch:
             return False
         self._members.note(
             "branch",

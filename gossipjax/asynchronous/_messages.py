@@ -32,7 +32,7 @@ MAX_AGE = 1e9  # seconds
 MAX_WEIGHT = 1 << 14  # of as many founders as a job may have
 MIN_EXPONENT = -(1 << 30)
 MAX_COUNT = 2**53
-CHECKED = 1 << 16  # numbers that are checked together
+CHUNK = 1 << 16  # numbers that are checked or compared together
 WITH_MASS = ("share", "ask", "final")
 KINDS = ("view", "ack", "answer", "refuse", "dead", "gone", "bye", "withdraw", *WITH_MASS)
 
@@ -281,7 +281,7 @@ def is_finite(x: np.ndarray, w: float = 1.0) -> bool:
     """Says whether all values of `x / w` are finite; computed in parts that fit into the cache."""
     with np.errstate(over="ignore", invalid="ignore"):
         scale = x.dtype.type(1 / w)
-        parts = (x[i : i + CHECKED] for i in range(0, len(x), CHECKED))
+        parts = (x[i : i + CHUNK] for i in range(0, len(x), CHUNK))
         return all(np.isfinite(part * scale).all() for part in parts)
 
 

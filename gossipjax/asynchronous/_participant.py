@@ -264,12 +264,17 @@ class Participant:
         return mass, parts
 
     def _owes_half(self, message: Message) -> bool:
-        """Counts a share; returns whether it is one too many, so that this node owes a half."""
-        # A node that hangs sends such a half, too. So a half counts neither as taken here, nor as
-        # given in `_act_on_answer`: else a node that hangs would seem to give.
-        self._received_shares += message.text != RETURNED
-        is_over = self._received_shares > self._settings.max_received and message.text != RETURNED
-        return is_over and self.may_change
+        """Counts a share that came; says whether this node must answer it with half of its mass.
+
+        It must if it has taken more than `max_received` shares since it last gave one. Else a slow
+        node would gather all weight.
+        """
+        # Even a node whose training hangs answers with such halves. So they count neither as taken
+        # here, nor as given in `_act_on_answer`: else it would seem to train.
+        if message.text == RETURNED:
+            return False
+        self._received_shares += 1
+        return self._received_shares > self._settings.max_received and self.may_change
 
     def _average(self, peer: Peer, message: Message) -> Mass | None:
         """Averages with the asker; returns the change here, which the asker subtracts from its own.
@@ -338,12 +343,12 @@ class Participant:
 
     def _learn(self, peer: Peer, view: View) -> None:
         """Acts on a view: gives up the mass if this node is dead or must not go on, else learns."""
-        made = self.members.own_steps
+        known_steps = self.members.own_steps
         self.members.learn(peer, view)
         self.ending.learn(peer, view)
-        if self.founding.has_founded_before(made):
+        if self.founding.founded_before(known_steps):
             self.give_up(keeps=False)
-        elif self.founding.is_outdated(view) or self.members.is_dead_to_others(
+        elif self.founding.must_yield_to(view) or self.members.is_dead_to_others(
             view, self.ending.is_finished
         ):
             self.give_up()
@@ -398,7 +403,7 @@ class Participant:
             self.ending.forget_final(peer.identity)
 
     def give_up(self, event: str = "give up", keeps: bool = True) -> None:
-        """Begins a new life of this node, without mass.
+        """Takes this node's mass (its model and weight) away, and begins a new life without mass.
 
         `keeps` the old mass in reserve, in case that no other node gives any.
         """

@@ -234,11 +234,11 @@ class Service:
             if first not in self._node.members.contacts:
                 self._sockets.forget(first)
 
-    def _look_after(self, address: str, now: float) -> None:
-        """Reads the answers to earlier calls of an address that is no peer yet.
+    def _read_answers(self, address: str, now: float) -> None:
+        """Reads what an address that is no peer yet has answered to this node's calls.
 
         An answer says who is there, or why it refuses. Whoever answers and does not become a peer
-        hears this node, but cannot reach its address.
+        hears this node, but cannot connect to this node's address.
         """
         for answer in self._sockets.look_after(address):
             who, _, reason = answer[:MAX_ANSWER_BYTES].decode(errors="replace").partition(" ")
@@ -259,7 +259,7 @@ class Service:
     def _send(self, address: str, message: Message, now: float) -> None:
         """Sends a message, a large one in pieces."""
         if message.receiver is None:
-            self._look_after(address, now)
+            self._read_answers(address, now)
         frames = encode(message, self._job)
         size = sum(memoryview(frame).nbytes for frame in frames)
         has_mass = message.mass is not None

@@ -167,8 +167,8 @@ class Folder:
         all of its nodes are in some folder, or if a process that has a part of it has begun a later
         save. The processes that have the newest complete save decide: a step counts if each of them
         has its part of the same save. All other processes are new, have lost their disk, or come
-        back with an old save. But if a folder is empty and the others have only a first checkpoint,
-        the job may have ended before that was complete, and nothing counts.
+        back with an old save. But if a folder is empty and the others have only a part of a first
+        checkpoint, the job may have ended during that save. No step counts then.
         """
         if self.shared:  # the steps that process 0 sees
             return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()

@@ -371,7 +371,7 @@ def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
 
 
 def straight_through(rounded: Callable[..., Any], linear: Callable[..., Any]) -> Any:
-    """Returns the function `rounded` with the derivative of `linear`, the same without rounding.
+    """Returns `rounded` with the derivative of `linear`, which computes the same without rounding.
 
     Messages of integers have no derivative, so what a node receives would have none either.
     `rounded` may take more arguments, such as a key, with respect to which there is no derivative.

@@ -261,8 +261,9 @@ def permute(
     """
     nodes = np.arange(len(receivers))
     in_pairs = (receivers[receivers] == nodes).all() and (receivers != nodes).all()
-    # Fillers do not travel: XLA on GPUs exchanges within the nodes that a permutation joins, and is
-    # slow within many. Under vmap a permutation must be full, and nothing travels.
+    # Only messages travel, and nothing that is discarded: XLA on GPUs runs one collective over all
+    # nodes that a permutation connects, which is slow for many. Under vmap a permutation must be
+    # full, and nothing travels.
     is_edge = is_message | is_simulated(axis_name)
     edges = np.stack([nodes, receivers], axis=1)[is_edge].tolist()
 
@@ -271,7 +272,7 @@ def permute(
         if in_pairs and pairs_add_up():
             pairs = [[int(i), int(j)] for i, j in enumerate(receivers) if i < j]
             try:
-                # Sums of integers wrap around, so they arrive exactly; float32 is rounded again.
+                # Sums of integers wrap around, so they arrive exactly; float32 may lose a last bit.
                 packed = pack_u16_pairs(message)
                 total = jax.lax.psum(packed, axis_name, axis_index_groups=pairs)
                 return unpack_u16_pairs(total - packed, message)
@@ -320,7 +321,7 @@ def cut_into_buckets(words: Sequence[jax.Array]) -> list[list[int]]:
     if sum(sizes) <= MAX_BUCKET:
         return [list(range(len(words)))]
     buckets: list[list[int]] = []
-    room = 0  # bytes that still fit into the last bucket
+    room = -1  # bytes that still fit into the last bucket; there is none for an empty array either
     for i, size in enumerate(sizes):
         if size >= MAX_BUCKET:
             buckets.insert(0, [i])  # in front: the last bucket is the one with room

@@ -81,7 +81,7 @@ def models(params: optax.Params, state: Any) -> Any:
 
 
 def numerators(params: optax.Params, state: Any) -> Any:
-    """Returns the numerators `x = w (z + r)`, float32 at least."""
+    """Returns the push-sum numerators, the weight w times `models`; without a weight the models."""
     if state is None or state.weight is None:
         return models(params, state)
     return jax.tree.map(

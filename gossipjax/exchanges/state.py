@@ -232,29 +232,34 @@ class GossipState(NamedTuple):
         return split_leaves(leaves, max(1, min(self.overlap, len(leaves))))
 
     def _exchange_shards(self, params: Any, step: StepLike, pieces: list[Fragment]) -> PushSum:
-        """Runs `start_exchange` on one device of a node, which may have shards of the arrays."""
+        """Runs `start_exchange` on one device of a node, which may have shards of the arrays.
+
+        Mixes the models; with overlap, delivers a piece of the messages that are in flight.
+        """
         if not self.overlap:
             x, weight = mix_once(numerators(params, self), self.weight, self, step)
             return PushSum(weight, x)
 
-        def send(leaves: Fragment, mass: PushSum) -> PushSum:
-            """Delivers one piece: what was sent is replaced by what was received."""
+        wire = self.wire
+        schedule: Any = self.schedule
+        # The messages of a round are delivered piece by piece, in the steps after it.
+        last_round = (step - 1) // self.overlap
+        piece = (step - 1) % self.overlap
+
+        def deliver_piece(leaves: Fragment, mass: PushSum) -> PushSum:
+            """Replaces one piece of what was sent by what was received."""
             part = PushSum(mass.weight if 0 in leaves else None, pick(mass.x, leaves))
             # The weight travels with the first leaf.
             received = deliver(part, schedule, last_round, wire, wire.make_key(self.count))
             weight = received.weight if 0 in leaves else mass.weight
             return PushSum(weight, merge(mass.x, received.x, leaves))
 
-        wire = self.wire
-        schedule: Any = self.schedule
-        last_round = (step - 1) // self.overlap  # by which all was sent that arrives now
         mass = vary(self.in_flight, wire.axis_name)
         # If a model has fewer leaves than there are steps, nothing travels in the last steps.
-        branches = [partial(send, leaves) for leaves in pieces]
+        branches = [partial(deliver_piece, leaves) for leaves in pieces]
         branches += [lambda mass: mass] * (self.overlap - len(pieces))
         if len(branches) == 1:
             return branches[0](mass)
-        piece = (step - 1) % self.overlap
         if isinstance(piece, int | np.integer):
             return branches[piece](mass)
         return jax.lax.switch(piece, branches, mass)

@@ -81,14 +81,14 @@ class End:
         # The other end read its clock about halfway between.
         return now - start, other_clock - (start + now) / 2
 
-    def send(self) -> None:
+    def send_blocks(self) -> None:
         """Sends blocks for `SEND_SECONDS`, for the other end to measure."""
         end = time.monotonic() + SEND_SECONDS
         while time.monotonic() < end:
             self._connection.sendall(MORE * BLOCK)
         self._connection.sendall(LAST * BLOCK)
 
-    def receive(self) -> float:
+    def receive_blocks(self) -> float:
         """Returns the bits per second of the second half of the blocks, as TCP begins slowly."""
         times = [time.monotonic()]
         while self._file.read(BLOCK)[:1] == MORE:
@@ -138,7 +138,7 @@ def listen(address: str) -> str:
 
 
 def answer(end: End) -> None:
-    """Answers one check, if the other machine proves that it has the secret; see `check`."""
+    """Answers one check, step by step as `check` asks, if the other machine has the secret."""
     nonce = secrets.token_hex()
     end.say(nonce)
     is_same = hmac.compare_digest(end.hear(), prove(nonce))
@@ -147,8 +147,8 @@ def answer(end: End) -> None:
         for _ in range(PINGS):
             end.hear()
             end.say(time.time())
-        end.say(end.receive())
-        end.send()
+        end.say(end.receive_blocks())
+        end.send_blocks()
         end.say(end.describe())
 
 
@@ -172,8 +172,8 @@ def check(address: str) -> str | None:
             return REFUSED.format(**where)
         delay, ahead = min(end.ping() for _ in range(PINGS))
         problem = BLOCKED
-        end.send()
-        rates = end.hear(), end.receive()
+        end.send_blocks()
+        rates = end.hear(), end.receive_blocks()
         report(delay, ahead, rates, end.describe(), end.hear())
         return None
     return problem.format(**where)

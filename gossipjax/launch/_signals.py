@@ -49,9 +49,9 @@ def signal_handlers(signals: Iterable[signal.Signals], handler: Handler) -> Iter
 def final_errors() -> Iterator[None]:
     """Lets the program end with status 78 (`EX_CONFIG`) if nobody catches a `ValueError` in it.
 
-    This status tells what starts programs again, such as the launcher or `until.sh`, that another
-    start would fail, too, until somebody changes a setting. `initialize`, `asynchronous.join` and
-    `Checkpoints.resume` use it.
+    The launcher, `until.sh` and others that start programs again see by this status that the next
+    start would fail as well, until somebody changes a setting. `initialize`, `asynchronous.join`
+    and `Checkpoints.resume` use it.
 
     >>> from gossipjax import launch
     >>> with launch.final_errors():

@@ -123,13 +123,13 @@ class Composition:
         """Runs a call, as of a jitted function, as part of the program that contains the call."""
         return self._evaluate(eqn.params.get("jaxpr") or eqn.params["call_jaxpr"], *operands)
 
-    def _make_function(self, closed: ClosedJaxpr, *consts: Any) -> Callable[..., list[Any]]:
+    def _composed_function(self, closed: ClosedJaxpr, *consts: Any) -> Callable[..., list[Any]]:
         """Makes a function with composed collectives; `consts` are the first inputs of `closed`."""
         return lambda *args: self._evaluate(closed, *consts, *args)
 
     def _cond(self, eqn: JaxprEqn, index: Any, *operands: Any) -> Any:
         """Runs `lax.cond` or `lax.switch` with composed branches."""
-        branches = [self._make_function(branch) for branch in eqn.params["branches"]]
+        branches = [self._composed_function(branch) for branch in eqn.params["branches"]]
         platforms = eqn.params.get("branches_platforms")
         if platforms is None:
             return jax.lax.switch(index, branches, *operands)
@@ -147,7 +147,7 @@ class Composition:
         # of JAX describe the other parts of a scan differently.
         body = eqn.params["jaxpr"]
         shapes = [variable.aval for variable in body.jaxpr.invars]
-        composed = jax.make_jaxpr(self._make_function(body))(*shapes)
+        composed = jax.make_jaxpr(self._composed_function(body))(*shapes)
         eqn = eqn.replace(params={**eqn.params, "jaxpr": composed}, effects=composed.effects)
         return self._as_function(eqn)(*_values_of_variables(eqn, operands))
 
@@ -157,8 +157,8 @@ class Composition:
         # Operands are the constants of the condition, those of the body, and the first carry.
         first = params["cond_nconsts"]
         end = first + params["body_nconsts"]
-        condition = self._make_function(params["cond_jaxpr"], *operands[:first])
-        body = self._make_function(params["body_jaxpr"], *operands[first:end])
+        condition = self._composed_function(params["cond_jaxpr"], *operands[:first])
+        body = self._composed_function(params["body_jaxpr"], *operands[first:end])
         return jax.lax.while_loop(
             lambda carry: condition(*carry)[0], lambda carry: body(*carry), list(operands[end:])
         )
@@ -167,7 +167,9 @@ class Composition:
         """Runs what `jax.checkpoint` wraps, or its second computation, in a backward pass."""
         params = params_of(eqn)
         jaxpr = params["jaxpr"]
-        apply = self._make_function(jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ()))
+        apply = self._composed_function(
+            jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
+        )
         if not params.get("differentiated"):
             options = {name: params[name] for name in ("prevent_cse", "policy") if name in params}
             return jax.checkpoint(apply, **options)(*operands)

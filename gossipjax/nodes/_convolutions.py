@@ -280,7 +280,10 @@ def _multiply(x: jax.Array, w: jax.Array, axes: Any, params: dict[str, Any]) -> 
 def _multiply_windows(
     x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any]
 ) -> jax.Array:
-    """Convolves by one product of the kernel with all windows of the image, in slices."""
+    """Convolves by one product of the kernel with all windows of the image, in slices.
+
+    `x` is `[G, B, *space, C]`, and `w` is `[G, *kernel, C, O]`.
+    """
     edges = [
         (low, high, spread - 1)
         for (low, high), spread in zip(params["padding"], params["lhs_dilation"], strict=True)
@@ -292,9 +295,11 @@ def _multiply_windows(
         x = _slide(x, 2 + 2 * i, taps, out, strides[i], dilations[i])  # G B k0 o0 k1 o1 ... C
     x_axes, w_axes = [*range(2, x.ndim, 2)], [*range(1, w.ndim - 1)]  # taps, then channels
     numbers = params["dimension_numbers"]
-    if numbers.lhs_spec[1] < numbers.lhs_spec[-1]:
-        # The product has its axes in memory in this order. In the gradient for the kernel, the axis
-        # of examples is used as the axis of channels, and comes before the image.
+    channel_axis = numbers.lhs_spec[1]
+    last_image_axis = numbers.lhs_spec[-1]
+    if channel_axis < last_image_axis:
+        # The product goes over the axes in the order in which they are in memory. In the gradient
+        # for the kernel, the axis of examples, which comes first, is used as the axis of channels.
         x_axes, w_axes = x_axes[-1:] + x_axes[:-1], w_axes[-1:] + w_axes[:-1]
     return _multiply(x, w, (x_axes, w_axes), params)
 

@@ -30,7 +30,7 @@ def programs_in(eqn: Any) -> list[Any]:
     """Returns the programs inside an equation, such as the body of a loop, without their constants.
 
     Raises:
-      ValueError: if the equation hides its program, in which there may be collectives.
+      ValueError: if the equation of a jaxpr does not show its program, which may have collectives.
     """
     params = params_of(eqn)
     # A `custom_vjp` has its program as "traced"; after `vmap` it is inside of "prim".

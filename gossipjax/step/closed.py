@@ -425,10 +425,10 @@ def _convert_keys(tree: Any, is_raw: list[bool], convert: Callable[[Any], Any]) 
 
 
 def _require_updates(opt_state: Any, rest: Any) -> None:
-    """Raises `ValueError` unless `tx` of a closed step is a gossip that takes updates.
+    """Raises `ValueError` unless `tx` of `gx.decentralize` can do without gradients.
 
-    The optimizer is inside of the closed step, so `tx` gets no gradients. An `optax.MultiSteps` in
-    there makes zero updates between its steps, and `tx` must not move the model by these.
+    The optimizer is inside of the user's step, so `tx` must have none. If it is `optax.MultiSteps`,
+    most updates are all zeros. A gossip that moves its state or model even then is refused.
     """
     exchange = find_exchange(opt_state)
     # A transform around a chain, such as `outer`, has an optimizer of its own, which is allowed.

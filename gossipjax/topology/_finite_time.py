@@ -114,13 +114,12 @@ def _split_by_base(nodes: np.ndarray, base: int) -> list[np.ndarray]:
 
 
 def _build_simple_base_graph(nodes: np.ndarray, base: int) -> list[Edges]:
-    """Builds the rounds of algorithm 2, over the parts `V_l` of `_split_by_base`.
+    """Builds the rounds of algorithm 2 of the paper, over the parts `V_l` of `_split_by_base`.
 
     First every part averages itself. Then, part by part, each node of the later parts meets one
-    node of each subset of `V_l`, with the weight that makes the mean over each subset of `V_l`, and
-    the mean over the later parts, equal to the mean over all of them. Each subset of `V_l` then
-    averages itself once more, while the later parts continue among themselves. The last part needs
-    no further round.
+    node of each subset of `V_l`. By the weight, each subset then has the mean of `V_l` and the
+    later parts together, and so have the later parts. Each subset averages itself once more, while
+    the later parts continue among themselves. The last part needs no further round.
     """
     if _factorize(len(nodes), base) is not None:
         return _build_hyper_hypercube(nodes, base)
@@ -131,11 +130,11 @@ def _build_simple_base_graph(nodes: np.ndarray, base: int) -> list[Edges]:
     for index, part in enumerate(parts[:-1]):
         rest = rest[part.size :]
         subsets, size = part.shape
-        met = len(rest)
+        later = len(rest)  # fewer nodes than a subset has
         meeting = Edges(
             np.tile(rest, subsets),
-            part[:, :met].ravel(),
-            np.full(subsets * met, size / (part.size + met)),
+            part[:, :later].ravel(),
+            np.full(subsets * later, size / (part.size + later)),
         )
         averages = _run_in_parallel(_build_hyper_hypercube(subset, base) for subset in part)
         # Part `index` begins `index` rounds later than part 0.

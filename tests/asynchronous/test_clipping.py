@@ -12,12 +12,12 @@ from real_nodes import gradients
 
 import gossipjax.asynchronous as ga
 from gossipjax.asynchronous import _clipping as clipping
-from gossipjax.asynchronous._messages import CHECKED, Mass
+from gossipjax.asynchronous._messages import CHUNK, Mass
 from tests.asynchronous.test_replay import require_same_replay, run_job
 
 RANDOM = np.random.default_rng(0)
 RANDOM_PEERS = ga.sgp(graph="random")
-SIZES = (3, CHECKED + 5)  # of two buffers
+SIZES = (3, CHUNK + 5)  # of two buffers
 
 
 def make_mass(w, models, dtypes=("float32", "bfloat16"), exponent=0):
@@ -65,7 +65,7 @@ def test_however_far_a_model_is_the_pulled_one_is_near(huge, w):
 def test_the_running_norm_is_moved_neither_by_one_share_nor_by_one_node():
     honest = [(1.0, 3.0), (2.0, 4.0), (1.0, 3.0)]
     liar = [(1e9, 1e9)] * 9
-    find = functools.partial(clipping.find_limits, clip=2.0, models=2)
+    find = functools.partial(clipping.find_limits, clip=2.0, num_models=2)
     assert find([]) == find([honest[:1], []]) == find([liar[:1]]) == (0.0, 0.0)
     assert find([honest]) == find([[*honest, *liar[:1]]]) == (2.0, 6.0)
     assert find([honest[:1], liar]) == find([honest, honest, liar]) == (2.0, 6.0)

@@ -97,6 +97,14 @@ def record(collective, name, given):
     return call
 
 
+def test_an_empty_leaf_before_more_than_one_message():
+    large = jnp.repeat(jnp.arange(1.0, 5.0)[:, None], 2**20 + 1, axis=1)
+    tree = {"empty": jnp.zeros((4, 0)), "large": large}
+    mixed, _ = run("shard_map", lambda x: gx.mix(x, None, gx.topology.ring(4), 0), 4)(tree)
+    assert mixed["empty"].shape == (4, 0)
+    np.testing.assert_allclose(mixed["large"][:, -1], [7 / 3, 2, 3, 8 / 3], rtol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["vmap", "shard_map_check_vma"])
 def test_types_and_shapes_are_kept(mode):
     tree = {

@@ -446,9 +446,10 @@ class _FragmentStep:
         return self._set_model(anchor, updates, state)
 
     def _set_model(self, anchor: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """Sets `x <- mix x + (1 - mix) a`, and what the gossip state keeps of the model `x`.
+        """Sets `x <- mix x + (1 - mix) a` in this fragment, and what the gossip state keeps of `x`.
 
-        `updates` lead from the user's parameters to the model after the local step.
+        `a` is the anchor. `updates` lead from the user's parameters to `x`, the model after the
+        local step. Nothing changes if the fragment was not sent.
         """
         plan = self.steps.plan
         leaves = self.leaves
@@ -464,9 +465,9 @@ class _FragmentStep:
         part = jax.lax.optimization_barrier(part)
         fields = {}
         if gossip.residual is not None:
-            rest = residuals(model, predict(params, part))
-            rest = self._if_sent(rest, pick(gossip.residual, leaves))
-            fields["residual"] = merge(gossip.residual, rest, leaves)
+            residual = residuals(model, predict(params, part))
+            residual = self._if_sent(residual, pick(gossip.residual, leaves))
+            fields["residual"] = merge(gossip.residual, residual, leaves)
         if plan.replaces_all:
             # The weight is 1 again, and nothing is in flight: mass that is left from before would
             # bring back the old model.

@@ -72,12 +72,13 @@ class OuterPlan(Plan):
     def skips_exchange(self, step: StepLike) -> bool:
         """Says whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
 
-        The exchange would not change the average over all nodes, and the outer step then replaces
-        all models, weights and messages. With a codec nothing is skipped, because the rounding
+        It may before an outer step that replaces all models, weights and messages, as the exchange
+        would not change their average. With a codec nothing is skipped, because the rounding
         depends on the models that nodes send.
         """
-        is_known = isinstance(step, int | np.integer) and self.wire.form is None
-        return self.replaces_all and not self.delay and is_known and bool(self.is_used(0, step))
+        is_known = isinstance(step, int | np.integer)
+        can_skip = self.replaces_all and not self.delay and self.wire.form is None and is_known
+        return can_skip and bool(self.is_used(0, step))  # the only fragment
 
     def is_sent(self, fragment: int, step: Any) -> Any:
         """Says whether nodes take a fragment's outer gradient at the end of `step`; traceable."""

@@ -48,7 +48,10 @@ def require_stable(tx: optax.GradientTransformationExtraArgs, plan: OuterPlan) -
 
 
 def _has_grown(logs: np.ndarray) -> bool:
-    """Says whether a run drifts apart in a segment: `logs [R, S]` of the distances of S runs."""
+    """Says whether the nodes of any of S simulated runs drift apart, within R rounds.
+
+    `logs` `[R, S]` are logarithms of how far apart they are after each round.
+    """
     if not logs[-WINDOW:].max() <= math.log(DIVERGED):  # or NaN
         return True
     if len(logs) < 2 * WINDOW:  # a segment that ends before differences can grow
