@@ -18,6 +18,7 @@ PATIENCE = 10.0
 SILENT_SECONDS = 3.0
 RATE_SECONDS = 10.0  # over which steps a second are counted
 POLL_SECONDS = 0.02
+NEEDED = {"place", "life", "address", "steps", "heard"}  # what a node must tell for its row
 
 
 class Observer:
@@ -28,7 +29,7 @@ class Observer:
         self.close = self._sockets.close
         self._address = address
         self._nodes: dict[int, dict[str, Any]] = {}  # place -> what was last told of its node
-        self._over: dict[str, str] = {}  # life -> how it ended
+        self._ended: dict[str, str] = {}  # life -> how it ended
 
     def look(self, seconds: float) -> list[dict[str, Any]]:
         """Asks all nodes, reads for a while what they answer, and returns a row for each node."""
@@ -41,7 +42,7 @@ class Observer:
             for address in addresses:
                 for answer in self._sockets.read_answers(address):
                     # A node of another version may answer anything.
-                    with contextlib.suppress(ValueError, KeyError, TypeError):
+                    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                         self._learn(json.loads(answer), time.monotonic())
                         silent.discard(address)
             time.sleep(POLL_SECONDS)
@@ -52,18 +53,21 @@ class Observer:
     def _learn(self, report: dict[str, Any], now: float) -> None:
         """Notes what a node has answered: about itself, and about others if that is newer."""
         self._note(report["node"] | {"heard": now, "answered": now})
-        self._over |= report["over"]
+        self._ended |= report["over"]
         for other in report["others"]:
             heard = now - other.pop("ago")
             is_newer = heard > self._nodes.get(other["place"], {"heard": 0.0})["heard"]
-            if is_newer and other["life"] not in self._over:
+            if is_newer and other["life"] not in self._ended:
                 self._note(other | {"heard": heard})
 
     def _note(self, said: dict[str, Any]) -> None:
         """Updates what is known of a node, and its steps in the last seconds, for the rate."""
-        node = self._nodes.setdefault(said["place"], {"steps": 0, "counts": deque()})
+        if missing := NEEDED - said.keys():
+            raise KeyError(*missing)
+        node = self._nodes.get(said["place"], {"steps": 0, "counts": deque()})
         said["steps"] = max(said["steps"], node["steps"])  # another node may tell an old number
         node.update(said)
+        self._nodes[said["place"]] = node
         node["counts"].append((said["heard"], said["steps"]))
         while said["heard"] - node["counts"][0][0] > RATE_SECONDS:
             node["counts"].popleft()
@@ -78,7 +82,7 @@ class Observer:
         if now - node.get("answered", 0.0) <= SILENT_SECONDS:
             return node | {"heard": ago, "rate": rate}
         reason = "is heard by others, but not here" if ago <= SILENT_SECONDS else "is silent"
-        doing = self._over.get(node["life"], reason)
+        doing = self._ended.get(node["life"], reason)
         return node | {"heard": ago, "rate": None, "weight": None, "doing": doing}
 
     def explain_silence(self) -> str:

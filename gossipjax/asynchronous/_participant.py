@@ -342,7 +342,10 @@ class Participant:
             self._holder.add(parcel.mass)
 
     def _learn(self, peer: Peer, view: View) -> None:
-        """Acts on a view: gives up the mass if this node is dead or must not go on, else learns."""
+        """Learns from a view, and gives up the mass if this node must not go on with it.
+
+        Else it gives half to a node that waits for some, or asks for some.
+        """
         known_steps = self.members.own_steps
         self.members.learn(peer, view)
         self.ending.learn(peer, view)
@@ -397,7 +400,8 @@ class Participant:
 
     def _bury_former_life(self, message: Message, address: str) -> None:
         """Declares a former life of a node dead: at its address the node has begun another one."""
-        peer = self.members.peers.get(message.text)
+        former_life = message.text  # to which this node wrote
+        peer = self.members.peers.get(former_life)
         if peer is not None and peer.identity.address == address:
             self._declare_dead(peer)
             self.ending.forget_final(peer.identity)

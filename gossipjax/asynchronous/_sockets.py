@@ -179,8 +179,8 @@ class Sockets:
         except OSError as error:
             return error
         greeting = b""
-        with connection, contextlib.suppress(OSError):
-            greeting = connection.recv(len(GREETING))
+        with connection, connection.makefile("rb") as file, contextlib.suppress(OSError):
+            greeting = file.read(len(GREETING))
         # Something else listens, such as a tunnel whose other end is not there yet.
         if greeting != GREETING:
             return False

@@ -36,18 +36,18 @@ def as_arrays(tree: Any, shared: bool) -> list[Any]:
 def leaf_specs(tree: Any) -> list[list[Any]]:
     """Returns `[path, shape, type]` of every leaf, and `[path, [], value]` of static settings.
 
-    The settings are the codecs of wires, and when an outer optimizer averages what. The arrays of a
-    state do not show static settings, so a run could otherwise go on with other settings unnoticed.
+    The settings are the codecs of wires, and the arguments of `gx.outer`. The arrays of a state do
+    not show static settings, so a run could otherwise go on with other settings unnoticed.
     """
     specs = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         specs.append([jax.tree_util.keystr(path), list(array.shape), str(array.dtype)])
-    nodes = _find_exchanging(tree)
+    states = _find_exchanging(tree)
     # Older checkpoints have this order: first the states that wrap no other, then the others.
-    for path, node in sorted(nodes, key=lambda item: item[1].inner is not None):
+    for path, state in sorted(states, key=lambda item: item[1].inner is not None):
         path = jax.tree_util.keystr(path)
-        specs += [[f"{path}{name}", [], value] for name, value in node.plan.settings().items()]
+        specs += [[f"{path}{name}", [], value] for name, value in state.plan.settings().items()]
     return specs
 
 
@@ -58,9 +58,9 @@ def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
         return part is not tree and isinstance(part, Exchanging)
 
     found = [(prefix, tree)] if isinstance(tree, Exchanging) else []
-    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_inside):
-        if is_inside(node):
-            found += _find_exchanging(node, (*prefix, *path))
+    for path, part in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_inside):
+        if is_inside(part):
+            found += _find_exchanging(part, (*prefix, *path))
     return found
 
 

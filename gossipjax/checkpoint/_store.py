@@ -312,7 +312,7 @@ def sum_files(folder: AnyPath, part: str, known: Collection[str] = ()) -> dict[s
 
 
 def _require_file(path: AnyPath) -> AnyPath:
-    """Returns a path; raises `DamagedError` if it is no file: to read a pipe might never end."""
+    """Returns the path; raises `DamagedError` if a pipe, for example, is there: a read may hang."""
     if path.exists() and not path.is_file():
         raise DamagedError(f"{path.name} is not a file")
     return path

@@ -330,12 +330,15 @@ def _mean_of_dense(
 def encode_rows(
     arrays: Sequence[jax.Array], rows: int, codec: Codec, key: jax.Array | None
 ) -> jax.Array:
-    """Encodes flat arrays of more than `rows` values, cut into rows: words `[rows, length]`."""
+    """Concatenates flat arrays, cuts them into rows, and encodes each row: words `[rows, length]`.
+
+    The arrays have more than `rows` values together.
+    """
     if rows > MAX_UNROLLED:
         buffer = pad_to_rows(concatenate_in_place(arrays), rows)
         numbers = jnp.arange(rows)
         return jax.vmap(lambda row, i: encode_array(row, codec, fold_in(key, i)))(buffer, numbers)
-    # One pass over memory for each row. Rows of one rounded buffer would be copied once more.
+    # Each row is encoded in one pass. Rows of a buffer that is encoded would be copied once more.
     pieces = cut_into_rows(arrays, rows)
     return jnp.stack([encode_pieces(row, codec, fold_in(key, i)) for i, row in enumerate(pieces)])
 

@@ -76,8 +76,8 @@ def from_transform(
       tx: the transform, or a whole chain.
       name: the name of the method in tables.
       kind: how all nodes average: "ring", "tree" or "server".
-      params: the parameters of the model, or their shapes, if the transform needs more of them than
-        64 leaves, or averages factors of matrices. No array is made.
+      params: the parameters of the model, or their shapes. You need them only if the transform cuts
+        the model into more than 64 fragments, or averages factors of matrices. No array is made.
       layers: the number of layers of the model, if averages run during the backward pass, layer by
         layer; else 0. Fragment f of p consists of the layers `f`, `f + p`, ...
       awaits: what a node that gossips waits for: "peers", or, if nodes are asynchronous, its "link"
@@ -99,7 +99,7 @@ def from_transform(
     [('server', 16.0)]
     """
     is_unknown = params is None
-    if is_unknown:  # the sizes of most exchanges are fractions of the model, whatever its shapes
+    if is_unknown:  # most sizes are fractions of the model, whatever its shapes: any leaves will do
         params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * MAX_FRAGMENTS
     state = jax.eval_shape(tx.init, params)
     step_plan(state)  # raises if parts of the chain are in a wrong order
@@ -120,13 +120,14 @@ def from_transform(
                 "gx.bytes_per_step counts what a transform sends."
             )
         is_average = exchange.schedule is None
-        averages_before = sum(other.schedule is None for other in exchanges)
+        # The averages of a chain are of fragments 0, 1, and so on.
+        fragment = sum(other.schedule is None for other in exchanges)
         exchanges.append(
             Exchange(
                 **vars(exchange),
                 kind=kind,
                 layers=layers if is_average else 0,
-                fragment=averages_before if is_average else 0,
+                fragment=fragment if is_average else 0,
                 awaits=awaits,
                 is_half_duplex=is_half_duplex,
             )

@@ -271,10 +271,10 @@ def _plan_of(structure: Any) -> Plan:
 
 
 def require_updates_numbered(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` if step numbers differ from the numbers of the gossip's updates.
+    """Raises `ValueError` if `optax.MultiSteps` stands around the gossip, or before one of a kind.
 
-    They differ inside `optax.MultiSteps`. It also raises if `MultiSteps` hands zeros to a gossip
-    that needs a gradient in every update.
+    Inside of it, the number of a step is not that of an update. Before a gossip that needs a
+    gradient in every update, it would hand on zeros.
     """
     accumulating = find_parts(opt_state, optax.MultiStepsState)
     for part in accumulating:
@@ -289,8 +289,8 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
         needs_gradients = [
             any(state.plan.moves_by_zeros for state in find_exchanging(part)) for part in chain
         ]
-        before = chain[: needs_gradients.index(True)] if any(needs_gradients) else []
-        if find_parts(before, optax.MultiStepsState):
+        first = needs_gradients.index(True) if any(needs_gradients) else 0
+        if find_parts(chain[:first], optax.MultiStepsState):
             raise ValueError(
                 "every update must carry a gradient where the gossip keeps a correction, a "
                 "momentum or messages that move at each, got optax.MultiSteps before it, which "

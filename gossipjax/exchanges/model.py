@@ -73,7 +73,7 @@ def residuals(model: Any, z: Any) -> Any:
 
 
 def models(params: optax.Params, state: Any) -> Any:
-    """Returns the latest models `z + r` of parameters `z` and residuals `r`, float32 at least."""
+    """Returns the models `z + r`: parameters, and what rounding to their type took, in float32."""
     z = widen(params)
     if state is None or state.residual is None:
         return z

@@ -130,10 +130,10 @@ class Plan:
         return False
 
     def lead(self, is_static: bool = True) -> int | None:
-        """Says how many steps before its use an exchange can start, as a separate program.
+        """Says how many steps before the step that uses it an exchange can start, by itself.
 
-        With 0 the exchange runs during the gradients of the step that uses it. None if the exchange
-        needs the update of this step, or if the step is not static, and its number decides.
+        0 is at the start of that step, during its gradients. None if the exchange needs the update
+        of that step, or if the number of the step, traced without `is_static`, decides about it.
         """
         return None
 

@@ -35,6 +35,7 @@ class Links:
         )
         receivers, senders = np.divmod(edges, n)
         is_edge = receivers != senders
+        # A weight of 1 marks a link. Slots are filled up to permutations with weights of 0.
         ones = np.ones(np.count_nonzero(is_edge))
         slots = color_edges(n, receivers[is_edge], senders[is_edge], ones)
         # All rounds use the same permutations of links. Only their weights differ.
@@ -45,8 +46,8 @@ class Links:
         weights = np.stack([matrix[receiver_of, nodes] for matrix in matrices])
         self.weights = weights * np.array(self._is_edge) if slots else weights  # [R, L, N]
         self._arrives = faults.arrives[:, receiver_of, nodes]  # [T, L, N]
-        self._delays = faults.delays[:, receiver_of, nodes].astype(np.int32)
-        self._active_receivers = faults.active[:, receiver_of]
+        self._delays = faults.delays[:, receiver_of, nodes].astype(np.int32)  # [T, L, N]
+        self._active_receivers = faults.active[:, receiver_of]  # [T, L, N]
         self._deaths_of_receivers = faults.death_steps[receiver_of]  # [L, N]
         self._faults = faults
         self.count = len(receiver_of)  # L

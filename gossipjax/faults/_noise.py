@@ -34,6 +34,7 @@ class NoiseCodec(Codec):
         noise = jnp.asarray(self.std, array.dtype) * jax.random.normal(
             key, array.shape, array.dtype
         )
+        # Padding and entries that the sender leaves out are 0, and stay 0.
         noisy = array + jnp.where(array == 0, jnp.zeros_like(noise), noise)
         return as_words(noisy)
 

@@ -43,15 +43,19 @@ def process_from_arguments(
 ) -> tuple[ProcessInfo, str | None] | None:
     """Finds the number of this process and of all, and the coordinator's address.
 
-    Arguments come before variables. The address is None only in a job of one process. Returns None
-    if nothing gives a number, or if a scheduler does but not the address, which JAX may detect.
+    The address is that of the argument, else of our variable, else of JAX's. All numbers that are
+    given must agree, but for a job of one process, which may be inside of a larger one. Its address
+    can be None. Returns None if nothing gives a number, or if a scheduler does but not the address,
+    which JAX may detect.
     """
     our_address = coordinator_address or os.environ.get(COORDINATORS[0])
     address = our_address or os.environ.get(COORDINATORS[1]) or None
     if address is not None:
         parse_address(address)
     ours = tuple(map(int_from_env, OURS))
-    if (num_processes or ours[1]) == 1 and not (process_id or ours[0]):
+    own_count = ours[1] if num_processes is None else num_processes
+    own_number = ours[0] if process_id is None else process_id
+    if own_count == 1 and not own_number:
         return ProcessInfo(0, 1), address  # a job by itself, even if a scheduler has a larger one
     sources = [(ProcessInfo._fields, (process_id, num_processes)), (OURS, ours)]
     sources.append((JAX, tuple(map(int_from_env, JAX))))

@@ -55,7 +55,8 @@ class Worker:
     def __init__(self, rank: int, command: Sequence[str], environment: Mapping[str, str]):
         self.rank = rank
         self._last_lines = deque[bytes](maxlen=LAST_LINES)
-        read_end, self._stdin = os.pipe()
+        # Nothing is written: the pipe closes when this program ends, which the shell notices.
+        read_end, self._lifeline = os.pipe()
         self._process = subprocess.Popen(
             ["/bin/sh", "-c", GUARDED, "sh", *command],
             stdin=read_end,
@@ -70,9 +71,9 @@ class Worker:
         self._readers = [threading.Thread(target=self._forward, args=p, daemon=True) for p in pipes]
         for reader in self._readers:
             reader.start()
-        self._looks = DRAIN_LOOKS  # how many are left, after the end of the process
-        self._guard = select.poll()
-        self._guard.register(self._stdin, 0)  # reports if the shell that reads it has ended
+        self._drain_looks_left = DRAIN_LOOKS  # how many are left, after the end of the process
+        self._guard_poll = select.poll()
+        self._guard_poll.register(self._lifeline, 0)  # reports if the shell that reads it has ended
 
     def send_signal(self, number: int) -> None:
         """Sends a signal to the process group, if the process has not exited."""
@@ -87,17 +88,21 @@ class Worker:
           The exit status, or minus the number of the signal that ended the process.
         """
         if self._process.returncode is None:
-            if not self._has_exited() and not self._guard.poll(0):
+            if not self._has_exited() and not self._guard_poll.poll(0):
                 return None
             # Kills the rest of its group. If the shell that guards the group has ended, the process
             # itself, too.
             self.send_signal(signal.SIGKILL)
             self._process.wait()
-        self._looks -= 1
-        may_drain = self._looks > 0 or WRITING.locked()  # the launcher's own output may be full
+        self._drain_looks_left -= 1
+        may_drain = (
+            self._drain_looks_left > 0 or WRITING.locked()
+        )  # the launcher's own output may be full
         if may_drain and any(reader.is_alive() for reader in self._readers):
             return None
-        os.close(self._stdin)  # the shell that guards the group sees that, and kills what is left
+        os.close(
+            self._lifeline
+        )  # the shell that guards the group sees that, and kills what is left
         return self._process.returncode
 
     def _has_exited(self) -> bool:

@@ -58,9 +58,9 @@ def bytes_per_step(
 ) -> Traffic:
     """Returns the bytes that each node sends and receives in each step.
 
-    The function runs no step. It traces the update of each distinct step for nodes on devices of
-    their own, as `gx.TrainStep` compiles the update, and counts the collectives. The count includes
-    the scales and indices of codecs and the push-sum weights. A node without a peer in a round
+    The function runs no step. It traces one update for each kind of step, as if each node had a
+    device of its own, in the form that `gx.TrainStep` compiles. It counts the collectives in it,
+    with the scales and indices of codecs and the push-sum weights. A node without a peer in a round
     sends nothing. If rounds differ only in who sends to whom, as random rounds do, one round is
     traced. Exact averages are counted on a ring: of B bytes an all-reduce sends `2 (N - 1) / N B`,
     a gather `(N - 1) B`, an all-to-all `(N - 1) / N B`.

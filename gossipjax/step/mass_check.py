@@ -61,31 +61,31 @@ class MassCheck:
             self._sums = self._measure(run, f"after step {step}", params, opt_state, aux)
 
     def _measure(self, run: Run, when: str, params: Any, opt_state: Any, aux: Any) -> np.ndarray:
-        """Returns `[sum of weights, sum of numerators, ...]`, as `sum_mass` computes it.
+        """Returns the sum of weights, the sum of numerators and the spread of update counts, `[3]`.
 
         It warns once of nodes whose `aux` is not finite. It raises `ValueError` if weights do not
         add up to N, or nodes have counted different numbers of updates.
         """
         program = on_axis(sum_mass, self._nodes.axis_name)
         results = run(self._nodes.run, program, params, opt_state, aux)
-        mass, is_infinite = (np.asarray(x.addressable_data(0))[0] for x in results)
-        if is_infinite.any() and not self._has_warned:
+        mass, is_not_finite = (np.asarray(x.addressable_data(0))[0] for x in results)
+        if is_not_finite.any() and not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 f"the loss, or another part of aux, is not finite {when} on the nodes "
-                f"{np.flatnonzero(is_infinite).tolist()}, and was finite at the check before: "
-                "gossip carries such a model to all nodes. Skip such steps by gx.apply_if_finite, "
-                "or take a smaller rate.",
+                f"{np.flatnonzero(is_not_finite).tolist()}: gossip carries such a model to "
+                "all nodes. Skip such steps by gx.apply_if_finite, or take a smaller rate.",
                 stacklevel=4,
             )
         size = self._nodes.size
         # Weights are float32, and rounded at every step.
-        if not abs(mass[0] - size) <= 1e-2 + 1e-5 * size or mass[2] != 0:
+        weights, _, count_spread = mass
+        if not abs(weights - size) <= 1e-2 + 1e-5 * size or count_spread != 0:
             raise ValueError(
                 f"the weights of {size} nodes must add up to {size}, and all nodes must have "
-                f"counted the same updates, {when}, got a sum of {mass[0]:.6g} and "
-                f"{'other' if mass[2] else 'equal'} counts: a node has decided by itself whether "
-                "to keep a state, by a jnp.where or a transform around the gossip. Skip steps by "
-                "gx.apply_if_finite."
+                f"counted the same updates, {when}, got a sum of {weights:.6g} and "
+                f"{'other' if count_spread else 'equal'} counts: a node has decided by itself "
+                "whether to keep a state, by a jnp.where or a transform around the gossip. Skip "
+                "steps by gx.apply_if_finite."
             )
         return mass

@@ -237,9 +237,10 @@ class Schedule:
         steps with the same window, the first is canonical. Once windows lie within the segment,
         canonical steps repeat after each cycle.
         """
+        lookback = require_int(lookback, "lookback", 0)
         if len(self.segments) == 1:
             lookback = min(lookback, self.period - 1)  # longer windows contain no other round
-        lookback = require_int(lookback, "lookback", 0, MAX_LOOKBACK)
+        require_int(lookback, "lookback", 0, MAX_LOOKBACK)
         if lookback not in self._canonical_steps:
             first_step: dict[tuple[int, ...], int] = {}  # by the rounds of its window
             ends = [*self._starts[1:], math.inf]
@@ -256,12 +257,14 @@ class Schedule:
     def canonical_step(self, step: int, lookback: int = 0) -> int:
         """Returns the smallest step that compiles to the same program as `step`.
 
-        The result and `step` use the same round, and so do the `lookback` steps before them. Pass
-        the result as the static `step` of a train step: JAX then compiles one program per distinct
-        round. Steps before 0 wrap around.
+        The result uses the same round as `step`, and each of the `lookback` steps before it the
+        same round as its counterpart before `step`; rounds before step 0 are those of the end of
+        the period. Pass the result as the static `step` of a train step: without `lookback`, JAX
+        then compiles one program per distinct round.
 
         Raises:
-          ValueError: if `step` or `lookback` is not an integer >= 0, or `lookback` is above 1024.
+          ValueError: if `step` or `lookback` is not an integer >= 0, or `lookback` and the period
+            are above 1024.
 
         >>> import gossipjax as gx
         >>> schedule = gx.topology.one_peer_exponential(8)

@@ -63,7 +63,7 @@ class Codec(abc.ABC):
         """Returns the number of words of an array with the size and type of `like`."""
 
     def join(self, size: int) -> tuple[Codec, int] | None:
-        """Says how to encode several arrays of `size` values as one array, with the same words.
+        """Says how to encode several arrays of `size` values at once, with the words of each alone.
 
         Returns the codec for the joint array, and the size to which each array must be padded; None
         if one array cannot stand for several.

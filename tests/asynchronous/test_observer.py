@@ -62,6 +62,25 @@ def test_a_job_of_which_a_node_leaves_and_one_dies():
             node.leave()
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"node": {"place": 1}, "over": {}, "others": []},
+        {"node": ROW, "over": {}, "others": []},  # without steps of a life
+        {"node": ROW | {"life": "a"}, "over": {}, "others": ["a text"]},
+        [],
+    ],
+)
+def test_a_node_of_another_version_may_answer_anything(report, monkeypatch):
+    observer = Observer("127.0.0.1:9", SECRET)
+    try:
+        answer = json.dumps(report).encode()
+        monkeypatch.setattr(observer._sockets, "read_answers", lambda address: [answer])
+        assert {row["life"] for row in observer.look(0.05)} <= {"a"}
+    finally:
+        observer.close()
+
+
 def test_what_a_node_waits_for(monkeypatch, capsys):
     monkeypatch.setattr(_service, "NOTICE_SECONDS", 0.1)
     founder = join()

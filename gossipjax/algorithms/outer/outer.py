@@ -313,26 +313,27 @@ class _OuterSteps:
         step = default_step(step, old.count, plan.wire.axis_name)
         require_like(params, updates, "the updates of outer")
         fragments = plan.split(params)
+        has_gossip_inside = old.local is None
         if plan.skips_exchange(step):
             extra_args["skip_exchange"] = True
-        elif old.local is None:
+        elif has_gossip_inside:
             extra_args["received"] = received
         if node_weight is not None:
             extra_args["node_weight"] = node_weight
         change, inner = self.inner.update(updates, old.inner, params, step=step, **extra_args)
         local = old.local
-        if local is not None:
+        if not has_gossip_inside:
             change, local = self._move_locally(change, local, params, step)
         new = old._replace(count=optax.safe_increment(old.count), inner=inner, local=local)
         if old.counted is not None:
             new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
         results = vary((cast_like(change, params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(fragments):
-            step_of = _FragmentStep(self, fragment, leaves, params, step, received, old.count)
-            use = step_of.use_sent if plan.delay else step_of.use_at_once
+            fragment_step = _FragmentStep(self, fragment, leaves, params, step, received, old.count)
+            use = fragment_step.use_sent if plan.delay else fragment_step.use_at_once
             results = change_if(plan.is_used(fragment, step), use, *results)
             if plan.delay:
-                results = change_if(plan.is_sent(fragment, step), step_of.send, *results)
+                results = change_if(plan.is_sent(fragment, step), fragment_step.send, *results)
         return results
 
     def _move_locally(
