@@ -101,6 +101,12 @@ def test_one_process_is_a_job_by_itself_also_inside_of_another(fresh_process):
     assert launch.initialize(num_processes=1) == ProcessInfo(0, 1)
 
 
+def test_an_argument_of_0_is_not_a_missing_one(fresh_process):
+    fresh_process.setenv("GOSSIPJAX_NUM_PROCESSES", "1")
+    with pytest.raises(ValueError, match="num_processes=0 and GOSSIPJAX_NUM_PROCESSES=1"):
+        launch.initialize(num_processes=0)
+
+
 def test_open_mpi_5_tells_jax_no_address(fresh_process):
     for name, value in NUMBERS["Open MPI"].items():
         fresh_process.setenv(name, value)
