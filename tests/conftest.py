@@ -40,7 +40,10 @@ launch.initialize(num_processes=1)  # programs that ask again later, in this pro
 # The README's command runs the first lane: the library, and the programs that are named here. All
 # other tests of experiments and the long jobs are the second lane, `pytest -m lab`.
 FIRST_LANE = {"test_examples.py", "test_image.py", "test_own_algorithm.py", "test_plan.py"}
-LONG_JOBS = {"test_image_runs.py", "test_recipes.py", "test_train_steps.py"}
+LONG_JOBS = {
+    *("test_checkpoint_jobs.py", "test_image_runs.py", "test_recipes.py", "test_restarts.py"),
+    *("test_train_steps.py", "test_two_machines.py"),
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

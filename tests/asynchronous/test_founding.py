@@ -160,7 +160,7 @@ def test_what_a_launcher_says_is_found_and_arguments_win(monkeypatch):
     tx = optax.sgd(0.1)
     with ga.join(tx, jnp.zeros(3), algorithm=ga.sgp(), patience=0.2) as node:
         assert (node.place, node.address, node._settings.job) == (1, "127.0.0.1:5962", "it")
-        begins = "127.0.0.1:5961 (Connection refused). A job of 2 nodes begins when most of them"
+        begins = "127.0.0.1:5961 (Connection refused). A job of 2 nodes begins when all of them"
         with pytest.raises(TimeoutError, match=re.escape(begins)):
             node.wait_for_mass()
         other = ga.join(tx, jnp.zeros(3), algorithm=ga.sgp(), listen="127.0.0.1:5961", place=0)

@@ -233,7 +233,7 @@ def test_who_does_not_fit_into_a_job_is_told_why_at_once(different, reason):
 
 def test_what_to_do_where_nobody_gives(monkeypatch):
     """Nobody listens, nothing arrives, nobody has founded the job, or nobody is known."""
-    with join("127.0.0.1:9") as a, pytest.raises(TimeoutError, match="Give the address of one"):
+    with join("127.0.0.1:9") as a, pytest.raises(TimeoutError, match="Give the address of a node"):
         a.wait_for_mass(timeout=0.1)
     with join() as a, join(a.address, place=1, is_founder=False) as b:
         monkeypatch.setattr(a._participant, "_give", lambda: None)

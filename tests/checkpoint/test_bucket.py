@@ -115,6 +115,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_saved_again(damage, name, bucke
     assert names_in(folder) == ["1", "2", "2.corrupted"]
 
 
+@pytest.mark.lab
 def test_a_job_that_is_killed_loses_the_save_at_most(bucket):
     """At any moment of a save or a deletion."""
     folder = f"{bucket}/killed"
