@@ -67,7 +67,11 @@ def prefetch(
 def _until_one_ends(items: Iterator[T], name: str, others: peers.Peers) -> Iterator[T]:
     """Yields items until a process has no more: all say before each item whether they have one."""
     end: Any = object()
-    while all(others.gather(name, (item := next(items, end)) is not end, MEETING_SECONDS)):
+    while True:
+        item = next(items, end)
+        has_item = item is not end
+        if not all(others.gather(name, has_item, MEETING_SECONDS)):
+            return
         yield item
 
 

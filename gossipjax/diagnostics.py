@@ -74,12 +74,12 @@ def layer_consensus_distance(
 
 
 def _squared_distances(params: optax.Params, axis_name: str, specs: Any) -> Any:
-    """Returns the squared distance of each leaf to the node average, as a tree of scalars."""
+    """Returns the squared distance of each leaf to its node average, as a tree of scalars."""
     require_floats(params, "params")
     values = upcast(params)
     average = clipped_node_mean(values, axis_name)  # exact if all nodes have the same bits
     squares = jax.tree.map(lambda a, b: jnp.sum(jnp.square(a - b)), values, average)
-    if specs is None:
+    if specs is None:  # each leaf is whole
         return squares
     return sum_over_parts(squares, state_specs(params, params, specs))
 

@@ -17,8 +17,7 @@ def dirichlet_split(
     With a large alpha all nodes get the same classes. With a small alpha few nodes get most of a
     class, and nodes get different numbers of examples, which you can give to `gx.weighted`. Every
     example goes to one node. If a node gets fewer than `min_size` examples, it takes some from the
-    node that has most. The same arguments always give the same division, on any machine with the
-    same NumPy.
+    node that has most. The same arguments and the same NumPy always give the same division.
 
     Args:
       labels: integers `[M]`, the class of each example.
@@ -65,7 +64,7 @@ def dirichlet_split(
         proportions = rng.dirichlet(np.full(nodes, alpha))
         cuts = np.rint(np.cumsum(proportions)[:-1] * len(examples)).astype(int)
         parts_by_class.append(np.split(examples, cuts))
-    parts = [np.concatenate(part) for part in zip(*parts_by_class, strict=True)]
+    parts = [np.concatenate(of_node) for of_node in zip(*parts_by_class, strict=True)]
     for node in range(nodes):
         while len(parts[node]) < min_size:  # move one example from the node that has most
             largest = max(range(nodes), key=lambda other: len(parts[other]))

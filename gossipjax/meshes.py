@@ -50,6 +50,7 @@ def apart_from_set_mesh(fn: Function) -> Function:
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
+        """Unsets the mesh of the caller while `fn` runs, and moves the result to this mesh."""
         mesh = current_mesh()
         if mesh is None:
             return fn(*args, **kwargs)
@@ -67,6 +68,7 @@ def on_auto_axes(tree: Any) -> Any:
     """
 
     def convert(x: Any) -> Any:
+        """Returns an array on the devices, with Auto axes; other leaves stay as they are."""
         is_array = isinstance(x, jax.Array) and not isinstance(x, Tracer)
         sharding = x.sharding if is_array else None
         if isinstance(sharding, NamedSharding) and has_explicit_axes(sharding.mesh):

@@ -32,9 +32,8 @@ from gossipjax.wire import Wire
 def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Params:
     """Returns this node's newest model.
 
-    The newest model is `params`, except with `adpsgd` and `d1d_psgd`, where `params` is a stale
-    model. The result has the types of the parameters. `opt_state` may be the state of a whole
-    chain.
+    The newest model is `params`, except with `adpsgd` and `d1d_psgd`, whose `params` are a stale
+    model. The result has the types of `params`. `opt_state` may be the state of a whole chain.
 
     >>> import jax, jax.numpy as jnp, gossipjax as gx
     >>> tx = gx.d1d_psgd(2)
@@ -45,8 +44,9 @@ def latest_model(params: optax.Params, opt_state: optax.OptState) -> optax.Param
     [[0.0, 2.0], [2.0, 2.0]]
     """
     state = _gossip_state(params, opt_state)
-    part = gossiped(params, state)
-    return merge_gossiped(params, cast_like(models(part, state), part), state)
+    gossiped_params = gossiped(params, state)
+    newest = cast_like(models(gossiped_params, state), gossiped_params)
+    return merge_gossiped(params, newest, state)
 
 
 def local_model(
@@ -76,8 +76,8 @@ def local_model(
     moved = add(upcast(params), updates)
     if exchange is None:
         return moved
-    part = exchange.take_local_step(gossiped(params, state), gossiped(updates, state))
-    return merge_gossiped(moved, part, state)
+    gossiped_part = exchange.take_local_step(gossiped(params, state), gossiped(updates, state))
+    return merge_gossiped(moved, gossiped_part, state)
 
 
 def total_mass(
@@ -176,16 +176,17 @@ def average_model(
     params, opt_state = _without_variables((params, opt_state))
     state = _gossip_state(params, opt_state)
     require_inside(_axis_name(state, axis_name), "gx.average_model(params, opt_state")
-    part = gossiped(params, state)
-    mass = _sum_models(part, state, axis_name)
-    model = merge_gossiped(params, cast_like(debias(mass.x, mass.weight), part), state)
+    gossiped_params = gossiped(params, state)
+    mass = _sum_models(gossiped_params, state, axis_name)
+    average = cast_like(debias(mass.x, mass.weight), gossiped_params)
+    model = merge_gossiped(params, average, state)
     # A program that returned the parameters may have sharded them otherwise.
     model = constrain(model, shard_specs(opt_state), _axis_name(state, axis_name), params)
     return jax.tree.unflatten(structure, jax.tree.leaves(model))
 
 
 def _without_variables(tree: Any) -> Any:
-    """Replaces NNX variables by arrays: their kinds differ between parameters and states."""
+    """Replaces NNX variables, whose kinds differ between parameters and states, by arrays."""
 
     def is_variable(part: Any) -> bool:
         return hasattr(part, "get_value")
@@ -203,7 +204,7 @@ def on_axis(fn: Callable[..., Any], axis_name: str) -> Callable[..., Any]:
 
 
 def require_inside(axis_name: str, call: str) -> None:
-    """Raises `ValueError` outside of a per-node function; says to end the `call` with `nodes`."""
+    """Raises `ValueError` outside of a per-node function, with the advice to add `nodes=`."""
     try:
         axis_size(axis_name)
     except ValueError as error:
@@ -223,11 +224,11 @@ def sum_mass(
     state = gossip_state(opt_state)
     mass = _mass_of_node(gossiped(params, state), state)
     dtype = mass.weight.dtype
-    # Each node sums its own values first: on a mesh three numbers travel, not a model.
+    # Each node sums its own values first, so on a mesh a few numbers travel and not a model.
     numerator = sum(jnp.sum(leaf, dtype=dtype) for leaf in jax.tree.leaves(mass.x))
     floats = [leaf for leaf in jax.tree.leaves(aux) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in floats], True)
-    # Each node fills in its own entry of `[N]`, so the sum over the nodes has all entries.
+    # Each node fills in its own entry of `failed` `[N]`, so the sum over the nodes has all entries.
     is_self = jnp.arange(axis_size(axis_name), dtype=jnp.int32) == jax.lax.axis_index(axis_name)
     failed = (is_self & ~jnp.asarray(is_finite)).astype(dtype)
     sums = node_sum(jnp.stack([mass.weight, jnp.asarray(numerator), *failed]), Wire(axis_name))
@@ -243,15 +244,15 @@ def _sum_models(params: optax.Params, state: GossipState | None, axis_name: str 
 
 
 def _mass_of_node(params: optax.Params, state: GossipState | None) -> PushSum:
-    """Returns the weight and numerators of this node, plus the messages in flight to it."""
+    """Returns this node's weight and numerators, with the messages in flight added to both."""
     require_floats(params, "params")
     if state is not None and state.residual is not None:
         require_like(state.residual, params, "params")
-    sent = mass_in_flight(params, state)
+    in_flight = mass_in_flight(params, state)
     weight = push_sum_weight(state)
-    if sent.weight is not None:
-        weight = weight + sent.weight
-    return PushSum(weight, add(numerators(params, state), sent.x))
+    if in_flight.weight is not None:
+        weight = weight + in_flight.weight
+    return PushSum(weight, add(numerators(params, state), in_flight.x))
 
 
 def _gossip_state(params: optax.Params, opt_state: optax.OptState) -> GossipState | None:

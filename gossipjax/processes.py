@@ -42,7 +42,6 @@ __all__ = [
 
 # How long processes wait for one that compiles or evaluates alone. After 30 s a line names it.
 MEETING_SECONDS = 1800.0
-
 _max_waiting = contextvars.ContextVar("seconds", default=MEETING_SECONDS)  # see `meet_within`
 
 
@@ -198,6 +197,7 @@ def local_nodes(mesh: Mesh | None, size: int, *, axis_name: str = "nodes") -> li
     if mesh is None:
         return list(range(size))
     count = mesh.shape[axis_name]
+    # Row d: the devices at place d of the axis, several if the mesh has other axes.
     devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis_name), 0).reshape(count, -1)
     process_id = jax.process_index()
     return [
@@ -249,8 +249,8 @@ def put_sharded(rows: Any, shardings: Any, size: int, *, axis_name: str = "nodes
     >>> put_sharded(np.zeros((1, 2)), NamedSharding(mesh, PartitionSpec("nodes")), size=1).shape
     (1, 2)
     """
-    meshes = {sharding.mesh for sharding in jax.tree.leaves(shardings)}
-    nodes = [node for mesh in meshes for node in local_nodes(mesh, size, axis_name=axis_name)]
+    used_meshes = {sharding.mesh for sharding in jax.tree.leaves(shardings)}  # one, if any
+    nodes = [node for mesh in used_meshes for node in local_nodes(mesh, size, axis_name=axis_name)]
     require_rows(rows, len(nodes), "rows")
 
     def put_leaf(leaf: Any, sharding: NamedSharding) -> jax.Array:

@@ -61,12 +61,9 @@ def old_names(module: str) -> Callable[[str], NoReturn]:
 
 
 def renamed(**new: str) -> Callable[[F], F]:
-    """Decorates a function: a call with the old name of an argument raises an error with the new.
+    """Makes a function raise `TypeError`, with the new name, if an argument has an old name.
 
     `new` maps an old name to the new name, or to text such as `'order="adapt-then-combine"'`.
-
-    Raises (when the function is called):
-      TypeError: for an old name.
 
     >>> @renamed(alpha="strength")
     ... def pull(strength):

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 from gossipjax.topology.schedule import Schedule
 
 T = TypeVar("T")
-
 _unregistered: list[type] = []  # marked dataclasses that flax does not know yet
 
 
 def written_by_flax(kind: type[T]) -> type[T]:
-    """Marks a dataclass that is part of states; only its field `value` may contain arrays."""
+    """Marks a dataclass for `register_with_flax`; only its field `value` may contain arrays."""
     _unregistered.append(kind)
     return kind
 
@@ -52,7 +51,7 @@ def _describe_static(data: Any) -> str:
     """Describes the static fields of a dataclass as text, which a restored state must equal.
 
     The field `value` contains arrays, which are saved by themselves. Schedules are left out,
-    because a run may go on with another schedule.
+    because a run may go on with another schedule, and so are fields that `==` ignores.
     """
     names = [f.name for f in dataclasses.fields(data) if f.compare and f.name != "value"]
     fields = {name: getattr(data, name) for name in names}

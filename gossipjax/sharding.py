@@ -35,7 +35,7 @@ def is_spec(part: Any) -> bool:
 
 
 def _leaves_by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[Path, Any]:
-    """Returns the leaves of a tree by their paths, without flax's boxes."""
+    """Returns the leaves of a tree by their paths; the paths leave out flax's boxes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
     return {_without_box(path): leaf for path, leaf in leaves}
 
@@ -154,11 +154,13 @@ class Specs:
         shapes = dict(self.shapes) if like is None else _shapes_of(like)
         # Leave out keys with which all paths begin: the paths in an optimizer's state lack them, if
         # `like` is a part of a larger tree.
-        keys = zip(*[path[:-1] for path in shapes], strict=False)
-        shared = len([*itertools.takewhile(lambda keys: len({*keys}) == 1, keys)])
+        keys_by_depth = zip(*[path[:-1] for path in shapes], strict=False)
+        common = itertools.takewhile(lambda keys: len(set(keys)) == 1, keys_by_depth)
+        shared = len(list(common))
         shapes = {path[shared:]: (shape, path) for path, shape in shapes.items()}
 
         def spec_of(path: Path, leaf: Any) -> Any:
+            """Returns the spec of the parameter that an array is like, or else `others`."""
             shape = jnp.shape(leaf)
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):  # a key, a count
                 return others
@@ -199,7 +201,7 @@ class Specs:
             self._require_parts(leaves, sizes)
 
     def _require_parts(self, leaves: Mapping[Path, Any], sizes: Mapping[str, int]) -> None:
-        """Raises `ValueError` if devices of a node would send the same values too often."""
+        """Raises `ValueError` if a node would send values over `MAX_COPIES` times on average."""
         copies = {}  # devices of a node that have the same part of a parameter
         for path in leaves:
             axes = axes_of(self._spec_of[path])
@@ -241,7 +243,7 @@ def _require_fits(
 def _find_uneven(
     spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> int | None:
-    """Returns a number of devices that does not divide the axis sharded over them; else None."""
+    """Returns how many devices an axis is sharded over unevenly; None if there is no such axis."""
     for size, part in zip(shape, spec, strict=False):
         devices = math.prod(sizes[axis] for axis in axes_of(PartitionSpec(part)))
         if size % devices:
@@ -312,6 +314,7 @@ def fsdp_specs(params: Any, mesh: Mesh, *, axis_name: str = "fsdp") -> Any:
     devices = mesh.shape[axis_name]
 
     def spec(leaf: Any) -> PartitionSpec:
+        """Shards a parameter over the largest of its axes that `devices` divides."""
         shape = jnp.shape(leaf)
         divided = [axis for axis, size in enumerate(shape) if size and size % devices == 0]
         if not divided:
@@ -334,7 +337,7 @@ class ShardedState(NamedTuple):
 
 
 def shard_specs(opt_state: Any) -> Specs | None:
-    """Returns the specs that `gx.sharded` has put into the state of a chain; None if none."""
+    """Returns the specs that `gx.sharded` has put into a state, maybe of a chain; else None."""
     leaves = jax.tree.leaves(opt_state, is_leaf=_is_sharded)
     return next((part.specs for part in leaves if _is_sharded(part)), None)
 
@@ -375,6 +378,7 @@ def on_shards(
     """
 
     def call(*args: Any) -> Any:
+        """Runs `fn` on this device's parts of the arrays among `args`."""
         # `shard_map` takes arrays only: `run` puts the integers back between them.
         array_argnums = [i for i, arg in enumerate(args) if not isinstance(arg, int | np.integer)]
 
@@ -383,7 +387,6 @@ def on_shards(
             with use_specs(specs):
                 return fn(*(part_of.get(i, arg) for i, arg in enumerate(args)))
 
-        arrays = [args[i] for i in array_argnums]
         axes = inner_axes(axis_name)
         if axes:
             run = jax.shard_map(
@@ -393,7 +396,7 @@ def on_shards(
                 axis_names=set(axes),
                 check_vma=False,
             )
-        return run(*arrays)
+        return run(*(args[i] for i in array_argnums))
 
     return call
 
@@ -401,8 +404,8 @@ def on_shards(
 def constrain(tree: Any, specs: Specs | None, axis_name: str, like: Any = None) -> Any:
     """Tells XLA to shard arrays that are like a parameter as the specs say.
 
-    Without it XLA may put whole results on every device. Arrays that are like no parameter stay as
-    they are, and so do all if a node has no inner axes here. `like` is as in `Specs.of`.
+    Otherwise XLA may put whole results on every device. Arrays that are like no parameter stay as
+    they are, and so do all arrays if a node has no inner axes here. `like` is as in `Specs.of`.
     """
     if specs is None or not inner_axes(axis_name):
         return tree

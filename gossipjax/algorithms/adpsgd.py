@@ -41,8 +41,7 @@ def adpsgd(
     In the first steps, the gradient is taken at the first model. Your parameters are the stale
     model at which the *next* gradient is evaluated; `gx.latest_model` returns the newest model. The
     ring buffer `extra["history"]` keeps `[D - 1, ...]` older models for delays of up to `D`. Weight
-    decay and clipping before `adpsgd` see the stale model too. With delay 0, `adpsgd` equals
-    `dpsgd`.
+    decay and clipping before `adpsgd` see the stale model, too. With delay 0 you get `dpsgd`.
 
     Args:
       schedule: a doubly stochastic schedule; the paper uses `bipartite_exponential`.
@@ -104,7 +103,8 @@ def adpsgd(
         del step
         latest = add(received.x, updates)  # `received.x` is `P x`
         upcoming = state.count + 1
-        delay = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))[upcoming % len(table)]
+        delays_of_node = jnp.asarray(select_for_node(table.T, jnp.int32, axis_name))  # `[T]`
+        delay = delays_of_node[upcoming % len(table)]
         # Delay 0 chooses the model after this step, delay 1 the model before it.
         params = jax.tree.map(partial(jnp.where, delay == 0), latest, x)
         if state.extra is not None:

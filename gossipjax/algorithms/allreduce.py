@@ -141,7 +141,7 @@ def allreduce(
             mean, error, basis = mean_of_low_rank(message, old.basis, route)
         else:
             mean, error = mean_of_encoded(message, route, route.make_key(old.count))
-        # What is not finite spoils one step. If nodes kept it, it would spoil all later ones.
+        # An error that is not finite spoils one step; if it were kept, it would spoil all others.
         error = jax.tree.map(lambda e: jnp.where(jnp.isfinite(e), e, jnp.zeros_like(e)), error)
         count = optax.safe_increment(old.count)
         return cast_like(mean, updates), old._replace(count=count, error=error, basis=basis)

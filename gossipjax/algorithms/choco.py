@@ -66,8 +66,7 @@ def choco(
 
     Args:
       schedule: a static, doubly stochastic graph: a schedule of one round, perhaps with rounds
-        without an exchange (`schedule.every(k)`), which are local steps. In the paper, graphs are
-        symmetric.
+        without an exchange (`schedule.every(k)`), for local steps. The paper has symmetric ones.
       wire: the codec of the messages, such as `gx.wire.top_k(0.01)`.
       strength: gamma, the step towards the neighbours, above 0 and at most 1. The less the codec
         keeps, the smaller gamma must be; with a larger gamma, nodes diverge. On a ring of 8 nodes
@@ -141,7 +140,7 @@ def _make_transform(
     def exchange(
         round_: NodeRound, operands: tuple[Any, Any, Any, jax.Array]
     ) -> tuple[Any, Any, Any]:
-        """Mixes the model `y`, and sends the compressed change since `known`.
+        """Sends the change of `y`, compressed, and mixes; returns `x`, `known` and `difference`.
 
         `known` is the copy of the model that the neighbours have, and `difference` is
         `sum_j P_ij known_j - known_i`. With `copies="previous"` the node mixes before it sends.
@@ -171,10 +170,10 @@ def _make_transform(
 def _find_growth(
     schedule: Schedule, codec: Codec, gamma: float, copies: Copies, values: int
 ) -> float:
-    """Simulates how many times as far apart random models `[values]` are after `ROUNDS` rounds."""
+    """Simulates random models `[values]`; returns by what factor they move apart in `ROUNDS`."""
     wire = Wire(codec=codec)
     tx = _make_transform(schedule, gamma, copies, wire)
     start = np.random.default_rng(0).normal(size=(schedule.size, 1, values))
     start -= start.mean(axis=0)
-    (logs,) = follow_nodes(tx, schedule, wire, start, ROUNDS, pull=np.zeros(1))
+    (logs,) = follow_nodes(tx, schedule, wire, start, ROUNDS, pull=np.zeros(1))  # no updates
     return math.exp(logs[-1, 0])

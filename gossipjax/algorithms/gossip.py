@@ -34,8 +34,7 @@ class Node:
       kept: a dict of the values that the algorithm keeps, float32 at least.
       count: int32 scalar, the number of updates so far, for an `optax.Schedule`.
       step: the number of the step, as it was passed to `update`.
-      weight: the push-sum weight `w` of `x` before the exchange; 1 if the schedule is doubly
-        stochastic.
+      weight: the push-sum weight `w` of `x` before the exchange; 1 without push-sum.
       index: int32 scalar, the number of this node.
       key: a `jax.random.key` of this node and update, made of the `seed` of `gx.gossip`.
       rate: the learning rate of this update, as `rate` of `gx.gossip` says.
@@ -63,7 +62,7 @@ class Node:
         return jax.random.fold_in(key, self.index)
 
     def mix(self, tree: Any, averages: Any = None) -> Any:
-        """Returns `P tree`, the exchange of this step, for any tree of floats.
+        """Exchanges any tree of floats by the round of this step; returns the mixed tree, `P tree`.
 
         `mix` keeps the sum of the tree over the nodes, so it averages numerators, such as `x`. Pass
         values in the units of the model, such as a momentum, as `averages`:
@@ -77,14 +76,14 @@ class Node:
             )
         tree, averages = self._prepare_to_send((tree, averages))
         weight = self._state.weight
-        # Averages travel as numerators `w m`, and are divided by the new weight.
-        weighed = averages if averages is None or weight is None else scale(averages, weight)
-        sent = tree if averages is None else (tree, weighed)
-        mixed, weight = mix_once(sent, weight, self._state, self.step)
-        self._state = self._state._replace(weight=weight)
+        sent = tree
+        if averages is not None:  # they travel as numerators `w m`, and are divided by the new `w`
+            sent = (tree, averages if weight is None else scale(averages, weight))
+        mixed, new_weight = mix_once(sent, weight, self._state, self.step)
+        self._state = self._state._replace(weight=new_weight)
         if averages is None:
             return mixed
-        return mixed[0], debias(mixed[1], weight, self._state.wire.axis_name)
+        return mixed[0], debias(mixed[1], new_weight, self._state.wire.axis_name)
 
     def receive(self, tree: Any) -> tuple[Any, jax.Array]:
         """Sends a tree of floats; returns the message of each neighbour, `[K, ...]`, and weights.
@@ -97,8 +96,7 @@ class Node:
             messages, weights = node.receive(x)
             (1 - weights.sum()) * x + jnp.tensordot(weights, messages, 1)
 
-        and you can put a median or a clipped mean in the place of the sum. Such a rule does not
-        keep the mean of the nodes.
+        You can put a median or a clipped mean in the place of the sum: the nodes' mean then moves.
         """
         state = self._state
         if state.weight is not None:
@@ -114,16 +112,16 @@ class Node:
         return received.messages, received.weights
 
     def _prepare_to_send(self, tree: Any) -> Any:
-        """Counts the values of a tree, and returns the tree, after an exchange behind a barrier."""
+        """Counts the values of `tree`; returns it, behind a barrier if an exchange came before."""
         if self._values_sent:
-            # The tree may depend on the exchange before. Without a barrier XLA would compute that
-            # exchange anew for each peer.
+            # The tree may depend on an earlier exchange, which XLA would, without a barrier,
+            # compute anew for each peer.
             tree = jax.lax.optimization_barrier(tree)
         self._values_sent += sum(leaf.size for leaf in jax.tree.leaves(tree))
         return tree
 
     def finish(self, x: Any, result: Any) -> Combined:
-        """Checks what `combine` has returned for the numerators `x`, and makes the new state."""
+        """Checks `result`, which `combine` has made of `x`; returns it with the new state."""
         state = self._state
         if not self._values_sent:
             raise ValueError(
@@ -132,7 +130,7 @@ class Node:
             )
         models = state.plan.models
         models_sent = self._values_sent / max(1, sum(leaf.size for leaf in jax.tree.leaves(x)))
-        if isinstance(models, int) and round(models_sent) != models:
+        if isinstance(models, int) and round(models_sent) != models:  # a fraction is not checked
             raise ValueError(
                 f"models of gossip must be what combine sends by node.mix, {models_sent:.6g} trees "
                 f"like the parameters, got {models}."
@@ -187,8 +185,7 @@ def gossip(
     `combine` steps against it.
 
     You can use your algorithm wherever the library's own algorithms work: in `gx.TrainStep`,
-    `gx.outer`, `gx.sharded` and checkpoints. The exchange runs inside the step, after the
-    gradients.
+    `gx.outer`, `gx.sharded` and checkpoints. The exchange runs in the step, after the gradients.
 
     `node` also has `count`, `step`, `weight`, `index`, `key`, `rate` and `senders`:
     `help(gossipjax.algorithms.gossip.Node)` says what they are.
@@ -213,8 +210,7 @@ def gossip(
 
     Raises:
       ValueError: if `keeps` has another rule. When traced, if `combine` never exchanges, returns
-        another tree, or sends another whole number of `models`. What `gx.sgp` refuses raises this
-        error, too.
+        another tree, or sends another whole number of `models`. Also if `gx.sgp` would raise it.
 
     >>> import jax, jax.numpy as jnp, optax, gossipjax as gx
     >>> def combine(x, u, node):  # D-PSGD
@@ -226,11 +222,11 @@ def gossip(
     [1.5, 1.0]
     """
     require_schedule(schedule, "gossip")
-    parts: dict[str, tuple[Rule, Start]] = {
+    rules: dict[str, tuple[Rule, Start]] = {
         name: rule if isinstance(rule, tuple) else (rule, zeros_like_model)
         for name, rule in (keeps or {}).items()
     }
-    for name, (rule, _) in parts.items():
+    for name, (rule, _) in rules.items():
         require_choice(rule, f"keeps[{name!r}] of gossip", get_args(Rule))
     route = Wire.make(axis_name, local_axis_name, wire)
     plan = ExchangePlan(
@@ -238,23 +234,23 @@ def gossip(
         wire=route,
         models=models,
         takes_gradients=takes_gradients,
-        moves_by_zeros=bool(parts),
+        moves_by_zeros=bool(rules),
     )
     push_sum = not (schedule.is_doubly_stochastic or row_stochastic)
 
     def init(params: Any) -> GossipState:
         """Makes the state, with the first values of all trees that `combine` keeps."""
         state = init_state(params, plan, push_sum=push_sum)
-        if parts:
+        if rules:
             kept = {
                 name: Extra(vary_where_mapped(upcast(start(params)), axis_name), rule)
-                for name, (rule, start) in parts.items()
+                for name, (rule, start) in rules.items()
             }
             state = state._replace(extra=kept)
         return state
 
     def combine_and_check(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
-        """Runs the user's `combine` with a new `Node`, which checks what it returns."""
+        """Runs the user's `combine` with a new `Node`, and checks what `combine` returns."""
         node = Node(state, step, rate, seed)
         return node.finish(x, combine(x, upcast(updates), node))
 

@@ -51,8 +51,7 @@ def gradient_tracking(
 
         v <- v + min(1, w) (u - v)
 
-    If weights come near 0, as with `random_peer`, the undamped step `(u + c) / w` is far larger
-    than `u + c`.
+    If weights come near 0, as with `random_peer`, the undamped step `(u + c) / w` is far too large.
 
     Args:
       schedule: any column-stochastic schedule.

@@ -40,8 +40,7 @@ def osgp(
     algorithm is `sgp`. Every message is late by exactly tau steps, so runs can be repeated. The
     paper's table 4 calls such delays the worst case: "all messages are received with tau-iteration
     staleness". Step `k` uses round `k / tau` of the schedule, as `schedule.every(overlap)` does. A
-    message travels in tau pieces, one per step. Each piece consists of whole leaves, and all pieces
-    are about equal in size.
+    message travels in tau pieces of whole leaves, one per step, which are about equal in size.
 
     Your parameters are the de-biased `z`. The state also contains the messages in flight, already
     scaled. Only updates change the sums of `x` and `w` over nodes and messages.
@@ -93,21 +92,21 @@ def osgp(
     def combine(
         x: Any, updates: optax.Updates, state: GossipState, step: StepLike, received: Any
     ) -> Combined:
-        """Adds the update; at a sending step also uses `received` and sends new messages."""
+        """Adds the update; at a sending step also adds what was `received`, and sends messages."""
         mass = PushSum(state.weight, add(x, updates))
 
         def receive_and_send(mass: PushSum, received: PushSum) -> tuple[PushSum, PushSum]:
             """Returns the new mass of this node, and the messages that are now in flight."""
-            number = step // overlap
+            round_number = step // overlap
             kept, sent = at_round(
-                lambda round_, x: split(x, round_), schedule, number, axis_name, mass
+                lambda round_, x: split(x, round_), schedule, round_number, axis_name, mass
             )
             return jax.tree.map(jnp.add, kept, received), sent
 
         operands = vary((mass, received), axis_name)
-        is_sending = overlap == 1 or step % overlap == 0
+        is_sending = overlap == 1 or step % overlap == 0  # static with overlap 1
         # At other steps `received` has travelled in part, and stays in flight.
-        mass, in_flight = cond(is_sending, receive_and_send, lambda *kept: kept, *operands)
+        mass, in_flight = cond(is_sending, receive_and_send, lambda *same: same, *operands)
         return Combined(mass.x, state._replace(weight=mass.weight, in_flight=in_flight))
 
     return gossip_transform("osgp", plan, init, combine)

@@ -46,9 +46,8 @@ def quasi_global(
 
     On uneven data the momentum of local gradients drives the nodes apart; the momentum of the mixed
     models does not. If the models stand still, `m` is 0, so the models end at the same point as
-    with D-PSGD without momentum. `h` is not kept. A step at rate 0, with which a warm-up may begin,
-    leaves `m` unchanged. The state keeps `m` as `extra["momentum"]`. If the number of nodes
-    changes, `m` is averaged.
+    with D-PSGD without momentum. A step at rate 0, with which a warm-up may begin, leaves `m` as it
+    is. The state keeps `m` as `extra["momentum"]`. A new number of nodes starts with the mean `m`.
 
     Args:
       schedule: a doubly stochastic schedule.

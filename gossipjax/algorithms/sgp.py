@@ -30,8 +30,7 @@ def sgp(
         x, w <- P (w z), P w;    x <- x + u;    z <- x / w     order="combine-while-adapting"
 
     Adapt-then-combine is algorithm 1; use it if the exchange is cheap. Combine-while-adapting is
-    the overlap SGP of the authors' code: the exchange hides behind the gradients, and no message is
-    stale.
+    the authors' overlap SGP: the exchange hides behind the gradients, and no message is stale.
 
     Your parameters are the de-biased `z`, `[...]` per node, and gradients are taken at `z`. Nodes
     do not mix momentum. The state is a `GossipState`, which contains the weight `w`, a scalar.

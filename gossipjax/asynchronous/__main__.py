@@ -20,15 +20,15 @@ COLUMNS = ("place", "address", "steps", "rate", "weight", "heard", "sent", "rece
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Shows the nodes of a job until Ctrl-C; returns the exit status."""
+    """Shows the nodes of a job until Ctrl-C; returns the exit status, 1 if no node answers."""
     parser = argparse.ArgumentParser(
         prog="python -m gossipjax.asynchronous",
         description="Show the nodes of a running job until Ctrl-C. GOSSIPJAX_SECRET must be the "
         "secret of the job. docs/guides/asynchronous.md says more.",
     )
     parser.add_argument("address", metavar="HOST:PORT", help="where a node of the job listens")
-    text = "print a JSON object for each node each second, for a log"
-    parser.add_argument("--json", action="store_true", help=text)
+    help_json = "print a JSON object for each node each second, for a log"
+    parser.add_argument("--json", action="store_true", help=help_json)
     options = parser.parse_args(arguments)
     secret = os.environ.get("GOSSIPJAX_SECRET")
     if not is_address(options.address):
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints a table of the nodes, by rich if that is installed; an unknown value is a dash."""
+    """Prints a table of the nodes: by `rich` if that is installed, else as aligned columns."""
     lines = [[*COLUMNS], *([make_cell(value) for value in row.values()] for row in rows)]
     try:
         from rich.console import Console
@@ -82,7 +82,9 @@ def make_cell(value: Any) -> str:
     """
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:{'.3g' * isinstance(value, float)}}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
 if __name__ == "__main__":

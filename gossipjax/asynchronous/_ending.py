@@ -78,11 +78,9 @@ class Ending:
         for peer in self._members.peers.values():
             self._post.put("bye", peer, mass=None)
 
-    # The end of all.
-
     @property
     def _is_drained(self) -> bool:
-        """Says whether this node sends nothing any more, and none of its messages is on its way."""
+        """Says whether this node is finished, and no share or ask of it is on its way any more."""
         parcels = [peer.parcel for peer in self._members.peers.values()]
         is_sending = any(p and p.message.kind in ("share", "ask") for p in parcels)
         return self.is_finished and not is_sending
@@ -156,11 +154,11 @@ class Ending:
         return sorted(peer.view.finals) == sorted(self._list_versions())
 
     def _end(self, view: View) -> None:
-        """Ends with the masses that a view says count; is cut off if it lacks one of them."""
-        counts = dict(view.finals)
+        """Ends with the final masses that the eldest's view names; is cut off if one is missing."""
+        versions = dict(view.finals)
         finals = self.finals.items()
-        kept = {who: final for who, final in finals if counts.get(who.life) == final[0]}
-        if len(kept) < len(counts) or self._members.identity not in kept:
+        kept = {who: final for who, final in finals if versions.get(who.life) == final[0]}
+        if len(kept) < len(versions) or self._members.identity not in kept:
             self.is_cut_off = True
         else:
             self.finals = kept
@@ -168,39 +166,39 @@ class Ending:
             self._members.next_beat = self._members.now
 
     def _list_versions(self) -> tuple[tuple[str, int], ...]:
-        """Lists the lives of nodes whose final mass this node knows, with its version."""
+        """Lists the lives whose final masses this node knows, each with the version that it has."""
         return tuple((who.life, version) for who, (version, _) in self.finals.items())
 
     def _send_finals(self, reachable: list[Peer]) -> None:
-        """Sends each peer the final mass of this node, and those of nodes that it does not hear."""
+        """Sends each peer this node's final mass, and those of nodes that a peer does not hear."""
         own = self._members.identity
         total = self._holder.total
-        version, said = self.finals.get(own, (0, None))
+        version, told = self.finals.get(own, (0, None))
         # A share that came back has changed the mass: then this is its next version.
-        if said is None or (said.w, said.exponent) != (total.w, total.exponent):
+        if told is None or (told.w, told.exponent) != (total.w, total.exponent):
             self.finals[own] = version + 1, self._holder.read()
         for peer in reachable:
             origins = (own, *self._list_lacking(peer)) if peer.parcel is None else ()
-            for origin in origins:
+            for origin in origins:  # one a call: a peer gets one parcel at a time
                 version, final = self.finals[origin]
                 if peer.parcel is None and peer.sent_finals.get(origin.life) != version:
                     peer.sent_finals[origin.life] = version
                     self._post.put("final", peer, final, origin=origin, version=version)
 
     def _list_lacking(self, peer: Peer) -> list[Identity]:
-        """Lists the nodes whose final masses a peer lacks, and that it does not hear itself."""
+        """Lists the nodes whose final masses a peer lacks, and which the peer does not hear."""
         own = self._members.identity
-        late = self._members.now - (self._drained_since or self._members.now)
+        waited = self._members.now - (self._drained_since or self._members.now)
         # The path between two others may be bad. After a while the eldest, which hears all nodes,
         # passes on the final masses that should have come over such a path.
         is_eldest = own < min(peer.view.members, default=own)
-        passes_all = is_eldest and late > (STUCK + 1) * self._members.patience
+        passes_all = is_eldest and waited > (STUCK + 1) * self._members.patience
         heard = {own} if passes_all else {*peer.view.members, peer.identity}
         known = {life for life, _ in peer.view.finals}
         return [who for who in self.finals if who.life not in known and who not in heard]
 
     def learn_final(self, origin: Identity, version: int, mass: Mass) -> None:
-        """Learns what another node held at its end."""
+        """Keeps the final mass of another node, `origin`, if its version is newer."""
         known, _ = self.finals.get(origin, (0, None))
         is_new = version > known and origin != self._members.identity and not self.is_ended
         if is_new and self._members.has_room(self.finals):
@@ -214,7 +212,7 @@ class Ending:
             self._members.next_beat = self._members.now
 
     def mark(self, view: View) -> View:
-        """Returns a view of this node with the fields that tell others how far its end is."""
+        """Returns this node's view with the fields that tell how far its end has come."""
         return view._replace(
             finals=self._list_versions(),
             is_finished=self.is_finished,
@@ -224,7 +222,7 @@ class Ending:
         )
 
     def explain_missing(self) -> list[str]:
-        """Says, for each node for which the end still waits, why it does."""
+        """Returns texts that say for which nodes the end still waits, and why."""
         reasons = [f"place {who.place}: not heard here" for who in self._list_unheard()]
         members = self._members
         for peer in sorted(members.peers.values(), key=lambda peer: peer.identity.place):
@@ -247,7 +245,7 @@ class Ending:
         """Yields the nodes that only a peer hears, and whose end this node does not know."""
         members = self._members
         told = {who for peer in members.peers.values() for who in peer.view.members}
-        known = members.peers.keys() | members.declared | members.left
+        known_lives = members.peers.keys() | members.declared | members.left
         for who in sorted(told - self.finals.keys() - {members.identity}):
-            if who.life not in known:
+            if who.life not in known_lives:
                 yield who

@@ -111,7 +111,7 @@ class Founding:
         return True
 
     def admit(self, clock: int, branch: int) -> None:
-        """Takes note of a share; the first one gives a node without mass its clock and branch."""
+        """Takes the clock and the branch of a share if it brings this node its first mass."""
         if self.wants_mass:
             self.branch = branch
             self._members.clock = self.joined_at = clock
@@ -119,11 +119,12 @@ class Founding:
             self._end_want()
 
     def _end_want(self) -> None:
+        """Ends the wait of this node, which has mass now, and drops the model in reserve."""
         self._wants_since = self._reserve = None
         self._members.next_beat = self._members.now  # others may send it shares from now on
 
     def _ask_for_half(self, peer: Peer) -> None:
-        """Asks a node that holds mass for half of it, at most one node in a beat.
+        """Asks a peer that holds mass for half of it, at most one peer in a beat.
 
         If the peer has just founded the job, this node may found it, too, with its own model. So it
         asks only when it has waited for that in vain.
@@ -157,8 +158,8 @@ class Founding:
 
     def _all_are_heard(self) -> bool:
         """Says whether this node hears all nodes, and all have heard that it has no mass."""
-        is_known = self._members.now - self._members.met > self._members.patience / BEATS
-        return 0 < self._num_nodes <= len(self._places()) and is_known
+        all_know = self._members.now - self._members.met > self._members.patience / BEATS
+        return 0 < self._num_nodes <= len(self._places()) and all_know
 
     def _places(self) -> set[int]:
         """Returns the places of this node and of all nodes that it hears."""
@@ -166,7 +167,7 @@ class Founding:
         return others | {self._members.identity.place}
 
     def _may_bring(self, kind: Estate) -> bool:
-        """Says whether no node holds mass, as far as known, so that it may use its reserve."""
+        """Says whether this node may use its reserve: no node holds mass, as far as it knows."""
         peers = self._members.peers.values()
         all_are_heard = self._all_are_heard()
         # Nodes that were heard without mass found the job together, each with its model.
@@ -190,7 +191,7 @@ class Founding:
         return calm_since is not None and self._members.now - calm_since > self._members.patience
 
     def learn(self, peer: Peer, view: View) -> None:
-        """Asks a peer that has mass for half of it if this node has none.
+        """Asks a peer for half of its mass if the peer has some and this node has none.
 
         Else notes whether the peer still waits for half of the mass of this node.
         """
@@ -198,5 +199,5 @@ class Founding:
         if self.wants_mass and not view.wants_mass:
             self._ask_for_half(peer)
         else:
-            # What it begs for stands until it has mass.
+            # A peer that has begged waits until it has mass.
             peer.awaits_half = view.wants_mass and (view.begs or peer.awaits_half)

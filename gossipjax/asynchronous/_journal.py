@@ -59,10 +59,10 @@ class Journal:
     def add(
         self, event: str, peer: str, number: int, mass: Mass | None = None, part: Any = 1.0
     ) -> None:
-        """Adds an event, with the peer, number and mass of the message if it has one.
+        """Adds an event, with the peer, the number and the mass of its message, if it has one.
 
-        `part` says by which part of an update the mass moved, or, of a clipped share, the part of
-        each distance that was kept. A part of 1 is not written.
+        `part` says which part of an update moved the mass, or which part of each distance a clipped
+        share has kept. A part of 1 is not written.
         """
         names = {"life": self._life["life"], "peer": peer, "number": number}
         line: Line = {"event": event, "time": time.time()} | names
@@ -78,13 +78,14 @@ class Journal:
             return done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
     def _put(self, line: Line) -> None:
-        """Gives a line to the thread that writes; counts it as missing if too many wait already."""
+        """Queues a line for the thread that writes; counts it as missing if too many wait."""
         if self._lines.qsize() >= MAX_WAITING:
             self._count_missing("it takes nothing")
         elif self._file is not None:
             self._lines.put(line)
 
     def _run(self) -> None:
+        """Writes lines until None comes, in a thread; each says how many were lost so far."""
         assert self._file is not None
         while (line := self._lines.get()) is not None:
             self._write(self._file, line | ({"missing": self._missing} if self._missing else {}))
@@ -226,8 +227,8 @@ def account(journals: Iterable[Path]) -> Account:
             f"the journals must have what life {sender} sent as number {number} to {receiver}, got "
             "none: give those of all nodes, whole."
         )
-    # What was applied and also taken back is subtracted twice from what is in flight. Only a life
-    # that was declared dead can have applied it, so it is taken off the weight of the dead.
+    # A parcel that was applied and also taken back is subtracted twice below. Only a life that was
+    # declared dead can have applied it, so its weight is taken off that of the dead.
     doubled = sum(weight for parcel, weight in received.items() if parcel in returned)
     in_flight = sums["share"] + sums["grant"] + sums["hand over"] + doubled
     in_flight -= sums["receive"] + sums["return"]

@@ -75,15 +75,12 @@ class Peer:
     owed_view: dict[str, Any] | None = None
 
     def owe_view(self, **says: Any) -> None:
-        """Lets the peer get a view at the end of this tick: one, however often this is called."""
+        """Lets the peer get one view at the end of this tick, with all fields that calls give."""
         self.owed_view = (self.owed_view or {}) | says
 
 
 class Membership:
-    """Knows which other nodes this node hears, which are dead or gone, and what all have told.
-
-    A life is a node from its start until it exits or is declared dead; see `Identity`.
-    """
+    """Knows which other lives this node hears, which are dead or gone, and what all have told."""
 
     def __init__(self, settings: Settings, identity: Identity, now: float):
         self.steps = {settings.place: 0}  # place -> local steps of all its lives, as far as known
@@ -109,7 +106,7 @@ class Membership:
         self._beats = 0  # how often it has said that it lives
         self._queries = itertools.count(1)
         self.stepped: dict[int, float] = {}  # place -> when its number of steps last grew
-        self._met = {settings.place}  # places of lives that it has heard
+        self._met_places = {settings.place}  # of lives that it has heard
 
     def list_members(self) -> list[Identity]:
         """Returns the nodes that this node hears and that hold mass."""
@@ -124,7 +121,7 @@ class Membership:
         """
         views = [peer.view for peer in self.peers.values()]
         others = [v.node_weight for v in views if not (v.wants_mass or v.is_finished)]
-        return self.weight / max(self.weight, *others, 0.0)
+        return self.weight / max([self.weight, *others])
 
     @property
     def own_steps(self) -> int:
@@ -134,8 +131,8 @@ class Membership:
     def begin_life(self, identity: Identity) -> None:
         """Begins a new life of this node, which knows no other node yet, and no death.
 
-        The former life took back what it had sent to the dead. That is given up with its mass, so
-        the new life must not tell others of these deaths.
+        The former life took back shares that it had sent to the dead, and gave them up with its
+        mass. So the new life must not tell others of these deaths.
         """
         self.identity = identity
         self.contacts |= {peer.identity.address: self.now for peer in self.peers.values()}
@@ -167,7 +164,7 @@ class Membership:
 
     def meet(self, sender: Identity) -> Peer:
         """Adds a node that this one hears for the first time to its peers; returns the peer."""
-        self._met.add(sender.place)
+        self._met_places.add(sender.place)
         self._note_contacts([sender])
         self.met = self.now
         peer = self.peers[sender.life] = Peer(sender, self.now, self.now)
@@ -204,8 +201,8 @@ class Membership:
     def _note_contacts(self, others: Iterable[Identity]) -> None:
         """Notes the addresses of other nodes, and that they were named now.
 
-        This node may call them there later. It forgets addresses that nobody names for long. If the
-        list is full, addresses that are not in it yet are dropped.
+        `beat` lists them to be called, and forgets those that nobody names for long. If the list is
+        full, addresses that are not in it yet are dropped.
         """
         for other in others:
             if self.has_room(self.contacts) or other.address in self.contacts:
@@ -213,8 +210,8 @@ class Membership:
         self.contacts.pop(self.identity.address, None)
 
     def has_room(self, known: dict[Any, Any]) -> bool:
-        """Says whether a dictionary may grow: strangers may tell anything, memory is limited."""
-        return len(known) < min(len(self._met) + MAX_UNMET, MAX_PLACES)
+        """Says whether a dictionary may grow: what strangers tell must not fill the memory."""
+        return len(known) < min(len(self._met_places) + MAX_UNMET, MAX_PLACES)
 
     def learn_steps(self, place: int, count: int) -> None:
         """Learns that the nodes at a place, one after another, have made `count` steps."""
@@ -254,15 +251,15 @@ class Membership:
             return 2 * len(places) <= len(self.steps), min(side), life
 
         own = (peer.identity for peer in self.peers.values())
-        return rank(self.identity, own) < rank(other, members)
+        return rank(self.identity, own) < rank(other, members)  # a majority's begins with False
 
     def is_dead_to_others(self, view: View, is_finished: bool) -> bool:
-        """Says whether a view says that this node is dead, so that it must give up its mass."""
+        """Says whether this node must give up its mass, because a view says that it is dead."""
         for declarer in (who for who, life, _ in view.deaths if life == self.identity.life):
             if declarer.life not in self.declared:
                 return True
             # Two that declared each other dead settle that as soon as they hear each other. If only
-            # others hear both, the elder goes on.
+            # others hear both, the elder goes on: the younger waits a while unless it is finished.
             if declarer in view.members:
                 since = self.disputes.setdefault(declarer.life, self.now)
                 is_late = is_finished or self.now - since > self.patience / 2
@@ -310,8 +307,8 @@ class Membership:
         self.deaths = {life: one for life, one in self.deaths.items() if one[1] >= oldest}
         heard = {peer.identity.address for peer in self.peers.values()}
         self.contacts |= dict.fromkeys(self.contacts.keys() & heard, self.now)
-        last = self.contacts.items()
-        gone = [one for one, time in last if time < oldest and one not in self._given]
+        contacts = self.contacts.items()
+        gone = [one for one, named in contacts if named < oldest and one not in self._given]
         for address in gone:
             del self.contacts[address]
         calls = self._take_turns([one for one in self.contacts if one not in heard])
@@ -319,7 +316,7 @@ class Membership:
         return calls, gone
 
     def _take_turns(self, others: list[Any]) -> list[Any]:
-        """Returns all others if they are few, else some of them, and at each beat the next ones."""
+        """Returns all of `others` if they are few; else a few of them, at each beat the next."""
         if len(others) <= MAX_NEIGHBORS:
             return others
         first = (self._beats + self.identity.place) * NEIGHBORS  # each begins elsewhere

@@ -59,7 +59,7 @@ class Mass:
         return Mass(tuple(a * factor for a in self.x), self.w * factor, exponent)
 
     def __add__(self, other: Mass) -> Mass:
-        # The sum is in the larger units, and a mass without weight has no say in that.
+        # The sum is in the larger units; those of a mass without weight do not count.
         exponents = [m.exponent for m in (self, other) if m.w] or [self.exponent, other.exponent]
         one, two = (mass.at(max(exponents)) for mass in (self, other))
         x = tuple(a + b for a, b in zip(one.x, two.x, strict=True))
@@ -80,6 +80,7 @@ class Mass:
         return self.w * self._factor(exponent)
 
     def _factor(self, exponent: int) -> float:
+        """Returns the factor that brings a number of this mass into units of `2^exponent`."""
         return 2.0 ** min(self.exponent - exponent, 1000)  # 2^1024 is no float
 
     @property
@@ -187,6 +188,7 @@ class Format(NamedTuple):
 
 def encode(message: Message, job: Format) -> list[Any]:
     """Returns the frames of a message; does not copy buffers that are in the right form."""
+    # In a header, `version` is that of the protocol, so the message's own is named `final`.
     header: dict[str, Any] = message._asdict() | {"final": message.version} | job.header
     del header["mass"], header["view"]
     frames: list[Any] = []
@@ -240,7 +242,7 @@ def decode(frames: Sequence[Any], job: Format) -> Message:
 
 
 def read_json(frame: Any) -> Any:
-    """Reads a frame of JSON."""
+    """Returns the value in a frame of JSON; raises `MessageError` if it cannot be read."""
     try:
         return json.loads(bytes(frame).decode())
     except (ValueError, RecursionError) as error:
@@ -271,8 +273,8 @@ def _read_mass(
     x = tuple(read_frame(frame, *form) for frame, form in zip(frames, forms, strict=True))
     # An answer contains a change, whose weight may be 0, so its values must be finite as they are.
     # Of all others `x / w` must be finite. Without weight there is no model, and x must be 0.
-    unit = 1.0 if kind == "answer" else w
-    if not all(is_finite(buffer, unit) if unit else not buffer.any() for buffer in x):
+    divisor = 1.0 if kind == "answer" else w
+    if not all(is_finite(buffer, divisor) if divisor else not buffer.any() for buffer in x):
         raise MessageError("with NaN or infinity")
     return Mass(x, w, exponent, all(buffer.flags.writeable for buffer in x))
 
@@ -295,9 +297,9 @@ def _read_view(view: object) -> View:
 
 
 def read_as(form: Any, value: Any) -> Any:
-    """Returns a value of JSON in a form: a number, a text, a flag, an `Identity`, or a tuple.
+    """Returns a value of JSON as a type: a number, text, flag, `Identity`, or tuple of these.
 
-    Integers and seconds are at least 0, texts are short and can be shown, and lists have an end.
+    Raises `MessageError` if it does not fit, or is too large. Numbers must be at least 0.
     """
     if form is int and type(value) is int and 0 <= value < MAX_COUNT:
         return value
@@ -319,7 +321,7 @@ def read_as(form: Any, value: Any) -> Any:
 
 
 def read_numeric(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns the host of `host:port` if it is given in numbers.
+    """Returns the host of `host:port` if it is an IP address, and None if it is a name.
 
     >>> read_numeric("[::1]:5000"), read_numeric("localhost:5000")
     (IPv6Address('::1'), None)
@@ -344,7 +346,7 @@ def is_address(address: str, may_be_any: bool = False) -> bool:
 
 
 def choose_wires(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[Wire, ...]:
-    """Returns the form in which each buffer travels: the codec, if it applies to its type."""
+    """Returns for each buffer's type the codec that encodes it; None if it travels as it is."""
     if wire is None:
         return tuple(None for _ in dtypes)
     codec = require_codec(wire, "wire")
@@ -357,13 +359,13 @@ def choose_wires(dtypes: Iterable[np.dtype], wire: WireLike | None) -> tuple[Wir
 
 
 def make_key(wires: Sequence[Wire], place: int, step: int) -> jax.Array | None:
-    """Returns the key for rounding what a node sends after a step; None if nothing is random."""
+    """Returns the random key that rounds a node's message of a step; None if no codec needs it."""
     seeds = [wire.seed for wire in wires if wire and wire.needs_key]  # pyright: ignore[reportAttributeAccessIssue]
     return fold_in(fold_in(jax.random.key(seeds[0]), place), step) if seeds else None
 
 
 class Words:
-    """A buffer that a codec has encoded, for the wire. As an array it is what arrives: decoded."""
+    """A buffer that a codec has encoded; read as an array, it is what the receiver decodes."""
 
     def __init__(self, words: np.ndarray, codec: Codec, size: int, dtype: np.dtype):
         self.words = words
@@ -381,11 +383,12 @@ class Words:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _decode(words: Any, codec: Codec, size: int, dtype: np.dtype) -> jax.Array:
+    """Returns the buffer, `size` numbers, that a codec has encoded as `words`."""
     return codec.decode(jnp.asarray(words), jax.ShapeDtypeStruct((size,), dtype))
 
 
 def as_bytes(x: Any, wire: Wire, dtype: np.dtype) -> memoryview:
-    """Returns the bytes of a buffer for its frame; copies only to change its type or layout."""
+    """Returns the bytes of a buffer, or of its `Words`; copies only to change type or layout."""
     array = np.ascontiguousarray(x, dtype) if wire is None else x.words
     return array.view(np.uint8).data
 

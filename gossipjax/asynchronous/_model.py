@@ -27,21 +27,21 @@ SCHEDULED = {  # names, as not all of these types are public
 
 
 def unpack(layout: Layout, like: Any, x: Any, w: Any, moved: Any = None) -> Any:
-    """Returns the model `x / w` like `like`, plus the local updates `moved` since an outer step."""
-    z = [b / jnp.asarray(w, b.dtype) for b in x[: len(layout.dtypes)]]
+    """Returns the model `x / w` plus the local updates `moved`, as a tree of arrays like `like`."""
+    z = [b / jnp.asarray(w, b.dtype) for b in x[: len(layout.dtypes)]]  # without a momentum
     z = z if moved is None else [a + b for a, b in zip(z, moved, strict=True)]
     return cast_like(layout.unpack(z), like)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def make_numerator(params: Any, outer: Outer | None) -> tuple[Any, ...]:
-    """Returns copies of the parameters, the numerator at weight 1, and zeros for a momentum."""
+    """Returns the numerator at weight 1: copies of the parameters, and zeros for a momentum."""
     x = tuple(map(jnp.copy, Layout(params).pack(params)))
     return x + tuple(map(jnp.zeros_like, x)) if outer and outer.momentum else x
 
 
 def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any) -> None:
-    """Raises `ValueError` if `tx` needs a collective in its update, which no other node joins."""
+    """Raises `ValueError` if an update of `tx` calls a collective: no other node would join it."""
     try:
         jax.eval_shape(tx.update, params, opt_state, params)
     except (NameError, ValueError) as error:  # errors of JAX and of `axis_size`
@@ -55,7 +55,7 @@ def require_local(tx: optax.GradientTransformation, params: Any, opt_state: Any)
 
 
 def set_schedules(opt_state: Any, step: int) -> Any:
-    """Sets the counts of optax's schedules to a step; those inside `MultiSteps` stay."""
+    """Returns an optimizer state with its schedules at a step; those inside `MultiSteps` stay."""
 
     def put(state: Any) -> Any:
         if type(state).__name__ not in SCHEDULED:
@@ -64,7 +64,7 @@ def set_schedules(opt_state: Any, step: int) -> Any:
         count = jnp.full_like(state.count, min(step, np.iinfo(np.int32).max))
         return state._replace(**inner | {"count": count})
 
-    whole = {*SCHEDULED, "MultiStepsState"}
+    whole = {*SCHEDULED, "MultiStepsState"}  # types of states that `put` gets as a whole
     return jax.tree.map(put, opt_state, is_leaf=lambda state: type(state).__name__ in whole)
 
 
@@ -93,7 +93,7 @@ def update(
     updates, new_state = optax.with_extra_args_support(tx).update(grads, opt_state, params)
     buffers = tuple(layout.pack(updates))
     is_finite = functools.reduce(jnp.logical_and, [jnp.isfinite(b).all() for b in buffers])
-    # Chosen on the device: the optimizer's old state is donated, and is not there afterwards.
+    # The device chooses here, as the optimizer's old state is donated and gone afterwards.
     zeros = jax.tree.map(jnp.zeros_like, buffers)
     new = (buffers, new_state)
     old = (zeros, opt_state)
@@ -140,7 +140,7 @@ def advance(
     wires: tuple[Wire, ...] | None,
     key: Any = None,
 ) -> tuple[Any, Any]:
-    """Adds the mass that has arrived to x, and moves it; with `wires`, also halves the result.
+    """Adds the arrived numerator to x, and moves the sum; with `wires`, also halves the result.
 
     Returns the half to keep, in the memory of `moved`, which is donated, and the half to send, as
     words of the codecs. A buffer that travels as it is has no words, but None: its two halves are
@@ -172,16 +172,16 @@ class Holding:
 
     @property
     def total(self) -> Mass:
-        """The mass with what has arrived, but without its numerator: only its weight and counts."""
+        """The mass and what has arrived, without a numerator: only the weight and its exponent."""
         return self.mass.bare if self._change is None else self.mass.bare + self._change.bare
 
     def read(self) -> Mass:
-        """Returns a copy of the mass on the host."""
+        """Returns the mass, with what has arrived, as arrays on the host."""
         mass = dataclasses.replace(self.mass, x=tuple(map(np.asarray, self.mass.x)))
         return mass if self._change is None else mass + self._change
 
     def add(self, mass: Mass) -> None:
-        """Adds a mass at the next merge; narrow values are widened first."""
+        """Adds a mass, in the types of this one, to the changes that the next merge takes in."""
         if not self.total.w:  # a mass without weight takes any units
             self.mass = dataclasses.replace(self.mass, exponent=mass.exponent)
         # If what has arrived is far larger than the units of this mass, the sum could overflow.
@@ -190,21 +190,21 @@ class Holding:
         mass = mass.at(self.mass.exponent)
         x = tuple(np.asarray(a, own.dtype) for a, own in zip(mass.x, self.mass.x, strict=True))
         mass = dataclasses.replace(mass, x=x)
-        if self._change is not None:  # the sum overwrites one of the two that is fresh, if any is
-            one, two = sorted((self._change, mass), key=lambda m: m.is_fresh)
-            pairs = zip(one.x, two.x, strict=True)
-            x = tuple(np.add(a, b, out=b if two.is_fresh else None) for a, b in pairs)
-            mass = dataclasses.replace(one.bare + two.bare, x=x, is_fresh=True)
+        if self._change is not None:  # the sum overwrites one of the two if nothing else uses it
+            other, fresher = sorted((self._change, mass), key=lambda m: m.is_fresh)
+            pairs = zip(other.x, fresher.x, strict=True)
+            x = tuple(np.add(a, b, out=b if fresher.is_fresh else None) for a, b in pairs)
+            mass = dataclasses.replace(other.bare + fresher.bare, x=x, is_fresh=True)
         self._change = mass
 
     def halve(self) -> Mass:
-        """Takes out half of the mass and returns it; both halves share the same arrays."""
+        """Takes half out of the mass and returns this half; both halves share the same arrays."""
         self.mass = self.read() / 2  # on the host: the next step takes it to the device
         self._change = None
         return self.mass
 
     def take(self) -> Mass:
-        """Takes out the whole mass and returns it on the host; exactly 0 stays."""
+        """Takes out the whole mass and returns it on the host; leaves zeros with weight 0."""
         mass = self.read()
         zeros = tuple(jnp.zeros_like(x) for x in self.mass.x)
         self.mass = Mass(zeros, 0.0, self.mass.exponent)
@@ -212,7 +212,7 @@ class Holding:
         return mass
 
     def merge(self) -> Mass:
-        """Adds the changes to the buffers on the device; returns the mass."""
+        """Adds what has arrived to the mass on the device; returns this mass."""
         if self._change is not None:
             x = add(self.mass.x, self._change.x)
             self.mass = dataclasses.replace(self.total, x=x)
@@ -241,9 +241,9 @@ class Holding:
         None without `wires`, or if the half is not finite.
         """
         total = self.total
-        arrays = None if self._change is None else self._change.x
+        arrived = None if self._change is None else self._change.x
         self._change = None
-        kept, shared = advance(self.mass.x, arrays, moved, part * total.w, outer, wires, key)
+        kept, shared = advance(self.mass.x, arrived, moved, part * total.w, outer, wires, key)
         self.mass = dataclasses.replace(total, x=kept)
         if wires is None:
             return None

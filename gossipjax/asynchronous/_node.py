@@ -101,7 +101,7 @@ class Node:
             settings = dataclasses.replace(settings, is_founder=None)
         self.opt_state = jax.tree.map(jnp.copy, opt_state)  # a step donates it
         self._settings = settings
-        held = x if settings.is_founder else tuple(map(jnp.zeros_like, x))
+        held = x if settings.is_founder else tuple(map(jnp.zeros_like, x))  # others hold nothing
         self._holding = Holding(Mass(held, float(bool(settings.is_founder))))
         self._service = Service(settings, self._make_format())
         self.address = self._service.address
@@ -110,9 +110,9 @@ class Node:
             settings, self._holding, self._begin_life, self._journal.add, time.monotonic()
         )
         if settings.is_founder is None:  # the node goes on with its model if nobody gives mass
-            estate = Mass(tuple(map(np.asarray, x)), 1.0)
-            self._participant.founding.bring(estate, **saved)
-        self._update_factor = 1.0  # that of `Membership`, at the end of the last step
+            reserve = Mass(tuple(map(np.asarray, x)), 1.0)
+            self._participant.founding.bring(reserve, **saved)
+        self._update_factor = 1.0  # `Membership.update_factor` at the end of the last step
         self._is_open = True
         self._in_block = False  # whether the program uses the node in a `with` block
         self._warned = 0  # how many of the notes the program has been warned of
@@ -123,7 +123,7 @@ class Node:
         return f"Node({self.place} at {self.address}, {self.steps} steps, weight {weight:.3g})"
 
     def _make_format(self) -> Format:
-        """Makes the format that all nodes of the job must share; a node that differs is told so."""
+        """Makes the format of the job's messages: a node refuses others with another header."""
         shapes = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(self._like)]
         text = f"{jax.tree.structure(self._like)} {shapes}"
         digest = hashlib.sha256(text.encode()).hexdigest()
@@ -134,9 +134,10 @@ class Node:
         sizes = tuple(self._layout.sizes) * self._settings.algorithm.models
         dtypes = tuple(self._layout.dtypes) * self._settings.algorithm.models
         buffers = tuple(zip(self._wires, sizes, dtypes, strict=True))
-        # A floating-point codec has the name of its type, the same as that of a buffer of this type
-        # that travels as it is: both sides then send the same bytes.
-        names = [getattr(wire or dtype, "dtype", wire or dtype) for wire, _, dtype in buffers]
+        # A floating-point codec is named by its `dtype`, as is a buffer of this type that travels
+        # as it is: both send the same bytes.
+        forms = [wire or dtype for wire, _, dtype in buffers]
+        names = [getattr(form, "dtype", form) for form in forms]
         header = {"version": VERSION, "job": self._settings.job, "model": model}
         return Format(header | {"algorithm": algorithm, "wire": " ".join(map(str, names))}, buffers)
 
@@ -148,13 +149,13 @@ class Node:
         return identity
 
     def _make_zero_updates(self) -> tuple[jax.Array, ...] | None:
-        """Makes zeros to add up the local updates until the next outer step; None without those."""
+        """Returns zeros to add updates to until the next outer step; None without outer steps."""
         layout = self._layout
         return self._outer and tuple(map(jnp.zeros, layout.sizes, layout.dtypes))
 
     @property
     def params(self) -> Any:
-        """The model, `x / w`, or 0 until the node holds mass."""
+        """The model: `x / w` plus the updates since an outer step; 0 until the node holds mass."""
         with self._service.lock:
             mass = self._holding.merge()
             return self._unpack(mass.x, mass.w or 1.0, self._local_updates)
@@ -218,7 +219,7 @@ class Node:
         for text in list(self._participant.members.notes.values())[self._warned :]:
             self._warned += 1
             warnings.warn(text, stacklevel=2)
-        # If the last step failed, the others did not wait for this one: now they must again.
+        # A step that failed has said that this node is finished. It is not, except in `average`.
         self._participant.ending.is_finished = self._participant.ending.is_averaging
         self.warm_up(gradients, *inputs)
         mass, moved, life = self._begin()
@@ -256,13 +257,13 @@ class Node:
         return aux
 
     def _begin(self) -> tuple[Mass, Any, str]:
-        """Waits until the node holds mass; returns it, the local updates, and the node's life."""
+        """Begins a step when the node holds mass; returns the mass, the local updates, the life."""
         while True:
             self.wait_for_mass()
             launch.advance(self._steps)
             with self._service.lock:
                 founding = self._participant.founding
-                # Else the mass was given up between the wait and the lock: wait again.
+                # A mass that was given up between the wait and the lock is waited for again.
                 if not founding.wants_mass:
                     if founding.joined_at is not None:
                         # The optimizer's schedules go on at the step of the node that gave mass.
@@ -274,15 +275,15 @@ class Node:
                     return mass, self._local_updates, life
 
     def _save(self) -> None:
-        """Saves if a save is due; after SIGTERM raises `Preempted`."""
+        """Saves the node if that is due; raises `Preempted` after SIGTERM."""
         steps = self.steps
         if self._saves.is_due(steps):
             with self._service.lock:
                 mass = self._holding.merge()
                 clock = self._participant.members.clock
-                rest = {"clock": clock, "branch": self._participant.founding.branch}
+                metadata = {"clock": clock, "branch": self._participant.founding.branch}
                 moved = self._local_updates
-            self._saves.save(steps, mass, moved, self.opt_state, rest)
+            self._saves.save(steps, mass, moved, self.opt_state, metadata)
         self._end_if_asked()
 
     def _end_if_asked(self) -> None:
@@ -318,6 +319,7 @@ class Node:
         state = (mass.x, mass.w or 1.0, self._local_updates, self.opt_state)
         update.lower(*self._update.args, gradients, *state, *inputs).compile()
         self._compiled.add(gradients)
+        # Arrays with the shapes and types of a mass that arrives, and of local updates.
         arrived = tuple(map(np.asarray, mass.x))
         moved = mass.x[: len(self._layout.dtypes)]
         key = make_key(self._wires, self.place, 0)
@@ -356,8 +358,8 @@ class Node:
         founding = self._participant.founding
 
         def is_over() -> bool:
-            is_over = members.twin is not None or self._saves.is_asked_to_end
-            return is_over or not founding.wants_mass
+            must_end = members.twin is not None or self._saves.is_asked_to_end
+            return must_end or not founding.wants_mass
 
         while not self._service.wait_until(is_over, min(PROBE_SECONDS, end - time.monotonic())):
             if time.monotonic() >= end or self._service.is_refused():
@@ -377,7 +379,7 @@ class Node:
             )
 
     def _send(self, moved: Any) -> None:
-        """Moves the mass by the local updates `moved`; sends if the peer has the last message."""
+        """Moves the mass by the local updates `moved`; then sends to a peer, if one is free."""
         participant = self._participant
         averages = self._settings.algorithm.averages
         turn = self._steps // self._outer.every if self._outer else self._steps
@@ -387,11 +389,11 @@ class Node:
         if self._outer:
             self._journal.add("outer", participant.life, self._steps - 1, part=self._update_factor)
         wires = self._wires if is_free and not averages else None
-        # From place and step alone, so that a replay rounds in the same way.
+        # The key is made of place and step alone, so that a replay rounds in the same way.
         key = make_key(self._wires, self.place, self._steps - 1)
         half = self._holding.move(moved, self._outer, wires, key, self._update_factor)
         self._local_updates = self._make_zero_updates()
-        self._kept += peer is not None and not is_free  # as a statistic
+        self._kept += peer is not None and not is_free
         if peer is None or not is_free:
             return
         if averages:
@@ -472,18 +474,20 @@ class Node:
         ending = self._participant.ending
         with self._service.lock:
             members.figure = f"{float(figure)!r}{' last' * ending.is_ended}"
-            members.next_beat = members.now if ending.is_ended else members.next_beat
+            if ending.is_ended:  # tells the others now
+                members.next_beat = members.now
         self._service.wake()
 
         def has_all() -> bool:
             places = {who.place for who, (_, mass) in ending.finals.items() if mass.w}
-            return places <= {self.place, *(i for i, one in members.figures.items() if one[2])}
+            last = {place for place, (*_, is_last) in members.figures.items() if is_last}
+            return places <= last | {self.place}
 
         if ending.is_ended:
             self._service.wait_until(has_all, self._settings.patience)
         with self._service.lock:
             heard = {peer.identity.place for peer in members.peers.values()}
-            told = [one for i, one in members.figures.items() if i in heard or one[2]]
+            told = [said for place, said in members.figures.items() if place in heard or said[2]]
         weights, figures, _ = zip((members.weight, float(figure), True), *told, strict=True)
         return float(np.average(figures, weights=weights))
 

@@ -46,7 +46,7 @@ class Observer:
                         self._learn(json.loads(answer), time.monotonic())
                         silent.discard(address)
             time.sleep(POLL_SECONDS)
-        for address in silent:  # its name may have another number by now: connects anew then
+        for address in silent:  # the name may have another numeric address: then connects anew
             self._sockets.look_after(address)
         return [self._make_row(self._nodes[place]) for place in sorted(self._nodes)]
 
@@ -60,25 +60,26 @@ class Observer:
             if is_newer and other["life"] not in self._ended:
                 self._note(other | {"heard": heard})
 
-    def _note(self, said: dict[str, Any]) -> None:
+    def _note(self, news: dict[str, Any]) -> None:
         """Updates what is known of a node, and its steps in the last seconds, for the rate."""
-        if missing := NEEDED - said.keys():
+        if missing := NEEDED - news.keys():
             raise KeyError(*missing)
-        node = self._nodes.get(said["place"], {"steps": 0, "counts": deque()})
-        said["steps"] = max(said["steps"], node["steps"])  # another node may tell an old number
-        node.update(said)
-        self._nodes[said["place"]] = node
-        node["counts"].append((said["heard"], said["steps"]))
-        while said["heard"] - node["counts"][0][0] > RATE_SECONDS:
+        node = self._nodes.get(news["place"], {"steps": 0, "counts": deque()})
+        news["steps"] = max(news["steps"], node["steps"])  # another node may tell an old number
+        node.update(news)
+        self._nodes[news["place"]] = node
+        node["counts"].append((news["heard"], news["steps"]))  # a time, and the steps by then
+        while news["heard"] - node["counts"][0][0] > RATE_SECONDS:
             node["counts"].popleft()
 
     def _make_row(self, node: dict[str, Any]) -> dict[str, Any]:
         """Makes a row of the table; a node that does not answer has no rate and no weight."""
         now = time.monotonic()
         ago = now - node["heard"]
-        since, before = node["counts"][0]
-        until, after = node["counts"][-1]
-        rate = (after - before) / (until - since) if until > since else None
+        first_time, first_steps = node["counts"][0]
+        time_now, steps_now = node["counts"][-1]
+        seconds = time_now - first_time
+        rate = (steps_now - first_steps) / seconds if seconds > 0 else None
         if now - node.get("answered", 0.0) <= SILENT_SECONDS:
             return node | {"heard": ago, "rate": rate}
         reason = "is heard by others, but not here" if ago <= SILENT_SECONDS else "is silent"

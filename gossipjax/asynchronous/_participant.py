@@ -49,9 +49,7 @@ class Participant:
         self._new_life = new_life
         self._journal = journal
         self._settings = settings
-        # Shares that were taken since a node last acknowledged a mass from here: after
-        # `max_received` of them, this node must give.
-        self._received_shares = 0
+        self._received_shares = 0  # since a node last acknowledged a mass from here
 
     @property
     def life(self) -> str:
@@ -62,8 +60,6 @@ class Participant:
     def may_change(self) -> bool:
         """Says whether this node holds mass that its own steps may still move."""
         return not (self.founding.wants_mass or self.ending.is_finished)
-
-    # What the training loop asks for.
 
     def all_are_ready(self, count: int) -> bool:
         """Says whether `count` nodes, with this one, are ready to begin, or another has begun."""
@@ -99,30 +95,30 @@ class Participant:
     def report(self) -> dict[str, Any]:
         """Says for an observer what this node does and holds, and what it knows of others."""
         members = self.members
-        said: dict[str, Any] = {"steps": members.own_steps, "doing": self.describe()}
-        said["weight"] = self._holder.total.weight
-        over = {life: f"dead to {who.place}" for life, (who, _) in members.deaths.items()}
+        own: dict[str, Any] = {"steps": members.own_steps, "doing": self.describe()}
+        own["weight"] = self._holder.total.weight
+        ended = {life: f"dead to {who.place}" for life, (who, _) in members.deaths.items()}
+        ended |= dict.fromkeys(members.left, "has left")
         others = [
             peer.identity._asdict()
             | {"steps": members.steps.get(peer.identity.place, 0)}
             | {"ago": members.now - peer.heard}
             for peer in members.peers.values()
         ]
-        over |= dict.fromkeys(members.left, "has left")
-        return {"node": members.identity._asdict() | said, "others": others, "over": over}
+        return {"node": members.identity._asdict() | own, "others": others, "over": ended}
 
     def choose(self, choose: Choose, turn: int) -> Identity | None:
-        """Returns the node to which an algorithm sends at a turn, among those that it reaches."""
+        """Returns the node to send to at a turn: an algorithm's `choose` takes one in reach."""
         peers = self.members.peers.values()
         reachable = [p.identity for p in peers if not (p.view.wants_mass or self.post.shuns(p))]
         seconds = {peer.identity: peer.message_seconds for peer in peers if peer.message_seconds}
         return choose(reachable, self.members.identity, turn, seconds)
 
     def may_send(self, identity: Identity, is_share: bool) -> bool:
-        """Says whether this node may send another a share, or else ask it to average.
+        """Says whether this node may send another node a share or, if not `is_share`, an ask.
 
-        The other node must hold mass, train, and have no parcel on its way to it. For a share, this
-        node must have mass to spare.
+        The other node must hold mass and train, and no parcel may be on its way to it. For a share,
+        this node must have mass to spare.
         """
         peer = self.members.peers.get(identity.life)  # None for this node itself
         if peer is None or peer.view.wants_mass or peer.view.is_finished:
@@ -130,7 +126,7 @@ class Participant:
         return self.post.is_free(peer) and (self._can_spare_share() or not is_share)
 
     def _can_spare_share(self) -> bool:
-        """Says whether little enough of this node's mass is on its way for another share."""
+        """Says whether so little of this node's mass is on its way that it may send more."""
         # A mass on its way gets no updates, and needs memory. So at most two thirds of what a node
         # has may be on their way.
         total = self._holder.total
@@ -149,10 +145,8 @@ class Participant:
         self.post.put("ask", self.members.peers[peer.life], mass, since=now)
         return True
 
-    # Which messages arrive.
-
     def receive(self, message: Message, now: float) -> None:
-        """Acts on a message."""
+        """Lets `_dispatch` act on a peer's message to this life; drops or answers all others."""
         members = self.members
         post = self.post
         members.notice_absence(now)
@@ -171,8 +165,8 @@ class Participant:
         elif sender.life in members.declared:
             self._answer_the_dead(message)
         elif message.receiver is None and sender.life not in members.peers:
-            # A call, perhaps of a stranger. It is answered, and not remembered. Only who receives
-            # the answer can name this life, and becomes a peer by that.
+            # A call: a view for whoever listens here, perhaps of a stranger. It is answered and not
+            # remembered. Only who receives the answer can name this life, and so becomes a peer.
             post.say(sender, "view", view=self._make_view())
         else:
             peer = members.peers.get(sender.life) or members.meet(sender)
@@ -214,7 +208,7 @@ class Participant:
             self.post.drop("out of order")
 
     def _apply(self, peer: Peer, message: Message) -> None:
-        """Applies the next parcel of a peer, or refuses it, and acknowledges that.
+        """Applies the next parcel of a peer, and acknowledges it; or refuses the parcel.
 
         A node that has taken too many shares must answer a share with half of its mass. If it
         cannot send that half now, it refuses the share.
@@ -224,11 +218,12 @@ class Participant:
         peer.applied = message.number
         reply = Message("ack", self.members.identity, peer.identity.life, message.number)
         owes_half = message.kind == "share" and self._owes_half(message)
-        may_send = owes_half and self.post.is_free(peer) and self._can_spare_share()
-        text = HOARDS if owes_half and not may_send else message.text
-        if message.kind != "bye" and (message.mass is None or text == HOARDS):
-            self.post.drop(text)
-            reply = reply._replace(kind="refuse", text=text)
+        can_give = owes_half and self.post.is_free(peer) and self._can_spare_share()
+        # A parcel without mass was withdrawn, or cannot be read: its text says which.
+        reason = HOARDS if owes_half and not can_give else message.text
+        if message.kind != "bye" and (message.mass is None or reason == HOARDS):
+            self.post.drop(reason)
+            reply = reply._replace(kind="refuse", text=reason)
             owes_half = False
         elif message.kind == "ask":
             reply = reply._replace(kind="answer", mass=self._average(peer, message))
@@ -245,9 +240,9 @@ class Participant:
             self.post.put("share", peer, self._holder.halve(), event="grant", text=RETURNED)
 
     def _clip(self, peer: Peer, mass: Mass) -> tuple[Mass, tuple[float, ...]]:
-        """Pulls a share nearer if its model is too far.
+        """Pulls a share towards this node's model (and momentum) if it is too far from them.
 
-        Returns the share, and which part of its distance each model keeps; `()` if none was pulled.
+        Returns the share, and for each of them the part of the distance that is kept; `()` if all.
         """
         clip = self._settings.clip
         if clip is None or not (self._holder.total.w and mass.w):  # else nothing to compare
@@ -258,8 +253,7 @@ class Participant:
         distances = measure(mass, own, models)
         peer.distances = (*peer.distances, distances)[-REMEMBERED:]
         mass, parts = pull(mass, own, distances, limits)
-        if parts:
-            # It is only counted so. The node takes the share.
+        if parts:  # this only counts the share: the node takes it
             self.post.drop(f"clipped, of place {peer.identity.place}")
         return mass, parts
 
@@ -286,8 +280,8 @@ class Participant:
         # If two nodes ask each other at once and both answer, they swap models and do not average.
         # So the one with the smaller identity declines, and only its ask is answered.
         crosses = peer.parcel is not None and peer.parcel.message.kind == "ask"
-        is_won = crosses and self.members.identity < peer.identity
-        if is_won or not self._is_affordable(mine, message.mass.weight_at(mine.exponent)):
+        own_ask_wins = crosses and self.members.identity < peer.identity
+        if own_ask_wins or not self._is_affordable(mine, message.mass.weight_at(mine.exponent)):
             self._journal("decline", peer.identity.life, message.number)
             return None
         change = (message.mass - mine) / 2
@@ -298,7 +292,8 @@ class Participant:
     def _is_affordable(self, mine: Mass, weight: Any) -> bool:
         """Says whether enough of `mine` is left after an average with `weight` and pending asks.
 
-        An answer to an ask takes at most half of the mass that this node held when it asked.
+        An average with weight 0 takes half of `mine`. An answer to a pending ask takes at most half
+        of the mass that this node held when it asked.
         """
         parcels = [peer.parcel for peer in self.members.peers.values()]
         asks = [p.message for p in parcels if p and not p.is_stuck and p.message.kind == "ask"]
@@ -306,7 +301,7 @@ class Participant:
         return (mine.w + weight) / 2 - promised / 2 >= mine.w / MIN_KEPT > 0
 
     def _undo_average(self, peer: Peer) -> None:
-        """Undoes the newest average of a peer, which has withdrawn its ask without an answer."""
+        """Undoes the newest average with a peer that got no answer and has withdrawn its ask."""
         assert peer.reply is not None
         change = peer.reply.mass
         total = self._holder.total
@@ -317,7 +312,7 @@ class Participant:
             peer.reply = peer.reply._replace(kind="refuse", mass=None, text="not answered in time")
 
     def _act_on_answer(self, peer: Peer, message: Message) -> None:
-        """Acts on what a peer says about the parcel that this node has sent to it."""
+        """Acts on a peer's acknowledgement, answer or refusal of the parcel of this node."""
         parcel = self.post.close_parcel(peer, message)
         if parcel is None:  # the answer came twice or too late
             return
@@ -342,9 +337,9 @@ class Participant:
             self._holder.add(parcel.mass)
 
     def _learn(self, peer: Peer, view: View) -> None:
-        """Learns from a view, and gives up the mass if this node must not go on with it.
+        """Learns from a peer's view; gives up this node's mass if the view says that it must.
 
-        Else it gives half to a node that waits for some, or asks for some.
+        Else gives half of the mass to nodes that wait for it or, without mass, asks the peer.
         """
         known_steps = self.members.own_steps
         self.members.learn(peer, view)
@@ -371,8 +366,6 @@ class Participant:
                 peer.awaits_half = False  # it asks again if it still has no mass
                 self.post.put("share", peer, self._holder.halve(), event="grant")
 
-    # Which nodes die, or leave.
-
     def _answer_the_dead(self, message: Message) -> None:
         """Tells a node that this one has declared it dead.
 
@@ -381,7 +374,7 @@ class Participant:
         sender = message.sender
         view = message.view or View()
         is_mutual = self.life in {life for _, life, _ in view.deaths}
-        # Two may have declared each other dead. If both gave up, a job of two would lose its mass.
+        # If both gave up, a job of two would lose its mass.
         if is_mutual and not self.members.outlives(sender, view.members):
             self.give_up()
             return
@@ -409,7 +402,7 @@ class Participant:
     def give_up(self, event: str = "give up", keeps: bool = True) -> None:
         """Takes this node's mass (its model and weight) away, and begins a new life without mass.
 
-        `keeps` the old mass in reserve, in case that no other node gives any.
+        If `keeps`, the mass stays in reserve, in case that no other node gives any.
         """
         mass = self._holder.take()
         self._journal(event, self.life, 0, mass)
@@ -419,7 +412,7 @@ class Participant:
         self._journal("join", self.life, 0)
 
     def _take_leave(self, peer: Peer, message: Message) -> bool:
-        """Forgets a node that says goodbye; returns False if it still owes this node an answer."""
+        """Forgets a peer that says goodbye; returns False if its answer must arrive here first."""
         parcel = None if peer.parcel is None else peer.parcel.message
         if parcel is not None and parcel.number > message.applied:
             self._take_back(parcel)  # it leaves without having applied this parcel
@@ -431,8 +424,6 @@ class Participant:
         del self.members.peers[peer.identity.life]
         self.members.left.add(peer.identity.life)
         return True
-
-    # Time, and what is sent.
 
     def tick(self, now: float) -> None:
         """Does what is due by now: repeats parcels, finds the dead, tells that this node lives."""

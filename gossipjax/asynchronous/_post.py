@@ -49,8 +49,6 @@ class Post:
         if reason in self.dropped or len(self.dropped) < MAX_REASONS:
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
-    # Parcels.
-
     def put(
         self,
         kind: str,
@@ -61,9 +59,9 @@ class Post:
         since: float | None = None,
         **more: Any,
     ) -> None:
-        """Sends a parcel, which is repeated until the peer acknowledges it.
+        """Sends a peer a parcel, which `repeat` sends again until the peer acknowledges it.
 
-        A share or an ask is in the journal first, as `event`. `since` is when it was made.
+        A share or an ask is journaled first, as `event`. `since` is when it was made.
         """
         members = self._members
         peer.sent += 1
@@ -77,22 +75,22 @@ class Post:
         self.send(peer, message)
 
     def is_free(self, peer: Peer) -> bool:
-        """Says whether a peer may be sent a parcel with a mass now."""
+        """Says whether this node may send a peer a parcel with a mass now."""
         return peer.parcel is None and not self.shuns(peer)
 
     def list_moving(self) -> list[Mass]:
         """Returns the shares on their way, without those that a bad or slow path holds up.
 
-        A node sends no more shares while these are many, and one path must not stop it.
+        A node sends no more shares while those returned are many, and one path must not stop it.
         """
         now = self._members.now
         peers = self._members.peers.values()
         known = [peer.message_seconds for peer in peers if peer.message_seconds]
         fastest = min(known, default=math.inf)
-        slow = now - max(SLOW * fastest, self._members.patience / BEATS)
-        bad = now - self._members.patience / 2
+        slow_before = now - max(SLOW * fastest, self._members.patience / BEATS)
+        bad_before = now - self._members.patience / 2
         parcels = [peer.parcel for peer in peers if peer.parcel]
-        moving = [p.message for p in parcels if p.progress > bad and p.since > slow]
+        moving = [p.message for p in parcels if p.progress > bad_before and p.since > slow_before]
         return [one.mass for one in moving if one.kind == "share" and one.mass is not None]
 
     def shuns(self, peer: Peer) -> bool:
@@ -130,21 +128,22 @@ class Post:
     def repeat(self) -> list[Peer]:
         """Repeats late parcels, or withdraws them; returns peers that are silent for too long."""
         now = self._members.now
+        patience = self._members.patience
         silent: list[Peer] = []
         for peer in self._members.peers.values():
             parcel = peer.parcel
-            since = peer.heard
+            last_sign = peer.heard
             # A peer must speak itself if it has a parcel. Else it is enough if others hear it.
             if parcel is not None:
-                since = max(peer.spoke, parcel.since)
+                last_sign = max(peer.spoke, parcel.since)
                 # A peer that speaks, but does not answer a withdrawal, counts as silent, too.
                 if parcel.is_stuck:
-                    since = min(since, parcel.progress + (STUCK + 1) * self._members.patience)
-            if now - since > self._members.patience:
+                    last_sign = min(last_sign, parcel.progress + (STUCK + 1) * patience)
+            if now - last_sign > patience:
                 silent.append(peer)
-            elif parcel is not None and now - parcel.last_sent > self._members.patience / 2:
+            elif parcel is not None and now - parcel.last_sent > patience / 2:
                 parcel.last_sent = now
-                is_late = now - parcel.progress > STUCK * self._members.patience
+                is_late = now - parcel.progress > STUCK * patience
                 if is_late and parcel.message.mass is not None:
                     self._withdraw(peer, parcel)
                 else:
@@ -152,7 +151,7 @@ class Post:
         return silent
 
     def _withdraw(self, peer: Peer, parcel: Parcel) -> None:
-        """Asks a peer by a small message, which may arrive, not to apply a parcel that does not.
+        """Asks a peer not to apply a parcel that does not arrive: a small message may get through.
 
         The peer then refuses the parcel, or says that it has applied it. So the parcel counts once.
         """

@@ -21,8 +21,8 @@ KEPT = 2  # complete checkpoints
 
 @jax.jit
 def divide(x: tuple[Any, ...], w: Any, moved: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    """Returns the model with its local updates, and the momentum if any, divided by the weight."""
-    x = x if moved is None else move(x, moved, w, None)
+    """Returns the model `x / w` after the local updates `moved`, and `m / w` for a momentum."""
+    x = x if moved is None else move(x, moved, w, None)  # without an outer step
     return tuple(b / jnp.asarray(w, b.dtype) for b in x)
 
 
@@ -48,7 +48,7 @@ class Saves:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """Handles a closed terminal and the first Ctrl-C, as `Checkpoints` handles SIGTERM."""
+        """Handles SIGHUP (a closed terminal) and Ctrl-C as `Checkpoints` handles SIGTERM."""
         signals = [signal.SIGHUP]
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signals.append(signal.SIGINT)
@@ -70,17 +70,17 @@ class Saves:
         """Says whether the node must save now: at every `every`-th step, or to end."""
         return self.checkpoints is not None and (self.is_asked_to_end or steps % self._every == 0)
 
-    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, rest: Any) -> None:
+    def save(self, steps: int, mass: Mass, moved: Any, opt_state: Any, metadata: Any) -> None:
         """Begins to write a checkpoint if the node has mass; returns when the arrays are copied."""
         if mass.w:
             state = divide(mass.x, mass.w, moved), opt_state
-            self.checkpoints.save(steps, state, rest)
+            self.checkpoints.save(steps, state, metadata)
 
     def end(self, place: int, has_heir: bool) -> NoReturn:
-        """After a signal, waits for the write, says what the node does, and raises `Preempted`."""
+        """Waits until the save is written, prints what the node does, and raises `Preempted`."""
         from gossipjax.checkpoint import Preempted
 
-        step = max(self.checkpoints.wait(), default=None)
+        step = max(self.checkpoints.wait(), default=None)  # of the newest checkpoint
         saved = "nothing" if step is None else f"step {step}"
         mass = "hands its model and weight to" if has_heir else "leaves nothing to"
         print(

@@ -86,13 +86,10 @@ class Service:
         self._thread.start()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Waits until a condition holds, tried after each exchange; returns whether it does.
-
-        This is a wait for other nodes, so the launcher is told that this process is not stuck.
-        """
+        """Waits until a condition holds, tried after each exchange; returns whether it does."""
 
         def is_over() -> bool:
-            launch.advance()
+            launch.advance()  # who waits for other nodes is not stuck
             return self._error is not None or condition()
 
         with self.lock:
@@ -109,6 +106,7 @@ class Service:
         self._sockets.close(LINGER_SECONDS)
 
     def _run(self) -> None:
+        """Exchanges messages until `close`; keeps an error, which `wait_until` then raises."""
         try:
             while not self._is_closed:
                 self._exchange(self._sockets.receive(self._interval))
@@ -125,7 +123,8 @@ class Service:
         # Lives from which a piece came, or (True) the acknowledgement of one.
         heard: list[tuple[str | None, bool]] = []
         # This checks every number of a model, so it is done before the lock, for which steps wait.
-        messages = [m for one in arrived if (m := self._read(*one, now=now, heard=heard))]
+        read = [self._read(*frames, now=now, heard=heard) for frames in arrived]
+        messages = [message for message in read if message is not None]
         with self.lock:
             # No path is to blame for messages that have not left yet: they are not late.
             for _, message in self._awaiting_journal:
@@ -140,7 +139,7 @@ class Service:
             node.tick(now)
             self._print_wait(node.describe(), now)
             for peer in node.members.peers.values() if self.hears_us_since else ():
-                self.hears_us_since.pop(peer.identity.address, None)
+                self.hears_us_since.pop(peer.identity.address, None)  # this node hears it now
             outbox = node.post.outbox
             node.post.outbox = []
             gone = node.post.gone
@@ -166,7 +165,7 @@ class Service:
         self._transfers.tick(now)
 
     def _print_wait(self, doing: str, now: float) -> None:
-        """Prints what the node waits for if it does so for long, and again each minute."""
+        """Prints that the node still compiles or waits: after 5 seconds, and again each minute."""
         reason = doing.split(":")[0]
         if reason != self._last_doing:
             self._last_doing = reason
@@ -177,7 +176,7 @@ class Service:
 
     @contextlib.contextmanager
     def _count_errors(self) -> Iterator[None]:
-        """Turns an error that one message raises into a count of dropped ones: the node goes on."""
+        """Counts a message whose handling raises an error as dropped, so that the node goes on."""
         try:
             yield
         except MessageError as error:
@@ -212,8 +211,8 @@ class Service:
             except MisfitError as error:
                 reason, own = error.args
                 self._node.post.drop(reason)
-                said = f"{self.address} {reason}, not {own[:MAX_TEXT]!r}"
-                self._sockets.answer(bytes(route), said.encode())
+                refusal = f"{self.address} {reason}, not {own[:MAX_TEXT]!r}"
+                self._sockets.answer(bytes(route), refusal.encode())
                 return None
             # A call is answered over its own connection, too. So its sender knows that this node
             # hears it, even if this node cannot connect to it.
@@ -223,16 +222,16 @@ class Service:
         return None
 
     def _note_stranger(self, address: str, now: float) -> None:
-        """Notes a stranger that is answered, and forgets the oldest one if these are too many."""
+        """Notes an answered address if it is a stranger's; forgets the oldest of too many."""
         if address in self._node.members.contacts:
             return
         self._strangers.pop(address, None)
         self._strangers[address] = now
         if len(self._strangers) > MAX_STRANGERS:
-            first = next(iter(self._strangers))
-            del self._strangers[first]
-            if first not in self._node.members.contacts:
-                self._sockets.forget(first)
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            if oldest not in self._node.members.contacts:
+                self._sockets.forget(oldest)
 
     def _read_answers(self, address: str, now: float) -> None:
         """Reads what an address that is no peer yet has answered to this node's calls.
@@ -257,7 +256,7 @@ class Service:
                         )
 
     def _send(self, address: str, message: Message, now: float) -> None:
-        """Sends a message, a large one in pieces."""
+        """Sends a message to an address; a large one with a mass goes in pieces."""
         if message.receiver is None:
             self._read_answers(address, now)
         frames = encode(message, self._job)
@@ -270,9 +269,8 @@ class Service:
             # A mass that fills packets has a connection for itself. On a path that loses large
             # packets, the small messages, which say that a node lives, then still pass.
             is_sent = self._sockets.send(address, frames, is_bulk=has_mass and size > PACKET)
-        self.sent_bytes += size * (has_mass and is_sent)
-
-    # Why nobody gives mass.
+        if has_mass and is_sent:
+            self.sent_bytes += size
 
     def is_refused(self) -> bool:
         """Says whether waiting is useless: all known nodes have another secret, or another job."""
@@ -305,13 +303,13 @@ class Service:
             members = self._node.members
             contacts = sorted(a for a in members.contacts if may_connect(a, self._settings.secret))
             peers = members.peers.values()
-            gives = {peer.identity.address: not peer.view.wants_mass for peer in peers}
+            has_mass = {peer.identity.address: not peer.view.wants_mass for peer in peers}
         for address in contacts:
             if address in self.misfits:
                 yield f"{address} says that this node is {self.misfits[address]}", FIT
-            elif gives.get(address):
+            elif has_mass.get(address):
                 yield f"{address} answers and holds a model, but nothing of it arrives here", LARGE
-            elif address in gives:
+            elif address in has_mass:
                 yield f"{address} answers, but has nothing to give", None
             elif obstacle := sockets.find_obstacle(address):
                 yield obstacle

@@ -40,6 +40,7 @@ class Settings:
     clip: float | None = None
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` for an argument that is not valid."""
         for name, value in [("listen", self.listen), *(("address", one) for one in self.contacts)]:
             if not is_address(value, may_be_any=name == "listen"):
                 raise ValueError(f"{name} must be HOST:PORT, got {value!r}: as in 127.0.0.1:5000.")

@@ -46,7 +46,7 @@ class Sockets:
     """
 
     def __init__(self, address: str, secret: str | None, patience: float):
-        self.find_numbers = Names(patience / 2, secret).find
+        self.find_numeric = Names(patience / 2, secret).find
         self.sent = self.received = 0  # bytes in frames
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
@@ -90,7 +90,7 @@ class Sockets:
         self._poller.register(self._wake_receiver, zmq.POLLIN)
 
     def _bind(self, numbers: str) -> str:
-        """Listens at a numeric address, and returns it."""
+        """Listens at a numeric address, `IP:port`, and returns it."""
         self._incoming.ipv6 = numbers.startswith("[")
         self._incoming.bind(f"tcp://{numbers}")
         return numbers
@@ -104,7 +104,7 @@ class Sockets:
         key = address, is_bulk
         try:
             if key not in self._outgoing:
-                numbers = self._numbers[address] = self.find_numbers(address)
+                numbers = self._numbers[address] = self.find_numeric(address)
                 if numbers is None:
                     return False
                 self._outgoing[key] = self._make_sender(numbers)
@@ -120,23 +120,23 @@ class Sockets:
 
     def _make_sender(self, numbers: str) -> zmq.Socket[bytes]:
         """Makes a socket that can connect to a numeric address; the caller lets it connect."""
-        socket = self._context.socket(zmq.DEALER)
-        socket.ipv6 = numbers.startswith("[")
-        socket.reconnect_ivl = RECONNECT_MS
-        socket.reconnect_ivl_max = MAX_RECONNECT_MS
+        sender = self._context.socket(zmq.DEALER)
+        sender.ipv6 = numbers.startswith("[")
+        sender.reconnect_ivl = RECONNECT_MS
+        sender.reconnect_ivl_max = MAX_RECONNECT_MS
         if self._keys:
-            socket.curve_serverkey = self._keys[0]
-        return socket
+            sender.curve_serverkey = self._keys[0]
+        return sender
 
     def look_after(self, address: str) -> list[bytes]:
         """Returns what a silent node has answered; drops its sockets if its name has a new number.
 
-        If the name of this node has a new number, the node listens there, too. Threads ask for the
-        names, so a call takes no time, and a later call sees what they have found.
+        If the name of this node has a new numeric address, the node listens there, too. Threads ask
+        for the names, so a call takes no time, and a later call sees what they have found.
         """
-        if self.find_numbers(address, peer_is_silent=True) != self._numbers.get(address):
+        if self.find_numeric(address, peer_is_silent=True) != self._numbers.get(address):
             self.forget(address)
-        own = self.find_numbers(self.address, peer_is_silent=True)
+        own = self.find_numeric(self.address, peer_is_silent=True)
         with contextlib.suppress(zmq.ZMQError):  # if it is no address of this machine
             if own not in (self._bound, None):
                 self._bound = self._bind(own)
@@ -151,14 +151,14 @@ class Sockets:
         return answers
 
     def answer(self, route: bytes, text: bytes) -> None:
-        """Answers over the connection on which frames came."""
+        """Sends a text back over the connection on which frames came, which `route` names."""
         with contextlib.suppress(zmq.ZMQError):
             self._incoming.send_multipart([route, text], zmq.NOBLOCK)
             self.sent += len(text)
 
     def find_obstacle(self, address: str) -> tuple[str, str | None] | None:
         """Says why nothing comes from an address, and the way out if there is one."""
-        numbers = self.find_numbers(address)
+        numbers = self.find_numeric(address)
         if numbers is None:
             return f"no name server says where {address} is", None
         refused = self._is_refused_at(numbers)
@@ -169,9 +169,9 @@ class Sockets:
         return None
 
     def _is_refused_at(self, numbers: str) -> bool | OSError:
-        """Says whether the node at a numeric address refuses this secret, or why nobody listens.
+        """Says whether the node at a numeric address refuses this secret.
 
-        It tries with a connection of its own, so any thread may call it.
+        Returns the error if nobody listens there. Any thread may call it: it connects by itself.
         """
         host, _, port = numbers.rpartition(":")
         try:
@@ -181,8 +181,7 @@ class Sockets:
         greeting = b""
         with connection, connection.makefile("rb") as file, contextlib.suppress(OSError):
             greeting = file.read(len(GREETING))
-        # Something else listens, such as a tunnel whose other end is not there yet.
-        if greeting != GREETING:
+        if greeting != GREETING:  # of something else, such as a tunnel without its other end yet
             return False
         with self._make_sender(numbers) as sender:
             with sender.get_monitor_socket(REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED) as monitor:
@@ -196,9 +195,9 @@ class Sockets:
         """Closes the sockets to an address, with all that waits there; `send` makes new ones."""
         self._numbers.pop(address, None)
         for is_bulk in (True, False):
-            socket = self._outgoing.pop((address, is_bulk), None)
-            if socket is not None:
-                socket.close(linger=0)
+            sender = self._outgoing.pop((address, is_bulk), None)
+            if sender is not None:
+                sender.close(linger=0)
 
     def receive(self, seconds: float) -> list[list[Any]]:
         """Waits until something arrives or `wake` is called; returns the messages that arrived.
@@ -216,7 +215,7 @@ class Sockets:
         return arrived
 
     def wake(self) -> None:
-        """Makes `receive` return in another thread."""
+        """Makes a `receive` that waits in another thread return."""
         with contextlib.suppress(zmq.Again):  # the thread is awake already
             self._wake_sender.send(b"", zmq.NOBLOCK)
 
@@ -241,7 +240,7 @@ def make_keys(secret: str) -> tuple[bytes, bytes]:
 
 
 def find_numbers(address: str) -> tuple[str, ...]:
-    """Asks for the numeric addresses of `host:port`, which may be several; those of IPv4 first.
+    """Asks a name server for all numeric addresses of `host:port`; returns those of IPv4 first.
 
     >>> find_numbers("127.0.0.1:5000")
     ('127.0.0.1:5000',)
@@ -285,10 +284,10 @@ class Names:
         return self._answers.get(address, (None,))[0]
 
     def _ask(self, address: str, takes_next: bool) -> None:
-        """Asks for the numbers of a name; the one in use stays first, unless `takes_next`."""
+        """Asks for the numeric addresses of a name; the first one stays unless `takes_next`."""
         with contextlib.suppress(OSError, UnicodeError):
             found = find_numbers(address)
-            last = self._answers.get(address, found)[0]
-            first = (found.index(last) + takes_next) % len(found) if last in found else 0
+            in_use = self._answers.get(address, found)[0]
+            first = (found.index(in_use) + takes_next) % len(found) if in_use in found else 0
             self._answers[address] = found[first:] + found[:first]
         self._answered_at[address] = time.monotonic()

@@ -47,7 +47,7 @@ class _Stream:
     acknowledged: int = 0  # bytes that have arrived
     sent: int = 0  # bytes that were sent
     # When the measurement of the rate began, None if there is none, and how much was acknowledged
-    # by then. After a connection broke, the rest of the message is measured anew.
+    # by then. After a break of the connection, the rest of the message is measured anew.
     since: float | None = None
     before: int = 0
 
@@ -86,7 +86,7 @@ class _Arrival:
 
 
 class Transfers:
-    """Sends and receives large messages of one process."""
+    """Sends and receives the large messages of one process, in pieces."""
 
     def __init__(self, address: str, patience: float, max_bytes: int, send: Send):
         self._address = address
@@ -100,9 +100,9 @@ class Transfers:
     def put(
         self, address: str, life: str, key: tuple[str | None, str, int], frames: Sequence[Any]
     ) -> bool:
-        """Sends a message of `life`, named by `key`, in pieces; False if it is on its way."""
+        """Sends a message of `life`, named by `key`; returns False if it is on its way already."""
         queue = self._queues.setdefault(address, _Queue())
-        # The protocol sends again what is not acknowledged in time, and a slow link needs longer.
+        # The protocol repeats what is not acknowledged in time, and a slow link needs longer.
         if any(stream.key == key for stream in queue.streams):
             return False
         header = bytes(frames[0])
@@ -113,7 +113,7 @@ class Transfers:
         return True
 
     def forget(self, address: str) -> None:
-        """Drops the messages to an address that have not arrived whole."""
+        """Drops the messages to an address that have not arrived as a whole."""
         self._queues.pop(address, None)
 
     def tick(self, now: float) -> None:
@@ -122,8 +122,8 @@ class Transfers:
             if queue.streams:
                 stream = queue.streams[0]
                 on_way = stream.sent - stream.acknowledged
-                seconds = on_way / queue.rate if queue.rate else self._patience
-                if now - queue.moved > max(self._patience, MAX_SLOWNESS * seconds):
+                expected_seconds = on_way / queue.rate if queue.rate else self._patience
+                if now - queue.moved > max(self._patience, MAX_SLOWNESS * expected_seconds):
                     stream.since = None  # lost pieces say nothing about the rate
                     stream.sent = stream.acknowledged
                 self._send_pieces(address, queue, now)
@@ -208,7 +208,10 @@ class Transfers:
     def _add_piece(
         self, header: Sequence[Any], parts: Sequence[Any], now: float
     ) -> list[Any] | None:
-        """Adds a piece to its message and acknowledges it; returns the frames if it is whole."""
+        """Adds a piece to its message, and acknowledges it; returns a whole message's frames.
+
+        `header` is `[the sender's address, its life, the transfer, offset, lengths of all frames]`.
+        """
         address, life, number, offset, lengths = header
         total = sum(lengths)
         arrival = self._arrivals.get(life)
@@ -218,10 +221,10 @@ class Transfers:
             if offset or not self._has_room(total, life, now):
                 return None  # no room, or the first piece is lost: it is repeated
             # The frames must begin at a multiple of ALIGNMENT.
-            room = np.empty(total + ALIGNMENT, np.uint8)
-            start = -room.ctypes.data % ALIGNMENT
-            arrival = self._arrivals[life] = _Arrival(number, room[start : start + total])
-        if arrival.number > number:
+            memory = np.empty(total + ALIGNMENT, np.uint8)
+            start = -memory.ctypes.data % ALIGNMENT
+            arrival = self._arrivals[life] = _Arrival(number, memory[start : start + total])
+        if arrival.number > number:  # a piece of an earlier transfer
             return None
         arrival.moved = now
         buffer = arrival.buffer
@@ -242,10 +245,9 @@ class Transfers:
         return [buffer.data[end - size : end] for end, size in zip(ends, lengths, strict=True)]
 
     def _has_room(self, size: int, life: str, now: float) -> bool:
-        """Says whether there is memory for one more message of any size, or several small ones.
+        """Says whether a message of `life` has room: alone, or with others if all are small.
 
-        A message that makes no progress does not count, because its sender may be a stranger, who
-        could hold up all others by it.
+        Others that make no progress do not count: a stranger could hold up all others by them.
         """
         others = [a for other, a in self._arrivals.items() if other != life]
         moving = [a.buffer for a in others if now - a.moved <= 2 * self._patience]

@@ -78,7 +78,7 @@ def sgp(*, graph: Graph = "exponential", seed: int = 0) -> Algorithm:
       Assran et al., "Stochastic Gradient Push for Distributed Deep Learning", submission to ICLR
       2019, arXiv:1811.10792v1, section 5.1.
     """
-    return Algorithm("sgp", averages=False, choose=_make_graph("sgp", graph, seed))
+    return Algorithm("sgp", averages=False, choose=_make_choose("sgp", graph, seed))
 
 
 def adpsgd(*, graph: Literal["bipartite", "complete"] = "complete", seed: int = 0) -> Algorithm:
@@ -152,12 +152,12 @@ def outer(
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum of outer must be from 0 to below 1, got {momentum!r}.")
     rule = Outer(every, float(learning_rate), float(momentum))
-    choose = _make_graph("outer", graph, seed)
+    choose = _make_choose("outer", graph, seed)
     return Algorithm("outer", averages=False, choose=choose, outer=rule)
 
 
-def _make_graph(name: str, graph: str, seed: int) -> Choose:
-    """Returns the function that chooses the peer of a step on a graph; `name` is for the error."""
+def _make_choose(name: str, graph: str, seed: int) -> Choose:
+    """Returns the function that chooses the peer of a step on a graph; an error quotes `name`."""
     if graph not in get_args(Graph):
         raise ValueError(f"graph of {name} must be one of {get_args(Graph)}, got {graph!r}.")
     if graph == "exponential":
@@ -172,8 +172,8 @@ def choose_exponential(peers: Peers, own: Identity, step: int, seconds: Seconds)
     below N, the number of nodes.
     """
     ring = sorted([*peers, own], key=lambda identity: (identity.place, identity.life))
-    hops = max(1, (len(ring) - 1).bit_length())
-    return ring[(ring.index(own) + 2 ** (step % hops)) % len(ring)]
+    num_hops = max(1, (len(ring) - 1).bit_length())
+    return ring[(ring.index(own) + 2 ** (step % num_hops)) % len(ring)]
 
 
 def choose_randomly(

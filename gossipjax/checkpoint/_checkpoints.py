@@ -125,8 +125,7 @@ class Checkpoints:
         self._timeout = timeout
         self._is_read_only = read_only
         self._is_shared = shared
-        # Whether each process has only its part of a checkpoint in its folder.
-        self._has_parts = not shared and jax.process_count() > 1
+        self._has_parts = not shared and jax.process_count() > 1  # each has a part of a checkpoint
         self._store = Folder(self.folder, shared)
         self._lock = FolderLock(self.folder)
         if not read_only:
@@ -155,6 +154,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Completes the last write and frees the lock; raises `Preempted` after SIGTERM."""
         self._is_entered = False
         with self._at_exit:
             if kind is None:
@@ -175,11 +175,7 @@ class Checkpoints:
     @launch.final_errors()
     @meshes.apart_from_set_mesh
     def resume(
-        self,
-        state: TrainState,
-        nodes: Nodes,
-        make_tx: MakeTx,
-        init_from: str | Path | None = None,
+        self, state: TrainState, nodes: Nodes, make_tx: MakeTx, init_from: str | Path | None = None
     ) -> TrainState:
         """Returns the newest saved state on the devices of `nodes`, or `state` if there is none.
 
@@ -202,19 +198,19 @@ class Checkpoints:
             checkpoint, JSON cannot express the metadata, or `make_tx` is not a function of them.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
-        other = None if init_from is None else _require_folder(init_from, "init_from")
+        origin = None if init_from is None else _require_folder(init_from, "init_from")
         require_make_tx(make_tx)
         settings = require_metadata(state.metadata or {}).get("settings")
         fitted = self._restore_train_state(state, nodes, make_tx)
         self.resumed_from = None if fitted is None else self.folder
-        if fitted is None and other is not None:
-            with Checkpoints(str(other), read_only=True, shared=self._is_shared) as others:
-                fitted = others._restore_train_state(state, nodes, make_tx)
+        if fitted is None and origin is not None:
+            with Checkpoints(str(origin), read_only=True, shared=self._is_shared) as source:
+                fitted = source._restore_train_state(state, nodes, make_tx)
             if fitted is None:
                 raise ValueError(
-                    f"init_from must be a folder of checkpoints, got {other}, which holds none."
+                    f"init_from must be a folder of checkpoints, got {origin}, which holds none."
                 )
-            self.resumed_from = other
+            self.resumed_from = origin
         resumed, self.resize_report = fitted or (state, None)
         if fitted is None or not settings:
             return resumed
@@ -225,23 +221,27 @@ class Checkpoints:
     def _restore_train_state(
         self, state: TrainState, nodes: Nodes, make_tx: MakeTx
     ) -> tuple[TrainState, ResizeReport | None] | None:
-        """Returns the newest checkpoint as a state of this run; warns if parts of it are lost."""
+        """Returns the newest checkpoint as a state of this run, and what a resize changed.
+
+        Returns None if there is no checkpoint. Warns if parts of the checkpoint are lost.
+        """
         make_like = functools.partial(make_template, state, nodes, make_tx)
-        restored, kept, lost = self._restore(make_like, step=None)
+        restored, found_nodes, lost_processes = self._restore(make_like, step=None)
         if restored is None:
             return None
-        lost_nodes: set[int] = set()
-        if kept is not None:
-            lost_nodes = {*range(restored.metadata.get("nodes", nodes.size))}.difference(kept)
-        reasons = [f"nodes {sorted(lost_nodes)} that saved it are in no folder"] * bool(lost_nodes)
-        if lost:
+        saved_nodes = {*range(restored.metadata.get("nodes", nodes.size))}
+        lost_nodes = set[int]() if found_nodes is None else saved_nodes.difference(found_nodes)
+        reasons = []
+        if lost_processes:
             where = f"checkpoint of step {restored.step} in their folders, as {self.folder}"
-            reasons.insert(0, f"processes {sorted(lost)} have no {where}")
+            reasons.append(f"processes {sorted(lost_processes)} have no {where}")
+        if lost_nodes:
+            reasons.append(f"nodes {sorted(lost_nodes)} that saved it are in no folder")
         if reasons:
             warnings.warn(
-                f"{', and '.join(reasons)}: all nodes start from the average model of nodes {kept} "
-                f"at step {restored.step}. If a disk is not mounted there, end the run and mount "
-                "it.",
+                f"{', and '.join(reasons)}: all nodes start from the average model of nodes "
+                f"{found_nodes} at step {restored.step}. If a disk is not mounted there, end the "
+                "run and mount it.",
                 stacklevel=5,
             )
         resumed = TrainState(restored.step, *restored.state, metadata=restored.metadata)
@@ -288,7 +288,7 @@ class Checkpoints:
         step = require_int(step, "step", 0)
         metadata = require_metadata(metadata)
         leaves = as_arrays(meshes.on_auto_axes(state), shared=not self._has_parts)
-        self._store.each(self._lock.acquire)  # `close` has released it
+        self._store.each(self._lock.acquire)  # if `close` has released it
         self._finish_write()
         manifest = Manifest(step, leaf_specs(state), metadata)
         with meet_within(self._timeout):
@@ -299,10 +299,10 @@ class Checkpoints:
         launch.advance()
 
     def _begin_write(self, leaves: list[Any], manifest: Manifest) -> None:
-        """Makes the folder of a checkpoint, and lets the writer write into it."""
+        """Makes the folder of a checkpoint, and lets the writer start to write into it."""
         step = manifest.step
         steps = self._store.steps()
-        # The last step of a run may be a multiple of `every`, too.
+        # The last step of a run may be a multiple of `every`, too. Then it is saved already.
         if step == self._last_step and step in steps:
             return
         later = [other for other in steps if other >= step and other not in self._damaged]
@@ -320,7 +320,7 @@ class Checkpoints:
         self._last_step = step
         try:
             self._store.begin(step, steps, self._damaged)
-        except OSError as error:  # `begin` raises it on all processes
+        except OSError as error:  # raised on all processes; `_finish_write` reports it
             self._writer.failure = error
             return
         self._damaged = set()
@@ -367,22 +367,24 @@ class Checkpoints:
             first), or if there is no checkpoint of this `step`.
           OSError: if the newest checkpoint cannot be read, or all checkpoints are damaged.
         """
-        restored, kept, lost = self._restore(like, step)
-        if kept is not None:
+        restored, found_nodes, lost_processes = self._restore(like, step)
+        if found_nodes is not None:
             raise OSError(
                 f"each process must have the nodes of its part of a checkpoint, got {self.folder} "
-                f"with nodes {kept} in all folders, and none in those of processes {sorted(lost)}: "
-                "Checkpoints.resume takes other processes, and starts from the average."
+                f"with nodes {found_nodes} in all folders, and none in those of processes "
+                f"{sorted(lost_processes)}: Checkpoints.resume takes other processes, and starts "
+                "from the average."
             )
         return restored
 
     def _restore(
         self, like: Any, step: int | None
     ) -> tuple[Restored | None, list[int] | None, set[int]]:
-        """Reads the newest checkpoint that is not damaged, or that of a step.
+        """Reads the newest checkpoint that is not damaged, or the checkpoint of `step`.
 
-        Also returns the nodes that `read_checkpoint` found, if it had to look for them, and the
-        processes that have no part of the checkpoint.
+        Returns three values: what was read, or None if there is no checkpoint; the nodes that are
+        in any folder, or None if each process had the nodes that it needs (see `read_checkpoint`);
+        and the processes that have no part of the checkpoint.
         """
         if not self._is_read_only:
             self._store.each(self._lock.acquire)
@@ -393,22 +395,22 @@ class Checkpoints:
                 f"step must be that of a checkpoint in {self.folder}, one of {steps}, got {step}."
             )
         damaged: dict[int, DamagedError] = {}
-        for number in reversed(steps) if step is None else [step]:
+        for candidate in reversed(steps) if step is None else [step]:
             try:
                 with meet_within(self._timeout), meshes.unset_mesh():
-                    restored, kept = read_checkpoint(self._store, number, like, lost)
+                    restored, found_nodes = read_checkpoint(self._store, candidate, like, lost)
             except DamagedError as error:
-                damaged[number] = error
+                damaged[candidate] = error
                 continue
             self._damaged = {*damaged}
-            self._last_step = number
+            self._last_step = candidate
             for bad, reason in damaged.items():
                 warnings.warn(
                     f"the checkpoint of step {bad} in {self.folder} is damaged ({reason}): took "
-                    f"that of step {number}.",
+                    f"that of step {candidate}.",
                     stacklevel=3,
                 )
-            return restored, kept, lost
+            return restored, found_nodes, lost
         if not damaged:
             return None, None, set()
         reasons = "; ".join(f"step {bad}: {reason}" for bad, reason in damaged.items())
@@ -417,7 +419,8 @@ class Checkpoints:
     def _finish_write(self, warns: bool = True) -> None:
         """Waits for a write in progress. If it failed on any process, removes what it wrote.
 
-        The first write and, without a `with` block, each write then raises `OSError`; others warn.
+        Raises `OSError` if the failed write was the first one, or there is no `with` block. After
+        any other failure it warns, unless `warns` is false, and notes the failure for `close`.
         """
         launch.advance(slow=True)
         is_writing = self._writer.thread is not None
@@ -440,7 +443,7 @@ class Checkpoints:
             warnings.warn(f"{problem}: the run continues, older ones are untouched.", stacklevel=3)
 
     def _describe(self, failure: Exception | None) -> str:
-        """Says why the newest checkpoint was not written; None is a failure of another process."""
+        """Says why the newest checkpoint was not written; None if another process failed."""
         return (
             f"the checkpoint of step {self._last_step} could not be written to {self.folder} "
             f"({first_line(failure)})"
@@ -448,7 +451,7 @@ class Checkpoints:
 
 
 def _require_folder(folder: str | Path, what: str) -> AnyPath:
-    """Returns an absolute path; raises `ValueError` if `folder` is empty or another address."""
+    """Returns an absolute path or one in a bucket; raises `ValueError` if `folder` is neither."""
     if str(folder).startswith("gs://"):  # without its cache, gcsfs sees what other jobs write
         fsspec_settings.setdefault("gcs", {}).setdefault("use_listings_cache", False)
         return epath.Path(folder)

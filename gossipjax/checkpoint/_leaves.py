@@ -15,12 +15,13 @@ from gossipjax.sharding import ShardedState
 def as_arrays(tree: Any, shared: bool) -> list[Any]:
     """Returns the leaves of a state as arrays: those of JAX unchanged, all others as copies.
 
-    With `shared=False`, each process writes its own part of each array, so all must have one.
+    With `shared=False`, each process writes its own part of each array. So an array of this process
+    alone raises `ValueError`, as does a leaf that is neither an array nor a number.
     """
     arrays = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = f"state{jax.tree_util.keystr(path)}"
-        if not shared and not is_on_all_processes(leaf):
+        if not shared and not spans_processes(leaf):
             raise ValueError(
                 f"{name} must be an array on the devices of all processes where their folders are "
                 "not shared, got one of this process alone: make it by gx.Nodes.put, or save it as "
@@ -52,7 +53,7 @@ def leaf_specs(tree: Any) -> list[list[Any]]:
 
 
 def _find_exchanging(tree: Any, prefix: Any = ()) -> list[tuple[Any, Any]]:
-    """Returns the path and the state of every part of a tree that exchanges, nested ones, too."""
+    """Returns path and state of every `Exchanging` in a tree at path `prefix`, nested ones, too."""
 
     def is_inside(part: Any) -> bool:
         return part is not tree and isinstance(part, Exchanging)
@@ -113,7 +114,7 @@ def _describe(spec: list[Any] | None) -> str:
     return f"{path}: {shape} {kind}" if shape else f"{path}: {kind}"
 
 
-def is_on_all_processes(leaf: Any) -> bool:
+def spans_processes(leaf: Any) -> bool:
     """Says whether an array is on devices of several processes, and not of this one alone."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is not None and not sharding.is_fully_addressable

@@ -12,7 +12,6 @@ import weakref
 from pathlib import Path, PurePath
 
 NAME = ".lock"
-
 # Folder -> the open lock file of this process. The system would let one process lock a file twice,
 # so this also refuses a second `FolderLock` of the same folder.
 _files: dict[Path, int] = {}
@@ -31,7 +30,7 @@ class FolderLock:
         self._close: weakref.finalize | None = None
 
     def acquire(self) -> None:
-        """Takes the lock, unless it has it; raises `OSError` if another job has the folder.
+        """Takes the lock, unless this object has it; raises `OSError` if another job has it.
 
         A folder that was removed meanwhile is made anew, with a warning.
         """
@@ -59,7 +58,7 @@ class FolderLock:
             self._close()
 
     def _take(self, folder: Path) -> str:
-        """Takes the lock; returns an empty text, or why it cannot, as the end of an error."""
+        """Takes the lock. Returns "", or the reason for which it cannot, as the end of an error."""
         job = f"process {os.getpid()} on {socket.gethostname()}"
         if folder in _files:
             return f"which {job} has open. Close it first; read_only=True only reads."
@@ -86,6 +85,7 @@ class FolderLock:
                 "saves there would not be refused: see that there is none.",
                 stacklevel=4,
             )
+        # Names this job to others that try to take the lock.
         since = time.strftime("since %Y-%m-%d %H:%M:%S UTC", time.gmtime())
         os.ftruncate(file, 0)
         os.pwrite(file, f"{job}, {since}".encode(), 0)

@@ -113,16 +113,15 @@ def change_nodes(
             f"nodes must be those of the schedule of tx, {new.schedule.size}, got {nodes}: build "
             f"tx with a schedule for {nodes} nodes."
         )
-    others = _average_others(_weigh_models(opt_state, old), template)
+    averages = _average_outside_gossip(_weigh_models(opt_state, old), template)
 
     # Fills the state that `tx.init` made with old values. The gossip may be at another position in
     # the new chain, and all other arrays have the same order.
     def resize(part: Any) -> Any:
-        return _resize_gossip(old, part, model, new_params) if _is_gossip(part) else next(others)
+        return _resize_gossip(old, part, model, new_params) if _is_gossip(part) else next(averages)
 
     state = jax.tree.map(resize, template, is_leaf=_is_gossip)
-    report = ResizeReport(before, nodes, weight)
-    return _repeat(new_params, nodes), _repeat(state, nodes), report
+    return _repeat(new_params, nodes), _repeat(state, nodes), ResizeReport(before, nodes, weight)
 
 
 @meshes.apart_from_set_mesh
@@ -147,14 +146,14 @@ def average_nodes(tree: Any, nodes: int) -> Any:
 def _resize_gossip(old: GossipState, new: GossipState, model: Any, params: Any) -> GossipState:
     """Returns the state `new`, which `tx.init` made from the model, with what is kept of `old`.
 
-    That is the count, and the parts of `extra` whose rule is not "restart". `params` is the model
-    in its own types: residuals take what rounding left over.
+    That is the count, and the parts of `extra` whose rule is not "restart". `model` is in float64,
+    and `params` is `model` rounded to its own types: the residual is their difference.
     """
     residual = None
     if new.residual is not None:
         parts = gossiped(model, new), gossiped(params, new)
-        rest = jax.tree.map(lambda z, x: np.subtract(z, x, dtype=np.float64), *parts)
-        residual = cast_like(rest, new.residual)
+        left_over = jax.tree.map(lambda z, x: np.subtract(z, x, dtype=np.float64), *parts)
+        residual = cast_like(left_over, new.residual)
     old_extra = old.extra or {}
     new_extra = new.extra or {}
     extra = {name: _resize_extra(old_extra.get(name), part) for name, part in new_extra.items()}
@@ -166,7 +165,7 @@ def _resize_extra(old: Extra | None, new: Extra) -> Extra:
     """Applies the rule of a part of `extra` to its old values; returns `new` if there are none."""
     if old is None or new.on_resize == "restart":
         return new
-    # A part of this name in another algorithm may have another shape.
+    # A part of this name in another algorithm may have another shape, after the axis of old nodes.
     forms = [
         [jax.tree.structure(unwrap(tree)), *(x.shape[leading:] for x in jax.tree.leaves(tree))]
         for tree, leading in ((old.value, 1), (new.value, 0))
@@ -184,20 +183,20 @@ def _cast(leaf: Any, like: Any) -> Any:
 
 
 def _repeat(tree: Any, nodes: int) -> Any:
-    """Repeats the state of one node, `[...]`, to `[M, ...]`: views of one array, but other keys.
+    """Repeats the state of one node, `[...]`, for M nodes, `[M, ...]`, as views of one array.
 
-    A part of `extra` whose rule is "first" is the same on all nodes, with its PRNG keys.
+    Only PRNG keys differ between the nodes, but not those in a part of `extra` of the rule "first".
     """
 
     def is_shared(part: Any) -> bool:
         return isinstance(part, Extra) and part.on_resize == "first"
 
     def broadcast(leaf: Any) -> Any:
-        numpy = jnp if is_key(leaf) else np
-        return numpy.broadcast_to(leaf, (nodes, *leaf.shape))
+        library = jnp if is_key(leaf) else np  # NumPy has no keys
+        return library.broadcast_to(leaf, (nodes, *leaf.shape))
 
     def repeat(path: Any, part: Any) -> Any:
-        if isinstance(part, Extra):
+        if is_shared(part):
             return jax.tree.map(broadcast, part)
         return _fold_in_nodes(part, nodes) if _holds_keys(path, part, 0) else broadcast(part)
 
@@ -205,7 +204,7 @@ def _repeat(tree: Any, nodes: int) -> Any:
 
 
 def _average_leaf(path: Any, leaf: Any) -> Any:
-    """Returns the mean over the nodes, of integers the maximum, and the keys of node 0."""
+    """Returns the mean of floats `[N, ...]` over nodes, the maximum of integers, node 0's keys."""
     if _holds_keys(path, leaf, 1):
         return leaf[0]
     if jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -228,13 +227,13 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
     Parameters and residuals are de-biased, so each counts with the weight of its node. Messages in
     flight are numerators, which contain their weight already, so each counts once.
     """
-    part = gossiped(params, old)
-    require_floats(part, "params")
+    gossiped_params = gossiped(params, old)
+    require_floats(gossiped_params, "params")
     weights = np.ones(nodes) if old.weight is None else np.asarray(old.weight, np.float64)
-    x = jax.tree.map(lambda leaf: _weighted_sum(leaf, weights), part)
+    x = jax.tree.map(lambda leaf: _weighted_sum(leaf, weights), gossiped_params)
     if old.residual is not None:
-        rest = arrange_like(x, old.residual)  # nnx.Optimizer has put its arrays in Variables
-        x = jax.tree.map(lambda a, b: a + _weighted_sum(b, weights), x, rest)
+        residual = arrange_like(x, old.residual)  # nnx.Optimizer has put its arrays in Variables
+        x = jax.tree.map(lambda a, b: a + _weighted_sum(b, weights), x, residual)
     weight = weights.sum()
     if old.in_flight is not None:
         sent = jax.tree.map(lambda leaf: _weighted_sum(leaf, np.ones(nodes)), old.in_flight)
@@ -242,18 +241,21 @@ def _average_model(params: Any, old: GossipState, nodes: int) -> tuple[Any, floa
         weight += 0.0 if sent.weight is None else sent.weight
     model = jax.tree.map(lambda a: a / weight, x)
     # Parameters outside the mask have no weights, so their mean is the plain mean.
-    others = params if old.mask is None else jax.tree.map_with_path(_average_leaf, params)
-    return merge_gossiped(others, model, old), float(weight)
+    means = params if old.mask is None else jax.tree.map_with_path(_average_leaf, params)
+    return merge_gossiped(means, model, old), float(weight)
 
 
 def _weigh_models(opt_state: Any, old: GossipState) -> Any:
-    """Weighs models that states keep (an anchor, say), so that their plain mean is weighted."""
+    """Multiplies the models that states keep (an anchor, say) by the push-sum weights of nodes.
+
+    The weights are divided by their mean. So the plain mean of the products is the weighted mean.
+    """
     if old.weight is None:
         return opt_state
-    shares = np.asarray(old.weight, np.float64)
+    weights = np.asarray(old.weight, np.float64)
 
     def weigh(part: Any) -> Any:
-        return part.weigh(shares / shares.mean()) if isinstance(part, Exchanging) else part
+        return part.weigh(weights / weights.mean()) if isinstance(part, Exchanging) else part
 
     return jax.tree.map(weigh, opt_state, is_leaf=lambda part: isinstance(part, Exchanging))
 
@@ -263,13 +265,13 @@ def _weighted_sum(array: Any, weights: Any) -> np.ndarray:
     return np.tensordot(weights, np.asarray(array, np.float64), 1)
 
 
-def _average_others(opt_state: Any, template: Any) -> Iterator[Any]:
+def _average_outside_gossip(opt_state: Any, template: Any) -> Iterator[Any]:
     """Returns the averages of the arrays outside the gossip, ordered and typed as in `template`."""
-    old, new = map(_others, (opt_state, template))
+    old, new = map(_find_outside_gossip, (opt_state, template))
     for old_item, new_item in itertools.zip_longest(old, new):
         actual = _describe(old_item, 1)
         expected = _describe(new_item, 0)
-        if actual[1:] != expected[1:]:
+        if actual[1:] != expected[1:]:  # their paths may differ
             raise ValueError(
                 f"outside the gossip, the old state must have {' '.join(expected)}, as the new "
                 f"optimizer, got {' '.join(actual)}: the gossip may change, the optimizer before "
@@ -279,7 +281,7 @@ def _average_others(opt_state: Any, template: Any) -> Iterator[Any]:
 
 
 def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
-    """Returns a leaf's path, its shape without the leading axes, and its type if it holds keys."""
+    """Returns texts of an item for errors: path, shape after `leading` axes, and type of keys."""
     if item is None:
         return ["nothing more"]
     path, leaf = item
@@ -287,8 +289,8 @@ def _describe(item: tuple[Any, Any] | None, leading: int) -> list[str]:
     return [*texts, f"of {leaf.dtype}"] if is_key(leaf) else texts
 
 
-def _others(state: Any) -> list[tuple[Any, Any]]:
-    """Returns path and array of every leaf outside the gossip."""
+def _find_outside_gossip(state: Any) -> list[tuple[Any, Any]]:
+    """Returns path and array of every leaf of the whole optimizer state outside the gossip."""
     leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=_is_gossip)
     return [(path, leaf) for path, leaf in leaves if not _is_gossip(leaf)]
 
@@ -311,17 +313,14 @@ def _count_nodes(tree: Any) -> int:
     return first[0]
 
 
-# PRNG keys in a state.
-
-
 def _holds_keys(path: Any, leaf: Any, leading: int) -> bool:
     """Says whether a leaf, after `leading` axes, contains PRNG keys; raw ones are known by name."""
     if is_key(leaf):
         return True
-    has_form = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS
+    has_key_shape = leaf.ndim > leading and leaf.shape[-1] in IMPLEMENTATIONS
     names = [getattr(entry, "name", getattr(entry, "key", None)) for entry in path]
     is_named = any(isinstance(name, str) and KEY_NAME.search(name) for name in names)
-    return has_form and leaf.dtype == np.uint32 and is_named
+    return has_key_shape and leaf.dtype == np.uint32 and is_named
 
 
 def _fold_in_nodes(keys: Any, nodes: int) -> Any:

@@ -20,12 +20,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import SingleDeviceSharding
 
-from gossipjax.checkpoint._leaves import (
-    held_nodes,
-    is_on_all_processes,
-    leaf_specs,
-    require_same_specs,
-)
+from gossipjax.checkpoint._leaves import held_nodes, leaf_specs, require_same_specs, spans_processes
 from gossipjax.nodes.arguments import is_function
 from gossipjax.processes import all_processes, gather_arrays, gather_texts, is_key
 
@@ -79,10 +74,11 @@ class Manifest(NamedTuple):
     files: dict[str, int] | None = None
 
     def own_part(self) -> dict[str, Any]:
-        """Returns `part` and `size`, the number of all nodes; without a part it has all of them."""
+        """Returns `part` (all nodes, if it is None) with `size`, the number of all saved nodes."""
         size = next((shape[0] for _, shape, _ in self.leaves if shape), 0)
         nodes = [*range(size)]
         everything = {"save": "", "is_first": False, "nodes": nodes, "whole": nodes}
+        # Parts that older versions wrote do not say which nodes are whole.
         return {"whole": [], "size": size, **(self.part or everything)}
 
     def to_json(self) -> str:
@@ -92,7 +88,7 @@ class Manifest(NamedTuple):
 
 
 def parse_manifest(content: bytes) -> Manifest:
-    """Reads a manifest from the `content` of its file."""
+    """Reads a manifest from the `content` of its file; raises `DamagedError` if it cannot."""
     try:
         written = json.loads(content)
         text = written["json"]
@@ -117,10 +113,11 @@ def require_metadata(metadata: Any, name: str = "metadata") -> dict[str, Any]:
         raise ValueError(f"{name} must be a dict, got {reprlib.repr(metadata)}.")
     for key, value in metadata.items():
         path = f"{name}[{key!r}]"
-        if is_dict := isinstance(value, dict) or path == "metadata['settings']":
+        is_dict = isinstance(value, dict)
+        if is_dict or path == "metadata['settings']":  # the settings must be a dict
             require_metadata(value, path)
         try:
-            json.dumps({key: None if is_dict else value})
+            json.dumps({key: None if is_dict else value})  # a dict's values have just been checked
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} must be what JSON can hold, got {reprlib.repr(value)}: {error}. Save "
@@ -174,39 +171,40 @@ class Folder:
             return json.loads(gather_texts(json.dumps(self.local_steps()))[0]), set()
         # For each process: step -> its part of the checkpoint of this step, None if it is damaged.
         offers = [dict(json.loads(text)) for text in gather_texts(json.dumps(self._own_parts()))]
-        # (step, name of the save) -> the processes that have a part of it.
+        # Each save, as its step and its name -> the processes that have a part of it.
         holders: dict[tuple[int, str], set[int]] = {}
-        found = [(n, step, part) for n, offer in enumerate(offers) for step, part in offer.items()]
-        for number, step, part in sorted(found, key=lambda item: item[2] is None):
+        found = [(i, step, part) for i, offer in enumerate(offers) for step, part in offer.items()]
+        for process, step, part in sorted(found, key=lambda item: item[2] is None):
             # A damaged manifest names no save, so it counts as all saves of its step. `restore`
             # finds the damage, and takes an older step.
-            same = [key for key in holders if key[0] == step] or [(step, "")]
-            for key in [(step, part["save"])] if part else same:
-                holders.setdefault(key, set()).add(number)
+            same_step = [save for save in holders if save[0] == step] or [(step, "")]
+            for save in [(step, part["save"])] if part else same_step:
+                holders.setdefault(save, set()).add(process)
 
-        def is_complete(key: tuple[int, str]) -> bool:
+        def is_complete(save: tuple[int, str]) -> bool:
             """Says whether a save has all its nodes, or one of its processes saved again later."""
-            parts = [offers[number][key[0]] or {"whole": [], "size": 0} for number in holders[key]]
+            step = save[0]
+            parts = [offers[process][step] or {"whole": [], "size": 0} for process in holders[save]]
             nodes = {node for part in parts for node in part["whole"]}
-            is_former = any(key[0] < max(offers[number]) for number in holders[key])
+            is_former = any(step < max(offers[process]) for process in holders[save])
             return is_former or len(nodes) == max(part["size"] for part in parts) > 0
 
         complete = [*filter(is_complete, holders)]
-        is_first = all(part and part["is_first"] for _, _, part in found)
-        if not found or (not complete and is_first and not all(offers)):
+        is_first_save = all(part and part["is_first"] for _, _, part in found)
+        if not found or (not complete and is_first_save and not all(offers)):
             return [], set()
         newest = max(step for step, _ in complete or holders)
-        bases = [key for key in complete or holders if key[0] == newest]  # one, if of one run
-        if len(bases) > 1:
+        newest_saves = [save for save in complete or holders if save[0] == newest]
+        if len(newest_saves) > 1:
             steps = "; ".join(str([*offer]) for offer in offers)
             raise OSError(
                 f"the folders must have checkpoints of one run, got several of step {newest}, of "
                 f"several runs, in folders with steps {steps}. Give each process the folder that "
                 "it wrote, or an empty one."
             )
-        base = holders[bases[0]]
-        steps = sorted({step for (step, _), numbers in holders.items() if numbers >= base})
-        return steps, {*range(len(offers))} - base
+        deciders = holders[newest_saves[0]]
+        agreed = {step for (step, _), processes in holders.items() if processes >= deciders}
+        return sorted(agreed), {*range(len(offers))} - deciders
 
     def _own_parts(self) -> list[tuple[int, dict[str, Any] | None]]:
         """Returns the steps in this folder, each with `Manifest.own_part`, or None if damaged."""
@@ -222,8 +220,8 @@ class Folder:
     def begin(self, step: int, steps: list[int], damaged: set[int]) -> None:
         """Makes the folder of a new checkpoint, into which the writer then writes.
 
-        Before that, renames damaged checkpoints to `STEP.corrupted`. `steps` are the steps of the
-        checkpoints that are complete in all processes.
+        Before that, removes what interrupted writes have left, and renames the checkpoints of the
+        steps `damaged` to `STEP.corrupted`. `steps` are complete in all processes.
         """
         path = self.path / str(step)
 
@@ -252,7 +250,7 @@ class Folder:
         self.each(prepare)
 
     def remove_unfinished(self) -> None:
-        """Removes what interrupted writes have left; call it by `each`."""
+        """Removes what interrupted writes have left; `each` must call it."""
         for unfinished in self.path.glob(f"*{TEMPORARY_SUFFIX}*"):
             with contextlib.suppress(OSError):
                 if not isinstance(unfinished, Path):  # a bucket has the data under the final name
@@ -299,11 +297,11 @@ def temporary(path: AnyPath) -> AnyPath:
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
-def sum_files(folder: AnyPath, part: str, known: Collection[str] = ()) -> dict[str, int]:
-    """Returns the CRC-32 of the files below `part` in `folder`, by path, without `known` paths."""
+def sum_files(folder: AnyPath, subfolder: str, known: Collection[str] = ()) -> dict[str, int]:
+    """Returns path -> CRC-32 of the files below `subfolder` in `folder`, without `known` paths."""
     sums = {}
-    for path in (folder / part).iterdir():
-        name = f"{part}/{path.name}"
+    for path in (folder / subfolder).iterdir():
+        name = f"{subfolder}/{path.name}"
         if path.is_dir():
             sums |= sum_files(folder, name, known)
         elif name not in known:
@@ -312,7 +310,7 @@ def sum_files(folder: AnyPath, part: str, known: Collection[str] = ()) -> dict[s
 
 
 def _require_file(path: AnyPath) -> AnyPath:
-    """Returns the path; raises `DamagedError` if a pipe, for example, is there: a read may hang."""
+    """Returns the path; raises `DamagedError` if it is of a pipe, say, where a read may hang."""
     if path.exists() and not path.is_file():
         raise DamagedError(f"{path.name} is not a file")
     return path
@@ -320,11 +318,11 @@ def _require_file(path: AnyPath) -> AnyPath:
 
 def _sum_file(path: AnyPath) -> int:
     """Returns the CRC-32 of a file."""
-    number = 0
+    checksum = 0
     with _require_file(path).open("rb") as file:
-        while part := file.read(READ_BYTES):
-            number = zlib.crc32(part, number)
-    return number
+        while block := file.read(READ_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def read_checkpoint(
@@ -353,7 +351,7 @@ def read_checkpoint(
     require_same_specs(manifest.leaves, specs, name)
     for leaf in jax.tree.leaves(like):
         if is_key(leaf) or getattr(leaf, "sharding", None) is None:
-            continue
+            continue  # JAX does not narrow keys and NumPy arrays
         if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:  # JAX would keep 32 bits
             raise ValueError(
                 f"{name} has an array of {leaf.dtype}, which devices must be allowed to hold: set "
@@ -379,7 +377,7 @@ def read_checkpoint(
         given = [node for node, process in giver_of.items() if process == jax.process_index()]
         padding = max(map(givers.count, givers)) - len(given)
         own = _read_together(lambda: _read_rows(folder, leaves, given, padding), folder)
-        # Which of its giver's rows each node is.
+        # For each node, the place of its row among the rows of its giver.
         positions = [givers[:i].count(process) for i, process in enumerate(givers)]
         rows = [gathered[givers, positions] for gathered in gather_arrays(own)]
         arrays = [*map(_give_form, rows, leaves)]
@@ -388,22 +386,26 @@ def read_checkpoint(
 
 
 def _check_files(folder: AnyPath, manifest: Manifest, shared: bool) -> None:
-    """Raises `DamagedError` if a file has another checksum; processes share the files to read."""
+    """Raises `DamagedError` if a file has another checksum than in the manifest."""
     files = sorted((manifest.files or {}).items())
-    for name, number in files[jax.process_index() :: jax.process_count()] if shared else files:
-        if _sum_file(folder / name) != number:
+    if shared:  # each process checks some of the files
+        files = files[jax.process_index() :: jax.process_count()]
+    for name, checksum in files:
+        if _sum_file(folder / name) != checksum:
             raise DamagedError(f"{name} has another checksum")
 
 
 def _find_givers(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> dict[int, int] | None:
-    """Returns for each saved node a process that has it; None if each has just what it needs."""
-    # The nodes that this process needs.
-    own = held_nodes(leaves) if all(map(is_on_all_processes, leaves)) else None
+    """Returns a process that has it for each saved node; None if each has just what it needs."""
+    # The nodes that this process needs, or None if it needs all.
+    own = held_nodes(leaves) if all(map(spans_processes, leaves)) else None
+    # A single process needs all nodes, and may have them.
     if jax.process_count() == 1 and part["whole"] == [*range(part["size"])]:
         return None
     if all_processes(own is not None and own == part["nodes"]):
         return None
     offers = [json.loads(text) for text in gather_texts(json.dumps(part["whole"]))]
+    # Reversed, so that the first process that has a node gives it.
     giver_of = {node: i for i, nodes in reversed([*enumerate(offers)]) for node in nodes}
     if not giver_of:
         raise OSError(
@@ -415,7 +417,7 @@ def _find_givers(part: dict[str, Any], leaves: list[Any], folder: AnyPath) -> di
 
 
 def _read_rows(folder: AnyPath, leaves: list[Any], nodes: list[int], padding: int) -> list[Any]:
-    """Reads rows of some nodes, which orbax cannot, and adds `padding` rows of 0."""
+    """Reads the rows of `nodes` of each array, which orbax cannot; adds `padding` rows of 0."""
     path = f"{folder}/state/"
     base = {"driver": "file", "path": path} if isinstance(folder, Path) else path
     arrays = []
@@ -449,7 +451,7 @@ def _read_manifest(folder: AnyPath, lost: set[int]) -> Manifest:
 
 
 def _read_arrays(folder: AnyPath, leaves: list[Any]) -> list[Any]:
-    """Reads the arrays of the checkpoint in `folder`, in the forms of `leaves`."""
+    """Reads the arrays of the checkpoint in `folder`, with the types and devices of `leaves`."""
     item = by_number(leaves)
     number = jax.process_index()
     # With no other process: `_read_together` agrees on failures.
@@ -467,11 +469,11 @@ def _read_together(read: Callable[[], Any], folder: AnyPath) -> Any:
     If one process cannot read, all processes raise the same type of error, also those that could
     read: `DamagedError` if every failure was a damaged checkpoint, else `OSError`.
     """
-    item = None
+    result = None
     error: Exception | None = None
     for delay in (*RETRY_DELAYS, None):
         try:
-            item, error = read(), None
+            result, error = read(), None
         except (DamagedError, *NOT_OF_THE_DISK) as reason:
             error = DamagedError(first_line(reason))
         except Exception as reason:
@@ -480,7 +482,7 @@ def _read_together(read: Callable[[], Any], folder: AnyPath) -> Any:
             break
         time.sleep(delay)
     if all_processes(error is None):
-        return item
+        return result
     # A process that could read votes True as well, so one failing disk makes all raise `OSError`.
     is_damaged = error is None or isinstance(error, DamagedError)
     if all_processes(is_damaged):
@@ -508,10 +510,10 @@ def _restore_args(leaf: Any) -> ocp.RestoreArgs:
 
 
 def _give_form(array: Any, leaf: Any) -> Any:
-    """Gives an array that was read (None: an empty one) the type and the devices of `leaf`."""
+    """Gives an array that was read (None for an empty one) the type and the devices of `leaf`."""
     if isinstance(leaf, int | float):
         return type(leaf)(array)
-    is_free = isinstance(leaf, jax.Array) and not leaf.committed
+    is_free = isinstance(leaf, jax.Array) and not leaf.committed  # JAX may move it to any device
     if array is None:
         array = np.zeros(leaf.shape, leaf.dtype)
         sharding = getattr(leaf, "sharding", None)
@@ -524,6 +526,6 @@ def _give_form(array: Any, leaf: Any) -> Any:
 
 
 def first_line(error: BaseException | None) -> str:
-    """Returns the first line of an error's text; None is an error of another process."""
+    """Returns the first line of an error's text; None stands for an error of another process."""
     text = "by another process" if error is None else str(error).strip() or type(error).__name__
     return text.splitlines()[0][:500]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import operator
 import reprlib
 import signal
 import warnings
@@ -63,10 +62,10 @@ def require_make_tx(make_tx: Any) -> None:
 def make_template(
     state: TrainState, nodes: Nodes, make_tx: MakeTx, metadata: dict[str, Any]
 ) -> tuple[Any, Any, Any]:
-    """Returns the form of the saved arrays: `state`, unless another run saved them.
+    """Returns the form in which the run of `metadata` saved `params`, `opt_state` and `rest`.
 
-    If the number of nodes or the chain was another, the arrays are `jax.ShapeDtypeStruct`s. A run
-    with another sharding inside the nodes counts as the same run.
+    They are those of `state`, but `jax.ShapeDtypeStruct`s if that run had another number of nodes
+    or another chain. A run with another sharding inside the nodes counts as the same run.
     """
     size = require_int(metadata.get("nodes", nodes.size), 'metadata["nodes"], as saved,', 1)
     metadata = {**metadata, "nodes": size}
@@ -99,7 +98,7 @@ def warn_of_changes(saved: Any, settings: dict[str, Any]) -> None:
 
 
 def _flatten(settings: dict[str, Any]) -> dict[str, str]:
-    """Returns the settings of nested dicts as texts, by names such as `model.depth`."""
+    """Returns name -> text of every setting in nested dicts, with names such as `model.depth`."""
     leaves = jax.tree_util.tree_leaves_with_path(settings, lambda part: not isinstance(part, dict))
     names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
     return {name: repr(value) for name, (_, value) in zip(names, leaves, strict=True)}
@@ -107,17 +106,19 @@ def _flatten(settings: dict[str, Any]) -> dict[str, str]:
 
 def _have_same_specs(one: Any, other: Any) -> bool:
     """Says whether two trees have the same structure, shapes and types."""
-    specs = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (one, other))
-    return jax.tree.structure(one) == jax.tree.structure(other) and operator.eq(*specs)
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        return False
+    specs, other_specs = ([(x.shape, x.dtype) for x in jax.tree.leaves(t)] for t in (one, other))
+    return specs == other_specs
 
 
 def fit_state(
     restored: TrainState, state: TrainState, nodes: Nodes, make_tx: MakeTx, *, is_whole: bool
 ) -> tuple[TrainState, ResizeReport | None]:
-    """Returns `restored` on the devices of `nodes`, resized if another run saved it.
+    """Returns `restored` on the devices of `nodes`, and a report of the resize, if it is resized.
 
-    It is also resized if it is not whole, because a node or the part of a process is lost. Then all
-    nodes start from the average model.
+    `restored` is resized if a run with other nodes or another chain saved it, or it is not whole
+    because a node or the part of a process is lost. Then all nodes start from the average model.
     """
     metadata = {**(state.metadata or {}), "nodes": nodes.size}
     report = None

@@ -19,7 +19,6 @@ from etils import epath
 from gossipjax.checkpoint._store import MANIFEST_FILE, AnyPath, Manifest, sum_files, temporary
 
 _numbers = itertools.count()  # of writes: all processes count alike, and so name each barrier alike
-
 # `Writer.wait` returns these errors, of which orbax also logs traces of 50 lines each.
 logging.getLogger("absl").addFilter(lambda log: "_SignalingThread" not in log.getMessage())
 
@@ -35,13 +34,13 @@ class Writer:
         self._timeout = math.ceil(timeout)
         self.thread: threading.Thread | None = None  # the thread that writes, until `wait`
         self.failure: Exception | None = None  # why the write failed, as `wait` will return
-        number = jax.process_index()
-        self._processes = {*range(jax.process_count())} if shared else {number}
+        process_id = jax.process_index()
+        self._processes = {*range(jax.process_count())} if shared else {process_id}
         self._primary = min(self._processes)
         options = {}
         if not shared:  # each process writes its own part of an array
             alone = ocp.type_handlers.ArrayHandler(
-                primary_host=number, replica_id=None, use_replica_parallel=False
+                primary_host=process_id, replica_id=None, use_replica_parallel=False
             )
             handlers = ocp.type_handlers.create_type_handler_registry((jax.Array, alone))
             options["type_handler_registry"] = handlers
@@ -62,14 +61,14 @@ class Writer:
             # `asyncio.run` needs another thread: in a notebook, this one has a running loop.
             with ThreadPoolExecutor(1) as pool:
                 futures = pool.submit(asyncio.run, save).result() or []
-        # The others wait for this process in their threads. So it goes on to that wait, too.
+        # The others wait for this process in `_complete`. So its thread starts in any case.
         except Exception as error:
             self.failure = error
         self.thread = threading.Thread(target=self._complete, args=(path, futures, manifest))
         self.thread.start()
 
     def wait(self) -> Exception | None:
-        """Waits until the checkpoint is complete, or this part of it; returns why it failed."""
+        """Waits until the checkpoint (or this process's part) is complete; returns any failure."""
         if self.thread is not None:
             self.thread.join()
         failure = self.failure
@@ -79,19 +78,19 @@ class Writer:
     def _complete(self, path: AnyPath, futures: list[Any], manifest: Manifest) -> None:
         """Waits, in the thread, until all processes have written; the primary one then commits."""
         folder = self._folder
-        number = jax.process_index()
+        process_id = jax.process_index()
         try:
             try:
                 for future in futures:
                     future.result(timeout=self._timeout)
-                if number != self._primary and self.failure is None:
-                    sums = sum_files(folder, f"state/ocdbt.process_{number}")
-                    (folder / f"files.{number}").write_text(json.dumps(sums))
+                if process_id != self._primary and self.failure is None:
+                    sums = sum_files(folder, f"state/ocdbt.process_{process_id}")
+                    (folder / f"files.{process_id}").write_text(json.dumps(sums))
             finally:  # also after a failure, as the others wait here
                 ocp.multihost.sync_global_processes(
                     self._name, timeout=self._timeout, processes=self._processes
                 )
-            if number == self._primary and self.failure is None:
+            if process_id == self._primary and self.failure is None:
                 self._commit(path, manifest)
         except Exception as error:
             self.failure = error
@@ -104,12 +103,12 @@ class Writer:
         folder = self._folder
         self._handler.finalize(folder / "state")
         files: dict[str, int] = {}
-        for number in self._processes - {self._primary}:
-            sums = folder / f"files.{number}"
-            if not sums.exists():
-                raise OSError(f"process {number} could not write its part")
-            files |= json.loads(sums.read_text())
-            sums.unlink()
+        for process_id in self._processes - {self._primary}:
+            sums_file = folder / f"files.{process_id}"
+            if not sums_file.exists():
+                raise OSError(f"process {process_id} could not write its part")
+            files |= json.loads(sums_file.read_text())
+            sums_file.unlink()
         files |= sum_files(folder, "state", known=files)
         (folder / MANIFEST_FILE).write_text(manifest._replace(files=files).to_json())
         if isinstance(path, Path):

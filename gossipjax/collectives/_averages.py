@@ -11,13 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from gossipjax.collectives._buffers import (
-    Layout,
-    cast_like,
-    cut_into_rows,
-    pad_to_rows,
-    upcast,
-)
+from gossipjax.collectives._buffers import Layout, cast_like, cut_into_rows, pad_to_rows, upcast
 from gossipjax.collectives._exchange import (
     MAX_UNROLLED,
     as_varying,
@@ -68,7 +62,7 @@ def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
 
     Values travel as `codec` rounds them. The codec must not need a key.
     """
-    axis_size(axis_name)
+    axis_size(axis_name)  # raises if the axis is missing
     if inner_axes(axis_name) or (is_simulated(axis_name) and codec is None):
         means = _map_buffers(lambda leaf: jax.lax.pmean(leaf, axis_name), tree, axis_name)
         return cast_like(means, tree)
@@ -80,15 +74,18 @@ def node_mean(tree: Any, axis_name: str, codec: Codec | None = None) -> Any:
 def _mean_of_leaves(
     leaves: list[jax.Array], axis_name: str, codec: Codec | None
 ) -> list[jax.Array]:
-    """Returns the node averages of flat leaves of one type, in one message, as `codec` rounds."""
+    """Returns the node averages of flat leaves of one type, which travel as one message.
+
+    `codec` may round the values, but not for one node, or for no more values than nodes.
+    """
     nodes = axis_size(axis_name)
     sizes = [leaf.size for leaf in leaves]
 
     def mean(leaves: list[jax.Array]) -> list[jax.Array]:
         return split_by_size(jax.lax.pmean(jnp.concatenate(leaves), axis_name), sizes)
 
-    narrow = is_narrower(codec, leaves[0].dtype)
-    if codec is None or not narrow or nodes == 1 or sum(sizes) <= nodes:
+    is_narrow = is_narrower(codec, leaves[0].dtype)
+    if codec is None or not is_narrow or nodes == 1 or sum(sizes) <= nodes:
         return mean(leaves)
     narrow_mean = partial(_narrow_mean, axis_name=axis_name, codec=codec)
     return straight_through(narrow_mean, mean)(leaves)
@@ -114,7 +111,7 @@ def clipped_node_mean(tree: Any, axis_name: str) -> Any:
 
     If all nodes have the same value, the average is exactly this value; a rounded sum may miss it.
     """
-    axis_size(axis_name)
+    axis_size(axis_name)  # raises if the axis is missing
     return _map_buffers(partial(_clipped_mean, axis_name=axis_name), tree, axis_name)
 
 
@@ -129,11 +126,11 @@ def agree_on(tree: Any, axis_name: str) -> Any:
 
     To find this out, nodes compare two numbers for each type. The result is float32 at least.
     """
-    axis_size(axis_name)
+    axis_size(axis_name)  # raises if the axis is missing
     tree = vary(upcast(tree), axis_name)
     leaves = jax.tree.leaves(tree)
-    # Packed into one array, leaves compile sooner. But under check_vma=True one array has one type:
-    # leaves that are equal on the devices of a node would become as varying as those that are not.
+    # Leaves that are packed into one array compile sooner. But under check_vma=True the array has
+    # one type, which would say of leaves that are equal on all devices of a node that they differ.
     packs = not inner_axes(axis_name) and len(set(map(varying_axes, leaves))) == 1
 
     def average(tree: Any) -> Any:
@@ -159,7 +156,7 @@ def _digest(values: jax.Array) -> jax.Array:
 
 def node_sum(tree: Any, wire: Wire) -> Any:
     """Returns the sum of every leaf over the nodes, float32 at least."""
-    axis_size(wire.axis_name)
+    axis_size(wire.axis_name)  # raises if the axis is missing
 
     def psum(part: jax.Array, wire: Wire) -> jax.Array:
         return jax.lax.psum(part, wire.axis_name)
@@ -220,7 +217,7 @@ def ring_mean(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 def sum_over_parts(values: Any, specs: Any) -> Any:
-    """Adds up scalars over the devices of a node that have a part of the same parameter.
+    """Adds up each parameter's scalar over the devices of a node that have parts of the parameter.
 
     Each device has one scalar for each parameter, and `specs` say how parameters are sharded. Only
     manual axes need this, because XLA itself adds over all other axes.
@@ -237,13 +234,13 @@ def sum_over_parts(values: Any, specs: Any) -> Any:
 def mean_of_encoded(
     tree: Any, wire: Wire, key: jax.Array | None, mean_over: MeanOver = "nodes"
 ) -> tuple[Any, Any]:
-    """Returns the node average of what the codec keeps of a tree, `x`, and what it leaves out, `e`.
+    """Returns the node average of trees `x` that travel encoded, and what this node left out, `e`.
 
-    Summed over the nodes, the averages and `e` equal `x`. All nodes get the same average, in the
-    types of `x`, float32 at least. Sparse messages are gathered. For dense ones, every node
+    The averages and `e`, summed over the nodes, are the sum of `x`. All nodes get the same average,
+    in the types of `x`, float32 at least. Sparse messages are gathered. For dense ones, every node
     averages 1/N of the values and encodes the average; what this encoding leaves out goes into the
     node's `e`. If there is one node, or no more values than nodes, the average is exact. With
-    "senders" each value is divided by the number of nodes that sent it and sent not 0.
+    `mean_over="senders"` a sum is divided by how many nodes sent a value other than 0 for it.
     """
 
     def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> Any:
@@ -260,9 +257,10 @@ def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool 
     Nodes send one message per type, and each device of a node sends its share. What a codec leaves
     out is lost. With `is_beside` the average can run during other computation; see `mean_beside`.
     """
-    axis_size(wire.axis_name)
+    axis_size(wire.axis_name)  # raises if the axis is missing
 
     def average(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
+        """Averages a flat message in the way of its codec."""
         if wire.codec is None and is_beside:
             return [mean_beside(part, wire.axis_name)]
         if wire.codec is None or isinstance(wire.codec, FloatCodec):
@@ -274,11 +272,7 @@ def exact_average(tree: Any, wire: Wire, key: jax.Array | None, is_beside: bool 
 
 
 def _mean_of_encoded(
-    x: jax.Array,
-    axis_name: str,
-    codec: Codec,
-    key: jax.Array | None,
-    mean_over: MeanOver = "nodes",
+    x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None, mean_over: MeanOver = "nodes"
 ) -> tuple[jax.Array, jax.Array]:
     """Computes `mean_of_encoded` for a flat array `x`: the mean, and what was left out."""
     nodes = axis_size(axis_name)
@@ -292,7 +286,7 @@ def _mean_of_encoded(
 def _mean_of_sparse(
     x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None, mean_over: MeanOver
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes `_mean_of_encoded`: each node gathers the messages of all, and decodes them."""
+    """Computes `_mean_of_encoded` for sparse codecs: each node gathers and decodes all messages."""
     words = encode_array(x, codec, key)
     error = x - decode_array(words, codec, x)
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -301,8 +295,9 @@ def _mean_of_sparse(
         return sum_rows(messages, codec, like) / axis_size(axis_name), error
 
     def add(sums: Any, message: jax.Array) -> tuple[Any, None]:
+        total, senders = sums  # of values, and of the nodes that sent each value
         values = decode_array(message, codec, like)
-        return (sums[0] + values, sums[1] + (values != 0).astype(like.dtype)), None
+        return (total + values, senders + (values != 0).astype(like.dtype)), None
 
     zeros = jnp.zeros(like.shape, like.dtype)
     (total, senders), _ = jax.lax.scan(add, (zeros, zeros), messages)
@@ -312,18 +307,18 @@ def _mean_of_sparse(
 def _mean_of_dense(
     x: jax.Array, axis_name: str, codec: Codec, key: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes `_mean_of_encoded`: each node averages 1/N of the values, a row."""
+    """Computes `_mean_of_encoded` for dense codecs: nodes average a row each, 1/N of the values."""
     nodes = axis_size(axis_name)
     row = jax.ShapeDtypeStruct((-(-x.size // nodes),), x.dtype)
     words = encode_rows([x], nodes, codec, fold_in(key, 0))
     errors = pad_to_rows(x, nodes) - decode_rows(words, codec, row)
     average = sum_rows(exchange_rows(words, axis_name), codec, row) / nodes
-    words = encode_array(average, codec, fold_in(key, 1))
+    average_words = encode_array(average, codec, fold_in(key, 1))
     # N nodes get the average, so its error counts N times, in the row that this node averages.
-    lack = nodes * (average - decode_array(words, codec, average))
+    lack = nodes * (average - decode_array(average_words, codec, average))
     is_own_row = jnp.arange(nodes, dtype=jnp.int32)[:, None] == jax.lax.axis_index(axis_name)
     errors += jnp.where(is_own_row, lack[None], jnp.zeros_like(errors))
-    mean = decode_rows(gather_words(words, axis_name), codec, row)
+    mean = decode_rows(gather_words(average_words, axis_name), codec, row)
     return mean.ravel()[: x.size], errors.ravel()[: x.size]
 
 
@@ -365,8 +360,9 @@ def exchange_rows(rows: jax.Array, axis_name: str) -> jax.Array:
         for hop in range(1, nodes):
             row = jax.lax.dynamic_index_in_dim(rows, (node + hop) % nodes, keepdims=False)
             receivers = (np.arange(nodes) + hop) % nodes
-            received += permute([row], receivers, axis_name, receivers >= 0)
-        return jnp.stack(received)[(node - jnp.arange(nodes)) % nodes]
+            received += permute([row], receivers, axis_name, np.ones(nodes, bool))
+        hops = (node - jnp.arange(nodes)) % nodes  # in which the row of each sender arrived
+        return jnp.stack(received)[hops]
     # Under vmap, JAX (0.10) changes the shape of an array that all nodes have alike. A condition on
     # the node, always true, makes it one that may differ. XLA removes the condition.
     is_true = jax.lax.axis_index(axis_name) >= 0
@@ -414,12 +410,12 @@ def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.A
     nodes = axis_size(wire.axis_name)
     row = jax.ShapeDtypeStruct((-(-sent.size // nodes),), sent.dtype)
     words = encode_rows([sent], nodes, wire.codec, fold_in(key, 0))
-    kept = sent - decode_rows(words, wire.codec, row).ravel()[: sent.size]
+    own_errors = sent - decode_rows(words, wire.codec, row).ravel()[: sent.size]
     received = exchange_rows(words, wire.axis_name)
     total = sum_rows(received, wire.codec, row)
 
     def reply(error: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
-        words, number = inputs
+        words, number = inputs  # the message of one node, and a number for its reply's key
         exact = (total - decode_array(words, wire.codec, total)) / (nodes - 1) + error
         words = encode_array(exact, wire.codec, fold_in(key, number))
         return exact - decode_array(words, wire.codec, exact), words
@@ -431,4 +427,4 @@ def deliver_uniform(sent: jax.Array, key: jax.Array | None, wire: Wire) -> jax.A
     arrived = decode_rows(exchange_rows(replies, wire.axis_name), wire.codec, row)
     is_own_row = jnp.arange(nodes, dtype=jnp.int32)[:, None] == jax.lax.axis_index(wire.axis_name)
     arrived += jnp.where(is_own_row, error[None], jnp.zeros_like(arrived))
-    return arrived.ravel()[: sent.size] + kept
+    return arrived.ravel()[: sent.size] + own_errors

@@ -40,7 +40,7 @@ def cast_like(tree: Any, like: Any) -> Any:
 
 
 def dtype_of(leaf: Any) -> Any:
-    """Returns the type of an array or a number; None for all else, as "float32" or `jnp.int8`."""
+    """Returns the type of an array or a number; None for all else, such as a text or a type."""
     if isinstance(leaf, str | bytes | type | np.dtype):
         return None
     try:
@@ -63,7 +63,7 @@ def require_floats(tree: Any, name: str) -> None:
 
 
 def _require_unsharded(tree: Any) -> None:
-    """Raises `ValueError` if a leaf is sharded over an Explicit axis: it cannot be packed."""
+    """Raises `ValueError` if a leaf is sharded over an Explicit axis: then it cannot be packed."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         spec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec", ())
         if any(axes is not None for axes in spec):
@@ -83,9 +83,9 @@ class Layout:
         leaves, self._structure = jax.tree.flatten(tree)
         self._shapes = [jnp.shape(leaf) for leaf in leaves]
         dtypes = [accumulation_dtype(jnp.result_type(leaf)) for leaf in leaves]
-        # Each type with the numbers of its leaves.
+        # For each buffer: its type, and the numbers of its leaves.
         self._groups = [
-            (dtype, [i for i, d in enumerate(dtypes) if d == dtype])
+            (dtype, [i for i, other in enumerate(dtypes) if other == dtype])
             for dtype in sorted(set(dtypes), key=str)
         ]
 
@@ -161,9 +161,9 @@ def pad_to_rows(buffer: jax.Array, rows: int, multiple: int = 1) -> jax.Array:
 
 
 def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array]]:
-    """Cuts the concatenation of flat arrays into rows of equal length, without making it.
+    """Cuts flat arrays, as if they were concatenated, into rows of equal length.
 
-    Each row is a list of pieces of the arrays; the last one is padded with zeros.
+    Each row is a list of pieces of the arrays; the last row is padded with zeros.
     """
     size = sum(array.size for array in arrays)
     length = -(-size // rows)
@@ -171,10 +171,11 @@ def cut_into_rows(arrays: Sequence[jax.Array], rows: int) -> list[list[jax.Array
     result: list[list[jax.Array]] = [[] for _ in range(rows)]
     start = 0
     for array in [*arrays, padding]:
-        for row in range(start // length, -(-(start + array.size) // length)):
+        end = start + array.size
+        for row in range(start // length, -(-end // length)):  # the rows that the array reaches
             first = max(0, row * length - start)
             result[row].append(array[first : (row + 1) * length - start])
-        start += array.size
+        start = end
     return result
 
 
@@ -194,4 +195,5 @@ def unpack_u16_pairs(pairs: jax.Array, like: jax.Array) -> jax.Array:
     """Unpacks what `pack_u16_pairs` packed; `like` is an array like the unpacked words."""
     if like.dtype.itemsize > 2:
         return pairs
-    return jnp.concatenate([pairs, pairs >> 16]).astype(like.dtype)[: like.size]
+    halves = [pairs, pairs >> 16]  # the conversion to 16 bits drops the upper bits
+    return jnp.concatenate(halves).astype(like.dtype)[: like.size]

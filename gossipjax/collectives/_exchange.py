@@ -8,6 +8,7 @@ A round has two halves: `split` divides a node's values into a part to keep and 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -17,12 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from gossipjax.collectives._buffers import (
-    Layout,
-    pack_u16_pairs,
-    pad_to_rows,
-    unpack_u16_pairs,
-)
+from gossipjax.collectives._buffers import Layout, pack_u16_pairs, pad_to_rows, unpack_u16_pairs
 from gossipjax.topology.schedule import Round
 from gossipjax.wire import (
     Wire,
@@ -50,12 +46,12 @@ class NodeSlot(NamedTuple):
     """One slot of `R` rounds: in each, a permutation says to whom each node sends a message."""
 
     receivers: np.ndarray  # `[R, N]`, by sender
-    weights: np.ndarray  # float64 `[R, N]`, `P_ij` from sender j to its receiver i; 0 at a filler
+    weights: np.ndarray  # float64 `[R, N]`: `P_ij` for each sender j; 0 if j sends nothing
 
     @property
     def senders(self) -> np.ndarray:
         """The sender of each receiver, `[R, N]`."""
-        return np.argsort(self.receivers, axis=1)
+        return np.argsort(self.receivers, axis=1)  # the inverse permutation
 
     @property
     def received_weights(self) -> np.ndarray:
@@ -66,9 +62,10 @@ class NodeSlot(NamedTuple):
 class NodeRound:
     """A round of a schedule, in the program of one node; which of `R` rounds it is may be traced.
 
-    The `R` rounds are alike: none exchanges, all take the exact mean, or neither. `index` is the
-    number of the round among them: 0 for a single round, else, for simulated nodes, a traced
-    integer. Tables `[R, N]` have a value for each round and node, of which `select` takes one.
+    The `R` rounds are alike: none exchanges, all take the exact mean, or all send messages to
+    peers. `index` is the number of the round among them: 0 for a single round, else, for simulated
+    nodes, a traced integer. From a table `[R, N]` of values of each round and node, `select` takes
+    the value of this round and node.
     """
 
     def __init__(self, rounds: tuple[Round, ...], index: int | jax.Array, axis_name: str):
@@ -76,7 +73,7 @@ class NodeRound:
         self._index = index
         self.axis_name = axis_name
         self.size = rounds[0].size
-        self.is_identity = rounds[0].is_identity
+        self.is_identity = rounds[0].is_identity  # the other rounds are like the first
         self.is_uniform = rounds[0].is_uniform
         self.is_single = len(rounds) == 1
 
@@ -91,20 +88,23 @@ class NodeRound:
         return _stack_slots(self._rounds)[1]
 
     def select(self, values: np.ndarray, dtype: DTypeLike, slot: Any = None) -> Any:
-        """Returns a table's entry `[R, N]` for this round and node; a constant if all are equal.
+        """Returns the value of this round and node in a table `[R, N]`, as a scalar.
 
-        If you give the number of a slot, which may be traced, the table is `[K, R, N]`.
+        If you give the number of a slot, which may be traced, the table is `[K, R, N]`. If all
+        values of the table are equal, the result is a constant of NumPy.
         """
         if (values == values.flat[0]).all():
             return np.asarray(values.flat[0], dtype)
         place = [self._index, jax.lax.axis_index(self.axis_name)]
-        place = [jnp.asarray(i, jnp.int32) for i in ([] if slot is None else [slot]) + place]
-        # Not `table[...]`, which takes ten times as long to trace.
-        entry = jax.lax.dynamic_slice(jnp.asarray(values, dtype), place, [1] * values.ndim)
+        if slot is not None:
+            place.insert(0, slot)
+        start = [jnp.asarray(i, jnp.int32) for i in place]
+        # Not `values[...]`, which takes ten times as long to trace.
+        entry = jax.lax.dynamic_slice(jnp.asarray(values, dtype), start, [1] * values.ndim)
         return entry.reshape(())
 
     def select_round(self, values: np.ndarray) -> Any:
-        """Returns the entry of booleans `[R]` for this round; a constant if all are equal."""
+        """Returns the value of this round in booleans `[R]`; a constant if all are equal."""
         if (values == values[0]).all():
             return values[0]
         return jnp.asarray(values)[self._index]
@@ -112,13 +112,12 @@ class NodeRound:
 
 @functools.lru_cache(maxsize=256)
 def _stack_slots(rounds: tuple[Round, ...]) -> tuple[np.ndarray, tuple[NodeSlot, ...]]:
-    """Returns the self weights `[R, N]` of rounds, and their slots; see `NodeRound`."""
+    """Returns the self weights `[R, N]` of R rounds, and their slots, each of all R rounds."""
     nodes = np.arange(rounds[0].size)
     filler = (nodes, np.zeros(len(nodes)))  # each node sends to itself, with weight 0
     slots = []
-    for number in range(max(len(round_.slots) for round_ in rounds)):
-        given = [round_.slots[number : number + 1] or (filler,) for round_ in rounds]
-        receivers, weights = zip(*(slot for (slot,) in given), strict=True)
+    for one_per_round in itertools.zip_longest(*(r.slots for r in rounds), fillvalue=filler):
+        receivers, weights = zip(*one_per_round, strict=True)
         slots.append(NodeSlot(np.stack(receivers), np.stack(weights)))
     return np.stack([round_.self_weights for round_ in rounds]), tuple(slots)
 
@@ -178,6 +177,7 @@ def exchange_slots(
         In a loop over the slots `number` is traced, and `slot` is None.
         """
         is_known = slot is not None
+        # Tables `[R, N]` of this slot; in a loop `[K, R, N]` of all, from which `select` takes it.
         share = shares[number] if is_known else shares
         reached = is_reached[number] if is_known else is_reached
         select = round_.select if is_known else partial(round_.select, slot=number)
@@ -219,8 +219,8 @@ def exchange_slots(
         for number, slot in enumerate(round_.slots):
             remainder, arrived = exchange_slot(remainder, number, slot)
             arrivals.append(arrived)
-    # In some rounds what is left is dropped: shares such as 1/2 + 1/2 leave nothing, and a tiny
-    # self weight leaves mostly noise.
+    # A node adds what is left of its leaves to what arrives. In full precision some rounds drop it:
+    # shares such as 1/2 + 1/2 leave nothing, and a tiny self weight leaves mostly noise.
     drops = np.array(
         [
             kept.min() < MIN_SELF_WEIGHT or _divides_exactly(given.astype(dtype))
@@ -236,7 +236,7 @@ def exchange_slots(
 
 
 def _or_zeros(is_wanted: Any, x: jax.Array) -> jax.Array:
-    """Returns `x`, or zeros instead, also where `x` is NaN or infinite."""
+    """Returns `x` where `is_wanted`, else zeros, even if `x` is NaN or infinite there."""
     return jnp.where(is_wanted, x, jnp.zeros_like(x))
 
 
@@ -245,7 +245,7 @@ def _divides_exactly(shares: np.ndarray) -> bool:
 
     The K shares of a node must add up to 1, or to 0 if the node sends nothing.
     """
-    mantissas, _ = np.frexp(shares)
+    mantissas, _ = np.frexp(shares)  # 0.5 for a power of 2
     totals = shares.sum(axis=0)
     return bool(np.isin(mantissas, (0, 0.5)).all() and np.isin(totals, (0, 1)).all())
 
@@ -281,7 +281,7 @@ def permute(
         return jax.lax.ppermute(message, axis_name, edges)
 
     def send_together(buckets: list[list[int]], words: list[jax.Array]) -> list[jax.Array]:
-        """Sends the arrays whose numbers are in one bucket as one message."""
+        """Sends the arrays of each bucket of numbers as one message; returns what arrives."""
         received: dict[int, jax.Array] = {}
         for bucket in buckets:
             parts = [words[i] for i in bucket]
@@ -304,7 +304,7 @@ def permute(
 
 
 def pairs_add_up() -> bool:
-    """Says whether two nodes exchange by a sum of their values, of which each subtracts its own.
+    """Says whether two nodes exchange by summing their values; each then subtracts its own.
 
     Gloo, through which CPUs exchange over processes, runs the two permutes of a pair one after the
     other over one connection. A sum over the pair uses both directions at once, in half the time.
@@ -321,7 +321,7 @@ def cut_into_buckets(words: Sequence[jax.Array]) -> list[list[int]]:
     if sum(sizes) <= MAX_BUCKET:
         return [list(range(len(words)))]
     buckets: list[list[int]] = []
-    room = -1  # bytes that still fit into the last bucket; there is none for an empty array either
+    room = -1  # bytes that fit into the last bucket; at first there is none, even for 0 bytes
     for i, size in enumerate(sizes):
         if size >= MAX_BUCKET:
             buckets.insert(0, [i])  # in front: the last bucket is the one with room
@@ -342,6 +342,7 @@ def gather_rows(words: Sequence[jax.Array], sender: Any, axis_name: str) -> list
     """
 
     def gather(part: jax.Array, sender: jax.Array) -> jax.Array:
+        """Returns the array that the node `sender` has as its `part`."""
         index = jnp.reshape(sender, (1,))
         rows = jax.lax.all_gather(part, axis_name)
         dimensions = jax.lax.GatherDimensionNumbers(tuple(range(part.ndim)), (0,), (0,))
@@ -389,9 +390,13 @@ def varying_axes(x: jax.Array) -> frozenset[str]:
 
 
 def varies(x: jax.Array, axis_name: str) -> bool:
-    """Says whether `x` may differ over the axis: only its type, under check_vma, can deny it."""
-    types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
-    return not types_known or axis_name in varying_axes(x)
+    """Says whether `x` may differ over the axis; without check_vma any array may."""
+    return not _types_say_what_varies(axis_name) or axis_name in varying_axes(x)
+
+
+def _types_say_what_varies(axis_name: str) -> bool:
+    """Says whether types record what varies over an axis; the type of its index then says so."""
+    return axis_name in varying_axes(jax.lax.axis_index(axis_name))
 
 
 def as_varying(x: jax.Array, axis_name: str) -> jax.Array:
@@ -405,7 +410,7 @@ def vary(tree: Any, axis_name: str) -> Any:
 
 
 def vary_where_mapped(tree: Any, axis_name: str) -> Any:
-    """Calls `vary` if the axis is bound; else returns `tree`, as for a state made outside."""
+    """Calls `vary` if the axis is bound; else, as outside of `gx.spmd`, returns `tree`."""
     try:
         axis_size(axis_name)
     except ValueError:
@@ -437,7 +442,7 @@ def default_step(step: StepLike | None, count: jax.Array, axis_name: str) -> Ste
       ValueError: if the axis is missing, or `step` is not an integer that is the same on every
         node.
     """
-    axis_size(axis_name)
+    axis_size(axis_name)  # raises if the axis is missing
     if step is None:
         return jax.lax.pmax(count, axis_name)
     require_step(step, axis_name)
@@ -454,8 +459,8 @@ def select_for_node(values: np.ndarray, dtype: DTypeLike, axis_name: str) -> Any
 def is_simulated(axis_name: str) -> bool:
     """Says whether `vmap` maps the axis, so that nothing travels and permutations must be full.
 
-    The mesh tells, whose manual axes are those of `shard_map` and `pmap`. To try a collective and
-    catch its error fails in a branch of a switch or a nested jit, which JAX maps later.
+    The current mesh tells: its manual axes are those of `shard_map` and `pmap`. Trying a collective
+    and catching its error fails in a branch of a switch or a nested jit, which JAX maps later.
     """
     return axis_name not in jax.sharding.get_abstract_mesh().manual_axes
 
@@ -465,11 +470,10 @@ def copy_for_leaves(scalar: jax.Array | np.ndarray, tree: Any, axis_name: str) -
 
     A simulated node multiplies each leaf by such a scalar, so over all nodes it is a small array.
     XLA for GPUs joins the fusions that read one small array. From 40 leaves it made two fusions, of
-    10 and 30 results, which ran at a fifth of the speed of memory (H100: the time of
-    18.5 passes over the memory instead of 4).
+    10 and 30 results, at a fifth of the speed of memory (H100: the time of 18.5 passes, not 4).
     """
     leaves, structure = jax.tree.flatten(tree)
-    # On a mesh the scalar of a node is a number, and a constant is a number for all nodes.
+    # A constant and, on a mesh, the scalar of a node are single numbers: they need no copies.
     if isinstance(scalar, np.ndarray) or not is_simulated(axis_name):
         return jax.tree.unflatten(structure, [scalar] * len(leaves))
     # Different numbers keep XLA from joining equal barriers.
@@ -486,7 +490,7 @@ def travels_by_leaf(wire: Wire) -> bool:
 
 
 def fold_in_node(key: jax.Array | None, wire: Wire) -> jax.Array | None:
-    """Makes a key for this node, and for this device if a node has several."""
+    """Folds the numbers of this node, and of this device if a node has several, into a key."""
     if key is None:
         return None
     for axis_name in filter(None, (wire.axis_name, wire.local_axis_name)):
@@ -496,8 +500,7 @@ def fold_in_node(key: jax.Array | None, wire: Wire) -> jax.Array | None:
 
 def gather_words(words: jax.Array, axis_name: str, **options: Any) -> jax.Array:
     """Gathers the words of all nodes, `[N, length]`; their type says that they are equal on all."""
-    types_known = axis_name in varying_axes(jax.lax.axis_index(axis_name))
-    to = "invarying" if types_known else "varying"
+    to = "invarying" if _types_say_what_varies(axis_name) else "varying"
     return jax.lax.all_gather(words, axis_name, to=to, **options)
 
 
@@ -512,8 +515,7 @@ def sharded_over_local(apply: Callable[..., Any], buffer: jax.Array, wire: Wire)
     if local is None:
         return apply(buffer, wire=wire)
     devices = axis_size(local)
-    types_known = local in varying_axes(jax.lax.axis_index(local))
-    if types_known and local in varying_axes(buffer):
+    if _types_say_what_varies(local) and local in varying_axes(buffer):
         raise ValueError(
             f"the model must be the same on all devices of {local!r}, got one that varies over it: "
             f"put gx.allreduce({local!r}) first in the chain."
@@ -522,7 +524,7 @@ def sharded_over_local(apply: Callable[..., Any], buffer: jax.Array, wire: Wire)
     shards = pad_to_rows(buffer, devices, LANES if is_long else 1)
     shard = jax.lax.dynamic_index_in_dim(shards, jax.lax.axis_index(local), keepdims=False)
     return jax.tree.map(
-        lambda part: gather_words(part, local, tiled=True)[: buffer.size], apply(shard, wire=wire)
+        lambda made: gather_words(made, local, tiled=True)[: buffer.size], apply(shard, wire=wire)
     )
 
 
@@ -536,9 +538,9 @@ def exchange_packed(
     """
     layout = Layout(tree)
     key = fold_in_node(key, wire)
-    made = [
+    by_buffer = [
         sharded_over_local(partial(exchange, key=fold_in(key, number)), buffer, wire)
         for number, buffer in enumerate(layout.pack(tree))
     ]
-    by_result = zip(*made, strict=True) if made else [()] * results
+    by_result = zip(*by_buffer, strict=True) if by_buffer else [()] * results
     return [layout.unpack(buffers) for buffers in by_result]

@@ -43,13 +43,13 @@ def mean_of_low_rank(tree: Any, basis: Any, wire: Wire) -> tuple[Any, Any, Any]:
     """
     leaves, structure = jax.tree.flatten(upcast(tree))
     factors = jax.tree.leaves(basis)
-    means = list(leaves)
+    sent = list(leaves)
     factored = [i for i, q in enumerate(factors) if q.ndim]
     matrices = {i: leaves[i].reshape(matrix_shape(leaves[i].shape)) for i in factored}
     for i, matrix in matrices.items():
-        means[i] = _multiply(matrix, factors[i])
-    means = exact_average(means, wire, key=None)  # with the other leaves in the same message
-    first = {i: jnp.linalg.qr(means[i])[0] for i in factored}
+        sent[i] = _multiply(matrix, factors[i])
+    means = exact_average(sent, wire, key=None)  # of `M Q`, and of the other leaves as they are
+    first = {i: jnp.linalg.qr(means[i])[0] for i in factored}  # `P`; the next `Q` is `second`
     second = {i: _multiply(matrix.T, first[i]) for i, matrix in matrices.items()}
     second = exact_average(second, wire, key=None)
     errors = [jnp.zeros_like(leaf) for leaf in leaves]
@@ -66,7 +66,7 @@ def _multiply(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _replace_columns(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Replaces columns of a factor `Q` by new ones, unless a new one is 0 or not finite.
+    """Replaces the columns of a factor `Q`, but keeps the old one if the new is 0 or not finite.
 
     A gradient may be 0 at the start, and then its new `Q` is 0. With it, the next `P` would have
     the first unit vectors as columns, such as rows of pixels that stay 0 forever.

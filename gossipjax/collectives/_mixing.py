@@ -162,18 +162,18 @@ def mix(
 
 
 def _mix(x: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
-    """Applies a round to a tree: `P x`."""
+    """Applies a round to the tree of this node: `P x`."""
     if round_.is_identity:
         return x
     layout = Layout(x)
-    is_exact = not any(is_narrower(wire.codec, dtype) for dtype in layout.dtypes)
-    if round_.is_uniform and is_exact:  # all nodes average
+    is_in_full = not any(is_narrower(wire.codec, dtype) for dtype in layout.dtypes)
+    if round_.is_uniform and is_in_full:  # all nodes average, in full precision
         if travels_by_leaf(wire):
             return jax.tree.map(lambda leaf: buffer_mean(leaf, wire), x)
         return layout.unpack([buffer_mean(buffer, wire) for buffer in layout.pack(x)])
     # Leaves become flat only in the message, because XLA for GPUs fuses less with flat leaves.
     kept, sent = split(x, round_)
-    return jax.tree.map(jnp.add, kept, _deliver(sent, round_, wire, key))
+    return jax.tree.map(jnp.add, kept, _deliver(round_, sent, wire, key))
 
 
 def deliver(
@@ -184,13 +184,10 @@ def deliver(
     Returns what arrives at this node, summed over its senders. A node adds it to what it kept.
     """
 
-    def deliver_in(round_: NodeRound, sent: Any) -> Any:
-        return _deliver(sent, round_, wire, key)
-
-    return at_round(deliver_in, schedule, step, wire.axis_name, sent)
+    return at_round(partial(_deliver, wire=wire, key=key), schedule, step, wire.axis_name, sent)
 
 
-def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) -> Any:
+def _deliver(round_: NodeRound, sent: Any, wire: Wire, key: jax.Array | None) -> Any:
     """Runs `deliver` for one round, in one message per type.
 
     With any codec the derivative is the derivative of the exchange in full precision.
@@ -210,9 +207,7 @@ def _deliver(sent: Any, round_: NodeRound, wire: Wire, key: jax.Array | None) ->
             # Leaves are encoded one by one, so that codecs give the same words wherever nodes run.
             exchange = partial(exchange_slots, round_=round_, wire=wire)
             if is_narrow:
-                in_full = partial(
-                    exchange_slots, key=None, round_=round_, wire=wire._replace(codec=None)
-                )
+                in_full = partial(exchange, key=None, wire=wire._replace(codec=None))
                 exchange = straight_through(exchange, in_full)
             arrived.append(exchange(leaves, fold_in_node(key_of_type, wire)))
         elif travels_by_leaf(wire) and not is_narrow:  # simulated nodes average
@@ -243,6 +238,7 @@ def _deliver_buffer(
     key = fold_in_node(key, wire)
 
     def exchange(part: jax.Array, wire: Wire) -> jax.Array:
+        """Delivers a part; if messages are rounded, with the derivative for full precision."""
         deliver_in_full = partial(_deliver_in_full, round_=round_, wire=wire)
         if not is_narrower(wire.codec, part.dtype):
             return deliver_in_full(part)
@@ -264,7 +260,8 @@ def _deliver_rounded(
 ) -> jax.Array:
     """Delivers a flat buffer as the codec rounds it, but its first value in full precision.
 
-    The first value may be the push-sum weight, whose rounding would move the whole model.
+    The first value may be the push-sum weight, whose rounding would move the whole model. In an
+    average all values travel in full precision if there are no more of them than nodes.
     """
     is_first = jax.lax.iota(jnp.int32, sent.size) == 0
     # A weight among small values would give their block of the codec too large a scale.
@@ -273,10 +270,10 @@ def _deliver_rounded(
         if sent.size <= round_.size:
             return _deliver_in_full(sent, round_, wire)
         first = _deliver_in_full(sent[:1], round_, wire)
-        rest = deliver_uniform(others, key, wire)
+        arrived = deliver_uniform(others, key, wire)
     else:
-        first, rest = exchange_slots([sent[:1], others], key, round_, wire)
-    return jnp.where(is_first, first, rest)
+        first, arrived = exchange_slots([sent[:1], others], key, round_, wire)
+    return jnp.where(is_first, first, arrived)
 
 
 def at_round(
@@ -297,8 +294,8 @@ def at_round(
             f"the axis {axis_name!r} must have as many nodes as the schedule, {schedule.size}, got "
             f"{nodes}: build the schedule for {nodes} nodes, or map over {schedule.size}."
         )
-    # Values that are equal on all nodes may differ after a round. As all branches of a switch must
-    # have one type, they are typed as values that differ before it, too.
+    # All branches of a switch must return one type. So values that are equal on all nodes, and may
+    # differ after a round, are typed as values that differ before the round, too.
     x = jax.tree.map(lambda leaf: as_varying(leaf, axis_name), x)
     require_step(step, axis_name)
     if isinstance(step, int | np.integer):
@@ -314,7 +311,7 @@ def _choose_round(
     axis_name: str,
     x: Any,
 ) -> Any:
-    """Returns `apply(round, x)` for the distinct round whose traced number is `index`."""
+    """Returns `apply(round, x)` for round `index` of the schedule's distinct rounds."""
     rounds = schedule.rounds
     # On a mesh a permutation is part of the program, so each round needs a branch. For simulated
     # nodes it is a gather of rows whose numbers are data: one branch serves all rounds that are
@@ -384,7 +381,8 @@ def round_index(schedule: Schedule, step: StepLike) -> int | jax.Array:
     step = jnp.asarray(step, jnp.int32)
     if len(starts) == 1:  # one cycle, from step 0
         return numbers[step % lengths[0]]
+    # The cycle of the segment of `step` begins at `first` in `numbers`.
     segment = jnp.sum(step >= jnp.asarray(starts[1:]))
     first = jnp.asarray(np.cumsum(lengths, dtype=np.int32) - lengths)[segment]
-    within = (step - jnp.asarray(starts)[segment]) % jnp.asarray(lengths)[segment]
-    return numbers[first + within]
+    place_in_cycle = (step - jnp.asarray(starts)[segment]) % jnp.asarray(lengths)[segment]
+    return numbers[first + place_in_cycle]

@@ -34,6 +34,7 @@ def mix_encoded(tree: Any, round_: NodeRound, wire: Wire, key: jax.Array | None)
     """
 
     def exchange(part: jax.Array, wire: Wire, key: jax.Array | None) -> list[jax.Array]:
+        """Sends `q` of a part; returns `q`, and the sum of it and the received `q_j`, weighted."""
         words = encode_array(part, wire.codec, key)
         sent = decode_array(words, wire.codec, part)
         mixed = [round_.select(round_.self_weights, part.dtype) * sent]

@@ -48,7 +48,7 @@ def adaptive_consensus(
     def strength(count: jax.typing.ArrayLike) -> jax.Array:
         """Returns `(1 - minimum) (rate / highest)^power + minimum`; 1 in a warm-up."""
         count = jnp.asarray(count)
-        share = jnp.minimum(jnp.asarray(rate(count)) / highest, 1.0)
-        return jnp.where(count < start, 1.0, (1 - minimum) * share**power + minimum)
+        relative_rate = jnp.minimum(jnp.asarray(rate(count)) / highest, 1.0)
+        return jnp.where(count < start, 1.0, (1 - minimum) * relative_rate**power + minimum)
 
     return strength

@@ -96,9 +96,10 @@ def relay(tree: Any, *, axis_name: str = "nodes") -> optax.GradientTransformatio
 
 
 def _relay(y: Any, received: Messages) -> Messages:
-    """Returns the next message to each neighbour: `y`, and what all other neighbours have sent."""
+    """Returns the next message to each neighbour: `y` plus the messages of all other neighbours."""
     one = PushSum(jnp.ones_like(received[0].weight), y)
-    # Sums of the messages before and behind each neighbour, because a subtraction would round.
+    # For neighbour i, `before[i]` sums `y` and the messages before its own, and `behind[i]` those
+    # behind its own, because a subtraction of its own from the sum of all would round.
     before = list(itertools.accumulate(received[:-1], optax.tree.add, initial=one))
     behind = list(itertools.accumulate(reversed(received[1:]), optax.tree.add))[::-1]
     return (*map(optax.tree.add, before[:-1], behind), before[-1])

@@ -25,11 +25,7 @@ TINY = 1e-6  # of a weight that is 0 but for rounding
 
 
 def robust_gossip(
-    schedule: Schedule,
-    rule: Rule,
-    *,
-    axis_name: str = "nodes",
-    wire: WireLike | None = None,
+    schedule: Schedule, rule: Rule, *, axis_name: str = "nodes", wire: WireLike | None = None
 ) -> optax.GradientTransformationExtraArgs:
     """D-PSGD with a robust rule in the place of the weighted average. Put it *last* in a chain.
 
@@ -41,8 +37,7 @@ def robust_gossip(
     `CoordinateMedian`. You can also give a function `rule(own, messages, weights, senders)` of
     trees `[...]` and `[K, ...]` and of arrays `[K]`: what `Node.receive` returns, and
     `node.senders`. A rule protects honest nodes from a few neighbours that lie. It moves the mean
-    of the nodes, even if nobody lies. `docs/evidence/limitations.md` says what no rule protects
-    from.
+    of the nodes, even if nobody lies. `docs/evidence/limitations.md` says what rules cannot do.
 
     Args:
       schedule: a doubly stochastic schedule, such as `from_graph(graph, weights="metropolis")`.
@@ -76,9 +71,10 @@ def robust_gossip(
 
 
 def _require_liar_weight(rule: Any, schedule: Schedule) -> None:
-    """Raises `ValueError` if `liar_weight` is below every neighbour's weight, or 1/2 or more."""
+    """Raises `ValueError` if `rule.liar_weight` is below every neighbour's weight, or >= 1/2."""
     matrices = [round_.matrix for round_ in schedule.rounds if not round_.is_identity]
-    weights = np.array([w for m in matrices for w in m[~np.eye(len(m), dtype=bool)] if w > 0])
+    off_diagonal = [m[~np.eye(len(m), dtype=bool)] for m in matrices]
+    weights = np.array([w for entries in off_diagonal for w in entries if w > 0])
     liar_weight = getattr(rule, "liar_weight", None)
     if liar_weight is not None and weights.size and not weights.min() - TINY <= liar_weight < 0.5:
         raise ValueError(
@@ -146,8 +142,8 @@ class ClippedGossip(_Pull):
         """Returns the weights, smaller for messages that are farther away than the radius."""
         radius: Any = self.radius
         if self.liar_weight is not None:
-            kept = _keep_nearest(distances, weights, self.liar_weight)
-            radius = jnp.sqrt(jnp.sum(kept * distances**2) / self.liar_weight)
+            near_weights = _keep_nearest(distances, weights, self.liar_weight)
+            radius = jnp.sqrt(jnp.sum(near_weights * distances**2) / self.liar_weight)
         return _clip(weights, distances, radius)
 
 
@@ -175,7 +171,8 @@ class ClippedSum(_Pull):
     liar_weight: float
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
-        """Returns the weights, smaller beyond a radius that an honest neighbour sets."""
+        """Returns the weights, made smaller beyond a radius that liars cannot make large."""
+        # Liars have at most half of the weight beyond the radius: an honest message is farther.
         is_near = _weigh_farther(distances, weights) >= 2 * self.liar_weight - TINY
         radius = jnp.max(jnp.where(is_near, distances, 0))
         return _clip(weights, distances, radius)
@@ -204,8 +201,9 @@ class NearestNeighbors(_Pull):
 
     def _strengths(self, distances: jax.Array, weights: jax.Array) -> jax.Array:
         """Returns the weights of the nearest messages, in a mean with the node's own value."""
-        kept = _keep_nearest(distances, weights, self.liar_weight)
-        return kept / jnp.maximum(1 - weights.sum() + kept.sum(), TINY)
+        near_weights = _keep_nearest(distances, weights, self.liar_weight)
+        own_weight = 1 - weights.sum()
+        return near_weights / jnp.maximum(own_weight + near_weights.sum(), TINY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,18 +231,18 @@ class TrimmedMean:
         """Averages the node's `own` value and K `messages` `[K, ...]`, without the extreme ones."""
         del senders
         _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
-        # The own value counts 1; but 0 for gx.outer, which gives all weight to the messages.
-        own_share = (1 - weights.sum() > TINY).astype(jnp.float32)
-        count = jnp.sum(weights > 0)
-        kept_with_own = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_share
+        # One own value counts; none in gx.outer, where the messages have all the weight.
+        own_count = (1 - weights.sum() > TINY).astype(jnp.float32)
+        count = jnp.sum(weights > 0)  # messages
+        kept_count = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_count
 
         def average(x: Any, received: jax.Array) -> jax.Array:
             """Averages a leaf `x [...]` with the middle ones of the `received` `[K, ...]`."""
             rank = _add_axes(jnp.arange(len(weights)), received)
             is_kept = (rank >= self.liars) & (rank < count - self.liars)
             total = jnp.sum(jnp.where(is_kept, _sort_messages(received, weights), 0), axis=0)
-            divisor = jnp.maximum(kept_with_own, 1).astype(received.dtype)
-            return (total + own_share.astype(received.dtype) * x) / divisor
+            divisor = jnp.maximum(kept_count, 1).astype(received.dtype)
+            return (total + own_count.astype(received.dtype) * x) / divisor
 
         return jax.tree.map(average, own, messages)
 
@@ -269,13 +267,13 @@ class CoordinateMedian:
         weights = jnp.append(weights, jnp.maximum(1 - weights.sum() - TINY, 0))
         last = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # the index of the largest value
 
-        def average(x: Any, heard: jax.Array) -> jax.Array:
+        def find_median(x: Any, heard: jax.Array) -> jax.Array:
             """Returns the median of a leaf `x [...]` and its K values `heard [K, ...]`."""
             values = jnp.concatenate([heard, jnp.asarray(x, heard.dtype)[None]])
             ordered = _sort_messages(values, weights)
             return (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
 
-        return jax.tree.map(average, own, messages)
+        return jax.tree.map(find_median, own, messages)
 
 
 def _compare(own: Any, messages: Any, weights: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
@@ -331,7 +329,7 @@ def _weigh_farther(distances: jax.Array, weights: jax.Array) -> jax.Array:
     """
     number = jnp.arange(len(weights))
     is_later = (distances[:, None] == distances[None]) & (number[:, None] > number[None])
-    is_farther = (distances[:, None] > distances[None]) | is_later
+    is_farther = (distances[:, None] > distances[None]) | is_later  # [i, j]: i than j
     return jnp.sum(jnp.where(is_farther, weights[:, None], 0), axis=0)
 
 

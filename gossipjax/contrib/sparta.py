@@ -59,7 +59,6 @@ def sparta(
     def combine(x: Any, u: Any, node: Node) -> Any:
         """Adds the update, and mixes the slice of this update, the same on all nodes."""
         leaves, structure = jax.tree.flatten(optax.tree.add(x, u))
-        # `node.count` is the number of updates so far, the same on all nodes.
         slices = [
             draw_slice(leaf.size, period, seed, number, node.count)
             for number, leaf in enumerate(leaves)
@@ -73,12 +72,12 @@ def sparta(
 def draw_slice(size: int, period: int, seed: int, leaf: int, count: jax.Array) -> jax.Array:
     """Returns the indices in a flat leaf that update `count` averages: one per group of `period`.
 
-    If the last group is short, its index can be `size` or larger, where the leaf has no value.
+    `leaf` is the number of the leaf. If the last group is short, its index can be `size` or larger,
+    where the leaf has no value.
     """
-    groups = -(-size // period)
+    groups = -(-size // period)  # rounded up
     key = jax.random.fold_in(jax.random.fold_in(make_seed_key(seed), leaf), count // period)
-    # Each group starts elsewhere, and goes on by one at each update: in `period` updates it comes
-    # through all its values.
+    # Each group starts at a random value, and goes on to its next value at each update.
     starts = jax.random.bits(key, (groups,), np.uint32) % np.uint32(period)
     in_group = (starts + (count % period).astype(np.uint32)) % np.uint32(period)
     return period * jax.lax.iota(jnp.int32, groups) + in_group.astype(jnp.int32)

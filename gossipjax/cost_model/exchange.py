@@ -109,7 +109,7 @@ class Exchange(plan.Exchange):
         return 32.0 if self.wire is None else 8 * self.wire.count_bytes(SAMPLE_SIZE) / SAMPLE_SIZE
 
     def happens_at(self, step: int) -> bool:
-        """Says whether the nodes begin an exchange at the end of `step`."""
+        """Says whether the nodes begin an exchange when they have computed `step`."""
         return step % self.every == self.phase
 
     def round_at(self, step: int) -> Round | None:
@@ -147,7 +147,8 @@ class Exchange(plan.Exchange):
 
     def list_layers(self) -> np.ndarray:
         """Returns the layers of the exchange, in the order in which a backward pass leaves them."""
-        return np.arange(self.fragment, self.layers, max(1, round(1 / self.models)))[::-1]
+        fragments = max(1, round(1 / self.models))  # p, which is 1 for a whole model
+        return np.arange(self.fragment, self.layers, fragments)[::-1]
 
     def find_seconds(
         self, step: int, workload: Workload, network: Network, nodes: int
@@ -160,8 +161,8 @@ class Exchange(plan.Exchange):
         size = self.count_bytes(workload, nodes)
         if self.is_collective_at(step):
             parts = max(1, len(self.list_layers()))  # each part pays the latency
-            part = _find_collective_seconds(self._collective_kind, size / parts, network, nodes)
-            seconds = np.full(nodes, parts * part)
+            each = _find_collective_seconds(self._collective_kind, size / parts, network, nodes)
+            seconds = np.full(nodes, parts * each)
         else:
             # The messages of a node share its link, and each is copied through the host.
             seconds = network.message_seconds(size) + size / network.host_copy
@@ -193,7 +194,7 @@ class Exchange(plan.Exchange):
 
     @property
     def _collective_kind(self) -> Kind:
-        """The way in which all nodes average at once: `kind`, or a ring to gossip or gather."""
+        """The way in which all nodes average at once: `kind`, but a ring for gossip and gathers."""
         return self.kind if self.schedule is None and not self.gathers else "ring"
 
     @property
@@ -225,11 +226,11 @@ class Exchange(plan.Exchange):
         layers = self.list_layers()  # the numbers of those that are sent, the last one first
         backward = BACKWARD * compute_seconds
         forward = compute_seconds - backward
-        each = seconds / len(layers)  # seconds on the link
+        each = seconds / len(layers)  # how long a layer is on the link
         order = np.arange(len(layers))
         # Times count from the start of the backward pass. The link carries one layer after another:
-        # `arrival[k] = max(ready[k], arrival[k - 1]) + each`. Less `(k + 1) each` on both sides,
-        # this is a running maximum.
+        # `arrival[k] = max(ready[k], arrival[k - 1]) + each`. If `(k + 1) each` is subtracted from
+        # both sides, this is a running maximum.
         ready = (self.layers - layers) * backward / self.layers
         arrival = np.maximum.accumulate(ready - order * each) + (order + 1) * each
         needed = backward + layers * forward / self.layers

@@ -18,8 +18,7 @@ MAX_FRAGMENTS = 64  # if `params` are not given: a fragment contains at least on
 class Method:
     """The exchanges that an algorithm makes.
 
-    `from_transform` makes the method of a transform. Give the exchanges yourself for what no
-    transform does.
+    `from_transform` makes the method of a transform. For any other, give the exchanges yourself.
 
     Attributes:
       name: the name of the algorithm in tables.
@@ -98,13 +97,13 @@ def from_transform(
     >>> [(e.kind, e.bits) for e in from_transform(tx, "server", "server").exchanges]
     [('server', 16.0)]
     """
-    is_unknown = params is None
-    if is_unknown:  # most sizes are fractions of the model, whatever its shapes: any leaves will do
+    has_no_params = params is None
+    if has_no_params:  # most sizes are fractions of the model, so any leaves will do
         params = [jax.ShapeDtypeStruct((1,), jnp.float32)] * MAX_FRAGMENTS
     state = jax.eval_shape(tx.init, params)
     step_plan(state)  # raises if parts of the chain are in a wrong order
     found = [part.plan for part in find_parts(state, Exchanging)]
-    if is_unknown and any(plan.wire.low_rank for plan in found):
+    if has_no_params and any(plan.wire.low_rank for plan in found):
         raise ValueError(
             "params must be given where factors of gx.wire.low_rank are averaged, got None: their "
             "sizes depend on the shapes. jax.ShapeDtypeStructs are enough."
@@ -120,7 +119,7 @@ def from_transform(
                 "gx.bytes_per_step counts what a transform sends."
             )
         is_average = exchange.schedule is None
-        # The averages of a chain are of fragments 0, 1, and so on.
+        # The averages of a chain are those of fragments 0, 1, and so on: count the earlier ones.
         fragment = sum(other.schedule is None for other in exchanges)
         exchanges.append(
             Exchange(

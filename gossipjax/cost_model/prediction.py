@@ -76,9 +76,9 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
         )
         sent = np.array([exchange.count_sent_bytes(k, workload, nodes) for k in steps])
         if exchange.awaits == "nobody":  # nodes send only if their link is free
-            share = find_share(seconds, compute * exchange.every)
-            seconds = seconds * share
-            sent = sent * share
+            sent_share = find_share(seconds, compute * exchange.every)
+            seconds = seconds * sent_share
+            sent = sent * sent_share
         else:
             exposed = [exchange.find_exposed_seconds(float(e), compute) for e in seconds]
             exposed_seconds += sum(exposed) / len(exposed) / exchange.every
@@ -97,11 +97,11 @@ def predict_step(method: Method, workload: Workload, network: Network, nodes: in
 
 
 def find_share(seconds: np.ndarray, round_seconds: float) -> np.ndarray:
-    """Returns for each round the fraction of its messages that are sent, if no node waits.
+    """Returns for each round the fraction of its messages that are sent, if no node waits; `[T]`.
 
-    A message whose link is busy is not sent. `seconds` are the times `e` for which the messages of
-    each round occupy a link; a round begins every `round_seconds`. A node tries to send every `g`
-    seconds, the mean between rounds that send something, so one in `ceil(e / g)` tries succeeds.
+    A message whose link is busy is not sent. `seconds` `[T]` are the times `e` for which messages
+    of each round occupy a link; a round begins every `round_seconds`. A node tries to send every
+    `g` seconds, the mean between rounds that send something: one in `ceil(e / g)` tries succeeds.
     """
     gap = round_seconds * len(seconds) / max(1, np.count_nonzero(seconds))
     if gap == 0:  # without computation there are infinitely many tries

@@ -43,19 +43,19 @@ class Links:
         """
         sent = begun.copy()
         received = np.full(len(begun), -math.inf)
-        queue = [(time, node, 0) for node, time in enumerate(begun)]
+        queue = [(time, node, 0) for node, time in enumerate(begun)]  # each node's next message
         heapq.heapify(queue)
         while queue:  # a receiver's link takes messages in the order in which they ask
-            time, node, number = heapq.heappop(queue)
-            if number == len(slots):
+            time, node, slot = heapq.heappop(queue)
+            if slot == len(slots):
                 continue
-            target = slots[number][node]
+            target = slots[slot][node]
             if target != node:
                 copied = max(time, self._out_free[node]) + copy_seconds
                 time = max(copied, self._in_free[target] if is_awaited else 0.0) + wire_seconds
                 self._out_free[node] = self._in_free[target] = sent[node] = time
                 received[target] = max(received[target], time)
-            heapq.heappush(queue, (time, node, number + 1))
+            heapq.heappush(queue, (time, node, slot + 1))
         return sent, received
 
     def reduce(
@@ -63,9 +63,8 @@ class Links:
     ) -> np.ndarray:
         """Occupies all links with an all-reduce; returns when each node has its result, `[N]`.
 
-        The nodes have computed at the times `begun`. `seconds` are their times of computation in
-        this step, and in the step after the all-reduce is awaited. The all-reduce takes `duration`
-        seconds.
+        It takes `duration` seconds. The nodes have computed at the times `begun`. `seconds` are the
+        times of computation in this step, and in the one after the step that waits for the result.
         """
         # Of each part: the fraction of the backward pass that is left when its layer is done, which
         # also is the fraction of the next forward pass before it reaches the layer.
@@ -85,8 +84,7 @@ def _find_ends(
     """Returns the times at which the nodes end their steps, in seconds, `[steps, N]`.
 
     Nodes wait for an exchange of `overlap = k` after k more computations. All messages of a step
-    occupy their links before the messages of the next step. `seconds` `[T, N]` are the times of the
-    computations.
+    occupy their links before those of the next step. Computations take `seconds` `[T, N]`.
     """
     links = Links(seconds.shape[1])
     ends = np.zeros((steps + 1, seconds.shape[1]))
@@ -100,18 +98,18 @@ def _find_ends(
             # An all-reduce waits for the slowest of all nodes, a round of gossip for what it sends
             # and for what is sent to it, and AD-PSGD for its own link.
             if exchange.is_collective_at(step):
-                both = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
+                computed = [seconds[k % len(seconds)] for k in (step, step + exchange.overlap + 1)]
                 duration = exchange.find_seconds(step, workload, network, len(time)).max()
-                done = links.reduce(exchange, time, both, duration)
+                done = links.reduce(exchange, time, computed, duration)
             else:
                 size = exchange.count_bytes(workload, len(time))
-                times = 2 if exchange.is_half_duplex else 1
+                factor = 2 if exchange.is_half_duplex else 1  # a node sends, then receives
                 is_awaited = exchange.awaits == "peers"
                 done, received = links.send_round(
                     exchange.messages_at(step),
                     time,
-                    wire_seconds=times * network.message_seconds(size),
-                    copy_seconds=times * size / network.host_copy,
+                    wire_seconds=factor * network.message_seconds(size),
+                    copy_seconds=factor * size / network.host_copy,
                     is_awaited=is_awaited,
                 )
                 if is_awaited:
@@ -220,19 +218,20 @@ def _make_simulation(
     rate: float, method: Method, workload: Workload, network: Network, nodes: int
 ) -> Simulation:
     """Makes the result of `simulate` from `rate`, the steps per second of all nodes together."""
-    step = nodes / rate
+    step_seconds = nodes / rate
     staleness = float(method.staleness)
     kept = 0.0
-    if method.is_asynchronous and step > 0:
+    if method.is_asynchronous and step_seconds > 0:
         (exchange,) = method.exchanges
-        rounds = exchange.list_steps()
-        seconds = np.array([exchange.find_seconds(k, workload, network, nodes) for k in rounds])
-        seconds = seconds.max(axis=1)
-        staleness = float(max(1, math.ceil(seconds.max() / step - ROUNDING)))
+        steps = exchange.list_steps()
+        seconds = np.array([exchange.find_seconds(k, workload, network, nodes) for k in steps])
+        seconds = seconds.max(axis=1)  # of the slowest node in each round
+        staleness = float(max(1, math.ceil(seconds.max() / step_seconds - ROUNDING)))
         if exchange.awaits == "nobody" and seconds.any():
-            kept = 1 - float(find_share(seconds, step * exchange.every)[seconds > 0].mean())
+            sent_share = find_share(seconds, step_seconds * exchange.every)
+            kept = 1 - float(sent_share[seconds > 0].mean())
     return Simulation(
-        seconds=step,
+        seconds=step_seconds,
         examples_per_second=rate * workload.examples,
         staleness=staleness,
         kept=kept,

@@ -66,12 +66,11 @@ def apply_if_finite(
     max_errors = require_int(max_consecutive_errors, "max_consecutive_errors", 0)
 
     def init(params: optax.Params) -> ApplyIfFiniteState:
-        inner_state = inner.init(params)
         return ApplyIfFiniteState(
             notfinite_count=jnp.zeros((), jnp.int32),
             last_finite=jnp.array(True),
             total_notfinite=jnp.zeros((), jnp.int32),
-            inner_state=inner_state,
+            inner_state=inner.init(params),
         )
 
     def update(
@@ -127,7 +126,7 @@ def _update_if(
 
 def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> jax.Array:
     """Says whether the updates of all nodes are finite; every device gets the same answer."""
-    axis_size(axis_name)
+    axis_size(axis_name)  # raises if there is no such axis
     are_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
     failures = jnp.logical_not(jnp.all(jnp.array(are_finite))).astype(jnp.float32)
     names = [axis_name] if local_axis_name is None else [axis_name, local_axis_name]

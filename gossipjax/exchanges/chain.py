@@ -47,7 +47,7 @@ def find_parts(tree: Any, *kinds: type) -> list[Any]:
 
 
 def find_exchanging(tree: Any) -> list[Any]:
-    """Finds all states that exchange, those inside of others after these."""
+    """Finds all states that exchange; a state that wraps others comes before them."""
     found = []
     for part in find_parts(tree, Exchanging):
         # A state that wraps a chain may keep more states that exchange, in any of its fields.
@@ -93,7 +93,7 @@ def _require_no_skips(tree: Any) -> None:
         if isinstance(part, optax.MultiStepsState):
             skips = bool(jax.tree.leaves(part.skip_state))
         else:
-            skips = type(part) is optax.ApplyIfFiniteState  # and not of gx.apply_if_finite
+            skips = type(part) is optax.ApplyIfFiniteState  # gx.apply_if_finite has a subclass
         if skips and find_parts(tuple(part), GossipState):
             raise ValueError(
                 "gossip must not stand inside optax.apply_if_finite or optax.MultiSteps with "
@@ -115,36 +115,38 @@ def require_order(opt_state: optax.OptState) -> None:
         for i, part in enumerate(chain):
             if isinstance(part, WeightedState):
                 _require_next_exchange(chain[i + 1 :], inside)
-            unmasked = find_parts(part, Exchanging, *MASKS)
+            outside_masks = find_parts(part, Exchanging, *MASKS)
             for exchange in find_parts(part, Exchanging):
                 # If the exchange is masked, an optimizer in a mask may be of other parameters.
-                passes = () if any(exchange is one for one in unmasked) else MASKS
-                _require_position(exchange, chain[:i], chain[i + 1 :], passes)
+                is_masked = not any(exchange is state for state in outside_masks)
+                ignored = MASKS if is_masked else ()
+                _require_position(exchange, chain[:i], chain[i + 1 :], ignored)
     _require_one_exchange(opt_state)
 
 
 def _require_position(
-    exchange: Any, before: list[Any], after: list[Any], passes: tuple[type, ...]
+    exchange: Any, before: list[Any], after: list[Any], ignored: tuple[type, ...]
 ) -> None:
     """Raises `ValueError` if an optimizer stands on the wrong side of `exchange` in its chain.
 
-    `before` and `after` are the states of the other parts; those of the kinds `passes` may contain
-    anything.
+    `before` and `after` are the states of its other parts; those of `ignored` kinds may be there.
     """
-    if exchange.mixes_models and (name := _find_optimizer(after, passes)):
+    late = _find_optimizer(after, ignored)
+    if exchange.mixes_models and late:
         raise ValueError(
             "gossip must be last in a chain, as its updates must reach the parameters as they "
-            f"are, got {name} after it: optimizers go before, optax.chain(optimizer, gossip)."
+            f"are, got {late} after it: optimizers go before, optax.chain(optimizer, gossip)."
         )
-    name = _find_optimizer(before, (optax.ScaleByScheduleState, *passes))
-    if exchange.mixes_models and exchange.plan.takes_gradients and name:
+    # A schedule may scale gradients before they are exchanged.
+    early = _find_optimizer(before, (optax.ScaleByScheduleState, *ignored))
+    if exchange.mixes_models and exchange.plan.takes_gradients and early:
         raise ValueError(
-            f"the exchange must get gradients, got the updates of {name} before it: gossip that is "
-            "the optimizer replaces it, and gx.outer(optimizer, ...) wraps it."
+            f"the exchange must get gradients, got the updates of {early} before it: gossip that "
+            "is the optimizer replaces it, and gx.outer(optimizer, ...) wraps it."
         )
-    if not exchange.mixes_models and name:
+    if not exchange.mixes_models and early:
         raise ValueError(
-            f"gx.allreduce must go first in a chain, as it averages gradients, got {name} before "
+            f"gx.allreduce must go first in a chain, as it averages gradients, got {early} before "
             "it: optax.chain(gx.allreduce(), optimizer)."
         )
 
@@ -152,7 +154,8 @@ def _require_position(
 def _require_next_exchange(after: list[Any], inside: Any) -> None:
     """Raises `ValueError` unless an exchange follows on `gx.weighted`, before any optimizer.
 
-    `after` are the parts of the chain behind it, and `inside` is what the chain stands in, or None.
+    `after` are the states behind `gx.weighted` in its chain. `inside` is the exchanging state whose
+    outer step follows on the chain; None if nothing does.
     """
     known = find_parts(after, Exchanging, WeightedState, *OPTIMIZERS)
     # After the last part of a chain inside gx.outer comes the outer step.
@@ -169,7 +172,7 @@ def _require_next_exchange(after: list[Any], inside: Any) -> None:
 def _require_one_exchange(opt_state: optax.OptState) -> None:
     """Raises `ValueError` if a chain averages gradients over all nodes and gossips models too."""
     if all(part.mixes_models for part in find_exchanging(opt_state)):
-        return
+        return  # nothing averages gradients
     for chain, _ in _find_chains((opt_state,), None):
         for exchange in find_parts(chain, Exchanging):
             if not exchange.mixes_models:
@@ -187,20 +190,20 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
                     )
 
 
-def _find_optimizer(parts: list[Any], passes: tuple[type, ...]) -> str:
+def _find_optimizer(parts: list[Any], ignored: tuple[type, ...]) -> str:
     """Returns the name of the first state that proves an optimizer; "" if none does.
 
-    States of the kinds `passes` prove nothing, and neither do states inside of them.
+    States of the kinds `ignored` prove nothing, and neither do states inside of them.
     """
-    found = find_parts(parts, *OPTIMIZERS, *passes)
-    return next((type(part).__name__ for part in found if type(part) not in passes), "")
+    found = find_parts(parts, *OPTIMIZERS, *ignored)
+    return next((type(part).__name__ for part in found if type(part) not in ignored), "")
 
 
 def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
-    """Finds all chains in a state: the states of their parts, and what follows on the last part.
+    """Yields each chain in a state: the states of its parts, and the state that wraps the chain.
 
-    A chain in a chain is a part of it. `inside` is the exchanging state that wraps the chain, whose
-    outer step follows; None if nothing does.
+    The parts of a chain within a chain are parts of the outer one. The wrapping state is `inside`,
+    an exchanging state whose outer step follows on the last part; None if nothing follows.
     """
     if _is_chain(tree):
         chain = _flatten_chain(tree)
@@ -235,7 +238,8 @@ def wire_of_first_average(opt_state: optax.OptState, axis_name: str) -> Wire | N
     """
     chain = _flatten_chain((opt_state,))
     first = chain[0] if chain else None
-    if not isinstance(first, Exchanging) or first.mixes_models or jax.tree.leaves(first):
+    keeps_error = bool(jax.tree.leaves(first))  # a plain average has a state without arrays
+    if not isinstance(first, Exchanging) or first.mixes_models or keeps_error:
         return None
     return first.plan.wire if first.plan.wire.axis_name == axis_name else None
 
@@ -257,11 +261,13 @@ def step_plan(opt_state: optax.OptState) -> Plan:
     return _plan_of(jax.tree.structure(opt_state))
 
 
-# A training loop asks at every step, and a look through a thousand leaves takes milliseconds. Plans
-# are static data of the structure, which is a key: its leaves may be anything.
 @functools.lru_cache(256)
 def _plan_of(structure: Any) -> Plan:
-    """Returns the `step_plan` of a state of this structure."""
+    """Returns the `step_plan` of a state of this structure, and caches it.
+
+    A training loop asks at every step, and a look through a thousand leaves takes milliseconds. The
+    plan is static data of the structure, so the leaves may be anything, here 0.
+    """
     opt_state = jax.tree.unflatten(structure, [0] * structure.num_leaves)
     gossip_state(opt_state)  # raises if there are several
     require_order(opt_state)
@@ -271,10 +277,10 @@ def _plan_of(structure: Any) -> Plan:
 
 
 def require_updates_numbered(opt_state: optax.OptState) -> None:
-    """Raises `ValueError` if `optax.MultiSteps` stands around the gossip, or before one of a kind.
+    """Raises `ValueError` if `optax.MultiSteps` stands at a wrong place in a chain with gossip.
 
-    Inside of it, the number of a step is not that of an update. Before a gossip that needs a
-    gradient in every update, it would hand on zeros.
+    Around the gossip, the number of a step would not be that of an update. Before a gossip that
+    needs a gradient in every update, `optax.MultiSteps` would hand on zeros in between.
     """
     accumulating = find_parts(opt_state, optax.MultiStepsState)
     for part in accumulating:
@@ -285,7 +291,6 @@ def require_updates_numbered(opt_state: optax.OptState) -> None:
                 "gx.accumulate_gradients(gradients, every), or leave step out."
             )
     for chain, _ in _find_chains(opt_state, None) if accumulating else ():
-        # MultiSteps hands on zeros, so it must not stand before a part that every update moves.
         needs_gradients = [
             any(state.plan.moves_by_zeros for state in find_exchanging(part)) for part in chain
         ]
@@ -302,8 +307,7 @@ def canonical_step(opt_state: optax.OptState, step: int) -> int:
     """Maps a step number to a static one: steps that need the same program get the same number.
 
     The result is the smallest step number with the same round, the same outer step (if there are
-    any), and, under overlap, the same rounds at the `overlap` steps before. Without an exchange the
-    result is 0.
+    any), and, under overlap, the same rounds at the `overlap` steps before; 0 without exchange.
 
     Args:
       opt_state: the state of a chain, of one node or node-stacked.

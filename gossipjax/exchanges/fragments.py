@@ -16,9 +16,9 @@ from gossipjax.topology.schedule import require_int
 
 
 class Piece(NamedTuple):
-    """Every `columns`-th entry of an axis of a leaf, from each of `start` to `stop - 1`.
+    """The entries of an axis of a leaf whose index modulo `columns` is from `start` to `stop - 1`.
 
-    The entries are far apart, so all devices over which the axis is sharded have equally many.
+    They spread over the whole axis, so all devices over which it is sharded have equally many.
     """
 
     axis: int
@@ -41,8 +41,8 @@ class Piece(NamedTuple):
     def put(self, leaf: Any, part: Any) -> jax.Array:
         """Returns the leaf with the piece, these columns of each row, replaced by `part`."""
         table = self._split_axis(leaf, self.columns)
-        columns = self._split_axis(part, self.stop - self.start)
-        table = jax.lax.dynamic_update_slice_in_dim(table, columns, self.start, self.axis + 1)
+        new_columns = self._split_axis(part, self.stop - self.start)
+        table = jax.lax.dynamic_update_slice_in_dim(table, new_columns, self.start, self.axis + 1)
         return table.reshape(leaf.shape)
 
 
@@ -72,8 +72,10 @@ def split_leaves(tree: Any, fragments: int) -> list[Fragment]:
     stops = []
     for number in range(1, fragments):
         nearest = int(np.abs(ends - ends[-1] * number / fragments).argmin()) + 1
-        least = stops[-1] + 1 if stops else 1  # each fragment gets a leaf, the later ones as well
-        stops.append(min(max(nearest, least), len(sizes) - (fragments - number)))
+        # Each fragment gets a leaf: this one, and all that are still to come.
+        least = stops[-1] + 1 if stops else 1
+        most = len(sizes) - (fragments - number)
+        stops.append(min(max(nearest, least), most))
     bounds = zip([0, *stops], [*stops, len(sizes)], strict=True)
     return [dict.fromkeys(range(*bound)) for bound in bounds]
 
@@ -96,7 +98,8 @@ class LayerFragments:
         if not shapes:  # optax.tree_map_params calls `init` with a placeholder without leaves
             return fragments
         axes = self._axis_of_leaves(tree)
-        groups = self._count_groups({shapes[number][axis] for number, axis in axes.items()} or {1})
+        layers = {shapes[number][axis] for number, axis in axes.items()}
+        groups = self._count_groups(layers or {1})  # 1 if no leaf is stacked
         sizes = np.array([np.prod(shape) for shape in shapes])
         filled = np.zeros(self.count)  # values in each fragment
         for number, axis in axes.items():
@@ -107,7 +110,8 @@ class LayerFragments:
         # that they fill the fragments up to the mean.
         mean = sizes.sum() / self.count
         room = np.maximum(mean - filled, 0)
-        stops = np.cumsum(room * ((sizes.sum() - filled.sum()) / max(room.sum(), 1)))
+        others = sizes.sum() - filled.sum()  # values in all other leaves
+        stops = np.cumsum(room * (others / max(room.sum(), 1)))
         start = 0  # of the leaf, among all other leaves
         for number, shape in enumerate(shapes):
             if number in axes:
@@ -146,19 +150,19 @@ class LayerFragments:
                 )
         return found
 
-    def _count_groups(self, layers: set[int]) -> int:
-        """Returns the number of fragments that get layers; `layers` are the stacked axes' sizes.
+    def _count_groups(self, sizes: set[int]) -> int:
+        """Returns the number of fragments that get layers; `sizes` are those of the stacked axes.
 
         It is the largest divisor of the number of layers that is at most `self.count`. Raises
         `ValueError` if more than one fragment gets none although there are layers for all.
         """
-        if len(layers) > 1:
+        if len(sizes) > 1:
             raise ValueError(
                 "the stacked parameters of layer_fragments must all have the same number of "
-                f"layers, got {sorted(layers)}: give None for the smaller stack, which is then "
+                f"layers, got {sorted(sizes)}: give None for the smaller stack, which is then "
                 "cut as embeddings are."
             )
-        (num_layers,) = layers
+        (num_layers,) = sizes
         divisors = _divisors(num_layers)
         groups = max(d for d in divisors if d <= self.count)
         if groups < min(num_layers, self.count - 1):
@@ -194,10 +198,10 @@ def _axis_of_path(path: Any, axes: tuple[tuple[Any, int | None], ...]) -> int | 
 def _choose_columns(shape: tuple[int, ...], wanted: float) -> tuple[int, int]:
     """Chooses the axis of a leaf that is cut, and into how many columns: `wanted` or more.
 
-    If several choices have at most eight times that many columns, it takes the one with which most
-    devices can shard the axis.
+    Of the choices with at most eight times `wanted` columns, it takes the one with which most
+    devices can shard the axis. If no axis has `wanted` columns, the longest is cut entry by entry.
     """
-    if wanted <= 1 or not shape:
+    if wanted <= 1 or not shape:  # the leaf stays whole
         return 0, 1
     choices = [
         (axis, columns)
@@ -268,16 +272,16 @@ def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
 
 def pick(tree: Any, fragment: Fragment) -> Any:
     """Returns the leaves and pieces of a fragment, with an `optax.MaskedNode` at all others."""
-    parts, structure = jax.tree.flatten(tree)
-    picked: list[Any] = [optax.MaskedNode()] * len(parts)
+    leaves, structure = jax.tree.flatten(tree)
+    picked: list[Any] = [optax.MaskedNode()] * len(leaves)
     for number, piece in fragment.items():
-        picked[number] = parts[number] if piece is None else piece.take(parts[number])
+        picked[number] = leaves[number] if piece is None else piece.take(leaves[number])
     return jax.tree.unflatten(structure, picked)
 
 
 def merge(tree: Any, part: Any, fragment: Fragment) -> Any:
-    """Returns `tree` with the values of `part`, which `pick(..., fragment)` has made."""
-    parts, structure = jax.tree.flatten(tree)
+    """Returns `tree` with this fragment replaced by `part`, as `pick(..., fragment)` makes it."""
+    leaves, structure = jax.tree.flatten(tree)
     for (number, piece), new in zip(fragment.items(), jax.tree.leaves(part), strict=True):
-        parts[number] = new if piece is None else piece.put(parts[number], new)
-    return jax.tree.unflatten(structure, parts)
+        leaves[number] = new if piece is None else piece.put(leaves[number], new)
+    return jax.tree.unflatten(structure, leaves)

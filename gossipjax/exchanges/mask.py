@@ -37,9 +37,9 @@ def make_mask(params: Any) -> Mask | None:
 
 
 def gossiped(params: Any, state: Any) -> Any:
-    """Returns the part of the user's parameters that the transform sees: all, if it is not masked.
+    """Returns the part of the user's parameters that a transform sees: all, if it is not masked.
 
-    `state` is its `GossipState`. If the caller has already taken this part, the parameters are
+    `state` is the `GossipState` of the transform. If `params` are already this part alone, they are
     returned unchanged.
     """
     if state is None or state.mask is None:
@@ -53,7 +53,10 @@ def gossiped(params: Any, state: Any) -> Any:
 
 
 def merge_gossiped(params: Any, part: Any, state: Any) -> Any:
-    """Returns `params` with `part`, which has the form of `gossiped(params, state)`, put in."""
+    """Returns `params` with `part` in the place of `gossiped(params, state)`, the part in a mask.
+
+    If there is no mask, or `params` are the part in the mask alone, the result is `part`.
+    """
     if state is None or state.mask is None:
         return part
     if jax.tree.structure(params) == jax.tree.structure(part):

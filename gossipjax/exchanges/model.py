@@ -14,12 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gossipjax.collectives import (
-    accumulation_dtype,
-    agree_on,
-    copy_for_leaves,
-    upcast,
-)
+from gossipjax.collectives import accumulation_dtype, agree_on, copy_for_leaves, upcast
 from gossipjax.wire import round_to
 
 
@@ -31,7 +26,7 @@ def zeros_like_model(params: Any) -> Any:
 
 
 def widen(params: optax.Params) -> Any:
-    """Returns the parameters in float32 at least, and equal to what the user holds, in any type."""
+    """Returns the parameters in float32 at least, with exactly the values that the user holds."""
     # Without the second rounding, XLA could keep digits that a narrower type does not have.
     return jax.tree.map(lambda wide, z: round_to(wide, jnp.result_type(z)), upcast(params), params)
 
@@ -137,7 +132,7 @@ def interpolate(old: Any, new: Any, keep: Any) -> Any:
 
 
 def add_scaled(gradients: optax.Updates, factor: Any, tree: Any) -> Any:
-    """Returns `g + factor x`, leaf by leaf, in the type of `x`."""
+    """Returns `gradients + factor tree`, leaf by leaf, in the types of `tree`."""
     return add(scale(tree, factor), gradients)
 
 
@@ -151,9 +146,10 @@ def apply_updates(params: optax.Params, updates: optax.Updates) -> optax.Params:
 
 
 def common_model(params: Any, axis_name: str | None) -> Any:
-    """Returns a copy of the parameters, float32 at least, that is the same on all nodes.
+    """Returns a copy of the parameters, float32 at least; over an axis, the same on all nodes.
 
-    Inside the axis it is the mean of the nodes if their parameters differ.
+    If the parameters of the nodes differ, the copy is their mean. Outside of the axis, and without
+    `axis_name`, the copy has the values of the parameters.
     """
 
     def copy(leaf: Any) -> jax.Array:
@@ -163,7 +159,7 @@ def common_model(params: Any, axis_name: str | None) -> Any:
 
     model = jax.tree.map(copy, params)
     if axis_name is not None:
-        # It raises outside of the axis, where there is one set of parameters for all nodes.
+        # `agree_on` raises outside of the axis, where all nodes have one set of parameters.
         with contextlib.suppress(ValueError):
             model = agree_on(model, axis_name)
     return model

@@ -27,7 +27,7 @@ Order = Literal["combine-while-adapting", "adapt-then-combine"]
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-    """Says of an exchange that repeats: who takes part, how many bytes, how often, how late.
+    """Says who takes part in an exchange that repeats, how much they send, how often and how late.
 
     Exchange m starts at the end of step `m every + phase`.
 
@@ -67,8 +67,8 @@ class Exchange:
         return self.schedule is None and (self.to_all or is_sparse)
 
     def find_piece(self, step: int) -> tuple[int, int] | None:
-        """Returns the numbers of the exchange and its piece that travel in `step`; None if none."""
-        # Exchange m travels in the last `pieces` steps up to its use, m every + phase + late.
+        """Returns the number of the exchange that travels in `step`, and of its piece; or None."""
+        # Exchange m travels in the last `pieces` steps up to its use at m every + phase + late.
         since_first = step - self.phase - self.late + self.pieces - 1
         number, piece = divmod(since_first, self.every)
         return (number, piece) if step >= self.first and piece < self.pieces else None
@@ -86,7 +86,7 @@ class Used(NamedTuple):
 
 
 class Plan:
-    """Answers what a step asks about exchanges; the base of static data in an exchanging state.
+    """Answers what a step asks about exchanges: the base class of the plans in exchanging states.
 
     Attributes:
       wire: the axes and the form of messages.
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def cycle(self) -> tuple[int, int]:
-        """The step from which on all roles repeat, and after how many steps."""
+        """The step from which on all roles repeat, and after how many steps they do; see `role`."""
         raise NotImplementedError
 
     def role(self, step: int) -> Hashable:
@@ -116,8 +116,8 @@ class Plan:
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
         """Says how a step averages values other than the model, such as batch statistics.
 
-        Returns whether it does so now, the number of a round, and the schedule of this round; None
-        if all nodes average at once. The step may be traced, and then the first two are, too.
+        Returns whether it averages them, the number of the round, and the schedule of the round;
+        None if all nodes average at once. If the step is traced, so are the first two.
         """
         raise NotImplementedError
 
@@ -130,10 +130,10 @@ class Plan:
         return False
 
     def lead(self, is_static: bool = True) -> int | None:
-        """Says how many steps before the step that uses it an exchange can start, by itself.
+        """Says how many steps before its use an exchange can start, as a program of its own.
 
-        0 is at the start of that step, during its gradients. None if the exchange needs the update
-        of that step, or if the number of the step, traced without `is_static`, decides about it.
+        0 is in the step that uses it, during its gradients. None if the exchange needs the update
+        of that step, or depends on the number of the step, which is traced unless `is_static`.
         """
         return None
 
@@ -158,7 +158,7 @@ class Plan:
 
     def _steps_of_all_roles(self) -> Iterable[int]:
         """Lists steps in which each role occurs, in order; none if they are too many to list."""
-        count = sum(self.cycle)
+        count = sum(self.cycle)  # the steps before the cycle, and those of one cycle
         return range(count) if count <= MAX_STEPS else ()
 
     @functools.cached_property
@@ -225,11 +225,12 @@ class ExchangePlan(Plan):
 
     @property
     def cycle(self) -> tuple[int, int]:
-        """The step from which on all roles repeat, and after how many steps."""
+        """The step from which on all roles repeat, and after how many steps they do; see `role`."""
         schedule = self.schedule_by_step
         if schedule is None:
             return 0, self.period
         *others, last = schedule.segments
+        # Under overlap, a role also contains the rounds of the steps before.
         return (last.start + self.overlap if others else 0), len(last.cycle)
 
     def role(self, step: int) -> Hashable:
@@ -245,10 +246,10 @@ class ExchangePlan(Plan):
         return self.schedule_by_step.canonical_steps(self.overlap)
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Returns the exchanges of a cycle: one, or two for a message of factors.
+        """Returns the exchange that repeats; two for the two factors of `gx.wire.low_rank`.
 
-        Gossip makes it every `overlap` steps, sent in as many pieces; an all-reduce, which has no
-        schedule, every `period` steps.
+        Gossip starts an exchange every `overlap` steps, and sends it in as many pieces. An
+        all-reduce, which has no schedule, runs every `period` steps.
         """
         every = self.period if self.schedule is None else max(1, self.overlap)
         return tuple(
@@ -276,7 +277,10 @@ class ExchangePlan(Plan):
         return ", ".join((f"averages over {who}", *how))
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
-        """Says when other values are averaged: with models; under overlap, when these are sent."""
+        """Says how `step` averages values other than the model, by the triple of `Plan.when`.
+
+        They are averaged when models are; under overlap, when models are sent.
+        """
         is_now = True if self.schedule is not None else step % self.period == 0
         return is_now, step, self.schedule_by_step
 

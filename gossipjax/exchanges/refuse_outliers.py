@@ -10,7 +10,7 @@ import optax
 
 
 class OutlierState(NamedTuple):
-    """The largest entry of all updates that were not refused, 0 before the first."""
+    """Keeps the largest entry of all updates that were not refused; 0 before the first."""
 
     largest: jax.Array
 
@@ -44,6 +44,7 @@ def refuse_outliers(factor: float = 1e4) -> optax.GradientTransformation:
         """Makes outliers NaN, and remembers the largest entry of all updates that are none."""
         del params
         largest = optax.tree.norm(updates, ord="inf").astype(jnp.float32)
+        # The first update is never an outlier: before it the largest entry is 0.
         is_outlier = (state.largest > 0) & (largest > factor * state.largest)
         refused = jax.tree.map(lambda u: jnp.where(is_outlier, jnp.nan, u), updates)
         is_refused = is_outlier | ~jnp.isfinite(largest)

@@ -24,8 +24,7 @@ def sharded(
     """Lets nodes gossip a model that is sharded inside a node: each device sends its own part.
 
     A node is a mesh of its own. Of a model of `B` bytes, each of the node's L devices sends one
-    message of `B / L` bytes per round, to the device at the same place in another node. No model is
-    gathered.
+    message of `B / L` bytes per round, to the same device of another node. No model is gathered.
 
         nodes = gx.Nodes(mesh=gx.launch.mesh(4, fsdp=2))
         specs = gx.fsdp_specs(params, nodes.mesh)
@@ -134,13 +133,13 @@ def _require_no_optimizer(specs: Specs, state: Any) -> None:
     This happens in a `shard_map` that is manual inside the nodes as well.
     """
     manual = jax.sharding.get_abstract_mesh().manual_axes
-    part = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
-    is_one_exchange = isinstance(part, Exchanging) and part.inner is None
+    inside = state.inner_state if isinstance(state, ApplyIfFiniteState) else state
+    is_one_exchange = isinstance(inside, Exchanging) and inside.inner is None
     if not set(specs.axes).isdisjoint(manual) and not is_one_exchange:
         raise ValueError(
             "gx.sharded must stand around one gossip or gx.allreduce alone in a shard_map over the "
             f"axes {manual}, where optimizers get parts for whole arrays, got the state of another "
-            f"transform, {type(part).__name__}: use gx.spmd, or shard_map(..., "
+            f"transform, {type(inside).__name__}: use gx.spmd, or shard_map(..., "
             "axis_names={'nodes'}), which leave the inside of a node to XLA."
         )
 

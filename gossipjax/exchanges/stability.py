@@ -25,8 +25,8 @@ def follow_nodes(
 ) -> list[np.ndarray]:
     """Simulates S runs of a transform side by side, to see how far from 0 the models go.
 
-    The update of a run is `-pull z` at parameters `z`. The simulation runs in a thread, where
-    nothing holds that the caller traces, shards or promotes.
+    The update of a run is `-pull z` at parameters `z`. The simulation runs in a thread of its own,
+    which the caller's tracing, mesh and promotion of types do not reach.
 
     Args:
       tx: the transform, which mixes over the axes of `wire`.
@@ -56,6 +56,7 @@ def follow_nodes(
         return program(values[0], np.float32(pull), values[1], np.int32(step))
 
     init = jax.jit(jax.vmap(jax.vmap(tx.init), axis_name=wire.axis_name))
+    # The inner `vmap` maps the S runs, and the outer one the N nodes.
     on_nodes = jax.vmap(jax.vmap(take_step, (0, 0, 0, None)), (0, None, 0, None), 0, wire.axis_name)
     if wire.local_axis_name is not None:  # every node has one device
         axis: Any = {"axis_name": wire.local_axis_name, "axis_size": 1}

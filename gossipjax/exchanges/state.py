@@ -91,9 +91,7 @@ class PushSum(NamedTuple):
 
 @written_by_flax
 @functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["value"],
-    meta_fields=["on_resize", "is_mass"],
+    jax.tree_util.register_dataclass, data_fields=["value"], meta_fields=["on_resize", "is_mass"]
 )
 @dataclasses.dataclass(frozen=True)
 class Extra:
@@ -187,17 +185,13 @@ class GossipState(NamedTuple):
     mixes_models = True
 
     def start_exchange(
-        self,
-        step: StepLike,
-        params: Any,
-        specs: Specs | None = None,
-        axis_name: str | None = None,
+        self, step: StepLike, params: Any, specs: Specs | None = None, axis_name: str | None = None
     ) -> PushSum:
         """Runs the exchange whose result `update` takes as `received`.
 
-        It needs nothing that `step` computes, so gradients can be computed meanwhile. Under overlap
-        it delivers messages that were sent before; otherwise it mixes the models. If `specs` are
-        given, each device of a node exchanges its shards.
+        The exchange needs nothing that `step` computes, so gradients can be computed meanwhile.
+        Under overlap it delivers messages that were sent before; otherwise it mixes the models. If
+        `specs` are given, each device of a node exchanges its shards.
         """
         axis_name = axis_name or self.wire.axis_name
         wire = self.wire._replace(axis_name=axis_name)
@@ -244,12 +238,12 @@ class GossipState(NamedTuple):
         schedule: Any = self.schedule
         # The messages of a round are delivered piece by piece, in the steps after it.
         last_round = (step - 1) // self.overlap
-        piece = (step - 1) % self.overlap
+        piece_number = (step - 1) % self.overlap
 
         def deliver_piece(leaves: Fragment, mass: PushSum) -> PushSum:
             """Replaces one piece of what was sent by what was received."""
-            part = PushSum(mass.weight if 0 in leaves else None, pick(mass.x, leaves))
             # The weight travels with the first leaf.
+            part = PushSum(mass.weight if 0 in leaves else None, pick(mass.x, leaves))
             received = deliver(part, schedule, last_round, wire, wire.make_key(self.count))
             weight = received.weight if 0 in leaves else mass.weight
             return PushSum(weight, merge(mass.x, received.x, leaves))
@@ -260,9 +254,9 @@ class GossipState(NamedTuple):
         branches += [lambda mass: mass] * (self.overlap - len(pieces))
         if len(branches) == 1:
             return branches[0](mass)
-        if isinstance(piece, int | np.integer):
-            return branches[piece](mass)
-        return jax.lax.switch(piece, branches, mass)
+        if isinstance(piece_number, int | np.integer):
+            return branches[piece_number](mass)
+        return jax.lax.switch(piece_number, branches, mass)
 
     def take_local_step(self, params: Any, updates: Any) -> Any:
         """Returns the model `(x + u) / w`, with the state's numerators `x` and weight `w`."""
@@ -292,8 +286,8 @@ def init_state(
     leaves = jax.tree.leaves(params) or [np.float32()]
     dtypes = [jnp.result_type(leaf) for leaf in leaves]
     is_low_precision = any(dtype != accumulation_dtype(dtype) for dtype in dtypes)
-    # The weight is made from a parameter, so it has the type of a value that differs between nodes
-    # if the parameters have it. A scan needs equal types.
+    # The weight is made from a parameter, so JAX's type of it says that it varies over the nodes if
+    # the parameters' types say so: a scan needs a type that stays the same.
     dtype = np.result_type(*map(accumulation_dtype, dtypes))
     weight = jnp.ones_like(leaves[0], shape=(), dtype=dtype)
     extra = {name: Extra(zeros_like_model(params), rule) for name, rule in (zeros or {}).items()}
@@ -308,19 +302,19 @@ def init_state(
 
 
 def mix_once(tree: Any, weight: Any, state: GossipState, step: StepLike) -> tuple[Any, Any]:
-    """Mixes once, by the round of `step` in the plan of a state: returns `P x` and `P w`.
+    """Mixes once, by the round of `step` in the plan of `state`: returns `P x` and `P w`.
 
-    `tree` is `x`, and `weight` the push-sum weight `w`. If `weight` is None, so is the second
-    result.
+    `tree` is `x`, and `weight` is the push-sum weight `w`; if it is None, so is the second result.
     """
     key = state.wire.make_key(state.count)
     return mix(tree, weight, state.plan.schedule, step, **state.wire.arguments(), key=key)
 
 
 def mass_in_flight(params: optax.Params, state: GossipState | None) -> PushSum:
-    """Returns the weight and numerators (like `params`, float32 at least) of this node's messages.
+    """Returns the weight and the numerators `x` of the messages of this node that are in flight.
 
-    They are zeros if nothing is in flight. The weight is None for an algorithm without weights.
+    `x` is like `params`, float32 at least; zeros if nothing is in flight. The weight is None if
+    nothing is in flight, or messages carry no weight.
     """
     zeros = jax.tree.map(jnp.zeros_like, upcast(params))
     if state is None or state.in_flight is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -65,7 +64,7 @@ def gossip_transform(
         skip_exchange: bool = False,
         **extra_args: Any,
     ) -> tuple[optax.Updates, optax.OptState]:
-        """Makes the numerators, combines them, and makes updates of the parameters of the result.
+        """Calls `combine` on the numerators; returns the update to its result, and the new state.
 
         `received` is the result of the exchange, if it was a separate program (`gx.exchange`).
         """
@@ -77,19 +76,19 @@ def gossip_transform(
         require_state_of_params(name, init, z, own_state)
         require_like(z, updates, f"the updates of {name}")
         step = default_step(step, own_state.count, plan.wire.axis_name)
-        # Made from the user's parameters, so changes from outside the chain are seen.
+        # Numerators are made from the user's parameters, so changes from outside the chain count.
         x = numerators(z, own_state)
         if skip_exchange:  # an outer average replaces all models after this update
             result = Combined(add(x, updates), own_state)
         else:
             if plan.exchanges_early and received is None:
                 received = own_state.start_exchange(step, z)
-            early = (received,) if plan.exchanges_early else ()
-            result = Combined(*combine(x, updates, own_state, step, *early))
+            fifth_argument = (received,) if plan.exchanges_early else ()
+            result = Combined(*combine(x, updates, own_state, step, *fifth_argument))
         # Gradients are taken at the user's parameters, so the parameters are de-biased.
         model = debias(result.x, result.state.weight, plan.wire.axis_name)
         updates = as_update(z, model if result.params is None else result.params)
-        # What `optax.apply_updates` will lose by rounding, which is in the model nevertheless.
+        # The residual: what `optax.apply_updates` will lose by rounding, but the model contains.
         has_residual = own_state.residual is not None
         residual = residuals(model, predict(z, updates)) if has_residual else None
         count = optax.safe_increment(own_state.count)
@@ -149,8 +148,8 @@ def exchange_on_parts(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes a transform from `init` and `update`, which exchange over `axis_name`.
 
-    Inside `gx.sharded` each device of a node runs both on its shards. The rest of the chain sees
-    whole arrays, which XLA partitions.
+    Inside `gx.sharded` each device of a node runs both on its shards of the arrays, while the rest
+    of the chain sees whole arrays, which XLA partitions. Elsewhere both run unchanged.
     """
 
     def init_shards(params: optax.Params) -> optax.OptState:
@@ -201,7 +200,7 @@ def require_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
 def require_number(
     value: Any, name: str, allowed: str, is_allowed: Callable[[float], bool]
 ) -> float:
-    """Returns `value`; raises `ValueError` unless it is a real number that `is_allowed`."""
+    """Returns `value` as a float; raises `ValueError` unless it is real and `is_allowed`."""
     is_number = isinstance(value, int | float | np.integer | np.floating)
     if isinstance(value, bool) or not is_number or not is_allowed(float(value)):
         raise ValueError(f"{name} must be a number {allowed}, got {value!r}.")
@@ -211,7 +210,7 @@ def require_number(
 def require_transform(
     tx: optax.GradientTransformation, name: str
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns a transform that takes extra arguments; raises `ValueError` unless `tx` is one."""
+    """Returns `tx`, made to take extra arguments; raises `ValueError` if it is no transform."""
     if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
         raise ValueError(
             f"{name} must be an optax.GradientTransformation, got {type(tx).__name__}."
@@ -241,7 +240,7 @@ def require_state(state: Any, kind: type[State], name: str) -> State:
 
 def require_plan(expected: Any, actual: Any, name: str) -> None:
     """Raises `ValueError` if the plan in a state differs from the plan of the transform."""
-    for field in filter(operator.attrgetter("compare"), dataclasses.fields(expected)):
+    for field in (f for f in dataclasses.fields(expected) if f.compare):
         wanted = getattr(expected, field.name)
         given = getattr(actual, field.name)
         if wanted != given:
@@ -289,7 +288,7 @@ def require_like(
 def require_state_of_params(
     name: str, init: optax.TransformInitFn, params: Any, state: GossipState
 ) -> None:
-    """Raises `ValueError` unless `init` makes a state of these shapes and types of `params`."""
+    """Raises `ValueError` unless `state` has the shapes and types of the state `init(params)`."""
     expected = jax.eval_shape(init, params)
     assert isinstance(expected, GossipState)
     for field in ("weight", "residual", "in_flight", "extra"):
@@ -305,7 +304,10 @@ def require_state_of_params(
 
 
 def _describe_leaves(tree: Any, name: str = "") -> list[str]:
-    """Returns each leaf's type and shape, after the name of its part if `tree` is `state.extra`."""
+    """Returns the type and shape of each leaf, as text that begins with `name`.
+
+    If `tree` is the `extra` of a state, the text begins with the name of the part instead.
+    """
     if isinstance(tree, dict) and all(isinstance(part, Extra) for part in tree.values()):
         return [
             text for key, part in sorted(tree.items()) for text in _describe_leaves(part, f"{key} ")

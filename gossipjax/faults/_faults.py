@@ -97,11 +97,13 @@ class Faults:
 def _read_table(table: Any, default: bool | int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Returns a field of `Faults` as a read-only table `[T, *shape]`, or raises `ValueError`.
 
-    None, which stands for the default, and one integer become a table of one row, for all steps.
+    A table of None, which stands for `default`, and one of a single integer get one row, for all
+    steps. A single bool is refused.
     """
-    kind = np.dtype(type(default)).kind
+    kind = np.dtype(type(default)).kind  # "b" for bool, "i" for int
     array = np.array(default if table is None else table)
-    if array.dtype.kind == kind and array.ndim == 0 and (kind == "i" or table is None):
+    is_scalar = array.dtype.kind == kind and array.ndim == 0
+    if is_scalar and (kind == "i" or table is None):
         array = np.full((1, *shape), array)
     if array.dtype.kind != kind or array.shape[1:] != shape or array.ndim < 2 or not array.size:
         letters = ", ".join(["T", *["N"] * len(shape)])

@@ -39,10 +39,9 @@ def inactive(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps a whole chain, so that its nodes compute only while they are active.
 
-    While a node is not active, or dead, its update is 0. The optimizer's state and the algorithm's
-    state of the node stay as they were: the push-sum weight, corrections, momentum, and the step
-    counts of the optimizer. Only the count of the gossip goes on, and messages on their way still
-    arrive.
+    While a node is not active, or dead, its update is 0. The states of its optimizer and algorithm
+    stay as they were: the push-sum weight, corrections, momentum, and the step counts of the
+    optimizer. Only the count of the gossip goes on, and messages on their way still arrive.
 
     No node may exchange with an inactive node: take a schedule of `gx.faults.apply` for the gossip
     in the chain, or `gx.faults.sgp` or `dpsgd`. `inactive` refuses algorithms that exchange with
@@ -76,6 +75,7 @@ def inactive(
 
     def init(params: optax.Params) -> InactiveState:
         state = chain.init(params)
+        # Only a transform around a chain, such as gx.outer, has an `inner` state.
         if any(part.inner is not None for part in find_exchanging(state)):
             raise ValueError(
                 "inner of inactive must be a chain without gx.outer, got one with it: write "
@@ -106,7 +106,7 @@ def inactive(
                 f"the axis {name!r} must have as many nodes as the faults of inactive, "
                 f"{faults.size}, got {axis_size(name)}."
             )
-        count = before.count if gossip is None else gossip.count
+        count = before.count if gossip is None else gossip.count  # picks the row of the tables
         choose = partial(_choose_state, is_active(faults, count, name))
         # All nodes run the chain, because its exchange is one program for all of them. An inactive
         # node then takes back its old state, and makes no update.

@@ -75,12 +75,13 @@ class Lying:
         honest_weights = jnp.where(is_honest, weights, 0)
         liar_weight = jnp.maximum(jnp.where(is_liar, weights, 0).sum(), 1e-6)  # never divide by 0
 
-        def replace_lies(own: jax.Array, messages: jax.Array) -> jax.Array:
+        def insert_lies(own: jax.Array, messages: jax.Array) -> jax.Array:
+            """Puts lies in place of liars' messages `[K, ...]`; `own` is the receiver's leaf."""
             per_message = (-1, *[1] * (messages.ndim - 1))
             honest = is_honest.reshape(per_message)
-            count = (1 + is_honest.sum()).astype(messages.dtype)
+            count = (1 + is_honest.sum()).astype(messages.dtype)  # of `y_i` and honest messages
             own = jnp.asarray(own)[None]
-            known = jnp.concatenate([own, jnp.where(honest, messages, 0)])
+            known = jnp.concatenate([own, jnp.where(honest, messages, 0)])  # 0 for a lie
             mean = known.sum(axis=0, keepdims=True) / count
             squares = jnp.where(jnp.insert(honest, 0, True, axis=0), jnp.square(known - mean), 0)
             pull = honest_weights.reshape(per_message) * jnp.where(honest, messages - own, 0)
@@ -92,7 +93,7 @@ class Lying:
             }
             return jnp.where(is_liar.reshape(per_message), lies[self.attack], messages)
 
-        return self.rule(own, jax.tree.map(replace_lies, own, messages), weights, senders)
+        return self.rule(own, jax.tree.map(insert_lies, own, messages), weights, senders)
 
 
 def shout(

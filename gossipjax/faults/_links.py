@@ -65,12 +65,12 @@ class Links:
         return jnp.where(sends & receives, weights, jnp.zeros_like(weights))
 
     def due(self, shares: jax.Array, count: jax.Array) -> jax.Array:
-        """Returns after how many steps a message sent now arrives, `[L]`; `NEVER` if lost."""
+        """Returns after how many steps the message of each link arrives, `[L]`; `NEVER` if lost."""
         arrives = (shares > 0) & self._read_row(self._arrives, count)
         return jnp.where(arrives, self._read_row(self._delays, count), NEVER)
 
     def push(self, queue: jax.Array, new: jax.Array) -> jax.Array:
-        """Returns the queue `[L, D + 1, ...]` a step later, with the youngest `new` `[L, ...]`."""
+        """Returns the queue `[L, D + 1, ...]` a step later; its youngest messages are `new`."""
         if self.capacity == 1:
             return queue + new[:, None]
         # Shares older than any delay were lost. Their sum waits for a later message to bring it.
@@ -78,7 +78,7 @@ class Links:
         return jnp.concatenate([new[:, None], queue[:, :-2], oldest], axis=1)
 
     def push_due(self, queue: jax.Array, new: jax.Array) -> jax.Array:
-        """Does what `push` does for a queue of the steps until each message arrives."""
+        """Does what `push` does for the steps until each message arrives, which count down."""
         return jnp.concatenate([new[:, None], queue[:, :-1] - 1], axis=1)
 
     def no_message(self, like: Any) -> jax.Array:
@@ -89,12 +89,12 @@ class Links:
         """Sends the messages `[L, ...]`; returns for each link what arrives, zeros if nothing."""
         return [
             exchange_along(
-                jax.tree.map(itemgetter(number), messages),
-                self._receivers[number],
-                self._is_edge[number],
+                jax.tree.map(itemgetter(link), messages),
+                self._receivers[link],
+                self._is_edge[link],
                 self.wire,
             )
-            for number in range(self.count)
+            for link in range(self.count)
         ]
 
 

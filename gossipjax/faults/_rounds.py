@@ -37,8 +37,7 @@ def apply(
     The rounds repeat after the least common multiple of the period of the schedule and the lengths
     of the tables, so draw tables whose length is a multiple of the period. Steps with different
     faults are different rounds, and on a mesh `gx.TrainStep` compiles a program for each round, up
-    to `max_programs`. `gx.faults.sgp` and `dpsgd` need no more programs than the schedule without
-    faults.
+    to `max_programs`. `gx.faults.sgp` and `dpsgd` need no more programs than without faults.
 
     Args:
       schedule: any schedule, whose round at step `k` meets the faults of step `k`.
@@ -79,12 +78,12 @@ def apply(
     tables = faults.arrives, faults.active
     # After so many rounds, all tables are at the same row again.
     length = math.lcm(*(math.lcm(len(table), stride) // stride for table in tables))
-    # The round from which on a node that dies sends nothing, and the one from which on it receives
-    # nothing. The second is earlier, because messages must arrive before the death.
+    # The first round in which a dying node sends nothing, and the first in which it receives
+    # nothing, which is earlier, because messages must arrive before the death. Both round up.
     sends_until = {node: -(-step // stride) for node, step in faults.deaths.items()}
     deaths = {node: -(-max(0, step - overlap) // stride) for node, step in faults.deaths.items()}
-    changes = {*sends_until.values(), *deaths.values()}
-    starts = sorted({start for start, _ in schedule.segments} | changes)
+    starts_of_schedule = {segment.start for segment in schedule.segments}
+    starts = sorted({*starts_of_schedule, *sends_until.values(), *deaths.values()})
     rounds: list[Round] = []
     segments = []
     for start in starts:
@@ -102,8 +101,9 @@ def apply(
         receives = start * stride + overlap < faults.death_steps
         for k in range(start, start + steps):
             step = k * stride
-            arrives = faults.arrives_at(step) & sends & faults.scheduled_at(step)
-            arrives = arrives & (receives & faults.scheduled_at(step + overlap))[:, None]
+            sends_now = sends & faults.scheduled_at(step)
+            receives_then = receives & faults.scheduled_at(step + overlap)
+            arrives = faults.arrives_at(step) & sends_now & receives_then[:, None]
             number = cycle[(k - first) % len(cycle)]
             rounds.append(_remove_messages(schedule.rounds[number], arrives, keep))
     return Schedule(rounds, segments, deaths)
@@ -121,8 +121,8 @@ def _remove_messages(round_: Round, arrives: np.ndarray, keep: Keep) -> Round:
     # What is not sent stays with its sender, so that columns still sum to 1.
     returned = np.bincount(senders[~is_kept], round_.weights[~is_kept], round_.size)
     weights = round_.weights + np.where(receivers == senders, returned[senders], 0)
-    kept = receivers[is_kept], senders[is_kept], weights[is_kept]
-    return Round.from_entries(round_.size, *kept)
+    entries = receivers[is_kept], senders[is_kept], weights[is_kept]
+    return Round.from_entries(round_.size, *entries)
 
 
 @functools.lru_cache(16)
@@ -135,13 +135,14 @@ def require_isolated(schedule: Schedule, faults: Faults, overlap: int) -> None:
     )  # each [R, N]
     start, cycle = schedule.segments[-1]
     length = math.lcm(len(cycle), len(faults.arrives), len(faults.active))
+    # One cycle after the last change, from when on all repeats.
     end = max([start * stride, *faults.deaths.values()]) + length * stride + overlap
     for step in range(0, min(end, MAX_ROUNDS), stride):
-        sent = step // stride
-        received = sent - 1 if overlap else sent  # messages of the last round arrive now
-        is_isolated = sends_nothing[schedule.index_at(sent)]
-        if received >= 0:
-            is_isolated = is_isolated & receives_nothing[schedule.index_at(received)]
+        sent_round = step // stride
+        received_round = sent_round - 1 if overlap else sent_round  # what arrives now
+        is_isolated = sends_nothing[schedule.index_at(sent_round)]
+        if received_round >= 0:  # under overlap, step 0 receives nothing
+            is_isolated = is_isolated & receives_nothing[schedule.index_at(received_round)]
         is_wrong = ~(faults.active_at(step) | is_isolated)
         if is_wrong.any():
             more = f", overlap={overlap}" if overlap else ""

@@ -66,10 +66,11 @@ def gilbert_elliott(
 
 
 def _run_chains(start: np.ndarray, draws: np.ndarray, leave: float, enter: float) -> np.ndarray:
-    """Runs Markov chains that leave and enter the state True with these probabilities; `[T, N]`."""
-    states = np.empty(draws.shape, bool)
+    """Runs N chains that leave and enter the state True with these probabilities; `[T, N]`."""
+    states = np.empty(draws.shape, bool)  # after each draw `[N]`
     for k, draw in enumerate(draws):
-        states[k] = np.where(states[k - 1] if k else start, draw >= leave, draw < enter)
+        before = states[k - 1] if k else start
+        states[k] = np.where(before, draw >= leave, draw < enter)
     return states
 
 
@@ -135,8 +136,7 @@ def uniform_delays(nodes: int, steps: int, seed: int, max_delay: int) -> np.ndar
     """Draws by how many steps each message is late, uniformly from 0 to `max_delay`.
 
     Returns:
-      int `[T, N, N]`. Entry `[k, i, j]` is the delay of the message of node `j` to node `i` at step
-      `k`.
+      int `[T, N, N]`. Entry `[k, i, j]` is the delay of the message of `j` to `i` at step `k`.
 
     >>> np.unique(uniform_delays(4, 100, seed=0, max_delay=2)).tolist()
     [0, 1, 2]
@@ -145,5 +145,5 @@ def uniform_delays(nodes: int, steps: int, seed: int, max_delay: int) -> np.ndar
 
 
 def _require_rate(value: Any, name: str) -> None:
-    """Raises `ValueError` unless `value` is a probability; a number of percent is none."""
+    """Raises `ValueError` unless `value` is a probability, so from 0 to 1 and not in percent."""
     require_number(value, f"rate of {name}", "from 0 to 1", lambda rate: 0 <= rate <= 1)

@@ -57,8 +57,7 @@ def sgp(
     the step is traced, one program without branches serves all steps. A message to a node that is
     not active waits until the node is active.
 
-    Noise is added to the numerators that arrive. No node knows the noise, so the sums over the
-    nodes change.
+    Noise is added to the numerators that arrive. No node knows it, so sums over the nodes change.
 
     Wrap the whole chain in `gx.faults.inactive`, so that inactive nodes make no updates.
 
@@ -115,35 +114,36 @@ def sgp(
 
     def combine(x: Any, updates: Any, state: GossipState, step: StepLike) -> Combined:
         """Sends this node's shares, and adds what arrives; `x` are the numerators."""
+        # `shares`, `new_due`, `messages` are `[L, ...]`; `queue`, `due` are `[L, D + 1, ...]`.
         on_the_way = state.kept(LINKS)
         mass = PushSum(state.weight, add(x, updates))
         shares = links.shares(step, state.count)
-        due = links.due(shares, state.count)
+        new_due = links.due(shares, state.count)
         sent = jax.tree.map(
             lambda leaf: add_axes(shares.astype(leaf.dtype), leaf[None]) * leaf[None], mass
         )
         mass = jax.tree.map(lambda leaf, parts: leaf - parts.sum(axis=0), mass, sent)
         changes = {}
         if not running_sums:  # a lost share leaves the queue, and is counted as lost
-            is_lost = (shares > 0) & (due == NEVER)
-            gone = jax.tree.map(partial(_select, is_lost), sent)
-            sent = subtract(sent, gone)
-            changes[LOST] = add(state.kept(LOST), _sum_leading(gone, axes=1))
+            is_lost = (shares > 0) & (new_due == NEVER)
+            lost_now = jax.tree.map(partial(_select, is_lost), sent)
+            sent = subtract(sent, lost_now)
+            changes[LOST] = add(state.kept(LOST), _sum_leading(lost_now, axes=1))
         queue = jax.tree.map(links.push, on_the_way["queue"], sent)
-        due = links.push_due(on_the_way["due"], due)
+        due = links.push_due(on_the_way["due"], new_due)
         arrives = due == 0
         if running_sums:  # a message brings all earlier messages of its link
             arrives = jnp.cumsum(arrives, axis=1) > 0
         messages = jax.tree.map(lambda leaf: _select(arrives, leaf).sum(axis=1), queue)
         queue = jax.tree.map(partial(_select, ~arrives), queue)
         has_message = arrives.any(axis=1).astype(messages.weight.dtype)
-        received = links.exchange((messages, has_message) if faults.noise else (messages, None))
+        received = links.exchange((messages, has_message if faults.noise else None))
         mailbox = on_the_way["mailbox"]
-        for number, (message, is_message) in enumerate(received):
+        for link, (message, has_arrived) in enumerate(received):
             if faults.noise:
-                noise = _draw_noise(faults, message.x, state.count, number, route)
+                noise = _draw_noise(faults, message.x, state.count, link, route)
                 # A link on which nothing arrives has no noise either.
-                noise = jax.tree.map(partial(_select, is_message > 0), noise)
+                noise = jax.tree.map(partial(_select, has_arrived > 0), noise)
                 message = message._replace(x=add(message.x, noise))
                 lost = changes.get(LOST, state.kept(LOST))
                 changes[LOST] = lost._replace(x=subtract(lost.x, noise))
@@ -232,8 +232,8 @@ def dpsgd(
             lambda old, new: jnp.concatenate([new[None], old[:-1]]), on_the_way["history"], y
         )
         arrives = due == 0
-        # If several messages arrive on a link, the youngest counts. It and older ones, which may
-        # arrive later, are then removed.
+        # If several messages arrive on a link, the youngest counts. It is then removed, and so are
+        # all older messages of the link, which may arrive later.
         is_done = jnp.cumsum(arrives, axis=1) > 0
         youngest = arrives.argmax(axis=1)
         messages = jax.tree.map(lambda leaf: leaf[youngest], history)
@@ -299,17 +299,17 @@ def account(
             "opt_state of gx.faults.account must be of a chain with gx.faults.sgp, got another: "
             "gx.diagnostics.total_mass takes any."
         )
-    part = gossiped(params, state)
-    held = PushSum(state.weight, numerators(part, state))
+    gossiped_params = gossiped(params, state)
+    held = PushSum(state.weight, numerators(gossiped_params, state))
     zeros = jax.tree.map(jnp.zeros_like, held)
     lost = state.kept(LOST) if LOST in state.extra else zeros
-    in_flight = mass_in_flight(part, state)
+    in_flight = mass_in_flight(gossiped_params, state)
     wire = Wire(state.wire.axis_name if axis_name is None else axis_name)
     return Account(*(node_sum(mass, wire) for mass in (held, in_flight, lost)))
 
 
 def _sum_leading(tree: Any, axes: int) -> Any:
-    """Sums every leaf over its first `axes` axes."""
+    """Sums every leaf of a tree over its first `axes` axes."""
     return jax.tree.map(lambda leaf: leaf.sum(axis=tuple(range(axes))), tree)
 
 

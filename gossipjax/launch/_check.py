@@ -94,24 +94,27 @@ class End:
         while self._file.read(BLOCK)[:1] == MORE:
             times.append(time.monotonic())
         half = len(times) // 2
-        return 8 * BLOCK * (len(times) - 1 - half) / max(times[-1] - times[half], 1e-9)
+        count = len(times) - 1 - half
+        seconds = max(times[-1] - times[half], 1e-9)  # never 0
+        return 8 * BLOCK * count / seconds
 
     def describe(self) -> dict[str, Any]:
-        """Describes this machine, and what its TCP knows of the path, which only Linux tells."""
+        """Returns this machine's versions, and on Linux the MTU and the loss that TCP has found."""
         found: dict[str, Any] = {"Python": platform.python_version()}
         found |= {name: version(name) for name in ("gossipjax", "jax")}
         if sys.platform == "linux":
             info = self._connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
             # tcpi_snd_mss, tcpi_pmtu, tcpi_total_retrans and tcpi_data_segs_out of linux/tcp.h
-            places = (16, 60, 100, 156)
-            mss, mtu, again, count = (struct.unpack_from("I", info, i)[0] for i in places)
-            headers = 52 if self._connection.family == socket.AF_INET else 72  # with a time stamp
-            found |= {"mtu": min(mtu, mss + headers), "loss": again / max(1, count)}
+            offsets = (16, 60, 100, 156)
+            mss, mtu, resent, sent = (struct.unpack_from("I", info, i)[0] for i in offsets)
+            # Bytes of the headers of IP and TCP, with a time stamp.
+            headers = 52 if self._connection.family == socket.AF_INET else 72
+            found |= {"mtu": min(mtu, mss + headers), "loss": resent / max(1, sent)}
         return found
 
 
 def prove(nonce: str) -> str:
-    """Returns a proof of the secret for a `nonce`; slow, so that nobody can try a dictionary."""
+    """Returns a hash of the secret and `nonce`; slow, so that nobody can try a dictionary."""
     secret = os.environ.get("GOSSIPJAX_SECRET", "").encode(errors="surrogateescape")
     key = hashlib.scrypt(secret, salt=b"gossipjax check", n=1 << 14, r=8, p=1)
     return hmac.new(key, nonce.encode(), "sha256").hexdigest()
@@ -164,14 +167,14 @@ def check(address: str) -> str | None:
     except OSError as error:
         texts = (text for kind, text in UNREACHED.items() if isinstance(error, kind))
         return next(texts).format(**where)
-    problem = STRANGE
+    problem = STRANGE  # what is wrong if the connection fails from here on
     with connection, contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
         end = End(connection)
         end.say(prove(end.hear()))
         if not end.hear():  # the other machine has another secret
             return REFUSED.format(**where)
         delay, ahead = min(end.ping() for _ in range(PINGS))
-        problem = BLOCKED
+        problem = BLOCKED  # small messages have arrived, and now come large ones
         end.send_blocks()
         rates = end.hear(), end.receive_blocks()
         report(delay, ahead, rates, end.describe(), end.hear())
@@ -182,9 +185,9 @@ def check(address: str) -> str | None:
 def report(
     delay: float, ahead: float, rates: tuple[float, ...], own: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    """Prints what was found, and what to type: `own` and `other` are from `End.describe`.
+    """Prints what `check` has found, and what to type: `own` and `other` are from `End.describe`.
 
-    `delay` and `ahead` are in seconds, and `rates`, there and back, in bits per second.
+    `delay` and `ahead` (of `End.ping`) are in seconds, and `rates`, there and back, in bits/s.
     """
     advice = []
     there, back = (f"{rate / 1e6:.4g}" for rate in rates)

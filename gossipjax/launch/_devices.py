@@ -19,6 +19,7 @@ def divide_gpus(
 ) -> list[dict[str, str]]:
     """Returns, for each process that the launcher starts, the variables that give it its GPUs."""
     needed = num_processes * local_devices
+    # For each process, the numbers of its devices.
     parts = [range(first, first + local_devices) for first in range(0, needed, local_devices)]
     gpus = visible_gpus(os.environ.get("JAX_PLATFORMS"))
     # The nodes of an asynchronous job may share GPUs, so only those of one node must be different.

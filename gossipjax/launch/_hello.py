@@ -88,8 +88,8 @@ def _join(address: str, hello: _Hello, timeout: float) -> Connections:
         time.sleep(WAIT_SECONDS)  # an earlier attempt ends by itself, so waiting costs no restart
 
 
-def reach(address: str, start: str, timeout: float) -> socket.socket:
-    """Connects to process 0 as soon as it listens; `start` names this process in an error."""
+def reach(address: str, who: str, timeout: float) -> socket.socket:
+    """Connects to process 0 as soon as it listens; `who` names this process in an error."""
     deadline = time.monotonic() + timeout
     while True:
         seconds = max(RETRY_SECONDS, deadline - time.monotonic())
@@ -101,14 +101,14 @@ def reach(address: str, start: str, timeout: float) -> socket.socket:
         except OSError as error:
             if time.monotonic() + RETRY_SECONDS >= deadline:
                 raise ConnectionError(
-                    f"{start} could not reach process 0 at {address} within {timeout:.1f} s "
+                    f"{who} could not reach process 0 at {address} within {timeout:.1f} s "
                     f"({error}): is it running, and does a firewall allow its port?"
                 ) from error
         time.sleep(RETRY_SECONDS)
 
 
 def _host(address: str, own: _Hello, timeout: float) -> Connections:
-    """Waits, as process 0, until all others have connected; tells all of them, or why it failed."""
+    """Waits, as process 0, for all others to connect; tells them that all have, or an error."""
     others: Others = {}
     error = None
     try:
@@ -134,7 +134,7 @@ def _wait_for_all(address: str, own: _Hello, others: Others, timeout: float) -> 
         server = stack.enter_context(listen(address, count, start + timeout))
         waiting = stack.enter_context(DefaultSelector())
         waiting.register(server, EVENT_READ)
-        stack.callback(_close, waiting, math.inf)
+        stack.callback(_close_silent, waiting, math.inf)
         # Prints who is missing after a while, and gives up after the timeout.
         for seconds in (min(NOTICE_SECONDS, timeout / 2), timeout):
             while time.monotonic() < start + seconds:
@@ -166,7 +166,7 @@ def _forget_left(others: Others) -> bool:
 
 
 def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
-    """Accepts new connections; yields those that speak, and closes those long silent."""
+    """Accepts new connections, yields those that have said something, closes those long silent."""
     for key, _ in waiting.select(RETRY_SECONDS):
         connection: Any = key.fileobj
         if key.data is None:  # the server
@@ -175,10 +175,10 @@ def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
         else:
             waiting.unregister(connection)
             yield connection
-    _close(waiting, time.monotonic() - LINE_SECONDS)
+    _close_silent(waiting, time.monotonic() - LINE_SECONDS)
 
 
-def _close(waiting: BaseSelector, before: float) -> None:
+def _close_silent(waiting: BaseSelector, before: float) -> None:
     """Closes the connections that were made before this time and have said nothing."""
     for connection, since in [(key.fileobj, key.data) for key in waiting.get_map().values()]:
         if since is not None and since < before and isinstance(connection, socket.socket):
@@ -203,7 +203,7 @@ def _welcome(connection: socket.socket, own: _Hello, others: Others) -> None:
         _answer(connection, own, error, is_final=False)
         connection.close()
         return
-    former, named = others.get(hello.process_id, (None, own))
+    former, rival = others.get(hello.process_id, (None, own))
     others[hello.process_id] = connection, hello
     if hello.num_processes != own.num_processes:
         raise ConnectionError(
@@ -214,7 +214,7 @@ def _welcome(connection: socket.socket, own: _Hello, others: Others) -> None:
         former.close()
     elif former is not None:
         error = (
-            f"there are two processes {hello.process_id} of {own.num_processes}, {named.host} "
+            f"there are two processes {hello.process_id} of {own.num_processes}, {rival.host} "
             f"and {hello.host}: give each another process_id"
         )
         _answer(former, own, error, is_final=True)
@@ -250,7 +250,7 @@ def _hear_hello(connection: socket.socket) -> _Hello | None:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Says whether a process has ended: it sends no more after its hello, so an end shows."""
+    """Says whether a process has ended: after its hello, only its end makes something to read."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     return bool(poll.poll(0))

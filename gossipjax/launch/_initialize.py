@@ -33,7 +33,6 @@ HEARTBEAT_SECONDS = 30.0  # until a process that is not heard counts as dead
 LOSS_SECONDS = 1.0  # after a collective has failed, until the loss of a process is known, too
 # Texts in errors that the end of another process may have caused: of Gloo, or JAX's coordinator.
 CAUSED_BY_OTHERS = ("Gloo", "unhealthy", "Barrier", "coordination service")
-
 _initialized: ProcessInfo | None = None
 
 
@@ -156,7 +155,7 @@ def _initialize_detected(timeout: float, heartbeat: float) -> ProcessInfo:
     except ValueError as error:
         if "coordinator_address" not in str(error):
             raise
-        require_address()  # JAX has found no job: of a scheduler with several processes, an error
+        require_address()  # JAX found no job: an error if a scheduler started several processes
         return ProcessInfo(0, 1)
     except Exception as error:
         if "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -200,8 +199,8 @@ def _initialize_jax(timeout: float, heartbeat: float, **options: str | int | Non
     ) -> None:
         """Reports an uncaught exception, and ends the process at once.
 
-        If another process has ended, `Peers` has said so, and a traceback of the collective that
-        failed by that adds nothing. It may fail a little before the loss is known.
+        If another process has ended, `Peers` has said so, and the traceback of the collective that
+        failed by that is left out. The collective may fail before the loss is known, so it waits.
         """
         names_others = any(text in str(error) for text in CAUSED_BY_OTHERS)
         may_be_caused = names_others or isinstance(error, ConnectionError)

@@ -60,9 +60,9 @@ def supervise(options: Namespace) -> int:
 
 
 def next_delay(former: float | None, first: float, ran_seconds: float) -> float:
-    """Returns the seconds to wait before a restart: twice the `former` delay, if there was one.
+    """Returns the seconds to wait before a restart: twice the `former` delay, within a limit.
 
-    The delay begins at `first` again after a run of `STABLE_SECONDS`.
+    The delay is `first` before the first restart, and again after a run of `STABLE_SECONDS`.
     """
     if former is None or ran_seconds >= STABLE_SECONDS:
         return first
@@ -104,7 +104,6 @@ class _Supervisor:
         self._secret = secrets.token_hex()
         self._status = 0  # that of the group that failed first for good
         self._signals: list[int] = []  # signals that asked this process to stop the job
-        # In an asynchronous job, each process is a group by itself.
         self._is_asynchronous: bool = options.asynchronous
         ranks = range(options.processes)
         groups = [[rank] for rank in ranks] if options.asynchronous else [ranks]
@@ -122,7 +121,7 @@ class _Supervisor:
                         self._advance(group)
                     if self._watch is not None and not self._signals:
                         self._find_stalls(self._watch, groups)
-                    if CLOSED and not self._signals:
+                    if CLOSED and not self._signals:  # nobody reads the output any more
                         self._stop(signal.SIGPIPE)
                     time.sleep(LOOK_SECONDS)
             finally:
@@ -144,7 +143,7 @@ class _Supervisor:
         """Starts or kills the processes of a group when it is time, and notes which have ended."""
         now = time.monotonic()
         if not group.workers:
-            group.is_over = bool(self._signals)
+            group.is_over = bool(self._signals)  # a job that was stopped starts nothing
             if group.is_over or now < group.start_time:
                 return
             group.failed = None
@@ -168,7 +167,7 @@ class _Supervisor:
                 self._watch.forget(rank, group.ranks)
             if code != 0 and group.failed is None and not self._signals:
                 follows = "the others go on" if self._is_asynchronous else "stopping the others"
-                self._fail(group, rank, code if code > 0 else 128 - code)
+                self._fail(group, rank, code if code > 0 else 128 - code)  # as in a shell
                 log(worker.describe_failure(code, follows))
         if not group.workers:
             self._finish(group, now)
@@ -192,7 +191,7 @@ class _Supervisor:
             log(f"{name}restart {group.restarts} of {max_restarts} in {group.delay:g} s")
 
     def _make_environment(self, rank: int, restarts: int) -> dict[str, str]:
-        """Makes the environment of a process: the launcher's, between defaults and fixed values."""
+        """Makes the environment of a process: defaults, then the launcher's, then fixed values."""
         options = self._options
         # NPROC is the size of XLA's thread pool on CPU. With no more threads than devices, the
         # devices that wait in a collective would leave no thread for the computations of others.

@@ -95,7 +95,7 @@ def mesh(
 def _slice_index(device: Any) -> int:
     """Returns the number of a TPU's slice, else 0.
 
-    On GPUs, `slice_index` is the number of the host, and hosts may differ in size.
+    On GPUs, `slice_index` is the number of the host. It is ignored: hosts may differ in size.
     """
     is_tpu = getattr(device, "platform", None) == "tpu"
     return (getattr(device, "slice_index", None) or 0) if is_tpu else 0

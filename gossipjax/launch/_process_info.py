@@ -44,9 +44,9 @@ def process_from_arguments(
     """Finds the number of this process and of all, and the coordinator's address.
 
     The address is that of the argument, else of our variable, else of JAX's. All numbers that are
-    given must agree, but for a job of one process, which may be inside of a larger one. Its address
-    can be None. Returns None if nothing gives a number, or if a scheduler does but not the address,
-    which JAX may detect.
+    given must agree, except in a job of one process, which may be inside of a larger job and may
+    have no address. Returns None if nothing gives a number, or if a scheduler gives one and nothing
+    gives the address, which JAX may detect.
     """
     our_address = coordinator_address or os.environ.get(COORDINATORS[0])
     address = our_address or os.environ.get(COORDINATORS[1]) or None
@@ -239,7 +239,7 @@ def int_from_env(variable: str) -> int | None:
 
 
 def seconds_from(value: float | None, name: str, default: float) -> float:
-    """Returns `value`, else the seconds in the variable of this name, else the default."""
+    """Returns `value`, else the seconds in the variable `GOSSIPJAX_NAME`, else the default."""
     variable = f"GOSSIPJAX_{name.upper()}"
     given = os.environ.get(variable, default) if value is None else value
     with contextlib.suppress(ValueError):

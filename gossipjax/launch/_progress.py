@@ -19,7 +19,6 @@ from typing import NamedTuple
 PROGRESS = "GOSSIPJAX_PROGRESS"  # environment variable of a process: the path of its file
 STACK_SIGNAL = signal.SIGUSR2  # a process then writes its stacks; Slurm's scripts use SIGUSR1
 NO_STEP = -1
-
 LAYOUT = struct.Struct("=4q")  # of a `Beat` in the file
 
 

@@ -60,18 +60,19 @@ def find_stall(
     """
     if not processes or not all(process.is_overdue(seconds, slow_seconds) for process in processes):
         return None
-    # Who stopped until then counts as one of the first to stop.
-    first = min(process.beat.nanoseconds for process in processes) + seconds * MARGIN * 1e9
+    # A process that advanced last before this time counts as one of the first to stop.
+    first_until = min(process.beat.nanoseconds for process in processes) + seconds * MARGIN * 1e9
     step = min(process.beat.step for process in processes)  # NO_STEP if one has named none
     # Each reason says which processes are behind. The first that tells some from others counts.
     marks = {
         "not advancing since the start": [not p.has_advanced for p in processes],
         "behind the others in steps": [p.beat.step == step != NO_STEP for p in processes],
-        "the first to advance no more": [p.beat.nanoseconds <= first for p in processes],
+        "the first to advance no more": [p.beat.nanoseconds <= first_until for p in processes],
     }
     for reason, is_behind in marks.items():
         if any(is_behind) and not all(is_behind):
-            return [p.rank for p, is_it in zip(processes, is_behind, strict=True) if is_it], reason
+            pairs = zip(processes, is_behind, strict=True)
+            return [process.rank for process, is_stuck in pairs if is_stuck], reason
     if len(processes) == 1:
         return [processes[0].rank], "not advancing"
     return [], "all processes stopped advancing together"
@@ -129,12 +130,12 @@ def describe_stall(processes: Sequence[Watched], ranks: Sequence[int], reason: s
 def ask_for_stack(process: Watched, session: int) -> None:
     """Asks a process to write its stacks to stderr, which takes it a moment.
 
-    A process that a signal has stopped goes on by that, so the caller must then end it. `session`
-    is the id of the session that its worker leads.
+    A process that a signal has stopped goes on to write them, so the caller must then end it.
+    `session` is the id of the session of the process's `Worker`.
     """
-    number = process.beat.process_id
+    process_id = process.beat.process_id
     with contextlib.suppress(OSError):
         # By now, or in a container, this id may be of another process. That has another session.
-        if os.getsid(number) == session:
-            os.kill(number, STACK_SIGNAL)
-            os.kill(number, signal.SIGCONT)
+        if os.getsid(process_id) == session:
+            os.kill(process_id, STACK_SIGNAL)
+            os.kill(process_id, signal.SIGCONT)

@@ -17,7 +17,6 @@ LAST_LINES = 20  # lines of a failed process's output that are shown
 # How often `poll` looks whether all output of a process that has exited has come. It counts looks,
 # as clocks jump when a machine wakes up.
 DRAIN_LOOKS = 40
-
 WRITING = threading.Lock()  # held while a line of output is written, so that lines stay whole
 CLOSED = set[int]()  # of the descriptors 1 and 2 of the launcher, those that nobody reads any more
 
@@ -82,11 +81,7 @@ class Worker:
                 os.killpg(self.process_id, number)
 
     def poll(self) -> int | None:
-        """Returns None until the process and its output have ended.
-
-        Returns:
-          The exit status, or minus the number of the signal that ended the process.
-        """
+        """Returns None until the process and its output end, then the exit status or -signal."""
         if self._process.returncode is None:
             if not self._has_exited() and not self._guard_poll.poll(0):
                 return None
@@ -95,18 +90,15 @@ class Worker:
             self.send_signal(signal.SIGKILL)
             self._process.wait()
         self._drain_looks_left -= 1
-        may_drain = (
-            self._drain_looks_left > 0 or WRITING.locked()
-        )  # the launcher's own output may be full
+        # A reader may wait for long, and hold the lock, because the launcher's own output is full.
+        may_drain = self._drain_looks_left > 0 or WRITING.locked()
         if may_drain and any(reader.is_alive() for reader in self._readers):
             return None
-        os.close(
-            self._lifeline
-        )  # the shell that guards the group sees that, and kills what is left
+        os.close(self._lifeline)  # the shell that guards the group sees it, and kills what is left
         return self._process.returncode
 
     def _has_exited(self) -> bool:
-        """Says whether the process has exited; where possible, it is not reaped by that."""
+        """Says whether the process has exited; where possible, without reaping it."""
         if not hasattr(os, "waitid"):  # on macOS before Python 3.13
             return self._process.poll() is not None
         # The process stays a zombie, so that no other group gets its id before the group is killed.

@@ -23,7 +23,6 @@ from gossipjax.launch._process_info import ProcessInfo
 NOTICE_SECONDS = 30.0  # after this wait, a line says who is waited for
 ANSWER_SECONDS = 5.0  # time for process 0 to say who is missing
 PACKAGE = str(Path(__file__).parent.parent)
-
 Connections = dict[int, tuple[socket.socket, str]]  # by process: the socket, and a description
 
 
@@ -57,34 +56,35 @@ class Peers:
             self._counts[name] += 1
         self._tell({"key": key, "value": value})
         start = time.monotonic()
-        text = ""
+        notice = ""
         for limit in (min(NOTICE_SECONDS, timeout), timeout):
+            # After the first limit, a line says who is missing; after the second, an error does.
             if not self._wait_for(key, start + limit - time.monotonic()):
                 self._tell({"key": key})  # a message without a value asks who is missing
                 self._wait_for(f"missing in {key}", ANSWER_SECONDS)
                 missing = self._answers.pop(f"missing in {key}", "process 0")
-                text = (
+                notice = (
                     f"process {self._info.process_id} has waited for {limit:g} s at {_find_line()} "
                     f"for {missing}"
                 )
                 if limit < timeout:
-                    print(f"gossipjax: {text}", file=sys.stderr, flush=True)
+                    print(f"gossipjax: {notice}", file=sys.stderr, flush=True)
         with self._changed:
             if key in self._answers:
                 return self._answers.pop(key)
         if self._lost is not None:
             raise ConnectionError(self.describe_loss())
         raise TimeoutError(
-            f"{text}: look why it does not come, or give it more time. All processes must make the "
-            "same calls in the same order."
+            f"{notice}: look why it does not come, or give it more time. All processes must make "
+            "the same calls in the same order."
         )
 
     def leave(self) -> None:
-        """Says that this program has ended: other processes that end now are not lost."""
+        """Notes that this program has ended: other processes that end now do not count as lost."""
         self._is_over = True
 
     def has_lost(self, seconds: float) -> bool:
-        """Waits until a process has ended or the time is over; whether one has ended."""
+        """Waits for at most `seconds` until a process has ended; returns whether one has."""
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._lost, seconds))
 
@@ -105,7 +105,7 @@ class Peers:
         self._lose(name)
 
     def _receive(self, number: int, message: dict[str, Any]) -> None:
-        """Acts on a message: of process 0, a loss or an answer; at process 0, a value."""
+        """Acts on a loss or answer from process 0, or (at process 0) on a value or question."""
         with self._changed:
             match message:
                 case {"lost": str(name)}:
@@ -119,9 +119,9 @@ class Peers:
                     if len(values) == self._info.num_processes:
                         del self._values[key]
                         self._answer(key, [values[i] for i in sorted(values)])
-                case {"key": str(key)}:
-                    here = self._values.get(key, {})
-                    missing = [i for i in range(self._info.num_processes) if i not in here]
+                case {"key": str(key)}:  # the question who is missing
+                    arrived = self._values.get(key, {})
+                    missing = [i for i in range(self._info.num_processes) if i not in arrived]
                     names = [self._connections[i][1] if i else "process 0" for i in missing]
                     self._answer(f"missing in {key}", ", ".join(names))
 

@@ -15,25 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.dtypes import float0
-from jax.extend.core import (
-    ClosedJaxpr,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    jaxpr_as_fun,
-)
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
 from gossipjax.nodes._composed_axis import COLLECTIVES, ComposedAxis
 from gossipjax.nodes._convolutions import vmap_nodes
 from gossipjax.nodes.arguments import ArgumentKinds, require_all_stacked
-from gossipjax.nodes.equations import (
-    all_equations,
-    is_collective_over,
-    name_of,
-    params_of,
-)
+from gossipjax.nodes.equations import all_equations, is_collective_over, name_of, params_of
 
 if TYPE_CHECKING:
     from gossipjax.nodes import Nodes
@@ -51,7 +39,8 @@ class Composition:
 
     def __init__(self, axis: ComposedAxis):
         self._axis = axis
-        self._empty: Jaxpr = jax.make_jaxpr(tuple)().jaxpr
+        self._empty: Jaxpr = jax.make_jaxpr(tuple)().jaxpr  # a program without equations
+        # What runs an equation with a program inside, by `name_of` the equation.
         self._control_flow: dict[str, Callable[..., Any]] = {
             "jit": self._inline,
             "pjit": self._inline,
@@ -96,7 +85,7 @@ class Composition:
         return _read(values, jaxpr.outvars)
 
     def _evaluate_equation(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-        """Runs an equation, of which collectives are composed and all else stays as it is."""
+        """Runs an equation: collectives in it are composed, and all else stays as it is."""
         name = name_of(eqn)
         inside = list(all_equations([eqn]))
         has_collective = any(is_collective_over(self._axis.name, inner) for inner in inside)
@@ -124,7 +113,7 @@ class Composition:
         return self._evaluate(eqn.params.get("jaxpr") or eqn.params["call_jaxpr"], *operands)
 
     def _composed_function(self, closed: ClosedJaxpr, *consts: Any) -> Callable[..., list[Any]]:
-        """Makes a function with composed collectives; `consts` are the first inputs of `closed`."""
+        """Makes `closed` a function, with composed collectives; `consts` are its first inputs."""
         return lambda *args: self._evaluate(closed, *consts, *args)
 
     def _cond(self, eqn: JaxprEqn, index: Any, *operands: Any) -> Any:
@@ -164,12 +153,11 @@ class Composition:
         )
 
     def _remat(self, eqn: JaxprEqn, *operands: Any) -> Any:
-        """Runs what `jax.checkpoint` wraps, or its second computation, in a backward pass."""
+        """Runs what `jax.checkpoint` wraps, or, in a backward pass, computes it once more."""
         params = params_of(eqn)
         jaxpr = params["jaxpr"]
-        apply = self._composed_function(
-            jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
-        )
+        closed = jaxpr if hasattr(jaxpr, "consts") else ClosedJaxpr(jaxpr, ())
+        apply = self._composed_function(closed)
         if not params.get("differentiated"):
             options = {name: params[name] for name in ("prevent_cse", "policy") if name in params}
             return jax.checkpoint(apply, **options)(*operands)
@@ -258,7 +246,7 @@ def _variables(eqn: JaxprEqn) -> list[Var]:
 
 
 def _values_of_variables(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Returns the values of an equation's `_variables`, of the values of all its operands."""
+    """Picks the values of an equation's `_variables` from the values of all its operands."""
     values = {
         atom: value
         for atom, value in zip(eqn.invars, operands, strict=True)
@@ -272,7 +260,7 @@ def _is_float(variable: Any) -> bool:
 
 
 def _floats(variables: Sequence[Var], values: Sequence[Any]) -> list[Any]:
-    """Leaves out the values of variables that are no floats, and so have no derivative."""
+    """Returns the values of float variables; the other variables have no derivative."""
     return [value for variable, value in zip(variables, values, strict=True) if _is_float(variable)]
 
 
@@ -301,6 +289,7 @@ def run_in_blocks(
     axis = ComposedAxis(nodes.axis_name, nodes.mesh.size, nodes.per_device)
 
     def run(*args: Any) -> Any:
+        """Checks the arguments, and runs `fn` for all nodes."""
         dynamic = require_all_stacked(kinds, args, nodes)
 
         def run_node(values: dict[int, Any]) -> Any:

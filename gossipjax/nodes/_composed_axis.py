@@ -60,6 +60,7 @@ def _make_reduction(reduce_axis: Callable[..., Any], reduce_rows: Callable[..., 
         axis_index_groups: Groups | None,
         **params: Any,
     ) -> list[jax.Array]:
+        """Reduces every operand over all nodes, or over the nodes of each group."""
         # `axes` has the axis of the nodes, and a number for each axis of a `vmap` inside a node's
         # function over which the sum goes, too.
         numbers = tuple(name for name in axes if isinstance(name, int))
@@ -115,6 +116,7 @@ def _select_rows(axis: ComposedAxis, block: jax.Array, table: np.ndarray) -> jax
         return block[jnp.asarray(table)[jax.lax.axis_index(axis.name)]]
     # All devices select the same rows. Slices of consecutive rows need no index when the program
     # runs, and XLA copies them faster than single rows.
+    # A run starts where a row does not follow the one before it; `prepend` starts the first run.
     starts = np.flatnonzero(np.diff(table[0], prepend=table[0][0] - 2) != 1)
     runs = np.split(table[0], starts[1:])
     return jnp.concatenate([block[run[0] : run[-1] + 1] for run in runs])
@@ -204,7 +206,7 @@ def _all_to_all(
     x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
     rows = jnp.moveaxis(x, split_axis, 0)  # `[N, ...]`, by receiver
     blocks = rows.reshape(axis.devices, axis.per_device, *rows.shape[1:])
-    blocks = jax.lax.all_to_all(blocks, axis.name, 0, 0)  # `[D, k, ...]`: sender, receiver
+    blocks = jax.lax.all_to_all(blocks, axis.name, 0, 0)  # `[D, k, ...]`: sending device, receiver
     received = jax.lax.all_gather(blocks, axis.row_axis, axis=1)  # `[D, k, k, ...]`: sender first
     received = _own_row(axis, jnp.moveaxis(received, 2, 0))
     return [_join(received.reshape(rows.shape), concat_axis, tiled=True)]

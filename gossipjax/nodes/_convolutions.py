@@ -31,7 +31,7 @@ MAX_CPU_CONVOLUTIONS = 256  # of single nodes in a program
 
 
 def vmap_nodes(fn: Callable[..., Any], in_axes: Any, axis_name: str, size: int) -> Any:
-    """Calls `jax.vmap` over nodes, but rewrites their convolutions, for GPUs and for CPUs."""
+    """Returns `fn` under `jax.vmap` over nodes, with convolutions rewritten for GPUs and CPUs."""
     mapped = jax.vmap(fn, in_axes, axis_name=axis_name, axis_size=size)
     if size == 1:
         return mapped
@@ -63,8 +63,8 @@ def run_rewritten(closed: Any, sizes: tuple[int, ...]) -> Callable[..., list[Any
     @call.def_vmap
     def batch(count: int, batched: list[bool], *args: Any) -> tuple[list[Any], list[bool]]:
         mapped = jax.vmap(jaxpr_as_fun(closed), [0 if b else None for b in batched])
-        kernels = *sizes, *(count * size for size in sizes)
-        outputs = run_rewritten(jax.make_jaxpr(mapped)(*args), kernels)(*args)
+        more_sizes = *sizes, *(count * size for size in sizes)
+        outputs = run_rewritten(jax.make_jaxpr(mapped)(*args), more_sizes)(*args)
         return outputs, [True] * len(outputs)
 
     # JAX has no derivative of a `custom_vmap`: take that of the program.
@@ -93,7 +93,8 @@ class _Rewriter:
             else:
                 fields = {"eqns": [self._rewrite_equation(eqn) for eqn in jaxpr.eqns]}
                 is_same = all(map(operator.is_, fields["eqns"], jaxpr.eqns))
-            self.done[id(jaxpr)] = jaxpr, jaxpr if is_same else jaxpr.replace(**fields)
+            new = jaxpr if is_same else jaxpr.replace(**fields)
+            self.done[id(jaxpr)] = (jaxpr, new)
         return self.done[id(jaxpr)][1]
 
     def _rewrite_equation(self, eqn: Any) -> Any:
@@ -119,9 +120,9 @@ class _Rewriter:
         return type(value)(*programs) if hasattr(value, "_fields") else tuple(programs)
 
     def _rewrite_convolution(self, eqn: Any) -> Any:
-        """Returns a call that computes a convolution in the best way of its platform.
+        """Returns a call that computes a convolution in the fastest way on each platform.
 
-        The equation itself comes back if no other way is faster.
+        It returns the equation itself if no other way is faster on any platform.
         """
         lhs, rhs = (variable.aval for variable in eqn.invars)
         sizes = _Sizes.of(lhs, rhs, eqn.params)
@@ -167,7 +168,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, lhs: Any, rhs: Any, params: dict[str, Any]) -> _Sizes:
-        """Returns the sizes of `conv_general_dilated` for such shapes, by its parameters."""
+        """Returns the sizes of a `conv_general_dilated` of these operands and parameters."""
         numbers = params["dimension_numbers"]
         batch, channels, *space = (lhs.shape[axis] for axis in numbers.lhs_spec)
         features, _, *kernel = (rhs.shape[axis] for axis in numbers.rhs_spec)
@@ -248,7 +249,7 @@ def convolve_by_product(lhs: jax.Array, rhs: jax.Array, params: dict[str, Any]) 
 def convolve_by_node(
     lhs: jax.Array, rhs: jax.Array, params: dict[str, Any], nodes: int
 ) -> jax.Array:
-    """Computes `conv_general_dilated` by one convolution for each node, and concatenates."""
+    """Computes `conv_general_dilated` by one convolution per node, and joins the results."""
     numbers = params["dimension_numbers"]
     kind = "batch_group_count" if params["batch_group_count"] > 1 else "feature_group_count"
     params = params | {kind: params[kind] // nodes}
@@ -261,7 +262,7 @@ def convolve_by_node(
 
 
 def _split_groups(x: jax.Array, axis: int, groups: int) -> jax.Array:
-    """Splits an axis into groups, which become the first axis, and a size, which stays there."""
+    """Splits an axis into equal groups; their axis becomes the first, the rest stays in place."""
     shape = (*x.shape[:axis], groups, x.shape[axis] // groups, *x.shape[axis + 1 :])
     return jnp.moveaxis(x.reshape(shape), axis, 0)
 
@@ -326,6 +327,7 @@ def _sum_taps(x: jax.Array, w: jax.Array, sizes: _Sizes, params: dict[str, Any])
         for k in range(sizes.kernel[i]):
             low = params["padding"][i][0] - k * params["rhs_dilation"][i]
             high = sizes.out[i] - low - ((sizes.space[i] - 1) * spread + 1)
+            # Each pass of the outer loop takes one axis of the kernel away, the first that is left.
             tap = lax.index_in_dim(y, k, 2 + count, keepdims=False)
             edges = [(0, 0, 0)] * tap.ndim
             edges[2 + i] = low, high, spread - 1

@@ -48,8 +48,9 @@ def argument_numbers(argnums: Argnums) -> tuple[int, ...]:
 
 def is_function(tree: Any) -> bool:
     """Says whether `tree` is a function, and not a pytree that can be called, such as a module."""
-    is_leaf = isinstance(tree, functools.partial) or jax.tree_util.all_leaves([tree])
-    return callable(tree) and is_leaf
+    # A `jax.tree_util.Partial`, which is a `functools.partial`, is a pytree and yet a function.
+    is_no_module = isinstance(tree, functools.partial) or jax.tree_util.all_leaves([tree])
+    return callable(tree) and is_no_module
 
 
 def require_no_arguments(make: Callable[..., Any], name: str) -> None:
@@ -94,7 +95,7 @@ def is_int(value: Any) -> bool:
 
 
 def require_size_of_mesh(size: int | None, mesh: Mesh, axis_name: str) -> int:
-    """Returns the number of nodes on a mesh, by default one per device of its axis."""
+    """Returns `size`, by default that of the axis; raises `ValueError` if it does not fit."""
     if axis_name not in mesh.axis_names:
         raise ValueError(
             f"the mesh must have an axis named {axis_name!r}, got the axes {mesh.axis_names}: name "

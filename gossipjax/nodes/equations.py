@@ -30,7 +30,7 @@ def programs_in(eqn: Any) -> list[Any]:
     """Returns the programs inside an equation, such as the body of a loop, without their constants.
 
     Raises:
-      ValueError: if the equation of a jaxpr does not show its program, which may have collectives.
+      ValueError: if an equation hides its program, which may have collectives.
     """
     params = params_of(eqn)
     # A `custom_vjp` has its program as "traced"; after `vmap` it is inside of "prim".
@@ -49,7 +49,7 @@ def programs_in(eqn: Any) -> list[Any]:
 
 
 def all_equations(eqns: Sequence[Any]) -> Iterator[Any]:
-    """Equations, and all equations of the programs inside them, at any depth."""
+    """Yields equations, and all equations of the programs inside them, at any depth."""
     for eqn in eqns:
         yield eqn
         for jaxpr in programs_in(eqn):

@@ -162,6 +162,7 @@ class Nodes:
     local_axis_name: str = "local"
 
     def __post_init__(self) -> None:
+        """Fills in what is not given, checks the size, and makes the axes of the mesh Auto."""
         size = self.size
         mesh = self.mesh
         if mesh is None and size is None:
@@ -274,10 +275,10 @@ class Nodes:
             def make(tree: Any) -> Any:
                 return tree
 
-        inside = shard_specs(shapes) if self.inner_axes and specs is None else None
-        if inside is not None and self.mesh is not None:
+        specs_of_state = shard_specs(shapes) if self.inner_axes and specs is None else None
+        if specs_of_state is not None and self.mesh is not None:
             sizes = {name: self.mesh.shape[name] for name in self.inner_axes}
-            specs = inside.of(shapes, sizes=sizes)
+            specs = specs_of_state.of(shapes, sizes=sizes)
         return make_rows(make, shapes, specs, self, *args, fold_in=fold_in)
 
     def _is_on_devices(self, tree: Any) -> bool:
@@ -342,8 +343,7 @@ class Nodes:
         if specs is not None and self.mesh is not None:
             specs.require(shapes, {name: self.mesh.shape[name] for name in self.inner_axes})
         stacked = self.replicate(params, None if specs is None else specs.of(shapes))
-        opt_state = self.run(tx.init, stacked)
-        return stacked, opt_state
+        return stacked, self.run(tx.init, stacked)
 
     def put(self, rows: Any, specs: Any = None) -> Any:
         """Puts the rows of this process's nodes, `[len(nodes.local), ...]`, on the devices.
@@ -416,7 +416,7 @@ def _kept_program(nodes: Nodes, fn: Callable[..., Any], shared: tuple[int, ...])
 def as_nodes(
     nodes: int | Nodes | None, axis_name: str = "nodes", local_axis_name: str = "local"
 ) -> Nodes:
-    """Makes the `Nodes` from a number of nodes; None makes each device a node."""
+    """Returns `nodes` itself if it is a `Nodes`, or makes one; None makes each device a node."""
     if isinstance(nodes, Nodes):
         return nodes
     if isinstance(nodes, Mesh):

@@ -57,7 +57,7 @@ def is_mesh_of(nodes: Nodes, mesh: Any) -> bool:
 
 
 def put_leaf(x: Any, sharding: NamedSharding) -> jax.Array:
-    """Moves an array, of this process or of all together, to the devices of `sharding`."""
+    """Moves an array, of this process or spread over all, to the devices of `sharding`."""
     is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
     if is_global or processes.is_key(x):
         return jax.device_put(x, sharding)
@@ -242,14 +242,14 @@ def run_simulated(
     del check_vma  # an option of `shard_map`
 
     def run(*args: Any) -> Any:
+        """Checks the arguments, and runs `fn` for all nodes by `vmap`."""
         dynamic = require_all_stacked(kinds, args, nodes)
         in_axes = {i: None if i in kinds.shared else 0 for i in dynamic}
 
         def run_node(values: dict[int, Any]) -> Any:
             return jax.tree.map(jnp.asarray, fn(*kinds.merge(args, values)))
 
-        mapped = vmap_nodes(run_node, (in_axes,), nodes.axis_name, nodes.size)
-        return mapped(dynamic)
+        return vmap_nodes(run_node, (in_axes,), nodes.axis_name, nodes.size)(dynamic)
 
     return run
 
@@ -271,10 +271,11 @@ def run_sharded(
         )
 
     def run(*args: Any) -> Any:
+        """Checks the arguments, and runs `fn` for the node of each device by `shard_map`."""
         dynamic = require_all_stacked(kinds, args, nodes)
 
         def run_device(shards: dict[int, Any]) -> Any:
-            # A device has one row, `[1, ...]`, of each argument that is not shared.
+            """Runs `fn` for this device's row, `[1, ...]`, of each argument that is not shared."""
             values = {
                 i: shard if i in kinds.shared else jax.tree.map(lambda x: x[0], shard)
                 for i, shard in shards.items()

@@ -76,11 +76,12 @@ def fold_in_nodes(rows: Any, numbers: Sequence[int]) -> Any:
         )
 
     def fold_in(leaf: Any) -> Any:
+        """Folds the number of each row's node into the keys of that row of one leaf."""
         if not is_key(leaf):
             return leaf
-        of_nodes = jax.vmap(lambda key, number: jax.random.fold_in(key, number))
-        flat = leaf.reshape(len(numbers), -1)
-        folded = jax.vmap(of_nodes, (1, None), 1)(flat, np.asarray(numbers, np.uint32))
+        fold_column = jax.vmap(lambda key, number: jax.random.fold_in(key, number))
+        flat = leaf.reshape(len(numbers), -1)  # a column has one key of each node
+        folded = jax.vmap(fold_column, (1, None), 1)(flat, np.asarray(numbers, np.uint32))
         return folded.reshape(leaf.shape)
 
     return jax.tree.map(fold_in, rows)
@@ -94,6 +95,7 @@ def split_rows(batch: Any, count: int, axis: int = 0) -> Any:
     lengths: set[int] = set()
 
     def split(path: Any, leaf: Any) -> Any:
+        """Splits a leaf; raises `ValueError` if it does not fit `count` or the leaves before."""
         array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         name = f"batch{jax.tree_util.keystr(path)}"
         if getattr(array.dtype, "kind", "") in tuple("OSUM"):  # objects, texts, dates
@@ -116,8 +118,7 @@ def split_rows(batch: Any, count: int, axis: int = 0) -> Any:
                 f"{sorted(lengths)}: nodes.replicate gives every node all of an array."
             )
         shape = array.shape
-        cut = (count, shape[axis] // count)
-        parts = array.reshape(*shape[:axis], *cut, *shape[axis + 1 :])
+        parts = array.reshape(*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
         return parts.transpose(axis, *range(axis), *range(axis + 1, parts.ndim))
 
     return jax.tree_util.tree_map_with_path(split, batch)
@@ -174,9 +175,7 @@ def shard_rows(rows: Any, specs: Any, mesh: Mesh, axis_name: str) -> Any:
 def _stack_shardings(specs: Any, mesh: Mesh, axis_name: str) -> Any:
     """Returns the shardings of node-stacked arrays, from the specs of their rows."""
     return jax.tree.map(
-        lambda spec: NamedSharding(mesh, P(axis_name, *(spec or ()))),
-        specs,
-        is_leaf=is_spec,
+        lambda spec: NamedSharding(mesh, P(axis_name, *(spec or ()))), specs, is_leaf=is_spec
     )
 
 
@@ -191,12 +190,12 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None, compares: b
     """Makes a program that takes the first row of node-stacked arrays, and compares the others.
 
     The program returns the row `[...]`, and for each leaf how far other rows are from it, as
-    `_difference` says. Comparing takes most of the time to compile; with `compares=False` it
-    returns None instead. `specs` are the specs of the row's leaves; without specs every device gets
-    the whole row.
+    `_difference` says, or None with `compares=False`, which saves most of the time to compile.
+    `specs` are the specs of the row's leaves; without specs every device gets the whole row.
     """
 
     def first_row(stacked: Any) -> tuple[Any, jax.Array | None]:
+        """Returns the first row, and, if asked for, how far each leaf's other rows are from it."""
         leaves, structure = jax.tree.flatten(stacked)
         row = [x[0] for x in leaves]
         if mesh is not None and specs is not None:
@@ -212,7 +211,7 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None, compares: b
 
 
 def _difference(x: jax.Array) -> jax.Array:
-    """Says how far rows `[N, ...]` are from the first row, over the largest finite value of all.
+    """Returns how far rows `[N, ...]` are from the first one, relative to the largest finite value.
 
     The result is infinite if integers or keys differ at all, or if a number is not finite in one of
     two rows alone. NaN is equal to NaN of any bits, and 0.0 to -0.0.

@@ -71,7 +71,7 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
     is_now, number, schedule = plan.when(step)  # whether models mix at `step`, and by which round
 
     def mix_stats(stats: Any) -> Any:
-        """Mixes statistics by a round, each with the push-sum weight of its node."""
+        """Mixes statistics by that round, each with the push-sum weight of its node."""
         if schedule is None:  # all nodes average at once
             average = average_batch_stats(stats, axis_name=axis_name)
             return jax.tree.map(lambda s: as_varying(s, axis_name), average)
@@ -81,7 +81,7 @@ def mix_batch_stats(stats: Any, opt_state: optax.OptState, step: StepLike) -> An
         mixed, weight = mix(scaled, weight, schedule, number, **axes)
         return cast_like(debias(mixed, weight), stats)
 
-    if is_now is True:
+    if is_now is True:  # known when traced, so nothing is chosen at run time
         return mix_stats(stats)
     stats = jax.tree.map(lambda s: as_varying(s, axis_name), stats)
     return cond(is_now, mix_stats, lambda stats: stats, stats)

@@ -16,7 +16,7 @@ from gossipjax.step.gradients import Gradients, UpdateOfNode
 
 
 class Exchanger:
-    """Base of updates whose exchange is a separate program, which a thread of theirs runs."""
+    """Base class of updates that have a thread, which runs their exchange as its own program."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="exchange")
@@ -26,7 +26,7 @@ class Exchanger:
         self.is_on_thread: bool | None = None
 
     def wait(self) -> None:
-        """Returns when all exchanges that are on their way have arrived: by default at once."""
+        """Returns when all exchanges on their way have arrived; by default there are none."""
 
 
 class UpdateDuringExchange(Exchanger):
@@ -34,8 +34,7 @@ class UpdateDuringExchange(Exchanger):
 
     An exchange starts `plan.lead()` steps before the step that uses it. That step first dispatches
     its gradients, and then waits for the exchange. A step without an exchange runs `fused`, the
-    whole step as one program. So do the first steps of a run: their exchanges should have started
-    before the run.
+    whole step as one program; so do the first steps, whose exchanges would start before the run.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class UpdateDuringExchange(Exchanger):
     def __call__(
         self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """Takes step `step`; `number` is what the programs get: its canonical step, or an array."""
+        """Takes step `step`; the programs get `number`, its canonical step or an array, instead."""
         if self.is_on_thread is None:
             # Other collectives of the chain could overtake, on one process and not on another, an
             # exchange that takes several steps. The update of step 0 shows whether there are any,
@@ -104,7 +103,7 @@ class UpdateDuringExchange(Exchanger):
     def _start_exchanges(self, step: int, number: Any, params: Any, opt_state: Any) -> None:
         """Starts the exchange that can travel during the gradients of `step`.
 
-        A step that does not follow the last one begins another loop, which uses no exchange of the
+        If `step` does not follow the last step, another loop begins, which uses no exchange of the
         loop before.
         """
         if step != self._next_step:

@@ -51,16 +51,16 @@ class UpdateInBuckets(Exchanger):
         self._nodes = nodes
         self._bucket_bytes = bucket_bytes
         self._has_codec = wire.codec is not None
-        self._fused = fused  # where gradients cannot be cut
+        self._fused = fused  # the whole step, for gradients that cannot be cut
         self._average = nodes.spmd(average)
-        self._update = nodes.spmd(update, static_argnums=0)  # of the step
+        self._update = nodes.spmd(update, static_argnums=0)  # the step is static
         # By structure, shapes and types of arguments; None if the gradients cannot be cut.
         self._cuts: dict[Any, _Cut | None] = {}
 
     def __call__(
         self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any
     ) -> tuple[optax.Params, optax.OptState, Any]:
-        """Takes a step; `number` is what the programs get: its canonical step, or an array."""
+        """Takes a step; `number` is its canonical step, or an array, as `fused` takes it."""
         del step
         number, params, opt_state, *placed = self._fused.put(number, params, opt_state, *inputs)
         leaves, structure = jax.tree.flatten((params, *placed))
@@ -71,9 +71,9 @@ class UpdateInBuckets(Exchanger):
         self.is_on_thread = cut is not None
         if cut is None:
             return self._fused(number, params, opt_state, *placed)
-        known = dict(zip(cut.arguments, leaves, strict=True))  # the value of each variable
+        known = dict(zip(cut.arguments, leaves, strict=True))  # variable -> value
         pending: list[Future[list[jax.Array]]] = []  # the average of each bucket
-        aux_leaves: list[jax.Array] = []  # of the last part
+        aux_leaves: list[jax.Array] = []  # results of the last part, after its gradients
         for bucket in cut.buckets:
             results, writes = bucket.program([known[var] for var in bucket.part.reads])
             bucket.part.note(known, results, writes)
@@ -147,12 +147,12 @@ class _Cut(NamedTuple):
 
 
 def make_buckets(traced: Traced, count: int, first_bytes: int, later_bytes: int) -> list[list[int]]:
-    """Groups the numbers of `count` leaves into buckets, in the order of computation.
+    """Groups `count` gradients into buckets, by their numbers, in the order of computation.
 
-    The first bucket has `first_bytes` at least, each later one `later_bytes`. Leaves whose
-    gradients come at the same time stay together.
+    The first bucket has `first_bytes` at least, each later one `later_bytes`. Gradients that come
+    at the same time stay together: those after the same product or other slow equation.
     """
-    # For each variable the number of the last slow equation that it needs; -1 if it needs none.
+    # Variable -> the number of the last slow equation that it needs; -1 if it needs none.
     last_slow: dict[Any, int] = {}
     for i, eqn in enumerate(traced.eqns):
         is_slow = eqn.primitive in (dot_general_p, conv_general_dilated_p) or programs_in(eqn)

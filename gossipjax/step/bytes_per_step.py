@@ -88,7 +88,7 @@ def bytes_per_step(
     """
     tx = require_transform(tx, "tx of bytes_per_step")
     nodes = as_nodes(nodes)
-    sizes = dict(nodes.mesh.shape) if nodes.mesh is not None else {}
+    sizes = dict(nodes.mesh.shape) if nodes.mesh is not None else {}  # by axis of the mesh
     sizes[nodes.axis_name] = nodes.size  # each node gets a device, even if some share one now
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * len(sizes))
     manual = set(sizes) - set(nodes.inner_axes)
@@ -132,11 +132,11 @@ def bytes_per_step(
 def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
     """Returns the kind of a step, and how many messages each node sends and receives, `[2, N]`.
 
-    Messages have the same size in all steps of one kind, so only one of them must be traced. The
-    kind is None if other steps tell nothing about this one.
+    Messages have the same size in all steps of one kind, so only one of these steps is traced. If
+    the kind is None, other steps tell nothing about this one, and the counts are not used.
     """
     exchanges = plan.exchanges()
-    travelling = [(e, piece) for e in exchanges if (piece := e.find_piece(step)) is not None]
+    travelling = [(e, found) for e in exchanges if (found := e.find_piece(step)) is not None]
     schedules = {e.schedule for e in exchanges}
     if len(schedules) != 1 or len(travelling) > 1:
         return None, np.zeros((2, 1))
@@ -158,16 +158,16 @@ def _describe_round(plan: Plan, step: int) -> tuple[Any, np.ndarray]:
 
 
 def _count(jaxpr: Any, nodes: Nodes, manual: Mapping[str, int], may_skip: bool) -> np.ndarray:
-    """Counts the bytes `[2, N]` that each node sends and receives in a program, over its devices.
+    """Counts the bytes `[2, N]` that each node, with all its devices, sends and receives.
 
-    `manual` has the sizes of the manual axes, over which each device runs the program.
+    `jaxpr` is the program. `manual` has the sizes of the axes over which each device runs it.
     """
     total = np.zeros((2, nodes.size))
     for eqn in jaxpr.eqns:
         axes = manual
         if eqn.primitive.name == "shard_map":
-            inside = eqn.params["newly_manual_axes"]
-            axes = {**manual, **{name: eqn.params["mesh"].shape[name] for name in inside}}
+            added = eqn.params["newly_manual_axes"]
+            axes = {**manual, **{name: eqn.params["mesh"].shape[name] for name in added}}
         parts = [_count(inner, nodes, axes, may_skip) for inner in programs_in(eqn)]
         if eqn.primitive.name == "cond":
             total += _choose(parts, eqn.params.get("branches_platforms"), may_skip)
@@ -206,15 +206,16 @@ def _choose(branches: list[np.ndarray], platforms: Any, may_skip: bool) -> np.nd
 
 def _count_collective(eqn: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.ndarray:
     """Returns the bytes `[2, N]` of one collective, added over all devices of a node."""
-    names = [eqn.params[name] for name in AXIS_PARAMS if name in eqn.params]
-    over = {name for part in names for name in (part if isinstance(part, tuple) else (part,))}
+    found = [eqn.params[name] for name in AXIS_PARAMS if name in eqn.params]
+    over = {axis for axes in found for axis in (axes if isinstance(axes, tuple) else (axes,))}
+    # The devices of a node along other axes take part in collectives of their own.
     devices = math.prod(size for axis, size in manual.items() if axis not in over)
-    operands = devices * sum(var.aval.size * var.aval.dtype.itemsize for var in eqn.invars)
+    given = devices * sum(var.aval.size * var.aval.dtype.itemsize for var in eqn.invars)  # bytes
     kind = eqn.primitive.name
     if kind == "ppermute":
         edges = np.array([edge for edge in eqn.params["perm"] if edge[0] != edge[1]], int)
         ends = edges.reshape(-1, 2).T
-        return operands * np.array([np.bincount(end, minlength=nodes.size) for end in ends])
+        return given * np.array([np.bincount(end, minlength=nodes.size) for end in ends])
     if kind not in RING:
         raise ValueError(
             f"collectives over {nodes.axis_name!r} must be {', '.join(RING)} or ppermute to be "
@@ -224,4 +225,4 @@ def _count_collective(eqn: Any, nodes: Nodes, manual: Mapping[str, int]) -> np.n
     sizes = np.ones(nodes.size)
     for group in groups:
         sizes[list(group)] = len(group)
-    return operands * np.tile(RING[kind](sizes), (2, 1))
+    return given * np.tile(RING[kind](sizes), (2, 1))

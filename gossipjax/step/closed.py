@@ -61,8 +61,7 @@ def decentralize(
             state, metrics = step(state, batch)             # metrics: [N, ...]
         state = step.average(state)                         # of all nodes -> of one, to evaluate
 
-    In NNX, `nnx.update((model, optimizer), step.average(state))` puts the average into your
-    modules.
+    In NNX, `nnx.update((model, optimizer), step.average(state))` puts the average in your modules.
 
     The first call copies your state to all nodes; you can also call `step.init` before the loop.
     The result is a `gx.TrainState`: its `opt_state` is the state of `tx`, and its `rest` is your
@@ -133,7 +132,7 @@ class DecentralizedStep:
             local_argnums=[number + 2 for number in argument_numbers(local_argnums)],
             # `aux` is `(rest, metrics)`.
             extra_args=None if extra_args is None else lambda aux: extra_args(aux[1]),
-            donated_inputs=(0,),  # the rest of the state, which `aux` replaces
+            donated_inputs=(0,),  # `rest`, which comes back, new, in `aux`
             **options,
         )
         self.nodes = self.train_step.nodes
@@ -171,8 +170,9 @@ class DecentralizedStep:
                 return _split(state(), rest)[1]
         else:
             require_numbers(state, "state")
-            # Trees need no function that makes them.
-            make_params, make_rest = params, rest = self._take_out_params(on_auto_axes(state))
+            params, rest = self._take_out_params(on_auto_axes(state))
+            make_params = params  # trees need no function that makes them
+            make_rest = rest
             if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
                 _warn_of_copies(params, rest)
         _require_updates(jax.eval_shape(self._tx.init, params), rest)
@@ -187,10 +187,10 @@ class DecentralizedStep:
         )
         rest = _convert_keys(rest, is_raw, jax.random.key_data)
         # A state that `average` has returned: its own `step` may count something else.
-        first_leaf, number = self._last_average
+        leaf_of_average, next_step = self._last_average
         leaves = jax.tree.leaves(state)
-        if leaves and first_leaf is not None and first_leaf() is leaves[0]:
-            return TrainState(number, stacked, opt_state, rest)
+        if leaves and leaf_of_average is not None and leaf_of_average() is leaves[0]:
+            return TrainState(next_step, stacked, opt_state, rest)
         count: Any = getattr(rest, "step", None)
         is_count = isinstance(count, jax.Array) and jnp.issubdtype(count.dtype, jnp.integer)
         is_count = is_count and count.shape == (self.nodes.size,)
@@ -203,7 +203,7 @@ class DecentralizedStep:
     def _take_out_params(self, state: Any) -> tuple[Any, Any]:
         """Returns the parameters that the user's `params` picks, and the rest of the state.
 
-        The rest has a `Parameter` where a parameter was.
+        The rest is the state with a `Parameter` in place of each parameter.
         """
         leaves, structure = jax.tree.flatten(state)
         # `params` is traced, so that its results tell which leaves it has picked, in any structure,
@@ -217,10 +217,10 @@ class DecentralizedStep:
                 "params=lambda state: ..., of NNX "
                 "lambda state: nnx.filter_state(state, nnx.Param)."
             ) from error
-        numbers = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}
-        found = [v for v in jaxpr.jaxpr.outvars if not isinstance(v, Literal) and v in numbers]
-        picked = [numbers[var] for var in found]
-        if not picked or len({*picked}) < len(jaxpr.jaxpr.outvars):
+        number_of = {var: number for number, var in enumerate(jaxpr.jaxpr.invars)}  # of the leaf
+        results = jaxpr.jaxpr.outvars
+        picked = [number_of[v] for v in results if not isinstance(v, Literal) and v in number_of]
+        if not picked or len({*picked}) < len(results):  # a result is computed, or comes twice
             raise ValueError(
                 "params must return leaves of the state as they are, each once, got "
                 f"{str(jax.tree.structure(shapes))[:200]} of a state {str(structure)[:300]}: such "
@@ -295,7 +295,7 @@ def _is_parameter(part: Any) -> bool:
 
 
 def _merge(params: Any, rest: Any) -> Any:
-    """Returns the user's state: `rest`, with the parameters where a `Parameter` marks them."""
+    """Returns the user's state: `rest`, with a parameter in place of each `Parameter`."""
     leaves = jax.tree.leaves(params)
 
     def fill(part: Any) -> Any:
@@ -307,21 +307,20 @@ def _merge(params: Any, rest: Any) -> Any:
 def _split(state: Any, marked: Any) -> tuple[list[Any], Any]:
     """Splits a state into the leaves of its parameters, in their order, and the rest of it.
 
-    `marked` has a `Parameter` for each parameter, as the rest of such a state has.
+    `marked` is the rest of a state like it, whose `Parameter`s say where the parameters are.
     """
-    parts, structure = jax.tree.flatten(marked, is_leaf=_is_parameter)
-    leaves = jax.tree.leaves(state)
-    found = {p.number: leaf for p, leaf in zip(parts, leaves, strict=True) if _is_parameter(p)}
-    others = [p if _is_parameter(p) else x for p, x in zip(parts, leaves, strict=True)]
-    return [found[i] for i in range(len(found))], jax.tree.unflatten(structure, others)
+    marks, structure = jax.tree.flatten(marked, is_leaf=_is_parameter)
+    pairs = list(zip(marks, jax.tree.leaves(state), strict=True))
+    params = {mark.number: leaf for mark, leaf in pairs if _is_parameter(mark)}
+    rest = [mark if _is_parameter(mark) else leaf for mark, leaf in pairs]
+    return [params[i] for i in range(len(params))], jax.tree.unflatten(structure, rest)
 
 
 def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
     """Makes the `gradients` of `gx.TrainStep` from a closed step, which applies its own optimizer.
 
-    `gradients` returns how the step moves the parameters. The transform after it, a gossip without
-    an optimizer, takes these updates instead of gradients. `aux` is the rest of the new state, and
-    the metrics.
+    `gradients` returns how the step moves the parameters. A gossip without an optimizer takes these
+    updates instead of gradients. `aux` is the rest of the new state, and the metrics.
     """
 
     def gradients(params: Any, rest: Any, named: dict[str, Any], *inputs: Any) -> Any:
@@ -332,14 +331,15 @@ def _updates_as_gradients(train_step: Callable[..., Any]) -> Callable[..., Any]:
                 f"train_step must return a pair (state, metrics), got {type(result).__name__}: "
                 "of a step that returns the state alone, lambda *args: (train_step(*args), None)."
             )
-        require_numbers(result[1], "metrics")
+        new_state, metrics = result
+        require_numbers(metrics, "metrics")
         name = "the state of (state, metrics), which train_step returns in this order,"
-        require_like(state, result[0], name, dtypes=True, like="the state that it got")
-        leaves, new_rest = _split(result[0], rest)
+        require_like(state, new_state, name, dtypes=True, like="the state that it got")
+        leaves, new_rest = _split(new_state, rest)
         new_params = jax.tree.unflatten(jax.tree.structure(params), leaves)
         # In float32 at least, so that narrow parameters are not rounded a second time.
         updates = subtract(upcast(new_params), upcast(params))
-        return updates, (new_rest, result[1])
+        return updates, (new_rest, metrics)
 
     return gradients
 
@@ -356,7 +356,7 @@ def _require_known(step: Any) -> None:
 def _warn_of_copies(params: Any, rest: Any) -> None:
     """Warns if the rest of the state has a copy of a parameter, maybe in another type.
 
-    If the step starts from such a copy, as from a float32 master, gossip has no effect on it.
+    If the step starts from such a copy, as from a float32 master, gossip does not reach the copy.
     """
     # By shape: the parameters, each with its first row.
     rows: dict[Any, list[tuple[np.ndarray, Any]]] = {}
@@ -427,18 +427,18 @@ def _convert_keys(tree: Any, is_raw: list[bool], convert: Callable[[Any], Any]) 
 def _require_updates(opt_state: Any, rest: Any) -> None:
     """Raises `ValueError` unless `tx` of `gx.decentralize` can do without gradients.
 
-    The optimizer is inside of the user's step, so `tx` must have none. If it is `optax.MultiSteps`,
-    most updates are all zeros. A gossip that moves its state or model even then is refused.
+    The optimizer is inside of the user's step, so `tx` must have none. With `optax.MultiSteps` in
+    that step, most updates are zeros. A gossip that moves its state or model even then is refused.
     """
     exchange = find_exchange(opt_state)
     # A transform around a chain, such as `outer`, has an optimizer of its own, which is allowed.
     chain = opt_state if exchange is None or exchange.inner is None else exchange.inner
-    others = find_parts(chain, optax.ApplyIfFiniteState, *OPTIMIZERS)
-    others += [part for part in find_exchanging(opt_state) if not part.mixes_models]
+    refused = find_parts(chain, optax.ApplyIfFiniteState, *OPTIMIZERS)
+    refused += [part for part in find_exchanging(opt_state) if not part.mixes_models]
     gossips = find_parts(opt_state, GossipState)
     got = None
-    if others:
-        got = type(others[0]).__name__
+    if refused:
+        got = type(refused[0]).__name__
     elif not gossips:
         got = "no gossip"
     elif any(gossip.plan.takes_gradients for gossip in gossips):
@@ -454,7 +454,7 @@ def _require_updates(opt_state: Any, rest: Any) -> None:
 
 
 def _average_floats(tree: Any, axis_name: str) -> Any:
-    """Averages the leaves that are floats over the nodes; others stay as they are on each node."""
+    """Averages the floating-point leaves of a tree over the nodes, and keeps all other leaves."""
 
     def is_float(leaf: jax.Array) -> bool:
         return jnp.issubdtype(leaf.dtype, jnp.floating)

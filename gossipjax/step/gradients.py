@@ -22,10 +22,10 @@ UpdateOfNode = Callable[..., tuple[optax.Params, optax.OptState]]
 
 
 def check_gradients(gradients: Gradients) -> Gradients:
-    """Returns `gradients` with checks when it is traced, for errors that name the mistake.
+    """Wraps `gradients` with checks, made when it is traced, whose errors name the mistake.
 
-    The result must be a pair of gradients like the parameters and `aux` of numbers, and no
-    collective may be over an axis that does not exist, as in a step written for another program.
+    `gradients` must return a pair: gradients like the parameters, and `aux` of numbers. It must not
+    call a collective over an axis that does not exist, as a step for another program does.
     """
 
     @functools.wraps(gradients)
@@ -56,8 +56,7 @@ def make_update(tx: optax.GradientTransformationExtraArgs, extra_args: ExtraArgs
     """Makes `update(step, params, opt_state, grads, aux, received=None) -> (params, opt_state)`.
 
     `received` is what another program has exchanged for this step. Without it, the update itself
-    exchanges: it calls `combine` of the algorithm's file, through `exchanges/transform.py`, down to
-    `ppermute`.
+    exchanges: it calls `combine` of the algorithm's file, through `exchanges/transform.py`.
     """
 
     def update(
@@ -78,8 +77,7 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
         accumulated(params, batch) = (1/k sum_j grads(params, batch_j), [aux_0, ..., aux_{k-1}])
 
     is the gradient of the whole batch, in the memory of one part. You can use any chain with
-    `accumulated`, because the optimizer and the gossip see one gradient. Sums are taken in float32
-    at least.
+    `accumulated`, because the optimizer and the gossip see one gradient. Sums are float32 at least.
 
     Args:
       gradients: `gradients(params, *inputs) -> (grads, aux)` of one node, as for `gx.TrainStep`.
@@ -125,7 +123,7 @@ def accumulate_gradients(gradients: Gradients, every: int) -> Gradients:
 
 
 def _split(inputs: Any, every: int) -> Any:
-    """Splits inputs into parts: `[B, ...]` -> `[every, B / every, ...]`."""
+    """Splits each array of the inputs into parts: `[B, ...]` -> `[every, B / every, ...]`."""
     if not jax.tree.leaves(inputs):
         raise ValueError(
             "inputs of accumulated gradients must be given, because they are split into parts, got "
@@ -135,9 +133,9 @@ def _split(inputs: Any, every: int) -> Any:
     def split(path: Any, x: Any) -> jax.Array:
         shape = jnp.shape(x)
         if not shape or shape[0] % every:
-            number, *rest = path
+            arg, *inside = path  # which input, and where in its tree
             raise ValueError(
-                f"input {number.idx}{jax.tree_util.keystr(tuple(rest))} of accumulated gradients "
+                f"input {arg.idx}{jax.tree_util.keystr(tuple(inside))} of accumulated gradients "
                 f"must have a leading axis of examples that every = {every} divides, got shape "
                 f"{list(shape)}: give batches of a multiple of {every} examples per node."
             )

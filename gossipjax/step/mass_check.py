@@ -34,8 +34,8 @@ class MassCheck:
     ) -> None:
         """Raises `ValueError` if mass was lost since the last step, or before the loop.
 
-        `is_start` says that `step` is the first step of a loop. Else this is a check only if the
-        last step was measured.
+        With `is_start`, `step` is the first step of a loop. At other steps nothing is checked
+        unless the step before was measured.
         """
         before = self._sums
         self._sums = None
@@ -56,7 +56,7 @@ class MassCheck:
     def measure_after(
         self, run: Run, step: int, params: Any, opt_state: Any, aux: Any, count: int = 1
     ) -> None:
-        """Measures the sums after `step`, if a check is due in one of the last `count` steps."""
+        """Measures the sums after `step`, if one of the last `count` steps ends a period."""
         if self._period and (step + 1) % self._period < count:
             self._sums = self._measure(run, f"after step {step}", params, opt_state, aux)
 
@@ -78,7 +78,7 @@ class MassCheck:
                 stacklevel=4,
             )
         size = self._nodes.size
-        # Weights are float32, and rounded at every step.
+        # Weights are float32 and rounded at every step, so their sum may miss N a little.
         weights, _, count_spread = mass
         if not abs(weights - size) <= 1e-2 + 1e-5 * size or count_spread != 0:
             raise ValueError(

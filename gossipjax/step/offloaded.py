@@ -39,11 +39,11 @@ def _is_on_host(part: Any) -> bool:
 def _leave_on_host(
     opt_state: Any, step: int, use: Literal["read", "written"], node_axes: int
 ) -> Any:
-    """Replaces each array that `step` does not read, or does not write, by an `OnHost`.
+    """Replaces each array that `step` does not read, or write, as `use` says, by an `OnHost`.
 
-    What is replaced is neither moved to the device nor an argument or result of the program, so
-    the array itself stays in host memory. `node_axes` is 1 for node-stacked arrays and 0 inside of
-    a per-node function; an `OnHost` has the shape of one node's array in both cases.
+    A replaced array is neither moved to the device nor an argument or result of the program, so it
+    stays in host memory. `node_axes` is 1 for node-stacked arrays and 0 inside of a per-node
+    function; an `OnHost` has the shape of one node's array in both cases.
     """
 
     def replace(x: Any) -> OnHost:
@@ -54,7 +54,7 @@ def _leave_on_host(
             return part
         fields = {}
         for name, used in part.plan.fields(step).items():
-            by_fragment = getattr(part, name)
+            by_fragment = getattr(part, name)  # a tree for each fragment
             if by_fragment is not None:
                 fields[name] = tuple(
                     tree if number in getattr(used, use) else jax.tree.map(replace, tree)
@@ -66,10 +66,10 @@ def _leave_on_host(
 
 
 def take_used_state(update: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes an update of one node with only those arrays of the state that its step uses.
+    """Wraps an update of one node, so that it takes and returns only arrays that its step uses.
 
-    The step is static. The state has an `OnHost` for each array that it does not read, and the new
-    state for each array that it does not write.
+    The step is static. The state that goes in has an `OnHost` for each array that the step does not
+    read, and the state that comes out for each array that the step does not write.
     """
 
     def update_used_state(step: int, params: Any, opt_state: Any, *inputs: Any) -> Any:
@@ -102,11 +102,11 @@ class OffloadedUpdate:
         if step != self._next_step:
             params, opt_state = self._start_loop(params, opt_state)
         self._next_step = step + 1
-        brought = bring_used_state(opt_state, number)
-        params, new, aux = self._fused(number, params, brought, *inputs)
+        used_state = bring_used_state(opt_state, number)
+        params, after, aux = self._fused(number, params, used_state, *inputs)
         # What the step has not written is still in the old state.
         merged = jax.tree.map(
-            lambda x, old: old if _is_on_host(x) else x, new, opt_state, is_leaf=_is_on_host
+            lambda new, old: old if _is_on_host(new) else new, after, opt_state, is_leaf=_is_on_host
         )
         return params, _to_host(merged), aux
 
@@ -131,9 +131,9 @@ class OffloadedUpdate:
             )
             raise
         if self._is_donated:  # JAX cannot donate an array from one memory to another: delete it
-            kept = set(map(id, jax.tree.leaves((params, placed))))
+            still_used = set(map(id, jax.tree.leaves((params, placed))))
             for x in jax.tree.leaves(opt_state):
-                if id(x) not in kept:
+                if id(x) not in still_used:
                     x.delete()
         return params, placed
 
@@ -144,7 +144,7 @@ def bring_used_state(opt_state: Any, step: int) -> Any:
 
 
 def _to_host(opt_state: Any) -> Any:
-    """Moves the fields of a state that only some steps use to the host's memory."""
+    """Moves those fields of a state that only some steps use to the memory of the host."""
 
     def put(part: Any) -> Any:
         if not _can_wait_on_host(part):
@@ -156,7 +156,7 @@ def _to_host(opt_state: Any) -> Any:
 
 
 def _move(tree: Any, kind: str) -> Any:
-    """Moves all arrays of a tree to a kind of memory, "device" or `HOST_MEMORY`, by one call."""
+    """Moves the arrays of a tree to the memory `kind`, "device" or `HOST_MEMORY`, by one call."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [x for x in leaves if isinstance(x, jax.Array) and x.sharding.memory_kind != kind]
     shardings = [x.sharding.with_memory_kind(kind) for x in arrays]

@@ -57,7 +57,7 @@ class _Programs(NamedTuple):
     called: set[Any]  # the static numbers and shapes of inputs for which programs are compiled
 
     def arguments(self, number: Any, params: Any, opt_state: Any, inputs: Any) -> tuple[Any, ...]:
-        """Returns the arguments of `fused`, for code that calls or traces it directly."""
+        """Returns the arguments of `fused`: of an offloaded state, only what the step reads."""
         if self.offloads:
             opt_state = offloaded.bring_used_state(opt_state, number)
         return number, params, opt_state, *inputs
@@ -164,7 +164,7 @@ class TrainStep:
         self._offload_outer = bool(offload_outer)
         self._mass = MassCheck(self.nodes, check_mass)
         self._programs: dict[Plan, _Programs] = {}
-        # Whether it is known that the devices of a node average their gradients, if they have to.
+        # False until the first step has found that the devices of a node average their gradients.
         self._averages_locally = not self._local_argnums or (self.nodes.local_devices or 1) == 1
         self._numbers_on_device: dict[int, jax.Array] = {}  # by canonical step
         self._next_step: int | None = None  # the step that follows the last one
@@ -172,10 +172,10 @@ class TrainStep:
     def __call__(
         self, step: int, params: optax.Params, opt_state: optax.OptState, *inputs: Any
     ) -> tuple[Any, Any, Any]:
-        """Returns the new parameters and state, and `aux`, node-stacked.
+        """Takes a step of all nodes; returns the new parameters, the new state and `aux`, stacked.
 
         Accelerators donate `params` and `opt_state`, unless several nodes of one device mix their
-        models, because donation would then cost two copies of each, and save at most their memory.
+        models: donation would then cost two copies of each array, and save at most its memory.
         """
         plan, programs = self._find_programs(opt_state)
         opt_state = self._begin(step, params, opt_state, count=1)
@@ -237,21 +237,21 @@ class TrainStep:
                 f"got {[list(shape) for shape in shapes[:4]]}: np.stack K node-stacked batches."
             )
         step_plan(opt_state)  # checks the chain
-        if "_scanned" not in vars(self):
+        if "_scanned" not in vars(self):  # the first call of `scan`: the program is not made yet
             _warn_of_equal_keys(jax.tree.map(lambda x: x[0], inputs))
         opt_state = self._begin(step, params, opt_state, count)
         steps = np.arange(step, step + count, dtype=np.int32)
         launch.advance(step, slow=True)  # it takes as long as K steps, and may compile
-        by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)
+        by_node = jax.tree.map(lambda x: x.swapaxes(0, 1), inputs)  # [N, K, ...]
         params, opt_state, aux = self._scanned(steps, params, opt_state, *by_node)
         launch.advance(step + count - 1)
         self._mass.measure_after(self.run, step + count - 1, params, opt_state, aux, count)
         return params, opt_state, jax.tree.map(lambda x: x.swapaxes(0, 1), aux)
 
     def _begin(self, step: int, params: Any, opt_state: Any, count: int) -> optax.OptState:
-        """Checks that `count` steps can follow from `step`; returns the state for the first one.
+        """Checks that the next `count` steps can begin at `step`; returns the state for `step`.
 
-        If these steps do not follow the last call, the state is prepared as `start_at` says.
+        This is `opt_state`, or if `step` does not follow the last call, what `start_at` returns.
         """
         if not is_int(step):
             kind = type(step).__name__
@@ -278,15 +278,15 @@ class TrainStep:
         if not programs.called:
             _warn_of_equal_keys(inputs)
         shapes = tuple(getattr(x, "shape", ()) for x in jax.tree.leaves(inputs))
-        program = number if programs.is_static else None, shapes
-        is_new = program not in programs.called
-        programs.called.add(program)
+        compiled_for = number if programs.is_static else None, shapes
+        is_new = compiled_for not in programs.called
+        programs.called.add(compiled_for)
         launch.advance(step, slow=is_new)
         return is_new
 
     @functools.cached_property
     def _scanned(self) -> Program:
-        """The program of K steps of all nodes; a node's inputs are `[K, ...]`."""
+        """The program of K steps of all nodes; the inputs of each node are `[K, ...]`."""
         take_step = _make_step(self._gradients, self._update)
 
         def run_steps(steps: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
@@ -321,7 +321,7 @@ class TrainStep:
         return programs.fused.lower(*programs.arguments(number, params, opt_state, inputs))
 
     def _require_local_average(self, fused: Program, *args: Any) -> None:
-        """Raises `ValueError` if the devices of a node, with parts of a batch, exchange nothing."""
+        """Raises `ValueError` if the devices of a node split a batch and exchange no gradients."""
         axis_name = self.nodes.local_axis_name
         if not fused.has_collective(axis_name, *args):
             raise ValueError(
@@ -339,18 +339,18 @@ class TrainStep:
     def overlaps(self, opt_state: optax.OptState) -> bool:
         """Says whether the exchange runs as a separate program, on a thread.
 
-        If an exchange takes several steps, the first step decides, because it cannot run on a
-        thread if the chain contains other collectives.
+        An exchange of several steps cannot run on a thread if the chain contains other collectives.
+        Only the first step finds this out; before it, the result is True.
         """
         update = self._find_programs(opt_state)[1].update
         return isinstance(update, Exchanger) and update.is_on_thread is not False
 
     def _traces_rounds(self, plan: Plan) -> bool:
-        """Says whether the round can be data, because that is as fast as one program per round."""
+        """Says whether one program that gets the round as data is as fast as one per round."""
         return self.nodes.is_simulated and plan.is_one_program() and not self._has_thread
 
     def _make_number(self, plan: Plan, step: int, is_static: bool) -> Any:
-        """Makes what the program of `step` takes as its number: a static integer, or an array."""
+        """Makes the number that the program of `step` takes: a static integer, or an array."""
         if is_static:
             return plan.canonical_step(step)
         if not self._traces_rounds(plan):
@@ -361,9 +361,9 @@ class TrainStep:
         return self._numbers_on_device[canonical]
 
     def _is_static(self, plan: Plan) -> bool:
-        """Says whether the step is static: part of the program, which then exists per round."""
-        programs = len(plan.canonical_steps)
-        return programs <= (1 if self._traces_rounds(plan) else self._max_programs)
+        """Says whether the step is static: then each canonical step has a program of its own."""
+        limit = 1 if self._traces_rounds(plan) else self._max_programs
+        return len(plan.canonical_steps) <= limit
 
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Runs another program with collectives between two steps; returns `program(*args)`.
@@ -417,6 +417,7 @@ class TrainStep:
     def _make_programs(self, plan: Plan, opt_state: optax.OptState) -> _Programs:
         """Decides how steps of a plan run, and makes their programs, which compile when called."""
         is_static = self._is_static(plan)
+        # `plan.fields` are fields of the state that only some steps use.
         offloads = self._offload_outer and not self._has_thread and bool(plan.fields(0))
         if offloads and not is_static:
             raise ValueError(
@@ -432,22 +433,22 @@ class TrainStep:
         # time: XLA would write the new models elsewhere, and then copy them.
         is_read = (runs_early and lead) or (self.nodes.per_device > 1 and plan.mixes_in_place())
         donated = () if is_read else donate_on_accelerators(1, 2)
-        inputs = donate_on_accelerators(*(3 + number for number in self._donated_inputs))
+        donated_inputs = donate_on_accelerators(*(3 + i for i in self._donated_inputs))
         # A static step is part of the program, and so are its permutations; a traced one is data.
         by_step: dict[str, Any] = {"static_argnums" if is_static else "shared_argnums": 0}
         take_step = _make_step(self._gradients, self._update)
         fused = self.nodes.spmd(
             offloaded.take_used_state(take_step) if offloads else take_step,
             **by_step,
-            donate_argnums=donated + inputs,
+            donate_argnums=donated + donated_inputs,
             # `gradients` takes `(params, *inputs)`, a step `(number, params, opt_state, *inputs)`.
             local_argnums=[number + 2 if number else 1 for number in self._local_argnums],
         )
         fused.max_static_values = math.inf  # no warning: `max_programs` has limited them
 
-        def update(step: int, *arguments: Any) -> Any:
-            del step  # `arguments` begin with the number that the program takes
-            return fused(*arguments)
+        def update(step: int, *fused_arguments: Any) -> Any:
+            del step  # the program takes only the number of the step
+            return fused(*fused_arguments)
 
         arguments = self._gradients, self._update, self.nodes
         if runs_early:
@@ -467,10 +468,11 @@ def _warn_of_equal_keys(inputs: Any) -> None:
     """Warns if all nodes get the same PRNG key, because they would drop the same units."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         is_raw = is_raw_key(leaf)
-        if not (is_raw or is_key(leaf)) or not getattr(leaf, "is_fully_addressable", True):
+        can_read = getattr(leaf, "is_fully_addressable", True)  # else other processes have a part
+        if not (is_raw or is_key(leaf)) or not can_read:
             continue
-        rows = np.asarray(leaf if is_raw else jax.random.key_data(leaf))
-        if len(rows) > 1 and (rows == rows[:1]).all():
+        keys = np.asarray(leaf if is_raw else jax.random.key_data(leaf))  # one row for each node
+        if len(keys) > 1 and (keys == keys[:1]).all():
             warnings.warn(
                 f"all nodes get the same PRNG key as input{jax.tree_util.keystr(path)}: "
                 "nodes.replicate(key, fold_in=True) gives each its own.",
@@ -479,25 +481,25 @@ def _warn_of_equal_keys(inputs: Any) -> None:
 
 
 def _average_extra_args(extra_args: ExtraArgs | None, nodes: Nodes) -> ExtraArgs:
-    """Returns `extra_args` with values averaged over the nodes; only `node_weight` stays a node's.
+    """Wraps `extra_args`, so that all its values but `node_weight` are averaged over the nodes.
 
-    So all nodes decide alike. Use the result inside `Nodes.spmd`.
+    So all nodes decide alike. Call the result inside `Nodes.spmd`; without `extra_args` it is `{}`.
     """
     if extra_args is None:
         return lambda aux: {}
 
     def average(aux: Any) -> dict[str, Any]:
         values = {name: jnp.asarray(value) for name, value in extra_args(aux).items()}
-        if nodes.local_devices is not None:  # each has a part of the node's batch
+        if nodes.local_devices is not None:  # each device has a part of the node's batch
             values = node_mean(values, nodes.local_axis_name)
-        own = {name: values.pop(name) for name in ("node_weight",) if name in values}
-        return node_mean(values, nodes.axis_name) | own
+        own_weight = {"node_weight": values.pop("node_weight")} if "node_weight" in values else {}
+        return node_mean(values, nodes.axis_name) | own_weight
 
     return average
 
 
 def _make_step(gradients: Gradients, update: UpdateOfNode) -> Update:
-    """Makes one node's `(step, params, opt_state, *inputs) -> (params, opt_state, aux)`."""
+    """Makes a node's step `(step, params, opt_state, *inputs) -> (params, opt_state, aux)`."""
 
     def take_step(step: Any, params: optax.Params, opt_state: optax.OptState, *inputs: Any) -> Any:
         # In all algorithms the parameters are the models at which gradients are taken.

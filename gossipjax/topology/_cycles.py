@@ -57,15 +57,13 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
       default since June 2019.
 
     For one peer both lists are the same. For two peers and more, the hops of `"authors"` average
-    faster than those of `"paper"`.
-    The published figures of 2P-SGP most likely used neither list, but
-    `{1, -1}, {2, -2}, {4, -4}, ...`: the version of the code that the authors name for the figures
-    (`sgp_pytorch0.5`) has no other hops for SGP.
+    faster than those of `"paper"`. The published figures of 2P-SGP most likely used neither list,
+    but `{1, -1}, {2, -2}, {4, -4}, ...`: the version of the code that the authors name for the
+    figures (`sgp_pytorch0.5`) has no other hops for SGP.
 
     Raises:
       ValueError: for unknown `hops`; if `peers` is below 1, or above the length of the list of
-        `"paper"`; or if a hop of `"authors"` is a multiple of `N`, so that a node would send to
-        itself.
+        `"paper"`; or if a hop of `"authors"` is a multiple of `N`: nodes would send to themselves.
 
     References:
       Assran et al., "Stochastic Gradient Push", arXiv:1811.10792v1, appendix A.
@@ -98,10 +96,10 @@ def k_peer_exponential(nodes: int, peers: int, *, hops: Hops = "paper") -> Sched
 def _build_hops_of_authors(n: int, peers: int) -> Schedule:
     """Builds `k_peer_exponential` with `hops="authors"`: round `k` uses hops `j (peers + 1)^k`."""
     rounds: list[Round] = []
-    stride = 1
+    stride = 1  # (peers + 1)^k
     while stride < n:
         hops = [j * stride for j in range(1, peers + 1)]
-        # This also finds hops that are equal modulo n: their difference is a hop, too.
+        # This also finds two hops that are equal modulo n, because their difference is a hop, too.
         multiples = [hop for hop in hops if hop % n == 0]
         if multiples:
             raise ValueError(
@@ -141,15 +139,17 @@ def bipartite_exponential(nodes: int) -> Schedule:
             f"ones. Use {n - 1} or {n + 1} nodes, or sgp with one_peer_exponential({n})."
         )
     odd = np.arange(1, n, 2)
+    # `hop` is 2^k, so a node of `odd` meets the node 2^(k+1) - 1 further on, which is even.
     return Schedule([_make_pairs(odd, (odd + 2 * hop - 1) % n) for hop in exponential_hops(n)])
 
 
 def _make_pairs(first: np.ndarray, second: np.ndarray) -> Round:
-    """Makes a round in which the nodes `first[k]` and `second[k]` take their mean."""
+    """Makes a round in which each pair of nodes, `first[k]` and `second[k]`, takes its mean."""
     partners = np.empty(2 * len(first), dtype=int)
     partners[first] = second
     partners[second] = first
-    return make_regular_round(np.sort([np.arange(len(partners)), partners], axis=0).T)
+    senders = np.stack([np.arange(len(partners)), partners], axis=1)  # each node and its partner
+    return make_regular_round(np.sort(senders, axis=1))
 
 
 @named
@@ -201,7 +201,8 @@ def random_ring(nodes: int, rounds: int, seed: int) -> Schedule:
     drawn = []
     for _ in range(rounds):
         position = rng.permutation(n)  # of each node in the ring
-        senders = np.argsort(position)[(position[:, None] + (-1, 0, 1)) % n]
+        node_at = np.argsort(position)  # the node at each position
+        senders = node_at[(position[:, None] + (-1, 0, 1)) % n]  # the neighbours and the node
         drawn.append(make_regular_round(np.sort(senders, axis=1)))
     return Schedule(drawn)
 
@@ -210,8 +211,7 @@ def random_ring(nodes: int, rounds: int, seed: int) -> Schedule:
 def random_pairs(nodes: int, rounds: int, seed: int) -> Schedule:
     """Each round draws new pairs of nodes, and both nodes of a pair take their mean (weights 1/2).
 
-    `T = rounds` graphs are drawn, and then repeat. `gx.outer` over `random_pairs` averages as
-    NoLoCo does.
+    `T = rounds` graphs are drawn, and then repeat. With `gx.outer` nodes average as in NoLoCo.
 
     Raises:
       ValueError: if `nodes` is odd (and not 1), or the pairs drawn never connect all nodes.
@@ -271,7 +271,7 @@ def random_peer(
     hops = np.array(exponential_hops(n) if graph == "exponential" else range(1, n))
     require_int(peers, "peers of random_peer", 1, len(hops))
     numbers = np.arange(n)
-    senders = np.tile(numbers, 1 + peers)
+    senders = np.tile(numbers, 1 + peers)  # each node sends to itself and to its peers
     drawn = []
     for _ in range(rounds):
         if peers == 1:  # an older way to draw, kept so that a seed draws the same graphs
@@ -306,17 +306,17 @@ def erdos_renyi(nodes: int, rounds: int, seed: int, *, probability: float) -> Sc
     require_probability(probability, "erdos_renyi")
     drawn = []
     for _ in range(rounds):
-        adjacency = np.triu(rng.random((n, n)) < probability, 1)
+        adjacency = np.triu(rng.random((n, n)) < probability, 1)  # each edge once
         drawn.append(make_metropolis_round(n, *np.nonzero(adjacency | adjacency.T)))
     return Schedule(drawn)
 
 
 @named
 def random_rounds(schedule: Schedule, rounds: int, seed: int, *, probability: float) -> Schedule:
-    """At each step nodes exchange with the given probability; otherwise nobody sends.
+    """Draws for each step, with the given probability, whether all nodes exchange or nobody sends.
 
-    At step `k` they use the round of `schedule` at step `k`. `T = rounds` steps are drawn, and then
-    repeat.
+    If they exchange at step `k`, they use the round of `schedule` at step `k`. `T = rounds` steps
+    are drawn, and then repeat.
 
     Args:
       probability: that nodes exchange at a step, above 0 and at most 1.

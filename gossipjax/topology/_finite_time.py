@@ -65,7 +65,7 @@ def base_graph(nodes: int, peers: int = 1) -> Schedule:
 
 @functools.cache
 def _factorize(n: int, max_factor: int) -> tuple[int, ...] | None:
-    """Divides `n` into the fewest factors of at most `max_factor` each; None if it cannot."""
+    """Writes `n` as the product of the fewest factors up to `max_factor`; None if none exist."""
     if n <= max_factor:
         return (n,) if n > 1 else ()
     candidates = [
@@ -94,13 +94,13 @@ def _build_hyper_hypercube(nodes: np.ndarray, base: int) -> list[Edges]:
 
 
 def _run_in_parallel(graphs: Iterable[list[Edges]]) -> list[Edges]:
-    """Runs graphs over disjoint sets of nodes at the same time; a graph that has ended idles."""
+    """Joins the rounds of graphs over disjoint nodes, which run together; an ended graph idles."""
     rounds = itertools.zip_longest(*graphs, fillvalue=NO_EDGES)
     return [Edges(*map(np.concatenate, zip(*edges, strict=True))) for edges in rounds]
 
 
 def _split_by_base(nodes: np.ndarray, base: int) -> list[np.ndarray]:
-    """Splits `sum_l a_l base^p_l` nodes into parts `[a_l, base^p_l]`, one part per digit."""
+    """Splits `sum_l a_l base^p_l` nodes into parts `[a_l, base^p_l]`, the largest power first."""
     parts = []
     rest = nodes
     while len(rest):
@@ -117,9 +117,9 @@ def _build_simple_base_graph(nodes: np.ndarray, base: int) -> list[Edges]:
     """Builds the rounds of algorithm 2 of the paper, over the parts `V_l` of `_split_by_base`.
 
     First every part averages itself. Then, part by part, each node of the later parts meets one
-    node of each subset of `V_l`. By the weight, each subset then has the mean of `V_l` and the
-    later parts together, and so have the later parts. Each subset averages itself once more, while
-    the later parts continue among themselves. The last part needs no further round.
+    node of each subset (row) of `V_l`. By the weight of the meeting, each subset then has the mean
+    of `V_l` and the later parts together, and so have the later parts. Each subset averages itself
+    once more, while the later parts go on among themselves. The last part needs no further round.
     """
     if _factorize(len(nodes), base) is not None:
         return _build_hyper_hypercube(nodes, base)

@@ -124,10 +124,10 @@ class Round:
         # Columns whose sum is 1 except for float64 rounding stay as they are.
         weights = weights / np.where(abs(sums - 1) > 1e-12, sums, 1)[senders]
         if np.count_nonzero(receivers == senders) < size:
-            without = np.setdiff1d(np.arange(size), senders[receivers == senders])[0]
+            node = np.setdiff1d(np.arange(size), senders[receivers == senders])[0]
             raise ValueError(
                 f"the diagonal of {name} must be positive, so that every node keeps part of its "
-                f"model, got P[{without}, {without}] = 0. Give each node a weight for itself."
+                f"model, got P[{node}, {node}] = 0. Give each node a weight for itself."
             )
         self._set_entries(size, receivers, senders, weights)
 
@@ -154,7 +154,7 @@ class Round:
 
     @functools.cached_property
     def _digest(self) -> bytes:
-        """A hash of all entries. Rounds with equal digests are equal: no arrays are compared."""
+        """A hash of all entries. Rounds are equal if their digests are; no arrays are compared."""
         digest = hashlib.blake2b(self.size.to_bytes(8, "little"), digest_size=32)
         for array in (self.receivers, self.senders, self.weights):
             digest.update(array.data)
@@ -201,10 +201,9 @@ class Round:
     @functools.cached_property
     def slots(self) -> tuple[Slot, ...]:
         """The messages of the round as K full permutations; K is `max_peers`."""
-        edges = self.receivers != self.senders
-        return color_edges(
-            self.size, self.receivers[edges], self.senders[edges], self.weights[edges]
-        )
+        is_message = self.receivers != self.senders
+        edges = (entries[is_message] for entries in (self.receivers, self.senders, self.weights))
+        return color_edges(self.size, *edges)
 
 
 def make_regular_round(senders: np.ndarray) -> Round:
@@ -212,10 +211,10 @@ def make_regular_round(senders: np.ndarray) -> Round:
 
     Row `i` of `senders` `[N, K]` lists the nodes that node `i` averages, in order.
     """
-    size, entries = senders.shape
-    receivers = np.repeat(np.arange(size, dtype=np.int32), entries)
+    size, degree = senders.shape  # N and K
+    receivers = np.repeat(np.arange(size, dtype=np.int32), degree)
     round_ = object.__new__(Round)
-    round_._set_entries(size, receivers, senders.ravel(), np.full(senders.size, 1 / entries))
+    round_._set_entries(size, receivers, senders.ravel(), np.full(senders.size, 1 / degree))
     return round_
 
 
@@ -237,7 +236,7 @@ def find_unreached(rounds: Sequence[Round], dead: Sequence[int] = ()) -> str | N
         reached = is_dead.copy()
         reached[first] = True
         count = 0
-        while count < np.count_nonzero(reached):  # until no further node is reached
+        while count < np.count_nonzero(reached):  # the last pass has reached further nodes
             count = np.count_nonzero(reached)
             reached[targets[reached[sources]]] = True
         if count < len(reached):

@@ -34,7 +34,7 @@ def make_circulant_round(n: int, hops: Iterable[int]) -> Round:
 def make_weighted_round(
     n: int, receivers: np.ndarray, senders: np.ndarray, weights: np.ndarray
 ) -> Round:
-    """Makes a round of weighted edges without self-loops; a node keeps the rest of its weight."""
+    """Makes a round of weighted edges without self-loops; a node keeps what it does not send."""
     nodes = np.arange(n)
     order = np.argsort(receivers, kind="stable")  # so the order of edges does not change the sums
     kept = 1 - np.bincount(senders[order], weights[order], n)

@@ -10,8 +10,7 @@ import numpy as np
 def read_graph(graph: Any) -> tuple[int, np.ndarray]:
     """Returns the number of nodes of a networkx graph, and its edges `[E, 2]`, as pairs of numbers.
 
-    Nodes labelled `0, ..., N - 1` keep their numbers; other labels are numbered in the order of
-    `graph.nodes`.
+    Labels `0, ..., N - 1` are the numbers; others are numbered in the order of `graph.nodes`.
     """
     labels = list(graph.nodes)
     if set(labels) == set(range(len(labels))):

@@ -56,11 +56,11 @@ def color_multigraph(size: int, receivers: np.ndarray, senders: np.ndarray) -> n
     degree = max(np.bincount(end, minlength=size).max() for end in (senders, receivers))
     # A bipartite graph: senders are 0, ..., N - 1, receivers are N, ..., 2 N - 1.
     ends = list(zip(senders.tolist(), (size + receivers).tolist(), strict=True))
-    free = [(1 << int(degree)) - 1] * (2 * size)  # sets of colours, as bits
+    free = [(1 << int(degree)) - 1] * (2 * size)  # the free colours of each node, as bits
     edge_at: list[dict[int, int]] = [{} for _ in range(2 * size)]  # by node and colour
     colors = np.zeros(len(ends), dtype=int)
     for edge, (sender, receiver) in enumerate(ends):
-        common = free[sender] & free[receiver]
+        common = free[sender] & free[receiver]  # if there is any, `color` equals `other`
         color = _get_lowest_bit(common or free[sender])
         other = _get_lowest_bit(common or free[receiver])
         free[sender] ^= 1 << color
@@ -76,7 +76,7 @@ def color_multigraph(size: int, receivers: np.ndarray, senders: np.ndarray) -> n
             edge_at[node][color] = moved
             colors[moved] = color
             edge_at[node][other] = displaced
-            node = sum(ends[displaced]) - node
+            node = sum(ends[displaced]) - node  # the other end of the displaced edge
             moved = displaced
             color, other = other, color
         edge_at[node][color] = moved
@@ -125,8 +125,7 @@ class BlockExchange(NamedTuple):
     """What D devices, with k = N / D nodes each, copy and send for one permutation of N nodes."""
 
     transfers: tuple[Transfer, ...]
-    # [D, k]: where each row of the result is, in the device's block followed by the rows of all
-    # transfers.
+    # [D, k]: where each row of the result is, in the device's block followed by all received rows.
     sources: np.ndarray
     arrives: np.ndarray  # [D, k]: False if no node sends to this node
 
@@ -147,17 +146,17 @@ def plan_block_exchange(
     >>> shift.sources.tolist()
     [[2, 0], [2, 0]]
     """
-    rows = size // devices
+    per_device = size // devices  # k
     order = np.argsort(senders)
-    sending_device, sent_row = np.divmod(senders[order], rows)
-    receiving_device, received_row = np.divmod(receivers[order], rows)
-    sources = np.tile(np.arange(rows), (devices, 1))
-    arrives = np.zeros((devices, rows), bool)
+    sending_device, sent_row = np.divmod(senders[order], per_device)
+    receiving_device, received_row = np.divmod(receivers[order], per_device)
+    sources = np.tile(np.arange(per_device), (devices, 1))
+    arrives = np.zeros((devices, per_device), bool)
     arrives[receiving_device, received_row] = True
     stays = sending_device == receiving_device
     sources[receiving_device[stays], received_row[stays]] = sent_row[stays]
     transfers = []
-    end = rows
+    end = per_device  # how many rows a device has so far: its block, then those of each transfer
     for edges in _group_edges(devices, receiving_device, sending_device):
         sent_rows = np.zeros((devices, edges.shape[1]), int)
         sent_rows[sending_device[edges[:, 0]]] = sent_row[edges]
@@ -173,7 +172,7 @@ def _group_edges(devices: int, receivers: np.ndarray, senders: np.ndarray) -> It
     """Divides edges between devices into transfers; yields the indices of the edges, `[pairs, m]`.
 
     Edges are sorted by sender. If every device sends at least m rows by the same hop, m rows of
-    each are one transfer. The remaining edges are coloured; each colour is a transfer of one row.
+    each device are one transfer. Remaining edges are coloured: a colour is a transfer of one row.
     """
     hops = (receivers - senders) % devices
     others = []

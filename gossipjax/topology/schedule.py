@@ -81,7 +81,7 @@ class Schedule:
         # Equal rounds are kept once, in the order of their first use.
         used = dict.fromkeys(rounds[k] for segment in segments for k in segment.cycle)
         index_by_round = {round_: index for index, round_ in enumerate(used)}
-        new_index = [index_by_round.get(round_, -1) for round_ in rounds]
+        new_index = [index_by_round.get(round_, -1) for round_ in rounds]  # -1 if no step uses it
         self.rounds: tuple[Round, ...] = tuple(used)
         self.segments: tuple[Segment, ...] = tuple(
             Segment(segment.start, tuple(new_index[k] for k in segment.cycle))
@@ -166,7 +166,7 @@ class Schedule:
         start, cycle = self.segments[self._segment_index_at(step)]
         return cycle[(step - start) % len(cycle)]
 
-    def _segment_index_at(self, step: int) -> int:  # 0 for steps before 0
+    def _segment_index_at(self, step: int) -> int:  # the first segment for steps before 0
         return max(0, bisect.bisect_right(self._starts, step) - 1)
 
     def round_at(self, step: int) -> Round:
@@ -242,24 +242,24 @@ class Schedule:
             lookback = min(lookback, self.period - 1)  # longer windows contain no other round
         require_int(lookback, "lookback", 0, MAX_LOOKBACK)
         if lookback not in self._canonical_steps:
-            first_step: dict[tuple[int, ...], int] = {}  # by the rounds of its window
+            first_step: dict[tuple[int, ...], int] = {}  # by the rounds of the window
             ends = [*self._starts[1:], math.inf]
             self._canonical_steps[lookback] = []
             for (start, cycle), end in zip(self.segments, ends, strict=True):
                 steps = range(start, int(min(start + lookback + len(cycle), end)))
-                used = [self.index_at(step) for step in range(start - lookback, steps.stop)]
-                windows = [tuple(used[i : i + lookback + 1]) for i in range(len(steps))]
+                rounds = [self.index_at(step) for step in range(start - lookback, steps.stop)]
+                windows = [tuple(rounds[i : i + lookback + 1]) for i in range(len(steps))]
                 self._canonical_steps[lookback].append(
-                    [first_step.setdefault(*pair) for pair in zip(windows, steps, strict=True)]
+                    [first_step.setdefault(w, k) for w, k in zip(windows, steps, strict=True)]
                 )
         return self._canonical_steps[lookback]
 
     def canonical_step(self, step: int, lookback: int = 0) -> int:
         """Returns the smallest step that compiles to the same program as `step`.
 
-        The result uses the same round as `step`, and each of the `lookback` steps before it the
-        same round as its counterpart before `step`; rounds before step 0 are those of the end of
-        the period. Pass the result as the static `step` of a train step: without `lookback`, JAX
+        The result uses the same round as `step`. The `lookback` steps before the result use the
+        same rounds as those before `step`; the rounds before step 0 are those of the end of the
+        period. Pass the result as the static `step` of a train step: without `lookback`, JAX
         then compiles one program per distinct round.
 
         Raises:

@@ -82,20 +82,20 @@ def second_singular_value(schedule: Schedule, steps: int) -> float:
     if all(map(_is_circulant, schedule.rounds)):
         # Circulant matrices commute and are normal: singular values are moduli of eigenvalues.
         uses = np.zeros(len(schedule.rounds), dtype=int)  # how often each round is applied
-        for cycle, repeats, rest in cycles:
+        for cycle, repeats, last_rounds in cycles:
             uses += repeats * np.bincount(cycle, minlength=len(uses))
-            uses += np.bincount(rest, minlength=len(uses))
+            uses += np.bincount(last_rounds, minlength=len(uses))
         moduli = [_find_moduli(r) ** n for r, n in zip(schedule.rounds, uses, strict=True)]
-        return float(np.sort(np.prod(moduli, axis=0))[-2])
+        return float(np.sort(np.prod(moduli, axis=0))[-2])  # the largest is 1, of the average
     _require_few_nodes(schedule)
     product = np.eye(schedule.size)
-    for cycle, repeats, rest in cycles:
+    for cycle, repeats, last_rounds in cycles:
         if repeats:  # a power, because a large ring needs a million rounds to mix
             whole_cycle = np.eye(schedule.size)
             for index in cycle:
                 whole_cycle = multiply_round(schedule.rounds[index], whole_cycle)
             product = np.linalg.matrix_power(whole_cycle, repeats) @ product
-        for index in rest:
+        for index in last_rounds:
             product = multiply_round(schedule.rounds[index], product)
     return float(np.linalg.svd(product, compute_uv=False)[1])
 
@@ -104,11 +104,9 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     """Counts the rounds from step 0 until every node has the exact average, for every start.
 
     The number is the smallest `k` for which `P_(k-1) ... P_0 = v 1^T`, so that `x / w` of push-sum
-    is the average. One node needs 0 rounds. If nodes only approach the average, as on a ring, the
-    result is None.
-
-    The rounds are computed in float64. A vector that one round shrinks to 1e-6 of its length or
-    less counts as zero.
+    is the average. One node needs 0 rounds. The result is None if nodes only approach the average,
+    as on a ring. The rounds are computed in float64. A vector that one round shrinks to 1e-6 of its
+    length or less counts as zero.
 
     Raises:
       ValueError: for more than 4096 nodes, as `spectral_gap`.
@@ -124,7 +122,7 @@ def rounds_to_exact_average(schedule: Schedule) -> int | None:
     # The average is exact once the rounds have mapped every vector whose sum is 0 to 0. Follow the
     # image of these vectors, a subspace that gets smaller.
     if all(map(_is_circulant, schedule.rounds)):
-        # The Fourier modes are eigenvectors of every round; keep those that span the subspace.
+        # The Fourier modes are eigenvectors of every round. Keep the frequencies not mapped to 0.
         frequencies = np.arange(1, schedule.size)
         return _count_steps_until_empty(schedule, frequencies, _map_frequencies, np.array_equal)
     _require_few_nodes(schedule)
@@ -137,7 +135,7 @@ def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> 
     """Returns the factor by which a round multiplies nodes' differences, in the long run.
 
     `move(mix, values, step)` is one round of a linear algorithm without gradients, as in
-    `follow_differences`; nodes come to agree if the factor is below 1. Start from random values
+    `follow_differences`; nodes come to agree if the factor is below 1. `start` are random values
     `[N, D]`. A power iteration finds a factor near 1 to about 1e-4, and others less exactly, in
     fewer rounds. For a piecewise schedule the factor is the largest of its segments.
 
@@ -153,7 +151,7 @@ def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> 
     factors = []
     for logs in follow_differences(schedule, move, start, rounds):
         half = logs[len(logs) // 2 :]  # the first half contains differences that vanish sooner
-        # Where nodes agree or diverge at once, there is one logarithm, or the last is not finite.
+        # If nodes agree or diverge at once, there is one logarithm, or the last is not finite.
         has_slope = len(half) > 1 and np.isfinite(half).all()
         slope = np.polyfit(np.arange(len(half)), half, 1)[0] if has_slope else half[-1]
         factors.append(math.exp(slope))
@@ -190,9 +188,9 @@ def follow_differences(
     ends = [*(segment.start for segment in schedule.segments[1:]), math.inf]
     for (first, cycle), end in zip(schedule.segments, ends, strict=True):
         period = len(cycle)
-        is_cut = measure is not None and end - first < period  # it ends in its first cycle
+        is_cut = measure is not None and end - first < period  # the segment ends in its first cycle
         values = start
-        log_scale = 0.0  # by which `values` were divided
+        log_scale = 0.0  # the logarithm of what `values` were divided by so far
         logs = []
         for k in range(min(rounds, int(end - first)) if is_cut else rounds):
             step = first + k % period
@@ -231,7 +229,7 @@ def _count_steps_until_empty(
     map_space: Callable[[Round, np.ndarray], np.ndarray],
     is_same_space: Callable[[np.ndarray, np.ndarray], bool],
 ) -> int | None:
-    """Counts the steps until `map_space`, round by round, leaves nothing of a space; else None."""
+    """Counts the steps until `map_space` of their rounds leaves nothing of a space; else None."""
     ends = [*(segment.start for segment in schedule.segments[1:]), None]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
         # What the product of a cycle ever maps to 0, it maps to 0 within N - 1 cycles.
@@ -256,7 +254,7 @@ def _count_steps_until_empty(
 
 
 def _map_subspace(round_: Round, basis: np.ndarray) -> np.ndarray:
-    """Maps a subspace by a round, from an orthonormal basis `[N, d]` to another, `[N, d']`."""
+    """Maps the space with the orthonormal basis `[N, d]` by a round; returns a basis `[N, d']`."""
     if round_.is_identity:
         return basis
     image = multiply_round(round_, basis)
@@ -280,7 +278,7 @@ def _map_frequencies(round_: Round, frequencies: np.ndarray) -> np.ndarray:
 
 
 def _is_circulant(round_: Round) -> bool:
-    """Says whether `P[i, j]` depends only on the hop `(i - j) mod N`, so all nodes are alike."""
+    """Says whether `P[i, j]` depends on the hop `(i - j) mod N` only, so that nodes are alike."""
     weights = _get_hop_weights(round_)
     hops = (round_.receivers - round_.senders) % round_.size
     has_all_edges = len(hops) == round_.size * np.count_nonzero(weights)
@@ -308,9 +306,9 @@ def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
         with np.errstate(divide="ignore"):
             return float(np.log(np.where(moduli > TOLERANCE, moduli, 0)).sum(axis=0).max())
     _require_few_nodes(schedule)
-    # The product of the rounds maps differences between nodes; it is kept divided by its norm.
+    # The product of the rounds, on differences between nodes, is kept divided by its norm.
     product = np.eye(schedule.size) - 1 / schedule.size
-    log = 0.0
+    log = 0.0  # of the norms that the product was divided by
     for round_ in rounds:
         norm = np.linalg.norm(product)
         log += math.log(norm)
@@ -325,11 +323,11 @@ def _get_log_of_second_eigenvalue(schedule: Schedule) -> float:
 def _list_cycles(
     schedule: Schedule, steps: int
 ) -> Iterator[tuple[tuple[int, ...], int, tuple[int, ...]]]:
-    """Yields for each segment its cycle, its repeats in the first `steps` steps, and the rest."""
+    """Yields `(cycle, repeats, last_rounds)` of the first `steps` steps, for each segment."""
     ends = [*(segment.start for segment in schedule.segments[1:]), steps]
     for (start, cycle), end in zip(schedule.segments, ends, strict=True):
-        repeats, rest = divmod(max(0, min(end, steps) - start), len(cycle))
-        yield cycle, repeats, cycle[:rest]
+        repeats, left_over = divmod(max(0, min(end, steps) - start), len(cycle))
+        yield cycle, repeats, cycle[:left_over]  # the last cycle may be incomplete
 
 
 def multiply_round(round_: Round, x: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ class BlockTopK(Codec):
         return f"block_top_k({self.count}, block={self.block})"
 
     def _cut(self, size: int) -> tuple[int, int, int]:
-        """Returns the number of blocks of an array, their length, and how many values one sends."""
+        """Returns how many blocks an array has, their length, and how many values each sends."""
         blocks = -(-size // self.block)
         length = -(-size // max(1, blocks))
         return blocks, length, min(self.count, length)
@@ -76,6 +76,7 @@ class BlockTopK(Codec):
         return jax.lax.optimization_barrier(jnp.concatenate([_pack(codes.ravel()), table]))
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
+        """Puts the mean of a value's bin at the value's index; values that were not sent are 0."""
         blocks, length, count = self._cut(like.size)
         if not blocks:
             return jnp.zeros(0, like.dtype)
@@ -86,11 +87,8 @@ class BlockTopK(Codec):
         starts = length * jax.lax.broadcasted_iota(jnp.int32, (blocks, 1), 0)
         # The zeros that fill up the last block have indices beyond the array, and are dropped.
         indices = starts + codes % 2**INDEX_BITS
-        return (
-            jnp.zeros(like.size, like.dtype)
-            .at[indices.ravel()]
-            .set(values.ravel(), mode="drop", unique_indices=True)
-        )
+        zeros = jnp.zeros(like.size, like.dtype)
+        return zeros.at[indices.ravel()].set(values.ravel(), mode="drop", unique_indices=True)
 
 
 def _find_bins(values: jax.Array) -> jax.Array:

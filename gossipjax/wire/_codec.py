@@ -133,14 +133,14 @@ def compute_once(words: jax.Array) -> jax.Array:
     """
 
     def choose_when_run(words: jax.Array) -> jax.Array:
-        # XLA for CPUs drops barriers early. It cannot see into the branches of a condition, nor
-        # that this condition is always true.
+        """Returns the words through a condition, because XLA for CPUs drops barriers early."""
+        # XLA cannot see into the branches of a condition, nor that this condition is always true.
         if not words.size:
             return words
         return jax.lax.cond((words.ravel()[0] | 1) > 0, lambda x: x, jnp.bitwise_not, words)
 
-    on_others = jax.lax.optimization_barrier
-    return jax.lax.platform_dependent(words, cpu=choose_when_run, default=on_others)
+    barrier = jax.lax.optimization_barrier
+    return jax.lax.platform_dependent(words, cpu=choose_when_run, default=barrier)
 
 
 @compute_once.def_vmap

@@ -67,7 +67,7 @@ class FloatCodec(Codec):
         return self.dtype.itemsize < dtype.itemsize
 
     def is_scaled(self, array: Like) -> bool:
-        """Says whether an array's values may exceed the range of the type."""
+        """Says whether a message has a power of two, as values may exceed the range of the type."""
         has_smaller_range = jnp.finfo(self.dtype).maxexp < jnp.finfo(array.dtype).maxexp
         return has_smaller_range and array.size > 1
 
@@ -81,7 +81,8 @@ class FloatCodec(Codec):
             return self._as_words(array)
         magnitudes = jnp.where(jnp.isfinite(array), jnp.abs(array), jnp.zeros_like(array))
         _, exponent = jnp.frexp(magnitudes.max())  # the largest is below 2^exponent
-        # Rounding up reaches 2^(maxexp - 1) at most. Both powers of two are normal numbers.
+        # Rounding up reaches 2^(maxexp - 1) at most. The limit keeps both powers of two, 2^exponent
+        # and 2^-exponent, normal numbers.
         limit = jnp.finfo(array.dtype).maxexp - 2
         exponent = jnp.clip(exponent - (jnp.finfo(self.dtype).maxexp - 1), -limit, limit)
         header = exponent.astype(f"int{8 * self.word.itemsize}").reshape(1)
@@ -90,13 +91,12 @@ class FloatCodec(Codec):
         return jnp.concatenate([header, self._as_words(scaled)])
 
     def _as_words(self, array: jax.Array) -> jax.Array:
-        """Rounds an array to the type; returns the bits."""
-        words = jax.lax.bitcast_convert_type(
-            round_to(array, self.dtype).astype(self.dtype), self.word
-        )
-        return compute_once(words)
+        """Rounds an array to the type of the codec; returns the bits as words."""
+        rounded = round_to(array, self.dtype).astype(self.dtype)
+        return compute_once(jax.lax.bitcast_convert_type(rounded, self.word))
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
+        """Returns the values of the bits, times the power of two in the first word, if any."""
         if not self.is_scaled(like):
             return jax.lax.bitcast_convert_type(words, self.dtype).astype(like.dtype)
         exponent = jax.lax.bitcast_convert_type(words[0], f"int{8 * self.word.itemsize}")

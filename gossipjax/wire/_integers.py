@@ -64,6 +64,7 @@ class IntegerCodec(Codec):
         """Returns the number of blocks of an array, and the length of each."""
         blocks = max(1, -(-size // self.block))
         length = -(-size // (blocks * MIN_BLOCK)) * MIN_BLOCK
+        # As the length is rounded up, fewer blocks may be enough.
         return (-(-size // length), length) if size else (0, MIN_BLOCK)
 
     def _count_integer_words(self, size: int) -> int:
@@ -87,11 +88,11 @@ class IntegerCodec(Codec):
             return jnp.zeros(0, WORD)
         # The last block is padded apart from the whole ones: with one padding for all, XLA would
         # test for every value whether it is of the array.
-        whole = array.size // length
-        rest = jnp.pad(array[whole * length :], (0, blocks * length - array.size))
+        end = array.size // length * length  # of the whole blocks
+        last_block = jnp.pad(array[end:], (0, blocks * length - array.size))
         words = []
         scales = []
-        for start, values in ((0, array[: whole * length]), (whole * length, rest)):
+        for start, values in ((0, array[:end]), (end, last_block)):
             if values.size:
                 rows = values.reshape(-1, length)
                 scale = _find_largest(rows) * np.asarray(1 / self._limit, array.dtype)
@@ -127,8 +128,8 @@ class IntegerCodec(Codec):
         octets = reduce(jnp.bitwise_or, shifted).reshape(-1, WORD.itemsize)
 
         def join_by_shifts(octets: jax.Array) -> jax.Array:
-            parts = [octets[:, i] << np.uint32(OCTET * i) for i in range(WORD.itemsize)]
-            return reduce(jnp.bitwise_or, parts)
+            moved = [octets[:, i] << np.uint32(OCTET * i) for i in range(WORD.itemsize)]
+            return reduce(jnp.bitwise_or, moved)
 
         def join_bytes(octets: jax.Array) -> jax.Array:
             return jax.lax.bitcast_convert_type(octets.astype(jnp.uint8), WORD)
@@ -137,6 +138,7 @@ class IntegerCodec(Codec):
         return jax.lax.platform_dependent(octets, cpu=join_bytes, default=join_by_shifts)
 
     def decode(self, words: jax.Array, like: Like) -> jax.Array:
+        """Unpacks the integers of all blocks, and multiplies each by the scale of its block."""
         blocks, length = self._cut(like.size)
         if not blocks:
             return jnp.zeros(0, like.dtype)
@@ -217,6 +219,7 @@ def int4(block: int = 256, *, seed: int = 0) -> IntegerCodec:
 
 
 def _make_codec(bits: int, block: int, seed: int) -> IntegerCodec:
+    """Makes the codec; raises `ValueError` if `block` is no power of two, or is below 8."""
     if block < MIN_BLOCK or block & (block - 1):
         raise ValueError(
             f"block of int{bits} must be a power of two, {MIN_BLOCK} at least, such as 256, got "

@@ -100,7 +100,7 @@ class Wire(NamedTuple):
 
 
 def require_codec(wire: WireLike, name: str) -> Codec:
-    """Returns a codec; for a floating-point type, the codec that rounds to this type."""
+    """Returns `wire` if it is a codec; for a floating-point type, the codec that rounds to it."""
     if isinstance(wire, Codec):
         return wire
     if isinstance(wire, LowRank):
@@ -144,7 +144,7 @@ def encode_each(
 ) -> list[jax.Array]:
     """Encodes flat arrays of one type; their words in this order are one message.
 
-    Small arrays of a size are encoded together if the codec allows it, because XLA takes long to
+    Small arrays of one size are encoded together if the codec allows it, because XLA takes long to
     compile one encoding for each of them. Every encoding draws its numbers with another key.
     """
     groups = _group_arrays(codec, arrays)
@@ -164,7 +164,7 @@ def encode_each(
 def _group_arrays(
     codec: Codec | None, like: Sequence[Like]
 ) -> list[tuple[Codec | None, dict[int, int]]]:
-    """Groups the arrays that are encoded as one: pairs of a codec, and of padded sizes by index."""
+    """Groups arrays that are encoded as one; a group is a codec, and the padded sizes by index."""
     groups: dict[Any, dict[int, int]] = {}  # by the joint codec, or the index of a single array
     for i, array in enumerate(like):
         joined = None
@@ -178,7 +178,7 @@ def _group_arrays(
 def encode_pieces(
     pieces: Sequence[jax.Array], codec: Codec, key: jax.Array | None = None
 ) -> jax.Array:
-    """Encodes one array that is given in pieces, with the same words as for the whole.
+    """Encodes one array that is given in pieces; the words are those of the whole array.
 
     If the codec allows it, the pieces are encoded before they are concatenated, because then the
     concatenation moves fewer bytes.

@@ -51,6 +51,7 @@ class TopK(SparseCodec):
         return self.count_values(like.size) * (1 + like.dtype.itemsize // WORD.itemsize)
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Returns the indices of the largest magnitudes, and then the bits of their values."""
         del key
         # Values that are not finite count as the largest, so that receivers hear of them.
         magnitudes = jnp.where(jnp.isfinite(array), jnp.abs(array), np.asarray(np.inf, array.dtype))
@@ -82,8 +83,7 @@ class RandomK(SparseCodec):
         return f"random_k({self.fraction}{seed})"
 
     def count_words(self, like: Like) -> int:
-        values = self.count_values(like.size) * like.dtype.itemsize // WORD.itemsize
-        return KEY_WORDS + values
+        return KEY_WORDS + self.count_values(like.size) * like.dtype.itemsize // WORD.itemsize
 
     def encode(self, array: jax.Array, key: jax.Array | None = None) -> jax.Array:
         data = jax.random.key_data(require_key(self, key))
@@ -93,7 +93,7 @@ class RandomK(SparseCodec):
         return _scatter(self._draw(words[:KEY_WORDS], like.size), words[KEY_WORDS:], like)
 
     def _draw(self, data: jax.Array, size: int) -> jax.Array:
-        """Draws k indices with the key in a message; sender and receivers draw the same."""
+        """Draws an index in each of k groups by the key in a message; receivers draw the same."""
         count = self.count_values(size)
         if not count:
             return jnp.zeros(0, jnp.int32)
@@ -108,7 +108,7 @@ class RandomK(SparseCodec):
 
 
 def _scatter(indices: jax.Array, words: jax.Array, like: Like) -> jax.Array:
-    """Returns an array like `like` with the values whose bits are `words` at `indices`, else 0."""
+    """Returns zeros, with the size and type of `like`, but at `indices` the values of `words`."""
     values = as_values(words, indices.shape, like.dtype)
     return jnp.zeros(like.size, like.dtype).at[indices].set(values, unique_indices=True)
 
@@ -145,6 +145,7 @@ def random_k(fraction: float, *, seed: int = 0) -> RandomK:
 
 
 def _require_fraction(fraction: Any, name: str) -> float:
+    """Returns a fraction as a float; raises `ValueError` unless it is above 0 and at most 1."""
     if not 0 < fraction <= 1:
         raise ValueError(
             f"fraction of {name} must be a number above 0 and at most 1, got {fraction!r}."

@@ -340,11 +340,11 @@ class TestInATrainStep:
         [
             (optax.identity(), STREAM),
             (optax.identity(), STREAM | {"average": gx.topology.random_pairs(N, 3, seed=0)}),
-            (gx.osgp(RING), {"every": 3}),
+            (gx.osgp(RING), {"every": 3, "delay": 1}),
             (gx.osgp(RING, 2), {"every": 3, "average": "none"}),
             (gx.dpsgd(RING), {"every": 3}),
         ],
-        ids=["exact", "pairs", "osgp", "osgp, no average", "dpsgd"],
+        ids=["exact", "pairs", "osgp, delay", "osgp, no average", "dpsgd"],
     )
     def test_a_thread_changes_nothing(self, gossip, options):
         inner = optax.chain(optax.sgd(0.1, momentum=0.9), gossip)

@@ -44,7 +44,7 @@ def test_a_name_that_nobody_answers_holds_up_no_other(names):
 def test_a_name_is_asked_for_again_where_its_node_is_silent(names):
     names |= {"a": [HERE, "127.0.0.9"]}  # where nobody listens
     with join(listen="a:0") as a, join(address=a.address, place=1, is_founder=False) as b:
-        wait_for(lambda: b._service._sockets.find_numbers(a.address))
+        wait_for(lambda: b._service._sockets.find_numeric(a.address))
         names["a"] = [HERE]
         b.wait_for_mass(timeout=60)
 

@@ -33,7 +33,7 @@ def require_gossip(average: Any) -> tuple[optax.GradientTransformationExtraArgs,
     plan = state.plan if isinstance(state, GossipState) else ExchangePlan()
     is_gossip = plan.schedule is not None
     mixes_before_updates = plan.exchanges_early
-    # For example the copies that gx.choco keeps: they fit no update but its own.
+    # For example the copies that gx.choco keeps, which fit only updates of its own.
     keeps_more = is_gossip and state.extra is not None and not plan.mixes_any_update
     if not is_gossip or mixes_before_updates or keeps_more:
         raise ValueError(
@@ -46,7 +46,7 @@ def require_gossip(average: Any) -> tuple[optax.GradientTransformationExtraArgs,
 
 
 def require_whole_steps(plan: OuterPlan) -> None:
-    """Raises `ValueError` if a gossip replaces the average, but not of whole models at once."""
+    """Raises `ValueError` unless outer steps with a gossip as `average` move whole models."""
     if plan.fragment_count > 1 or plan.delay or plan.mix:
         raise ValueError(
             "fragments of outer must be 1, delay 0 and strength 1 where average is a gossip, which "
@@ -56,7 +56,7 @@ def require_whole_steps(plan: OuterPlan) -> None:
 
 
 def require_average(average: Any, anchor_strength: Any) -> None:
-    """Raises `ValueError` unless outer steps have such an average and `anchor_strength` fits it."""
+    """Raises `ValueError` unless `average` is known to `gx.outer`, and fits `anchor_strength`."""
     if isinstance(average, Schedule):
         require_doubly_stochastic(average, "outer")
         name = "anchor_strength of outer"
@@ -77,7 +77,7 @@ def require_average(average: Any, anchor_strength: Any) -> None:
 
 
 def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
-    """Raises `ValueError` if error feedback is wanted where messages leave nothing out."""
+    """Raises `ValueError` if error feedback has no codec, or no exact average without delay."""
     if factor is None:
         return
     name = "error_feedback of outer"
@@ -91,10 +91,10 @@ def require_feedback(factor: Any, average: Any, delay: Any, wire: Any) -> None:
 
 
 def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None, weights: Any) -> None:
-    """Raises `ValueError` if `mean_over="senders"` is asked of messages that do not allow it."""
+    """Raises `ValueError` for `mean_over="senders"` if all values are sent, or nodes weighed."""
     require_choice(mean_over, "mean_over of outer", get_args(MeanOver))
-    is_sparse = codec is not None and codec.is_sparse and factor is not None
-    if mean_over == "senders" and not (is_sparse and weights is None):
+    has_sparse_feedback = codec is not None and codec.is_sparse and factor is not None
+    if mean_over == "senders" and not (has_sparse_feedback and weights is None):
         raise ValueError(
             "mean_over of outer must be 'nodes' unless error_feedback is given, wire is sparse, "
             f"such as gx.wire.block_top_k(), and weights is None, got {mean_over!r}: other wires "
@@ -103,7 +103,7 @@ def require_mean_over(mean_over: Any, factor: Any, codec: Codec | None, weights:
 
 
 def require_rule(rule: Any, wire: Wire, mean_over: Any, weights: Any) -> None:
-    """Raises `ValueError` unless a robust rule gets each message, and a weight nobody can fake."""
+    """Raises `ValueError` unless a robust rule gets every message, and weights that are fixed."""
     is_counted = isinstance(weights, str) and weights == "counted"
     if rule is not None and (wire.low_rank is not None or mean_over != "nodes" or is_counted):
         raise ValueError(
@@ -118,8 +118,8 @@ def require_rule(rule: Any, wire: Wire, mean_over: Any, weights: Any) -> None:
 def make_outer_shares(weights: Any, average: Any, delay: int) -> Shares:
     """Returns how much each node counts in the average, `N n_i / sum_j n_j` of its weight `n_i`.
 
-    Returns "counted" for "counted", because nodes then give their weights with each update. With
-    None all count alike. Raises `ValueError` unless this average can weigh nodes.
+    Returns "counted" for "counted", because nodes then give their weights with each update, and
+    None for None, with which all count alike. Raises `ValueError` if `average` cannot weigh nodes.
     """
     if weights is None:
         return None

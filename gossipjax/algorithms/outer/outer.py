@@ -99,8 +99,7 @@ def outer(
 
     `D` is a gradient, so it points away from where the nodes went. You get Local SGD, SlowMo,
     DiLoCo, Streaming DiLoCo, NoLoCo, SparseLoCo and MuLoCo by different arguments.
-    docs/guides/transforms.md shows the code for each, which arguments go together, and what is
-    stable.
+    docs/guides/transforms.md shows the code for each, what goes together, and what is stable.
 
     Args:
       inner: the chain, which contains `sgp`, `osgp`, `dpsgd` or no gossip.
@@ -144,8 +143,7 @@ def outer(
     Raises:
       ValueError: if an argument is out of its range, or nodes would diverge with `outer_tx` over
         this average. In `init`: if there are more fragments than leaves, `outer_tx` exchanges
-        something, or `inner` contains an algorithm of another kind. What `gx.sgp` refuses
-        raises this error, too.
+        something, or `inner` contains another kind of algorithm. Also if `gx.sgp` would raise it.
 
     References: docs/names.md lists the papers. On 40 steps of recorded gradients of 4 nodes, in
     float64, results are equal to 1e-14 to those of OpenDiloco@a5b7236, torchft@73dafea,
@@ -166,7 +164,7 @@ def outer(
     inner = require_transform(inner, "inner of outer")
     outer_tx = require_transform(outer_tx, "outer_tx of outer")
     every = require_int(every, "every of outer", 1)
-    # The plan contains static data alone: of a gossip its plan, of a rule "exact" and the rule.
+    # The plan contains only static data: the plan of a gossip, or "exact" and the rule.
     gossip = rule = None
     planned_average: Any = average
     if callable(average):
@@ -185,8 +183,8 @@ def outer(
     route = Wire.make(axis_name, local_axis_name, wire, has_feedback, takes_low_rank=has_feedback)
     require_mean_over(mean_over, error_feedback, route.codec, weights)
     require_rule(rule, route, mean_over, weights)
-    count = fragments.count if isinstance(fragments, LayerFragments) else fragments
-    require_int(count, "fragments of outer", 1, every)
+    fragment_count = fragments.count if isinstance(fragments, LayerFragments) else fragments
+    require_int(fragment_count, "fragments of outer", 1, every)
     require_number(strength, "strength of outer", "above 0 and at most 1", lambda s: 0 < s <= 1)
     plan = OuterPlan(
         every=every,
@@ -236,59 +234,62 @@ class _OuterSteps:
         inner_gossip = gossip_state(inner)
         local = None
         if inner_gossip is None:
-            # No gossip inside keeps what 16-bit parameters round away. So the gossip that replaces
-            # the average does, or else one that exchanges nothing.
+            # The state of a gossip inside would keep what 16-bit parameters round away. Here the
+            # gossip that replaces the average keeps it, or a transform that exchanges nothing.
             local = (self.gossip or move_locally("outer", plan.wire)).init(params)
         require_inner(plan, inner, params)
         if inner_gossip is not None:
             plan = dataclasses.replace(plan, inner=inner_gossip.plan)
         is_exact = plan.average == "exact"
         axis_name = plan.wire.axis_name
-        # An exact average needs equal anchors, so it makes them equal. Others start as they are.
-        anchor = common_model(params, axis_name if is_exact else None)
-        parts = tuple(pick(anchor, leaves) for leaves in plan.split(anchor))
-        parts = tuple(self.constrain(part, part) for part in parts)
-        outer_states = tuple(self.constrain(self.outer_tx.init(part), part) for part in parts)
+        # An exact average needs equal anchors, so they start as the mean over the nodes. With any
+        # other average, the anchor of a node starts as its own parameters.
+        model = common_model(params, axis_name if is_exact else None)
+        anchors = tuple(pick(model, leaves) for leaves in plan.split(model))  # by fragment
+        anchors = tuple(self.constrain(anchor, anchor) for anchor in anchors)
+        outer_states = tuple(self.constrain(self.outer_tx.init(a), a) for a in anchors)
         if find_exchanging(outer_states):
             raise ValueError(
                 "outer_tx of outer must exchange nothing, got one that does: average says who "
                 "takes part."
             )
         if (specs := specs_here()) is not None:
-            for part in parts:
-                specs.require(part, inner_axes(axis_name), may_repeat=True)
+            for anchor in anchors:
+                specs.require(anchor, inner_axes(axis_name), may_repeat=True)
         low_rank = plan.wire.low_rank
+        basis = None
         if low_rank is not None:
             # The sizes of the two factors that travel for a fragment, known only from the shapes.
-            factors = tuple(low_rank.find_sizes(part, anchor) for part in parts)
+            factors = tuple(low_rank.find_sizes(anchor, model) for anchor in anchors)
             plan = dataclasses.replace(plan, factors=factors)
+            basis = tuple(init_basis(anchor, low_rank, axis_name) for anchor in anchors)
         return vary_where_mapped(
             OuterState(
                 count=jnp.zeros((), jnp.int32),
                 inner=inner,
                 local=local,
-                anchor=parts,
+                anchor=anchors,
                 outer=outer_states,
-                sent=self.make_zeros(parts) if plan.delay else None,
+                sent=self.make_zeros(anchors) if plan.delay else None,
                 sent_counts=jnp.full(plan.fragment_count, -1, jnp.int32) if plan.delay else None,
                 plan=plan,
-                error=None if plan.error_feedback is None else self.make_zeros(parts),
+                error=None if plan.error_feedback is None else self.make_zeros(anchors),
                 counted=jnp.zeros(plan.fragment_count) if plan.shares == "counted" else None,
-                basis=low_rank and tuple(init_basis(part, low_rank, axis_name) for part in parts),
+                basis=basis,
             ),
             axis_name,
         )
 
-    def make_zeros(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Makes zeros like each fragment, float32 at least, and sharded as it is."""
-        return tuple(self.constrain(zeros_like_model(part), part) for part in parts)
+    def make_zeros(self, anchors: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Makes zeros like the anchor of each fragment, float32 at least, and sharded alike."""
+        return tuple(self.constrain(zeros_like_model(anchor), anchor) for anchor in anchors)
 
-    def constrain(self, tree: Any, part: Any) -> Any:
-        """Shards the arrays of `tree` that are like fragment `part` as the parameters are sharded.
+    def constrain(self, tree: Any, anchor: Any) -> Any:
+        """Shards those arrays of `tree` that are like leaves of a fragment's `anchor` as these are.
 
         Without `gx.sharded` around `gx.outer` nothing is sharded inside a node.
         """
-        return constrain(tree, specs_here(), self.plan.wire.axis_name, part)
+        return constrain(tree, specs_here(), self.plan.wire.axis_name, anchor)
 
     def update(
         self,
@@ -303,8 +304,8 @@ class _OuterSteps:
     ) -> tuple[optax.Updates, optax.OptState]:
         """Takes a step of the inner chain, and then the outer steps that are due after it.
 
-        `received` is the result of an exchange that `gx.exchange` has started: of the gossip
-        inside, or, if the inner chain contains none, of the fragment that this step uses.
+        `received` is what `gx.exchange` has returned for this step, if it was called: the result of
+        the gossip inside, or, without gossip inside, the average of the fragment that is used now.
         """
         params = require_params(params, "outer")
         plan = self.plan
@@ -314,7 +315,8 @@ class _OuterSteps:
         require_like(params, updates, "the updates of outer")
         fragments = plan.split(params)
         has_gossip_inside = old.local is None
-        if plan.skips_exchange(step):
+        average = None if has_gossip_inside else received
+        if plan.skips_exchange(step):  # the outer step of `step` replaces all models anyway
             extra_args["skip_exchange"] = True
         elif has_gossip_inside:
             extra_args["received"] = received
@@ -329,7 +331,7 @@ class _OuterSteps:
             new = new._replace(counted=old.counted + require_node_weight(node_weight, "outer"))
         results = vary((cast_like(change, params), new), plan.wire.axis_name)
         for fragment, leaves in enumerate(fragments):
-            fragment_step = _FragmentStep(self, fragment, leaves, params, step, received, old.count)
+            fragment_step = _FragmentStep(self, fragment, leaves, params, step, average, old.count)
             use = fragment_step.use_sent if plan.delay else fragment_step.use_at_once
             results = change_if(plan.is_used(fragment, step), use, *results)
             if plan.delay:
@@ -339,7 +341,10 @@ class _OuterSteps:
     def _move_locally(
         self, change: Any, local: GossipState, params: Any, step: StepLike
     ) -> tuple[Any, GossipState]:
-        """Takes the local step `z <- z + u`, and keeps in `local` what 16-bit parameters lose."""
+        """Takes the local step `z <- z + u` with `u = change`, for a chain without gossip.
+
+        Returns the update of the parameters, and `local` with what 16-bit parameters round away.
+        """
         without_weight = local
         if self.gossip is not None:
             # The gossip that mixes anchors keeps a weight, which must not scale local steps.
@@ -347,15 +352,17 @@ class _OuterSteps:
             without_weight = GossipState(
                 local.count, residual=local.residual, plan=plan, mask=local.mask
             )
-        moved: Any
-        end = move_locally("outer", self.plan.wire)
-        change, moved = end.update(change, without_weight, params, step=step)
-        return change, moved if self.gossip is None else local._replace(residual=moved.residual)
+        new_local: Any
+        local_step = move_locally("outer", self.plan.wire)
+        change, new_local = local_step.update(change, without_weight, params, step=step)
+        if self.gossip is not None:
+            new_local = local._replace(residual=new_local.residual)
+        return change, new_local
 
 
 @dataclasses.dataclass(frozen=True)
 class _FragmentStep:
-    """Does what may happen to a fragment at the end of a step: it is sent, or its average used."""
+    """Sends a fragment at the end of a step, or uses the average of this fragment."""
 
     steps: _OuterSteps
     fragment: int
@@ -374,7 +381,7 @@ class _FragmentStep:
     def _if_sent(self, new: Any, old: Any) -> Any:
         """Returns `new` if the fragment was sent, or else `old`, which keeps the state unchanged.
 
-        It chooses between pieces of leaves, because XLA would copy whole leaves.
+        Give it pieces of leaves where you can, because XLA would copy whole leaves.
         """
         if self.was_sent is None:
             return new
@@ -383,12 +390,12 @@ class _FragmentStep:
     def use_at_once(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """Averages all nodes' outer gradients without a delay, and takes the outer step.
 
-        With error feedback a message also contains what earlier ones left out.
+        With error feedback a message also contains what earlier messages left out.
         """
         plan = self.steps.plan
         message = self._outer_gradient(updates, state)
         if state.counted is not None:
-            counted = state.counted.at[self.fragment].set(0)  # counts for the next average
+            counted = state.counted.at[self.fragment].set(0)  # count anew for the next average
             state = state._replace(counted=counted)
         if plan.error_feedback is not None:
             left_out = scale(state.error[self.fragment], plan.error_feedback)
@@ -425,9 +432,9 @@ class _FragmentStep:
         gradient = subtract(scale(anchor, weight), x)
         if plan.shares is None or plan.rule is not None:  # the rule gets the shares
             return gradient
-        own = None if state.counted is None else state.counted[self.fragment]
+        node_weight = None if state.counted is None else state.counted[self.fragment]
         shares = None if plan.shares == "counted" else plan.shares
-        return scale_by_share(gradient, shares, own, plan.wire.axis_name, "outer")
+        return scale_by_share(gradient, shares, node_weight, plan.wire.axis_name, "outer")
 
     def _apply(self, average: Any, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """Takes the outer step by the average `D`: `a <- a + outer_tx(D at a); x <- a`.
@@ -458,30 +465,32 @@ class _FragmentStep:
         assert gossip is not None
         model = anchor
         if plan.mix:
-            local = pick(models(predict(self.params, updates), gossip), leaves)
-            model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local, anchor)
+            local_x = pick(models(predict(self.params, updates), gossip), leaves)
+            model = jax.tree.map(lambda x, a: plan.mix * x + (1 - plan.mix) * a, local_x, anchor)
         params = pick(self.params, leaves)
-        part = self._if_sent(as_update(params, model), pick(updates, leaves))
-        # If XLA fused this with the rest of the leaves, it could not write them in place.
-        part = jax.lax.optimization_barrier(part)
+        new_updates = self._if_sent(as_update(params, model), pick(updates, leaves))
+        # If XLA fused these with the rest of the leaves, it could not write them in place.
+        new_updates = jax.lax.optimization_barrier(new_updates)
         fields = {}
         if gossip.residual is not None:
-            residual = residuals(model, predict(params, part))
+            residual = residuals(model, predict(params, new_updates))
             residual = self._if_sent(residual, pick(gossip.residual, leaves))
             fields["residual"] = merge(gossip.residual, residual, leaves)
         if plan.replaces_all:
-            # The weight is 1 again, and nothing is in flight: mass that is left from before would
-            # bring back the old model.
+            # Weight 1, and nothing in flight: mass from before would bring back the old model.
             old = gossip.weight, gossip.in_flight
             new = jax.tree.map(jnp.ones_like, old[0]), jax.tree.map(jnp.zeros_like, old[1])
             fields["weight"], fields["in_flight"] = self._if_sent(new, old)
         state = replace_gossip_state(state, **fields)
-        return vary((merge(updates, part, leaves), state), plan.wire.axis_name)
+        return vary((merge(updates, new_updates, leaves), state), plan.wire.axis_name)
 
     def _mix_anchors(
         self, gossip: Any, change: Any, anchor: Any, state: OuterState
     ) -> tuple[Any, OuterState]:
-        """Mixes the anchors by one round of `gossip`, which takes `change` as a node's update."""
+        """Adds `change` to the nodes' anchors, and mixes them by one round of `gossip`.
+
+        Returns how the anchor of this node changes by both, and the new state.
+        """
         # The residual belongs to the local model; an anchor is in full precision and needs none.
         without_residual = state.local._replace(residual=None)
         change, mixed = gossip.update(
@@ -490,8 +499,6 @@ class _FragmentStep:
         mixed = mixed._replace(residual=state.local.residual)
         return change, state._replace(local=self._if_sent(mixed, state.local))
 
-    # Streaming: nodes send a fragment at one step and use its average `delay` steps later.
-
     def send(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
         """Keeps this node's outer gradient, which `use_sent` averages `delay` steps later."""
         sent = self._put_if_sent(state.sent, self._outer_gradient(updates, state))
@@ -499,28 +506,29 @@ class _FragmentStep:
         return updates, state._replace(sent=sent, sent_counts=sent_counts)
 
     def use_sent(self, updates: Any, state: OuterState) -> tuple[Any, OuterState]:
-        """Returns the outer step `delay` steps after `send`.
+        """Averages what `send` has kept `delay` steps earlier, and takes the outer step.
 
-        It changes nothing if the run began only after the step at which nodes send this fragment.
+        Nothing changes if the run began only after the step at which nodes send this fragment.
         """
         sent_count = state.sent_counts[self.fragment]
-        # Steps that `gx.apply_if_finite` skips are not counted: there may be fewer than the delay.
+        # There are fewer than `delay` updates if `gx.apply_if_finite` has skipped some steps.
         was_sent = (sent_count >= 0) & (self.count - sent_count <= self.steps.plan.delay)
         average = self.received
         if average is None:
             sent, anchor = state.sent[self.fragment], state.anchor[self.fragment]
             average, _ = average_fragment(self.steps.plan, sent, anchor, self.step, sent_count)
-        self = dataclasses.replace(self, was_sent=was_sent)
-        updates, state = self._apply(average, updates, state)
-        sent_counts = state.sent_counts.at[self.fragment].set(jnp.where(was_sent, -1, sent_count))
+        fragment_step = dataclasses.replace(self, was_sent=was_sent)
+        updates, state = fragment_step._apply(average, updates, state)
+        new_count = jnp.where(was_sent, -1, sent_count)  # -1: no average is waiting
+        sent_counts = state.sent_counts.at[self.fragment].set(new_count)
         return updates, state._replace(sent_counts=sent_counts)
 
 
 def zero_moments(tx: optax.GradientTransformation, opt_state: Any) -> Any:
     """Sets the momentum and moments of a chain to zeros; counts and gossip stay.
 
-    optax finds the arrays like the parameters. It would also find those of the gossip state, which
-    is therefore taken out and put back.
+    optax finds the arrays like the parameters, also in the gossip state. So the gossip state, which
+    must stay, is taken out before, and put back after.
     """
 
     def is_gossip(part: Any) -> bool:

@@ -66,22 +66,23 @@ class OuterPlan(Plan):
 
     @property
     def replaces_all(self) -> bool:
-        """Says whether an outer step replaces every node's whole model by the same one."""
+        """Says whether an outer step replaces the whole models of all nodes by one model."""
         return self.average == "exact" and self.fragment_count == 1 and self.mix == 0
 
     def skips_exchange(self, step: StepLike) -> bool:
-        """Says whether the inner gossip may skip its exchange at `step`, if tracing knows the step.
+        """Says whether the inner gossip may leave out its exchange; False if `step` is traced.
 
-        It may before an outer step that replaces all models, weights and messages, as the exchange
-        would not change their average. With a codec nothing is skipped, because the rounding
-        depends on the models that nodes send.
+        It may if the outer step after it replaces all models, weights and messages, because the
+        exchange would not change the average of the models. With a codec nothing is left out,
+        because the rounding depends on the models that nodes send.
         """
         is_known = isinstance(step, int | np.integer)
         can_skip = self.replaces_all and not self.delay and self.wire.form is None and is_known
         return can_skip and bool(self.is_used(0, step))  # the only fragment
 
     def is_sent(self, fragment: int, step: Any) -> Any:
-        """Says whether nodes take a fragment's outer gradient at the end of `step`; traceable."""
+        """Says whether nodes send a fragment at the end of `step`, which may be traced."""
+        # Fragments are sent evenly over `every` steps, the last one in the last of these steps.
         offset = (fragment + 1) * self.every // self.fragment_count
         return (step + 1 - offset) % self.every == 0
 
@@ -91,31 +92,29 @@ class OuterPlan(Plan):
 
     @functools.cached_property
     def _fragment_by_step(self) -> dict[int, int]:
-        """The fragment that is sent at the end of each step, modulo `every`; most send none."""
+        """From steps modulo `every` to the fragment that each sends; most steps send none."""
         count = self.fragment_count
         return {((f + 1) * self.every // count - 1) % self.every: f for f in range(count)}
 
     def sent_at(self, step: int) -> int | None:
-        """Returns the fragment whose outer gradient is taken at the end of `step`."""
+        """Returns the fragment that nodes send at the end of `step`; None if they send none."""
         return self._fragment_by_step.get(step % self.every)
 
     def used_at(self, step: int) -> int | None:
-        """Returns the fragment whose average is used at the end of `step`."""
+        """Returns the fragment whose average is used at the end of `step`; None if none is."""
         return self.sent_at(step - self.delay) if step >= self.delay else None
 
     def round_number(self, step: StepLike) -> StepLike:
         """Returns the round of the schedule for the average that is used at the end of `step`."""
         return (step - self.delay) // self.every
 
-    # What a step asks; see `Plan`.
-
     @property
     def cycle(self) -> tuple[int, int]:
-        """The step from which on all roles repeat, and after how many steps; see `role`."""
-        first, rounds = ExchangePlan(self.schedule).cycle
-        start = self.delay + self.every * first
-        inner = (0, 1) if self.inner is None else self.inner.cycle
-        return max(start, inner[0]), math.lcm(self.every * rounds, inner[1])
+        """The step from which on all roles repeat, and after how many steps they do; see `role`."""
+        first_round, rounds = ExchangePlan(self.schedule).cycle
+        start = self.delay + self.every * first_round
+        inner_start, inner_length = (0, 1) if self.inner is None else self.inner.cycle
+        return max(start, inner_start), math.lcm(self.every * rounds, inner_length)
 
     def role(self, step: int) -> Hashable:
         """Returns all that the program of `step` depends on.
@@ -127,10 +126,11 @@ class OuterPlan(Plan):
         round_ = None
         if used is not None and self.schedule is not None:
             round_ = self.schedule.index_at(int(self.round_number(step)))
-        return self.sent_at(step), used, round_, self.inner and self.inner.role(step)
+        inner_role = None if self.inner is None else self.inner.role(step)
+        return self.sent_at(step), used, round_, inner_role
 
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Returns the exchanges of the inner gossip, and one per fragment in `every` steps."""
+        """Returns the exchanges of the inner gossip, and those that average each fragment."""
         of_gossip = () if self.inner is None else self.inner.exchanges()
         if self.average == "none":
             return of_gossip
@@ -140,11 +140,11 @@ class OuterPlan(Plan):
         if isinstance(self.average, ExchangePlan):
             models = self.average.models
             codec = self.average.wire.codec
-        in_message = None if models is None else models / self.fragment_count
+        per_fragment = None if models is None else models / self.fragment_count
         averages = (
             Exchange(
                 self.schedule,
-                models=models,
+                models=in_message,
                 wire=codec,
                 every=self.every,
                 phase=phase,
@@ -153,21 +153,23 @@ class OuterPlan(Plan):
                 to_all=self.rule is not None,
             )
             for phase, fragment in self._fragment_by_step.items()
-            for models in (self.factors[fragment] if self.factors else (in_message,))
+            # A fragment is one message, or with `gx.wire.low_rank` two, the factors.
+            for in_message in (self.factors[fragment] if self.factors else (per_fragment,))
         )
         return (*of_gossip, *averages)
 
     def in_words(self) -> str:
         """Says who averages which part of the model, how often and how late, in one line."""
         who = {"exact": "all nodes", "none": "no node"}.get(str(self.average))
-        parts = f", in {self.fragment_count} fragments" if self.fragment_count > 1 else ""
-        parts += f", used {self.delay} steps later" if self.delay else ""
-        return f"outer steps every {self.every} steps over {who or repr(self.schedule)}{parts}"
+        details = f", in {self.fragment_count} fragments" if self.fragment_count > 1 else ""
+        details += f", used {self.delay} steps later" if self.delay else ""
+        return f"outer steps every {self.every} steps over {who or repr(self.schedule)}{details}"
 
     def when(self, step: StepLike) -> tuple[Any, Any, Schedule | None]:
-        """Says when other values than the model are averaged: by the inner gossip, if there is one.
+        """Says how `step` averages values other than the model, by the triple of `Plan.when`.
 
-        If there is none, they are averaged once in `every` steps, with the last fragment.
+        The inner gossip averages these values. Without inner gossip, they are averaged once in
+        `every` steps, with the last fragment.
         """
         if self.inner is not None:
             return self.inner.when(step)
@@ -175,14 +177,14 @@ class OuterPlan(Plan):
         return is_now, self.round_number(step), self.schedule
 
     def mixes_in_place(self) -> bool:
-        """Says whether the inner gossip does; an outer average reads outer gradients only."""
+        """Says whether the inner gossip mixes in place; an outer average reads no models."""
         return self.inner is not None and self.inner.mixes_in_place()
 
     def lead(self, is_static: bool = True) -> int | None:
-        """Says how many steps an exchange can start before its use; None: it must run in its step.
+        """Says how many steps before its use an exchange can start; None if only within its step.
 
-        It is the exchange of the gossip inside; if there is none, the average of a fragment, which
-        can start in the step after the fragment was sent.
+        The exchange is the one of the gossip inside. Without gossip inside it is the average of a
+        fragment, which can start in the step after the fragment was sent.
         """
         if self.inner is not None:
             return self.inner.lead(is_static)
@@ -191,7 +193,9 @@ class OuterPlan(Plan):
 
     def receives(self, step: int) -> bool:
         """Says whether `step` uses the result of an exchange that `lead` is about."""
-        return not self.skips_exchange(step) if self.inner else self.used_at(step) is not None
+        if self.inner is not None:
+            return not self.skips_exchange(step)
+        return self.used_at(step) is not None
 
     def fields(self, step: int) -> dict[str, Used]:
         """Says which fragments of a field a step reads and writes; the others can stay on the host.

@@ -50,11 +50,13 @@ def require_stable(tx: optax.GradientTransformationExtraArgs, plan: OuterPlan) -
 def _has_grown(logs: np.ndarray) -> bool:
     """Says whether the nodes of any of S simulated runs drift apart, within R rounds.
 
-    `logs` `[R, S]` are logarithms of how far apart they are after each round.
+    `logs` `[R, S]` are logarithms of how far apart they are after each round, over the start. They
+    drift apart if they end `DIVERGED` times as far apart, or `GROWTH` times as far as at half-time.
     """
-    if not logs[-WINDOW:].max() <= math.log(DIVERGED):  # or NaN
+    if not logs[-WINDOW:].max() <= math.log(DIVERGED):  # also if it is NaN
         return True
     if len(logs) < 2 * WINDOW:  # a segment that ends before differences can grow
         return False
-    at_end, at_half = (part[-WINDOW:].max(axis=0) for part in (logs, logs[: len(logs) // 2]))
+    at_half = logs[: len(logs) // 2][-WINDOW:].max(axis=0)
+    at_end = logs[-WINDOW:].max(axis=0)
     return bool((at_end > at_half + math.log(GROWTH)).any())

@@ -33,7 +33,7 @@ class OuterState(NamedTuple):
 
     count: Any  # int32 scalar, the number of updates so far
     inner: Any  # the state of the inner chain
-    # A `GossipState` with residuals, if the inner chain contains no gossip, else None. If a gossip
+    # None if the inner chain contains gossip. Otherwise a `GossipState` with residuals: if a gossip
     # replaces the average, its state.
     local: Any
     # The model after the last outer step, float32 at least, by fragment: p trees like the
@@ -59,18 +59,14 @@ class OuterState(NamedTuple):
         return gossip
 
     def start_exchange(
-        self,
-        step: Any,
-        params: Any,
-        specs: Specs | None = None,
-        axis_name: str | None = None,
+        self, step: Any, params: Any, specs: Specs | None = None, axis_name: str | None = None
     ) -> Any:
         """Runs the exchange whose result `update` takes as `received` at `step`.
 
-        With gossip inside this is its exchange, which returns a `PushSum`. Without, it averages the
-        outer gradients of the fragment that is used at `step`, and returns a tree like the
-        fragment. The nodes have set these aside `delay` steps earlier, so the average needs nothing
-        of this step, and can run while gradients are computed.
+        With gossip inside, this is the exchange of that gossip, and returns a `PushSum`. Without
+        gossip inside, it averages the outer gradients of the fragment that is used at `step`, and
+        returns a tree like the fragment. The nodes have set these aside `delay` steps earlier, so
+        the average needs nothing of this step, and can run while gradients are computed.
         """
         if self.plan.inner is not None:
             return self._gossip_inside.start_exchange(step, params, specs, axis_name)
@@ -89,7 +85,7 @@ class OuterState(NamedTuple):
         return self.local._replace(weight=None).take_local_step(params, updates)
 
     def weigh(self, shares: np.ndarray) -> OuterState:
-        """Multiplies each node's anchor by its share, as its model is, before both are averaged."""
+        """Multiplies all anchors, `[N, ...]`, by the nodes' `shares`, as `Exchanging` says."""
 
         def weigh_leaf(leaf: Any) -> Any:
             return np.asarray(leaf, np.float64) * shares.reshape(-1, *[1] * (leaf.ndim - 1))
@@ -102,9 +98,9 @@ def average_fragment(
 ) -> tuple[Any, Any]:
     """Averages the outer gradients `sent` of the fragment that is used at `step`.
 
-    Returns the average `D`, and, with error feedback, what the codec leaves out of this node's
-    message; else None. `count` is the number of updates before the update that sent the fragment;
-    it seeds a codec that draws random numbers.
+    Returns the average `D`, and what the codec leaves out of this node's message; without error
+    feedback the second is None. `count` is the number of updates before the update that sent the
+    fragment; it seeds a codec that draws random numbers.
     """
     if plan.average == "none" or isinstance(plan.average, ExchangePlan):
         # Each node steps alone, or a gossip mixes after the outer step: in both cases the outer
@@ -117,7 +113,8 @@ def average_fragment(
     if specs is None:
         return average(*args)
     in_specs = specs.of(args, sent)
-    out_specs = in_specs[0], None if plan.error_feedback is None else in_specs[0]
+    error_specs = None if plan.error_feedback is None else in_specs[0]
+    out_specs = (in_specs[0], error_specs)
     return on_shards(average, specs, plan.wire.axis_name, in_specs, out_specs)(*args)
 
 
@@ -130,8 +127,7 @@ def _average_shards(
         messages, left_out = receive_all(upcast(sent), plan.wire, key)
         nodes = axis_size(plan.wire.axis_name)
         weights = jnp.asarray(plan.shares or [1.0] * nodes, jnp.float32) / nodes
-        # The rule's own value is 0, with the weight 0, and not this node's gradient: all nodes get
-        # the same average.
+        # The own value is 0, of weight 0: with the node's gradient, nodes' averages would differ.
         center = jax.tree.map(jnp.zeros_like, upcast(sent))
         average = plan.rule(center, messages, weights, jnp.arange(nodes, dtype=jnp.int32))
         return average, None if plan.error_feedback is None else left_out
@@ -142,12 +138,7 @@ def _average_shards(
         return exact_average(sent, plan.wire, key, is_beside=plan.delay > 0), None
     assert isinstance(plan.average, Schedule)
     mix_nodes = partial(
-        mix,
-        weight=None,
-        schedule=plan.average,
-        step=round_number,
-        **plan.wire.arguments(),
-        key=key,
+        mix, weight=None, schedule=plan.average, step=round_number, **plan.wire.arguments(), key=key
     )
     # `sent` is `a - x`, and `D = P (a - x) + s (a - P a)`. At `s = 1` this is `a - P x`, so only
     # the model `x` travels; at other `s` the anchor travels, too.
