@@ -37,9 +37,9 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # the programs that tests start ha
 launch.initialize(num_processes=1)  # programs that ask again later, in this process, get the same
 
 
-# The README's command runs the first lane: the library, and the programs that are named here. All
-# other tests of experiments and the long jobs are the second lane, `pytest -m lab`.
-FIRST_LANE = {"test_examples.py", "test_image.py", "test_own_algorithm.py", "test_plan.py"}
+# The README's command runs the first lane: the library, and the tests of programs that are named
+# here. All other tests of experiments, pages and long jobs are the second lane, `pytest -m lab`.
+FIRST_LANE = {"test_image.py", "test_plan.py"}
 LONG_JOBS = {
     *("test_checkpoint_jobs.py", "test_image_runs.py", "test_recipes.py", "test_restarts.py"),
     *("test_train_steps.py", "test_two_machines.py"),

@@ -55,8 +55,6 @@ def list_cases():
     yield "sgp of a hybrid, int8", gx.sgp(HYBRID, wire=wire)
     yield "osgp 2, int8", gx.osgp(ONE_PEER, 2, wire=wire)
     yield "osgp 1, int8, complete", gx.osgp(COMPLETE, 1, wire=wire)
-    yield "gradient_tracking, int8", gx.gradient_tracking(IRREGULAR, wire=wire)
-    yield "outer, int8", gx.outer(SGD, OUTER, 2, wire=wire)
     pairs = {"average": gx.topology.random_pairs(N, 2, 0), "anchor_strength": 0.5}
     yield "outer over pairs, int8", gx.outer(SGD, optax.sgd(0.7), 2, wire=wire, **pairs)
     yield "streaming, int8", gx.outer(SGD, OUTER, 3, fragments=3, delay=1, wire=wire)

@@ -47,6 +47,7 @@ def promotion():
         yield
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize("path", READMES[1:], ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_blocks_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -423,10 +423,9 @@ class TestOnTheHost:
         [
             (gx.Nodes(N), {"every": 4, "error_feedback": 0.9, "wire": gx.wire.int8()}),
             (gx.Nodes(N, mesh=jax.sharding.Mesh(jax.devices()[:2], "nodes")), STREAM | BY_LAYERS),
-            (gx.Nodes(mesh=MESH), STREAM),
             (FSDP, STREAM),
         ],
-        ids=["vmap", "blocks", "mesh", "fsdp"],
+        ids=["vmap", "blocks", "fsdp"],
     )
     def test_it_changes_no_bit_and_goes_on_from_a_checkpoint(self, place, setting, tmp_path):
         tx = gx.outer(optax.sgd(0.1, momentum=0.9), optax.sgd(0.7, momentum=0.9), **setting)

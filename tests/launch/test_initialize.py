@@ -223,6 +223,7 @@ for row in rows:
 """
 
 
+@pytest.mark.lab
 def test_two_processes_exchange_and_end_seconds_apart():
     """Process 0, the coordinator, ends first; it waits for process 1, longer than a heartbeat.
 

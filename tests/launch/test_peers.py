@@ -85,6 +85,7 @@ WORK = {
 }
 
 
+@pytest.mark.lab
 @pytest.mark.parametrize(
     ("work", "victim"),
     [("a collective", 0), ("agreement", 1), ("python", 0), ("python", 1), ("its end", 1)],
@@ -112,6 +113,7 @@ def test_a_survivor_ends_and_names_the_process_that_died(work, victim):
     assert seconds < 60  # JAX takes 100 by default
 
 
+@pytest.mark.lab
 def test_loops_of_unequal_length_end_together():
     code = (
         "import numpy as np, gossipjax as gx\n"
