@@ -122,7 +122,7 @@ gossipjax/step/batch_stats.py | test_batch_stats.py -k "mixed_as or round_of_the
 gossipjax/exchanges/plan.py | test_batch_stats.py -k "mixed_as or round_of_the_step" | mixed by the round of no step | step, self.schedule_by_step => step, self.schedule
 gossipjax/checkpoint/_store.py | checkpoint/test_resume.py -k bit_for_bit | messages in flight are not restored | jax.tree.unflatten(structure, arrays) => jax.tree_util.tree_map_with_path(lambda path, x: x - x if "in_flight" in str(path) else x, jax.tree.unflatten(structure, arrays))
 gossipjax/checkpoint/_checkpoints.py | checkpoint/test_save_restore.py -k WithoutAWith | a save without a block is not waited for | if not self._is_entered: => if False:
-gossipjax/checkpoint/_store.py | checkpoint/test_agree.py | who has written ahead decides | return is_former or len(nodes) => return len(nodes)
+gossipjax/checkpoint/_store.py | checkpoint/test_agree.py | who has written ahead decides | return has_later_save or 0 < size == len(nodes) => return 0 < size == len(nodes)
 gossipjax/checkpoint/_train_state.py | checkpoint/test_resume.py -k settings_that_differ | a new setting is not seen | for key in {**was, **now} => for key in was
 gossipjax/checkpoint/_store.py | checkpoint/test_damaged.py -k no_damaged | files are not summed | if _sum_file(folder / name) != checksum: => if False:
 gossipjax/checkpoint/_checkpoints.py | checkpoint/test_save_restore.py -k is_refused_where | newer checkpoints stay | other >= step and => other == step and

@@ -110,7 +110,9 @@ def each_collective(x, step):
         "mean": jax.lax.pmean(total, "nodes"),
         "gathered": jax.lax.all_gather(x, "nodes"),
         "joined": jax.lax.all_gather(x, "nodes", axis=1, tiled=True),
+        "joined, empty": jax.lax.all_gather(x[..., :0], "nodes", axis=1, tiled=True),
         "exchanged and joined": jax.lax.all_to_all(x, "nodes", 1, 2, tiled=True),
+        "exchanged, empty": jax.lax.all_to_all(x[..., :0], "nodes", 0, 1, tiled=True),
         "exchanged sum": jax.lax.all_to_all(total, "nodes", 0, 0),
         "scattered in parts": jax.lax.psum_scatter(x, "nodes", scatter_dimension=1, tiled=True),
         "mean of rows": jax.vmap(

@@ -116,18 +116,18 @@ def quasi_global(
 
 
 @functools.lru_cache(256)
-def _find_growth(schedule: Schedule, factor: float, mu: float) -> float:
-    """Simulates by what factor the nodes' differences grow in a round, if all gradients are 0.
+def _find_growth(schedule: Schedule, pull: float, mu: float) -> float:
+    """Simulates how many times as large nodes' differences are after a round, without gradients.
 
-    A step then goes along `factor m`. With `n = rate m`, the rate drops out of the equations:
-    `x' = P (x - factor n)`, `n' = mu n + (1 - mu) (x - x')`.
+    A step then goes along `pull m` of the momentum m. With `n = rate m`, the rate drops out:
+    `x' = P (x - pull n)`, `n' = mu n + (1 - mu) (x - x')`.
     """
 
     def move(mix_nodes: Any, values: np.ndarray, step: int) -> np.ndarray:
         """Makes one step of all nodes, whose `x` and `n` are the halves of `values`, `[N, ...]`."""
         del step
         x, n = np.split(values, 2, axis=1)
-        mixed = mix_nodes(x - factor * n)
+        mixed = mix_nodes(x - pull * n)
         return np.hstack([mixed, mu * n + (1 - mu) * (x - mixed)])
 
     start = np.random.default_rng(0).normal(size=(schedule.size, 2 * COLUMNS))

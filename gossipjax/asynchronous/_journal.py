@@ -85,7 +85,7 @@ class Journal:
             self._lines.put(line)
 
     def _run(self) -> None:
-        """Writes lines until None comes, in a thread; each says how many were lost so far."""
+        """Writes lines, in a thread, until None comes; later lines say how many were lost."""
         assert self._file is not None
         while (line := self._lines.get()) is not None:
             self._write(self._file, line | ({"missing": self._missing} if self._missing else {}))

@@ -282,7 +282,7 @@ class Membership:
             self.deaths[life] = declarer, time
 
     def notice_absence(self, now: float) -> None:
-        """Sets the time; after a long gap (a suspended machine), asks the others if it is dead."""
+        """Sets the time; after a long gap (a suspended machine), asks whether it counts as dead."""
         absence = now - self.now
         self.now = now
         if absence <= self.patience / 2:
@@ -291,7 +291,8 @@ class Membership:
             # This node could hear nobody meanwhile, so no silence counts.
             peer.heard = peer.spoke = now
             peer.query = next(self._queries)
-        for peer in self._take_turns(list(self.peers.values())):  # the others at a beat or a parcel
+        # Some peers get the query now, the others with the next beat or parcel.
+        for peer in self._take_turns(list(self.peers.values())):
             peer.owe_view()
 
     # What this node tells others.

@@ -30,9 +30,9 @@ class Saves:
     """The checkpoints of a node, each with `(x / w, opt_state)`. A restored node has weight 1."""
 
     def __init__(self, folder: Path | None, every: int, x: tuple[Any, ...], opt_state: Any):
-        # The newest checkpoint, or None. Its step counts the steps of the place, and its state is
-        # `(x, opt_state)`. Its metadata are `clock`, the step of the schedules in `opt_state`, and
-        # `branch`, to which the mass belonged (0.4.0 did not save it).
+        # The newest checkpoint, or None. Its step counts the steps of the node, and its state is
+        # `(x / w, opt_state)`. Its metadata are `clock`, the step of the schedules in `opt_state`,
+        # and `branch`, to which the mass belonged (0.4.0 did not save it).
         self.restored: Any = None
         # A context that is open while the program uses the node in a `with` block.
         self.block: Any = contextlib.nullcontext()

@@ -183,9 +183,10 @@ def _cast(leaf: Any, like: Any) -> Any:
 
 
 def _repeat(tree: Any, nodes: int) -> Any:
-    """Repeats the state of one node, `[...]`, for M nodes, `[M, ...]`, as views of one array.
+    """Repeats the state of one node, `[...]`, for M nodes, `[M, ...]`, as views if it can.
 
-    Only PRNG keys differ between the nodes, but not those in a part of `extra` of the rule "first".
+    Only PRNG keys differ between the nodes: a node's number is folded into each. In an `Extra` of
+    the rule "first", all nodes share them.
     """
 
     def is_shared(part: Any) -> bool:

@@ -186,8 +186,10 @@ class Folder:
             step = save[0]
             parts = [offers[process][step] or {"whole": [], "size": 0} for process in holders[save]]
             nodes = {node for part in parts for node in part["whole"]}
-            is_former = any(step < max(offers[process]) for process in holders[save])
-            return is_former or len(nodes) == max(part["size"] for part in parts) > 0
+            # A process begins a save when the one before it is complete.
+            has_later_save = any(step < max(offers[process]) for process in holders[save])
+            size = max(part["size"] for part in parts)  # 0 if all parts are damaged
+            return has_later_save or 0 < size == len(nodes)
 
         complete = [*filter(is_complete, holders)]
         is_first_save = all(part and part["is_first"] for _, _, part in found)

@@ -37,9 +37,10 @@ def init_basis(tree: Any, form: LowRank, axis_name: str) -> Any:
 def mean_of_low_rank(tree: Any, basis: Any, wire: Wire) -> tuple[Any, Any, Any]:
     """Returns the node average of every leaf by factors `P Q^T`, as `gx.wire.low_rank` says.
 
-    `basis` has the factor `Q` of every leaf, as `init_basis` makes it. The function returns the
-    averages, what they leave out of this node's leaves, and the next `Q`. Leaves without a `Q` are
-    averaged exactly, and nothing is left out.
+    `basis` has the factor `Q` of every leaf, as `init_basis` makes it. For a matrix `M`, `P` is an
+    orthogonal basis of the mean of `M Q`, and the next `Q` the mean of `M^T P`. The function
+    returns the averages, what they leave out of this node's leaves, and the next `Q`. Leaves
+    without a `Q` are averaged exactly, and nothing is left out.
     """
     leaves, structure = jax.tree.flatten(upcast(tree))
     factors = jax.tree.leaves(basis)
@@ -49,14 +50,14 @@ def mean_of_low_rank(tree: Any, basis: Any, wire: Wire) -> tuple[Any, Any, Any]:
     for i, matrix in matrices.items():
         sent[i] = _multiply(matrix, factors[i])
     means = exact_average(sent, wire, key=None)  # of `M Q`, and of the other leaves as they are
-    first = {i: jnp.linalg.qr(means[i])[0] for i in factored}  # `P`; the next `Q` is `second`
-    second = {i: _multiply(matrix.T, first[i]) for i, matrix in matrices.items()}
-    second = exact_average(second, wire, key=None)
+    p = {i: jnp.linalg.qr(means[i])[0] for i in factored}
+    new_q = {i: _multiply(matrix.T, p[i]) for i, matrix in matrices.items()}
+    new_q = exact_average(new_q, wire, key=None)
     errors = [jnp.zeros_like(leaf) for leaf in leaves]
     for i in factored:
-        means[i] = _multiply(first[i], second[i].T).reshape(leaves[i].shape)
+        means[i] = _multiply(p[i], new_q[i].T).reshape(leaves[i].shape)
         errors[i] = leaves[i] - means[i]
-        factors[i] = _replace_columns(factors[i], second[i])
+        factors[i] = _replace_columns(factors[i], new_q[i])
     means, errors, factors = map(structure.unflatten, (means, errors, factors))
     return means, errors, vary(factors, wire.axis_name)
 

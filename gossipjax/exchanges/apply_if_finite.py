@@ -130,7 +130,8 @@ def _all_finite(updates: Any, axis_name: str, local_axis_name: str | None) -> ja
     are_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(updates)]
     failures = jnp.logical_not(jnp.all(jnp.array(are_finite))).astype(jnp.float32)
     names = [axis_name] if local_axis_name is None else [axis_name, local_axis_name]
-    types_tell_nothing = all(varies(jnp.zeros(()), name) for name in names)  # check_vma=False
+    # With check_vma=False, types say of everything, even of a constant, that it may vary.
+    types_tell_nothing = all(varies(jnp.zeros(()), name) for name in names)
     if types_tell_nothing:
         # Each device of a node may have another part of the model, so all of them are asked.
         manual = jax.sharding.get_abstract_mesh().manual_axes

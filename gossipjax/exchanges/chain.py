@@ -178,7 +178,7 @@ def _require_one_exchange(opt_state: optax.OptState) -> None:
             if not exchange.mixes_models:
                 continue
             axis_name = exchange.plan.wire.axis_name
-            # Masks are not looked into: they may be of other parameters.
+            # `find_parts` does not look into what it finds. Masks may be of other parameters.
             for part in find_parts((chain, exchange.inner), Exchanging, *MASKS):
                 is_average = isinstance(part, Exchanging) and not part.mixes_models
                 if is_average and part.plan.wire.axis_name == axis_name:
@@ -199,24 +199,24 @@ def _find_optimizer(parts: list[Any], ignored: tuple[type, ...]) -> str:
     return next((type(part).__name__ for part in found if type(part) not in ignored), "")
 
 
-def _find_chains(tree: Any, inside: Any) -> Iterator[tuple[list[Any], Any]]:
+def _find_chains(tree: Any, wrapper: Any) -> Iterator[tuple[list[Any], Any]]:
     """Yields each chain in a state: the states of its parts, and the state that wraps the chain.
 
-    The parts of a chain within a chain are parts of the outer one. The wrapping state is `inside`,
-    an exchanging state whose outer step follows on the last part; None if nothing follows.
+    The parts of a chain within a chain are parts of the outer one. `wrapper` is the exchanging
+    state, such as that of `gx.outer`, whose step follows on the last part; None if nothing follows.
     """
     if _is_chain(tree):
         chain = _flatten_chain(tree)
-        yield chain, inside
+        yield chain, wrapper
         for part in chain:
-            yield from _find_chains(part, inside if part is chain[-1] else None)
+            yield from _find_chains(part, wrapper if part is chain[-1] else None)
     elif isinstance(tree, Exchanging):
         if tree.inner is not None:
-            yield from _find_chains((tree.inner,), tree)
+            yield from _find_chains((tree.inner,), tree)  # a chain of one part
     elif jax.tree.structure(tree) != LEAF:
         children = jax.tree.leaves(tree, is_leaf=lambda part: part is not tree)
         for child in children:
-            yield from _find_chains(child, inside)
+            yield from _find_chains(child, wrapper)
 
 
 def _is_chain(tree: Any) -> bool:

@@ -210,8 +210,10 @@ def _choose_columns(shape: tuple[int, ...], wanted: float) -> tuple[int, int]:
         if columns >= wanted
     ]
     near = [choice for choice in choices if choice[1] <= 8 * wanted]
-    if not near:
-        return min(choices, key=lambda c: c[1], default=(int(np.argmax(shape)), max(shape)))
+    if not choices:
+        return int(np.argmax(shape)), max(shape)
+    if not near:  # the fewest columns
+        return min(choices, key=lambda choice: choice[1])
 
     def count_devices(choice: tuple[int, int]) -> int:
         """Returns the largest power of two that divides the rows, which are sharded."""
@@ -231,14 +233,14 @@ def _divisors(size: int) -> list[int]:
 def layer_fragments(count: int, axes: Any = "layers") -> LayerFragments:
     """Makes fragments by layers, for `gx.outer`, of a model that scans over stacked layers.
 
-    Layer `l` goes to fragment `l % count`, so the layers of a fragment are spread over the depth,
-    as in Streaming DiLoCo. If `count` is one more than a divisor of the number of layers, the last
-    fragment gets no layers. If `count` is larger than the number of layers, only the first
-    fragments get layers. Parameters that are not stacked are cut, and fill up the smaller
-    fragments. All steps then send about as many bytes, within 10 %, if these parameters are at
-    least as large as one such fragment, or `count` divides the layers. With `every=count` each step
-    sends one fragment. If no parameter is stacked, because the layers are in a list, the fragments
-    are runs of the leaves, in their order, and a leaf may be cut.
+    Layer `l` goes to fragment `l % g`, so the layers of a fragment are spread over the depth, as in
+    Streaming DiLoCo. Here `g` is the largest divisor of the number of layers that is at most
+    `count`, which must be `g`, `g + 1` or more than the number of layers. Later fragments get no
+    layers. Parameters that are not stacked are cut, and fill up the smaller fragments. All
+    fragments have about the same bytes, within 10 %, if these parameters are at least as large as
+    the layers of a fragment, or `count` is `g`. With `every=count` each step sends one fragment. If
+    no parameter is stacked, because the layers are in a list, the fragments are runs of the leaves,
+    in their order, and a leaf may be cut.
 
     Args:
       count: p, the number of fragments, for example the number of layers or one more.

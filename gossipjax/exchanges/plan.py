@@ -240,7 +240,7 @@ class ExchangePlan(Plan):
         return self.schedule_by_step.canonical_step(step, self.overlap)
 
     def _steps_of_all_roles(self) -> Iterable[int]:
-        """Lists steps in which each role occurs, in order, which a schedule knows at once."""
+        """Lists steps, in order, in which each role occurs; a schedule has a list of them."""
         if self.schedule_by_step is None:
             return range(self.period)
         return self.schedule_by_step.canonical_steps(self.overlap)

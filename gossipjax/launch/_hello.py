@@ -179,8 +179,9 @@ def _find_speakers(waiting: BaseSelector) -> Iterator[socket.socket]:
 
 
 def _close_silent(waiting: BaseSelector, before: float) -> None:
-    """Closes the connections that were made before this time and have said nothing."""
+    """Closes those connections in `waiting`, which have not spoken, that were made `before`."""
     for connection, since in [(key.fileobj, key.data) for key in waiting.get_map().values()]:
+        # `since` is None for the server.
         if since is not None and since < before and isinstance(connection, socket.socket):
             waiting.unregister(connection)
             connection.close()

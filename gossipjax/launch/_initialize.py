@@ -235,10 +235,11 @@ def exit_process(status: int | str) -> NoReturn:
     """
     if not jax.distributed.is_initialized():
         sys.exit(status)
-    if isinstance(status, str):
-        print(status, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # who reads them may have ended
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+        sys.stderr.flush()
+        sys.stdout.flush()
     if status == 0:
         if peers.kept is not None:
             peers.kept.leave()

@@ -168,6 +168,12 @@ def find_node() -> NodeInfo | None:
         return NodeInfo(place, len(addresses), addresses[place], others, is_restart, job)
     requested = process_from_arguments()
     if requested is None:
+        if os.environ.get(PLACE):
+            raise ValueError(
+                f"{ADDRESSES} must say where each node listens if {PLACE} is set, got "
+                f"{PLACE}={os.environ[PLACE]} alone: export {ADDRESSES}=HOST:PORT,HOST:PORT, or "
+                f"unset {PLACE}."
+            )
         require_address()
         return None
     (place, num_nodes), coordinator = requested

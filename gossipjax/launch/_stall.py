@@ -130,7 +130,8 @@ def describe_stall(processes: Sequence[Watched], ranks: Sequence[int], reason: s
 def ask_for_stack(process: Watched, session: int) -> None:
     """Asks a process to write its stacks to stderr, which takes it a moment.
 
-    A process that a signal has stopped goes on to write them, so the caller must then end it.
+    A process that is suspended, as by SIGSTOP, is resumed, as it could not write otherwise. It then
+    runs on, so the caller must end it.
     `session` is the id of the session of the process's `Worker`.
     """
     process_id = process.beat.process_id

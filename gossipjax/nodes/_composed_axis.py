@@ -182,7 +182,8 @@ def _join(rows: jax.Array, dimension: int, tiled: bool) -> jax.Array:
     if not tiled:
         return rows
     shape = rows.shape
-    return rows.reshape(*shape[:dimension], -1, *shape[dimension + 2 :])
+    joined = shape[dimension] * shape[dimension + 1]
+    return rows.reshape(*shape[:dimension], joined, *shape[dimension + 2 :])
 
 
 def _all_to_all(
@@ -203,7 +204,8 @@ def _all_to_all(
             "got some: use a node per device."
         )
     # Devices exchange what is for all k nodes of a device at once. Each node then picks its part.
-    x = x.reshape(*x.shape[:split_axis], axis.size, -1, *x.shape[split_axis + 1 :])
+    part_size = x.shape[split_axis] // axis.size
+    x = x.reshape(*x.shape[:split_axis], axis.size, part_size, *x.shape[split_axis + 1 :])
     rows = jnp.moveaxis(x, split_axis, 0)  # `[N, ...]`, by receiver
     blocks = rows.reshape(axis.devices, axis.per_device, *rows.shape[1:])
     blocks = jax.lax.all_to_all(blocks, axis.name, 0, 0)  # `[D, k, ...]`: sending device, receiver

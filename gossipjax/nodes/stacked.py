@@ -213,8 +213,8 @@ def first_row(mesh: Mesh | None, specs: tuple[P, ...] | None = None, compares: b
 def _difference(x: jax.Array) -> jax.Array:
     """Returns how far rows `[N, ...]` are from the first one, relative to the largest finite value.
 
-    The result is infinite if integers or keys differ at all, or if a number is not finite in one of
-    two rows alone. NaN is equal to NaN of any bits, and 0.0 to -0.0.
+    The result is infinite if integers or keys differ at all, or if a number that differs from that
+    of the first row is not finite in either. NaN is equal to NaN of any bits, and 0.0 to -0.0.
     """
     if is_key(x):
         x = jax.random.key_data(x)

@@ -295,7 +295,7 @@ def _is_parameter(part: Any) -> bool:
 
 
 def _merge(params: Any, rest: Any) -> Any:
-    """Returns the user's state: `rest`, with a parameter in place of each `Parameter`."""
+    """Returns the user's state: `rest`, with a leaf of `params` in place of each `Parameter`."""
     leaves = jax.tree.leaves(params)
 
     def fill(part: Any) -> Any:

@@ -98,13 +98,13 @@ class OffloadedUpdate:
         self._next_step: int | None = None
 
     def __call__(self, step: int, number: Any, params: Any, opt_state: Any, *inputs: Any) -> Any:
-        """Takes step `step`; `number` is the static step of its program."""
-        if step != self._next_step:
+        """Takes step `step` by the program of its canonical step, `number`."""
+        if step != self._next_step:  # another loop begins, whose state may be on the devices
             params, opt_state = self._start_loop(params, opt_state)
         self._next_step = step + 1
         used_state = bring_used_state(opt_state, number)
         params, after, aux = self._fused(number, params, used_state, *inputs)
-        # What the step has not written is still in the old state.
+        # For what the step has not written, the program returns an `OnHost`: keep the old array.
         merged = jax.tree.map(
             lambda new, old: old if _is_on_host(new) else new, after, opt_state, is_leaf=_is_on_host
         )

@@ -73,9 +73,9 @@ class TrainStep:
 
     On CPU, JAX does not overlap computation and exchange inside a program. If several processes
     have one device each, an exchange that needs no result of its step becomes a separate program on
-    a thread, with the same results up to rounding: that of `osgp`, of algorithms that combine while
-    they adapt (`dpsgd`, `adpsgd`, `sgp` in that order), and of `outer` with a delay, around a chain
-    without other collectives. If `gx.allreduce` is first in the chain and keeps no error, a thread
+    a thread, with the same results up to rounding. These are the exchanges of `osgp`, `dpsgd`,
+    `adpsgd`, `sgp(order="combine-while-adapting")`, and `outer` with a delay, if its chain has no
+    other collectives. If `gx.allreduce` is first in the chain and keeps no error, a thread
     averages the gradients of the last layers while those of the layers before are computed, in
     buckets as PyTorch's DDP makes them. Call any other program with collectives by `run` then.
 

@@ -136,8 +136,9 @@ def growth_of_differences(schedule: Schedule, move: Move, start: np.ndarray) -> 
 
     `move(mix, values, step)` is one round of a linear algorithm without gradients, as in
     `follow_differences`; nodes come to agree if the factor is below 1. `start` are random values
-    `[N, D]`. A power iteration finds a factor near 1 to about 1e-4, and others less exactly, in
-    fewer rounds. For a piecewise schedule the factor is the largest of its segments.
+    `[N, D]`. A power iteration finds a factor near 1 to about 1e-4, and others less exactly, as
+    it stops when nodes agree or diverge. For a piecewise schedule the factor is the largest of its
+    segments.
 
     >>> import gossipjax as gx
     >>> start = np.random.default_rng(0).normal(size=(6, 1))

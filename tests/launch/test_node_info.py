@@ -62,6 +62,7 @@ def test_a_job_of_one_process_has_no_node(set_variables, variables):
     ("variables", "message"),
     [
         ({"GOSSIPJAX_NODE_ADDRESSES": ADDRESSES}, "GOSSIPJAX_NODE must be .* 0 to 2, got None"),
+        ({"GOSSIPJAX_NODE": "1"}, "GOSSIPJAX_NODE_ADDRESSES must .* got GOSSIPJAX_NODE=1 alone"),
         (COORDINATOR, "must be given together, got 127.0.0.1:5000, None and None"),
         (SLURM, "Slurm runs 3 processes.*GOSSIPJAX_COORDINATOR_ADDRESS=HOST:PORT"),
     ],

@@ -48,7 +48,7 @@ class OuterPlan(Plan):
 
     @property
     def schedule(self) -> Schedule | None:
-        """The rounds of outer steps; None if all nodes average at once, or none does."""
+        """The schedule of outer steps; None if all nodes average at once, or do not average."""
         if isinstance(self.average, ExchangePlan):
             return self.average.schedule
         return self.average if isinstance(self.average, Schedule) else None
@@ -192,7 +192,7 @@ class OuterPlan(Plan):
         return self.delay - 1 if is_late and is_static else None
 
     def receives(self, step: int) -> bool:
-        """Says whether `step` uses the result of an exchange that `lead` is about."""
+        """Says whether `step` uses an exchange that can run by itself, as `lead` says."""
         if self.inner is not None:
             return not self.skips_exchange(step)
         return self.used_at(step) is not None
