@@ -468,8 +468,9 @@ def _warn_of_equal_keys(inputs: Any) -> None:
     """Warns if all nodes get the same PRNG key, because they would drop the same units."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(inputs):
         is_raw = is_raw_key(leaf)
-        can_read = getattr(leaf, "is_fully_addressable", True)  # else other processes have a part
-        if not (is_raw or is_key(leaf)) or not can_read:
+        if not (is_raw or is_key(leaf)):
+            continue
+        if not getattr(leaf, "is_fully_addressable", True):  # other processes have a part
             continue
         keys = np.asarray(leaf if is_raw else jax.random.key_data(leaf))  # one row for each node
         if len(keys) > 1 and (keys == keys[:1]).all():
