@@ -29,7 +29,7 @@ TRAINING_EXAMPLES = 512
 SHORT = ("--nodes", str(NODES), "--model", "linear", "--log-every", "2")
 
 # The program as its users start it, on a tenth of the data. Steps last long enough for a few
-# messages; with GO, those after the tenth take ten times as long until that file exists.
+# messages; with GO, those after the tenth take thirty times as long until that file exists.
 PROGRAM = """
 import os, sys, time
 import small
@@ -42,7 +42,7 @@ node_type = gx.asynchronous.Node
 step = node_type.step
 def step_slowly(self, *arguments):
     waits = "GO" in os.environ and not os.path.exists(os.environ["GO"])
-    time.sleep(0.1 if waits and self.statistics.steps >= 10 else 0.01)
+    time.sleep(0.3 if waits and self.statistics.steps >= 10 else 0.01)
     return step(self, *arguments)
 node_type.step = step_slowly
 image.main(sys.argv[1:])
