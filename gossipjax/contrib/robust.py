@@ -210,8 +210,8 @@ class NearestNeighbors(_Pull):
 class TrimmedMean:
     """Takes of each coordinate the plain mean without the `liars` smallest and largest values.
 
-    A node's own value always counts. If there are not more messages than `2 liars`, a node keeps
-    its own value.
+    A node's own value always counts, but not in `gx.outer`. If there are not more messages than
+    `2 liars`, a node keeps its own value.
 
     Args:
       liars: how many neighbours of a node may lie.
@@ -230,19 +230,20 @@ class TrimmedMean:
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
         """Averages the node's `own` value and K `messages` `[K, ...]`, without the extreme ones."""
         del senders
+        has_own_weight = 1 - weights.sum() > TINY  # not in gx.outer: messages have all the weight
         _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
-        # One own value counts; none in gx.outer, where the messages have all the weight.
-        own_count = (1 - weights.sum() > TINY).astype(jnp.float32)
         count = jnp.sum(weights > 0)  # messages
-        kept_count = jnp.maximum(count - 2 * self.liars, 0).astype(jnp.float32) + own_count
+        kept_messages = jnp.maximum(count - 2 * self.liars, 0)
+        own_count = (has_own_weight | (kept_messages == 0)).astype(jnp.float32)
+        kept_count = kept_messages.astype(jnp.float32) + own_count
 
         def average(x: Any, received: jax.Array) -> jax.Array:
             """Averages a leaf `x [...]` with the middle ones of the `received` `[K, ...]`."""
             rank = _add_axes(jnp.arange(len(weights)), received)
             is_kept = (rank >= self.liars) & (rank < count - self.liars)
             total = jnp.sum(jnp.where(is_kept, _sort_messages(received, weights), 0), axis=0)
-            divisor = jnp.maximum(kept_count, 1).astype(received.dtype)
-            return (total + own_count.astype(received.dtype) * x) / divisor
+            total += own_count.astype(received.dtype) * x
+            return total / kept_count.astype(received.dtype)
 
         return jax.tree.map(average, own, messages)
 
@@ -262,9 +263,10 @@ class CoordinateMedian:
     def __call__(self, own: Any, messages: Any, weights: jax.Array, senders: jax.Array) -> Any:
         """Returns the median by coordinates of the node's `own` value and K `messages`."""
         del senders
+        own_weight = jnp.maximum(1 - weights.sum() - TINY, 0)  # 0 in gx.outer: only messages count
         _, _, weights = _compare(own, messages, weights)  # 0 for messages that are not finite
-        # The last weight is that of `own`; it is 0 in gx.outer, where only messages count.
-        weights = jnp.append(weights, jnp.maximum(1 - weights.sum() - TINY, 0))
+        # A weight only says whether a value counts. If no message does, the node's own value does.
+        weights = jnp.append(weights, jnp.where(weights.sum() > 0, own_weight, 1))
         last = jnp.maximum(jnp.sum(weights > 0) - 1, 0)  # the index of the largest value
 
         def find_median(x: Any, heard: jax.Array) -> jax.Array:

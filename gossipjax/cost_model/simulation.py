@@ -206,7 +206,8 @@ def simulate(
         )
     if all(exchange.awaits == "nobody" for exchange in method.exchanges) and method.exchanges:
         # Messages delay no step, so the rates of the nodes add up.
-        rate = float((1 / (factors[warm_up:].mean(axis=0) * workload.compute_seconds)).sum())
+        factors = factors[np.arange(warm_up, total) % len(factors)]
+        rate = float((1 / (factors.mean(axis=0) * workload.compute_seconds)).sum())
         return _make_simulation(rate, method, workload, network, nodes)
     ends = _find_ends(method, workload, network, factors * workload.compute_seconds, total)
     seconds = ends[-1] - (ends[warm_up - 1] if warm_up else 0.0)

@@ -371,6 +371,8 @@ def _warn_of_copies(params: Any, rest: Any) -> None:
             continue
         # Arrays may be large and on devices. So they are compared only if their first rows agree.
         first = _first_row(leaf)
+        if not first.size:
+            continue
         alike = [x for row, x in rows[leaf.shape] if (first.astype(row.dtype) == row).all()]
         if any((np.asarray(leaf).astype(x.dtype) == np.asarray(x)).all() for x in alike):
             warnings.warn(

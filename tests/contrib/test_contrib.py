@@ -190,3 +190,13 @@ def test_lies_are_as_their_papers_say_and_rules_hold_against_one_that_is_not_fin
             bad = x.copy()
             bad[2] = np.nan
             assert np.isfinite(after(rule, bad)[[0, 1, 3, 4]]).all(), rule
+
+
+@pytest.mark.parametrize("rule", [gx.contrib.TrimmedMean(0), gx.contrib.CoordinateMedian()])
+def test_where_messages_have_all_weight_the_own_value_counts_only_without_any(rule):
+    """As in `gx.outer`, also if one of the messages is not finite."""
+    weights = jnp.full(3, 1 / 3)
+    senders = jnp.arange(3, dtype=jnp.int32)
+    own = jnp.float32(9.0)
+    assert float(rule(own, jnp.array([jnp.nan, 2.0, 4.0]), weights, senders)) == 3
+    assert float(rule(own, jnp.full(3, jnp.nan), weights, senders)) == 9

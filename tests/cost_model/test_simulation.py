@@ -43,6 +43,10 @@ def test_a_slow_node_slows_all_that_wait_for_it_and_no_others():
     pairs = from_transform(adpsgd, "adpsgd", awaits="link", is_half_duplex=True)
     for method in (make_free(peer), make_free(peer, "link"), pairs):
         assert find_ratio(method) == pytest.approx((nodes - 1 + 1 / 4) / nodes, rel=0.01)
+        table = np.array([[4.0] + [1.0] * (nodes - 1)])  # one row, for all steps
+        by_table = simulate(method, WORKLOAD, FREE, nodes, table, steps=200)
+        ratio = WORKLOAD.compute_seconds / by_table.seconds
+        assert ratio == pytest.approx((nodes - 1 + 1 / 4) / nodes, rel=0.01)
 
 
 def test_a_fragment_is_awaited_when_the_forward_pass_reaches_its_first_layer():
