@@ -405,7 +405,7 @@ class Node:
             self._sent += 1
 
     def _finish(self) -> None:
-        """Moves the mass by the local updates since the last outer step, without momentum."""
+        """Adds the local updates since the last outer step to the mass, if it has some to change."""
         moved = self._local_updates
         self._local_updates = self._make_zero_updates()
         participant = self._participant
@@ -467,8 +467,8 @@ class Node:
         """Tells the others a number, such as a loss; returns the mean over the nodes heard so far.
 
         The mean is weighted by `node_weight`. Others hear the number within `patience / 10`, so
-        theirs may be a little older. After `average` all nodes may call it once: it then waits up
-        to the patience for the numbers that the others give after theirs.
+        theirs may be a little older. After `average` each node may call it once more: the call then
+        waits, for up to the patience, until the others have given their last numbers, too.
         """
         members = self._participant.members
         ending = self._participant.ending

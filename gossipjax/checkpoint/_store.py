@@ -337,7 +337,7 @@ def read_checkpoint(
     in some folder. Processes in `lost` have no part of the checkpoint.
 
     Returns:
-      What was read; and in the usual case None, else the nodes whose rows the arrays have.
+      What was read; and None, or for such NumPy arrays, the node of each row.
     """
     folder = source.path / str(step)
     is_lost = jax.process_index() in lost
@@ -354,7 +354,7 @@ def read_checkpoint(
     for leaf in jax.tree.leaves(like):
         if is_key(leaf) or getattr(leaf, "sharding", None) is None:
             continue  # JAX does not narrow keys and NumPy arrays
-        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:  # JAX would keep 32 bits
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:  # JAX would narrow it to 32 bits
             raise ValueError(
                 f"{name} has an array of {leaf.dtype}, which devices must be allowed to hold: set "
                 "jax_enable_x64, as in the run that saved it."

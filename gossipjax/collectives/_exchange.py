@@ -154,16 +154,16 @@ def split(x: Any, round_: NodeRound) -> tuple[Any, Any]:
 def exchange_slots(
     sent: list[jax.Array], key: jax.Array | None, round_: NodeRound, wire: Wire
 ) -> list[jax.Array]:
-    """Exchanges the flat leaves that all nodes have `split` off, in one message per slot.
+    """Exchanges the flat leaves that `split` took from each node, in one message per slot.
 
-    Sender `j` gives the share `P_ij / (1 - P_jj)` of its leaves to receiver `i`. It keeps the
-    rounding error of every message, so mass is conserved to float32 rounding. In full precision it
-    does not keep the error in rounds with a self weight below 1/128, or if the leaves divide into
-    shares exactly. `key` is for codecs that round at random.
+    Sender `j` gives the share `P_ij / (1 - P_jj)` of its leaves to receiver `i`. It keeps what is
+    left, the rounding error, so mass is conserved to float32 rounding. In full precision it drops
+    the rest in rounds with a self weight below 1/128, where it is mostly noise, and where shares
+    are exact, as nothing is left. `key` is for codecs that round at random.
     """
     dtype = sent[0].dtype
     is_narrow = is_narrower(wire.codec, dtype)
-    # Tables of all K slots, `[K, R, N]`.
+    # Tables `[K, R, N]` of all K slots, R rounds and N nodes.
     weights = np.stack([slot.weights for slot in round_.slots])
     shares = np.divide(
         weights, 1 - round_.self_weights, out=np.zeros_like(weights), where=weights > 0

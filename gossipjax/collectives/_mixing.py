@@ -188,7 +188,7 @@ def deliver(
 
 
 def _deliver(round_: NodeRound, sent: Any, wire: Wire, key: jax.Array | None) -> Any:
-    """Runs `deliver` for one round, in one message per type.
+    """Runs `deliver` for one round, one type at a time: by leaves, or in one buffer.
 
     With any codec the derivative is the derivative of the exchange in full precision.
     """
@@ -210,7 +210,7 @@ def _deliver(round_: NodeRound, sent: Any, wire: Wire, key: jax.Array | None) ->
                 in_full = partial(exchange, key=None, wire=wire._replace(codec=None))
                 exchange = straight_through(exchange, in_full)
             arrived.append(exchange(leaves, fold_in_node(key_of_type, wire)))
-        elif travels_by_leaf(wire) and not is_narrow:  # simulated nodes average
+        elif travels_by_leaf(wire) and not is_narrow:  # simulated nodes average without a buffer
             arrived.append([_deliver_buffer(leaf, round_, wire, None) for leaf in leaves])
         else:
             # In an average each node sums a part of one buffer. If a node has several devices, each

@@ -53,9 +53,9 @@ def gossiped(params: Any, state: Any) -> Any:
 
 
 def merge_gossiped(params: Any, part: Any, state: Any) -> Any:
-    """Returns `params` with `part` in the place of `gossiped(params, state)`, the part in a mask.
+    """Returns `params` with the leaves inside the mask taken from `part`; inverts `gossiped`.
 
-    If there is no mask, or `params` are the part in the mask alone, the result is `part`.
+    If there is no mask, or `params` have only the leaves inside it, the result is `part`.
     """
     if state is None or state.mask is None:
         return part

@@ -103,7 +103,7 @@ def _find_same(values: dict[str, int | None]) -> int | None:
 
 
 def require_address() -> None:
-    """Raises `ValueError` if a scheduler has started several processes, as no address is known."""
+    """Raises `ValueError` if a scheduler runs several processes; call it if no address is known."""
     scheduler, info, _ = process_from_scheduler() or ("", ProcessInfo(0, 1), None)
     if info.num_processes > 1:
         raise ValueError(

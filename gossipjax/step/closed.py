@@ -138,8 +138,8 @@ class DecentralizedStep:
         self.nodes = self.train_step.nodes
         self._tx = tx
         self._params = params
-        # By the first array of the last result of `average`, `init` recognizes this result, and
-        # goes on with the number of its next step: a weak reference to the array, and the number.
+        # A weak reference to the first array of what `average` last returned, and the number of the
+        # next step. If `init` gets that result, it goes on with this number.
         self._last_average: tuple[Any, int] = None, 0
 
     def init(self, state: Any, *, fold_in: bool | None = None) -> TrainState:
