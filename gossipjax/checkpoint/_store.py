@@ -354,7 +354,7 @@ def read_checkpoint(
     for leaf in jax.tree.leaves(like):
         if is_key(leaf) or getattr(leaf, "sharding", None) is None:
             continue  # JAX does not narrow keys and NumPy arrays
-        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:  # JAX would narrow it to 32 bits
+        if jax.dtypes.canonicalize_dtype(leaf.dtype) != leaf.dtype:  # JAX would keep 32 bits
             raise ValueError(
                 f"{name} has an array of {leaf.dtype}, which devices must be allowed to hold: set "
                 "jax_enable_x64, as in the run that saved it."
