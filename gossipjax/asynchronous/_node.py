@@ -405,7 +405,7 @@ class Node:
             self._sent += 1
 
     def _finish(self) -> None:
-        """Adds the local updates since the last outer step to the mass, unless it may not change."""
+        """Adds the local updates since the last outer step to the mass, if that may change."""
         moved = self._local_updates
         self._local_updates = self._make_zero_updates()
         participant = self._participant
