@@ -235,11 +235,12 @@ def exit_process(status: int | str) -> NoReturn:
     """
     if not jax.distributed.is_initialized():
         sys.exit(status)
-    with contextlib.suppress(OSError, ValueError):  # who reads them may have ended
+    with contextlib.suppress(OSError, ValueError):  # who reads it may have ended
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
         if isinstance(status, str):
             print(status, file=sys.stderr)
         sys.stderr.flush()
-        sys.stdout.flush()
     if status == 0:
         if peers.kept is not None:
             peers.kept.leave()
